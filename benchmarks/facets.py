@@ -103,7 +103,9 @@ def rows_of(rng: np.random.Generator, first: int, count: int) -> pa.Table:
         "document_id": [f"doc{(first + i) // 10}" for i in range(count)],
         "show": pa.array([f"show {i}" for i in range(1000)]).take(pa.array(rng.integers(0, 1000, count))),
         "year": rng.integers(1950, 2030, count),
-        "tags": pa.ListArray.from_arrays(pa.array(np.arange(0, 2 * count + 1, 2, np.int32)), pa.array(tags)),
+        "tags": pa.ListArray.from_arrays(
+            pa.array(np.arange(0, 2 * count + 1, 2), pa.int32()), pa.array(tags)
+        ),
         "rating": rng.random(count),
         "embedding": pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.reshape(-1)), DIMENSIONS),
     }

@@ -2,6 +2,7 @@
 
     python -m benchmarks.live writes      upserts/s, single upserts against one fsync, visibility in another process
     python -m benchmarks.live queries     latency of queries: quiet, during writes, a seal, a merge, a new version
+    python -m benchmarks.live fill [--points 1000000]     rows added to an empty index that is searched, against a build
     python -m benchmarks.live runbook final_runbook.yaml [--points 60000] [--every 10]
 
 Servers are separate processes with two workers, on loopback. The runbooks are those of the streaming track of
@@ -16,6 +17,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from benchmarks.live_fill import measure_fill
 from benchmarks.live_queries import measure_queries
 from benchmarks.live_runbook import measure_runbook
 from benchmarks.live_writes import measure_writes
@@ -24,7 +26,7 @@ from benchmarks.report import environment
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("writes", "queries", "runbook"))
+    parser.add_argument("what", choices=("writes", "queries", "fill", "runbook"))
     parser.add_argument("name", nargs="?", default="final_runbook.yaml")
     parser.add_argument("--points", type=int, default=60_000)
     parser.add_argument("--every", type=int, default=10)
@@ -38,6 +40,8 @@ def main() -> None:
             measure_writes(folder)
         elif given.what == "queries":
             measure_queries(folder)
+        elif given.what == "fill":
+            measure_fill(folder, given.points)
         else:
             measure_runbook(folder, given.name, given.points, given.every, given.dataset)
 

@@ -45,10 +45,11 @@ WhereOption = Annotated[
 TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Deadline of a call.")]
 
 
-def connected(target: str | None, store: str | None, *, timeout_s: float) -> Client:
+def connected(target: str | None, store: str | None, *, timeout_s: float, create: bool = False) -> Client:
     """Return the client for --target or --store; exactly one of them must be given.
 
-    Credentials for a server come from the environment (`remote_options`).
+    Credentials for a server come from the environment (`remote_options`). `create`: whether a store's folder is created
+    if it does not exist.
     """
     if (target is None) == (store is None):
         raise typer.BadParameter("give either --target HOST:PORT or --store URI")
@@ -61,7 +62,7 @@ def connected(target: str | None, store: str | None, *, timeout_s: float) -> Cli
     import_numba_without_blas()
     # A path that looks like host:port is a folder here, because the option names a store.
     uri = store if store is None or "://" in store else f"./{store}" if ":" in store else store
-    return connect(str(uri), timeout_s=timeout_s)
+    return connect(str(uri), timeout_s=timeout_s, create=create)
 
 
 def remote_options() -> ConnectOptions:

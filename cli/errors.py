@@ -55,6 +55,7 @@ EXIT_CODES: dict[str, int] = {
     "scannery.runtime.errors.EncoderUnavailableError": USAGE,
     "scannery.runtime.errors.EncoderUnreachableError": NOT_NOW,
     "scannery.runtime.errors.LexicalUnavailableError": USAGE,
+    "scannery.runtime.errors.VectorsUnavailableError": USAGE,
     "scannery.runtime.errors.DeadlineError": NOT_NOW,
     "scannery.runtime.errors.OverloadedError": NOT_NOW,
     "scannery.runtime.errors.UnauthenticatedError": NOT_ALLOWED,

@@ -43,6 +43,8 @@ def sampled_vectors(index: Index) -> list[np.ndarray]:
     from scannery.pipelines.evaluation.recall import near_vectors
 
     dimensions = index.stats().dimensions
+    if not dimensions:
+        raise typer.BadParameter(f"index {index.name!r} has no vectors")
     directions = np.random.default_rng(0).standard_normal((BATCH, dimensions)).astype(np.float32)
     hits = [hit for found in index.search_many(directions, 10, fields=[], vectors=True) for hit in found]
     distinct = list({hit.id: hit.vector for hit in hits if hit.vector is not None}.values())
@@ -73,8 +75,13 @@ def existing_ids(index: Index, ids: Sequence[str]) -> set[str]:
 
 
 def existing_documents(index: Index, ids: Sequence[str]) -> set[str]:
-    """Return those of the ids that documents of the index have."""
-    direction_D = np.ones(index.stats().dimensions, np.float32)
+    """Return those of the ids that documents of the index have.
+
+    Documents without a vector are found only in an index without vectors, where each is one datapoint with its id.
+    """
+    if not (dimensions := index.stats().dimensions):
+        return existing_ids(index, ids)
+    direction_D = np.ones(dimensions, np.float32)
     possible = [name for name in ids if _is_possible(name)]
     found: set[str] = set()
     for start in range(0, len(possible), MOST_IDS):

@@ -1,6 +1,7 @@
 """Vectors to segments: the on-disk format, ScaNN, versions and the store."""
 
 from scannery.indexer.datapoints.column_rules import SizeLimits
+from scannery.indexer.datapoints.conforming import conformed
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
 from scannery.indexer.datapoints.row_records import Records
@@ -10,6 +11,7 @@ from scannery.indexer.datapoints.schema import (
     MAX_MAGNITUDE,
     REVISION_COLUMN,
     SPOKEN_COLUMN,
+    attribute_columns,
     attribute_value,
     attribute_values,
     datapoint_schema,
@@ -27,6 +29,7 @@ from scannery.indexer.datapoints.sparse import (
     sparse_value,
 )
 from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, Rejected, Validated, validate
+from scannery.indexer.datapoints.vector_presence import has_vector, is_vectorless, parts_by_vector
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -76,11 +79,19 @@ from scannery.indexer.spec.spec import (
     SourceFormat,
     SourceSpec,
 )
-from scannery.indexer.spec.spec_files import load_spec, parse_spec, spec_json_schema
+from scannery.indexer.spec.spec_files import load_spec, parse_spec, spec_json_schema, spec_yaml
 from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.vectors.exact_search import exact_search, search_ready, unit_length
+from scannery.indexer.versions.aliases import (
+    ALIASES_KEY,
+    Aliases,
+    change_aliases,
+    check_no_alias,
+    read_aliases,
+)
+from scannery.indexer.versions.altering import alter_index, altered_spec
 from scannery.indexer.versions.creation import create_index
 from scannery.indexer.versions.garbage_collection import GarbageReport, collect_garbage
 from scannery.indexer.versions.leases import LeaseHolder, leased_versions
@@ -97,6 +108,7 @@ from scannery.indexer.versions.versions import (
 )
 
 __all__ = [
+    "ALIASES_KEY",
     "DYNAMIC_COLUMN",
     "FEW_ROWS",
     "MAX_ID_BYTES",
@@ -108,6 +120,7 @@ __all__ = [
     "SPARSE_COLUMNS",
     "SPOKEN_COLUMN",
     "WORD_COLUMNS",
+    "Aliases",
     "AllowedRows",
     "AlreadyExistsError",
     "Analyser",
@@ -160,11 +173,17 @@ __all__ = [
     "StoredObject",
     "Validated",
     "VerifyReport",
+    "alter_index",
+    "altered_spec",
+    "attribute_columns",
     "attribute_value",
     "attribute_values",
     "build_segment",
+    "change_aliases",
+    "check_no_alias",
     "collect_garbage",
     "commit",
+    "conformed",
     "corpus_statistics",
     "create_index",
     "datapoint_schema",
@@ -172,8 +191,10 @@ __all__ = [
     "encodable",
     "exact_search",
     "expected_recall",
+    "has_vector",
     "id_hashes",
     "identifier",
+    "is_vectorless",
     "latest_version",
     "leased_versions",
     "list_indexes",
@@ -186,9 +207,11 @@ __all__ = [
     "open_index",
     "open_segment",
     "parse_spec",
+    "parts_by_vector",
     "passage_rows",
     "python_command",
     "python_environment",
+    "read_aliases",
     "read_deleted",
     "read_live_mask",
     "read_manifest",
@@ -203,6 +226,7 @@ __all__ = [
     "shards_of_ids",
     "sparse_value",
     "spec_json_schema",
+    "spec_yaml",
     "unit_length",
     "validate",
     "vector_value",

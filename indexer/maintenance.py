@@ -115,13 +115,14 @@ def _exact_segments(manifest: Manifest) -> int:
 
 
 def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> float | None:
-    """Return recall@10 of the merged hits of all segments at the default settings; None for an index without rows.
+    """Return recall@10 of the merged hits of all segments at the default settings; None without rows with vectors.
 
     Args:
         index: the open index.
         queries_QD: float32; None: vectors near stored ones.
 
     """
+    index = index.with_vectors()
     if not index.manifest.rows:
         return None
     if queries_QD is None:
@@ -158,6 +159,7 @@ def _best_of(index: OpenIndex, truth: Sequence[Found]) -> tuple[np.ndarray, np.n
 
 def near_stored(index: OpenIndex) -> np.ndarray:
     """Return queries near stored vectors other than zero vectors, float32, as `settings_choice.near` makes them."""
+    index = index.with_vectors()
     generator, rows = np.random.default_rng(1), index.manifest.rows
     stored = []
     for segment, rows_R in index.live_rows():

@@ -87,6 +87,9 @@ class SegmentEntry(_Record):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     kind: Literal["exact", "scann"]
     """`exact` segments have no ScaNN data and are scanned."""
+    vectors: bool = True
+    """Whether all rows have a vector; else none has. Segments without vectors are `exact`, and only in versions whose
+    spec has `vectors: optional`, a key that releases without such segments refuse."""
     curve: tuple[CurvePoint, ...] = ()
     """Recall@10 against cost, cheapest first; empty for `exact`."""
     depth_curves: tuple[DepthCurve, ...] = ()
@@ -165,7 +168,8 @@ class Manifest(_Record):
     spec: IndexSpec
     encoder: dict[str, Any] | None = None
     """Fingerprint of the encoder that made the vectors; None if the source had vectors."""
-    dimensions: Annotated[int, Field(ge=1)]
+    dimensions: Annotated[int, Field(ge=0)]
+    """Components of a vector; 0: the index has no vectors."""
     shards: Annotated[int, Field(ge=1)]
     segments: tuple[SegmentEntry, ...]
     log_sequence: Annotated[int, Field(ge=0)] = 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scannery.indexer.datapoints.schema import attribute_columns
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.segment.cache import SegmentCache
@@ -43,6 +44,18 @@ class OpenIndex:
     def dimensions(self) -> int:
         """Components of a vector."""
         return self.manifest.dimensions
+
+    def with_vectors(self) -> OpenIndex:
+        """Return the index without the segments whose rows have no vectors."""
+        kept = [number for number, segment in enumerate(self.segments) if segment.has_vectors]
+        if len(kept) == len(self.segments):
+            return self
+        entries = tuple(entry for entry in self.manifest.segments if entry.vectors)
+        return OpenIndex(
+            self.manifest.model_copy(update={"segments": entries}),
+            tuple(self.segments[number] for number in kept),
+            tuple(self.alive[number] for number in kept),
+        )
 
     def live_rows(self) -> Iterator[tuple[Segment, np.ndarray]]:
         """Yield each segment with the numbers of its live rows, int64, ascending."""
@@ -90,7 +103,8 @@ def open_manifest(
     with ThreadPoolExecutor(_PARALLEL_OPENS) as pool:
         for segment in pool.map(lambda entry: open_segment(store, index, entry, cache), missing):
             opened[segment.entry.sha256] = segment
-    segments = tuple(opened[entry.sha256] for entry in manifest.segments)
+    columns = attribute_columns(manifest.spec)
+    segments = tuple(opened[entry.sha256].with_columns(columns) for entry in manifest.segments)
     known = _known_alive(reuse) if reuse else {}
     alive = tuple(
         known.get(entry.keys) or live_rows_of(store, index, entry, segment)

@@ -9,11 +9,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Generic, Protocol, TypeVar
 
-from scannery.indexer import CorruptError, IndexerError, Manifest, OpenIndex, StoreError
+from scannery.indexer import (
+    CorruptError,
+    IndexerError,
+    IndexSpec,
+    Manifest,
+    OpenIndex,
+    StoreError,
+    attribute_columns,
+)
 from scannery.live.filtered_write import FilteredWrite
 from scannery.live.group_commit import Resolved, Write, Writer
 from scannery.live.log.mutation_log import (
@@ -25,7 +33,7 @@ from scannery.live.log.mutation_log import (
     MutationLog,
     Request,
 )
-from scannery.live.log.records import Mutation, encode, rows_fit
+from scannery.live.log.records import Mutation, decode, encode, rows_fit
 from scannery.live.memtable import LiveState, apply, begin
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.replay import state_after
@@ -256,6 +264,29 @@ class LiveIndex(Generic[SnapshotT]):
                 f"{state.memory_rows} new rows in memory and {state.log_bytes >> 20} MiB of log wait to be sealed",
                 retry_after_s=RETRY_S,
             )
+
+    def other_type(self, manifest: Manifest, spec: IndexSpec, names: Iterable[str]) -> str | None:
+        """Return an attribute of which the log has values of another type than a spec; None if it has none.
+
+        Rows that were written before a rollback may have attributes that the index does not have now.
+
+        Args:
+            manifest: of the current version.
+            spec: with the attributes.
+            names: the attributes to look for.
+
+        """
+        with self._lock:
+            log = self._open_log()
+        wanted, after = {name: attribute_columns(spec)[name] for name in names}, manifest.log_sequence
+        while log is not None and (entries := log.read(after)):
+            after = entries[-1].sequence
+            for entry in entries:
+                schema = decode(entry.data, sequence=entry.sequence).rows.schema
+                for name, kind in wanted.items():
+                    if name in schema.names and schema.field(name).type != kind:
+                        return name
+        return None
 
     def close(self) -> None:
         """Finish the running write and close the log."""

@@ -3,8 +3,9 @@
 States are immutable: `apply` returns a new state, which shares unchanged parts with the old one. A search holds one
 state and sees only whole batches, and none that is applied later.
 
-The newest rows are in segments in memory, called runs. Each batch makes a small run; a run is merged with the one
-before it while that is not much larger (a log-structured merge), so there are few runs, and each row is copied seldom.
+The newest rows are in segments in memory, called runs. Each batch makes a small run, or two if only some of its rows
+have vectors; a run is merged with the one before it of its kind while that is not much larger (a log-structured merge),
+so there are few runs, and each row is copied seldom.
 
 Shapes: N rows of a segment, R rows that die.
 """
@@ -20,10 +21,12 @@ import pyarrow as pa
 from scannery.indexer import (
     REVISION_COLUMN,
     AllowedRows,
+    IndexSpec,
     Manifest,
     MemorySegment,
     OpenIndex,
     Segment,
+    has_vector,
     id_hashes,
 )
 from scannery.live.log.records import Mutation
@@ -61,7 +64,7 @@ class LiveState:
     alive: tuple[AllowedRows | None, ...]
     """Live rows of each segment of the version; None: all rows."""
     runs: tuple[Run, ...]
-    """The newest rows, oldest run first."""
+    """The newest rows: runs with vectors, oldest first, then those without."""
     sequence: int
     """Sequence of the last mutation."""
     mutations: int = 0
@@ -116,9 +119,7 @@ def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveSt
         _without(segment, mask, net) for segment, mask in zip(state.index.segments, state.alive, strict=True)
     )
     runs = [Run(run.segment, _without(run.segment, run.alive, net)) for run in state.runs]
-    if net.rows.num_rows:
-        hashes_N = net.hashes if net.plain else None
-        runs.append(Run(MemorySegment.of(net.rows, state.manifest.spec, hashes_N=hashes_N)))
+    runs += _new_runs(net, state.manifest.spec)
     return replace(
         state,
         alive=alive,
@@ -226,7 +227,26 @@ def _without(segment: Segment, alive: AllowedRows | None, net: NetEffect) -> All
     return segment.allow(mask_N)
 
 
+def _new_runs(net: NetEffect, spec: IndexSpec) -> list[Run]:
+    """Return the new rows as a run, or as two: rows with and without vectors are in different segments."""
+    runs, present_N = [], has_vector(net.rows)
+    for wanted_N in (present_N, ~present_N):
+        if wanted_N.any():
+            rows, hashes_N = net.rows, net.hashes if net.plain else None
+            if not wanted_N.all():
+                rows = rows.filter(pa.array(wanted_N))
+                hashes_N = None if hashes_N is None else hashes_N[wanted_N]
+            runs.append(Run(MemorySegment.of(rows, spec, hashes_N=hashes_N)))
+    return runs
+
+
 def _merged(runs: list[Run]) -> tuple[Run, ...]:
+    """Return the runs with rows, those with and without vectors merged apart."""
+    kinds = [[run for run in runs if run.segment.has_vectors == kind] for kind in (True, False)]
+    return tuple(run for kind in kinds for run in _merged_kind(kind))
+
+
+def _merged_kind(runs: list[Run]) -> list[Run]:
     kept = [run for run in runs if run.rows]
     while len(kept) > 1:
         before, last = kept[-2].rows, kept[-1].rows
@@ -237,4 +257,4 @@ def _merged(runs: list[Run]) -> tuple[Run, ...]:
         kept[-2:] = [Run(MemorySegment.merged([run.segment for run in parts], masks))]
     if kept and kept[-1].segment.rows > SMALL_ROWS:
         kept[-1].segment.warm()
-    return tuple(kept)
+    return kept

@@ -17,6 +17,8 @@ from scannery.indexer import (
     ChunkSpec,
     KnownTerms,
     Manifest,
+    conformed,
+    has_vector,
     passage_rows,
     repeated_bytes,
     repetition_problem,
@@ -108,18 +110,21 @@ def prepare(upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: 
 def _with_passages(
     upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: Deadline
 ) -> tuple[pa.Table, tuple[str, ...]]:
-    """Return the rows of a batch with texts, and the documents whose passages they replace."""
+    """Return the rows of a batch in which some have no vector, and the documents whose passages they replace."""
     spec, rows = manifest.spec, upserts.rows
     schema = written_schema(spec, manifest.dimensions)
-    numbers_N = np.array(upserts.numbers, np.int64)
-    tables = [schema.empty_table()]
-    if "embedding" in rows.column_names:
-        has_vector_N = rows.column("embedding").is_valid().to_numpy()
-        tables.append(rows.filter(pa.array(has_vector_N)).cast(schema))
-        rows, numbers_N = rows.filter(pa.array(~has_vector_N)), numbers_N[~has_vector_N]
-    if rows.num_rows:
-        tables.append(_encoded(rows, numbers_N.tolist(), manifest, encoders, deadline))
-    removed = rows.column("id").to_pylist() if spec.source.chunk is not None else ()
+    tables, present_N = [schema.empty_table()], has_vector(rows)
+    encoded_N = ~present_N
+    if spec.vectors == "optional":
+        has_text_N = rows.column("text").is_valid().to_numpy()
+        encoded_N &= has_text_N & (spec.encoder is not None)
+    if not encoded_N.all():
+        tables.append(conformed(rows.filter(pa.array(~encoded_N)), schema))
+    if encoded_N.any():
+        numbers = np.array(upserts.numbers, np.int64)[encoded_N].tolist()
+        tables.append(_encoded(rows.filter(pa.array(encoded_N)), numbers, manifest, encoders, deadline))
+    # Without a vector, a datapoint is a whole document.
+    removed = rows.filter(pa.array(~present_N)).column("id").to_pylist() if spec.source.chunk else ()
     return pa.concat_tables(tables), tuple(removed)
 
 

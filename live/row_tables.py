@@ -31,16 +31,20 @@ def live_rows(segments: Iterable[tuple[Segment, AllowedRows | None]], schema: pa
 
 
 def whole_rows(segment: Segment, rows_R: np.ndarray, schema: pa.Schema) -> pa.Table:
-    """Return rows of a segment with all columns of a schema; attributes that the segment lacks are null."""
+    """Return rows of a segment with all columns of a schema; what the segment lacks is null: attributes, vectors."""
     stored = set(segment.table.column_names)
     taken = segment.take(rows_R, [name for name in schema.names if name in stored])
-    vectors_RD = np.ascontiguousarray(segment.vectors(rows_R), np.float32)
     arrays = [
-        pa.FixedSizeListArray.from_arrays(pa.array(vectors_RD.reshape(-1)), type=field.type)
-        if field.name == "embedding"
+        _embedding(segment, rows_R, field.type)
+        if field.name == "embedding" and segment.has_vectors
         else taken.column(field.name)
         if field.name in stored
         else pa.nulls(taken.num_rows, field.type)
         for field in schema
     ]
     return pa.table(arrays, schema=schema)
+
+
+def _embedding(segment: Segment, rows_R: np.ndarray, kind: pa.DataType) -> pa.Array:
+    vectors_RD = np.ascontiguousarray(segment.vectors(rows_R), np.float32)
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors_RD.reshape(-1)), type=kind)

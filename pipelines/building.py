@@ -16,6 +16,7 @@ from scannery.indexer.spec.sharding import shard_of
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.aliases import check_no_alias
 from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import (
     hold_current,
@@ -208,6 +209,8 @@ def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:
     """Return the current version, with a lease on it and on the log after it."""
     for _ in range(ATTEMPTS):
         parent = hold_current(store, index, lease)
+        if parent is None:
+            check_no_alias(store, index)  # the commit would refuse it, after all the work
         lease.keep_log(parent.log_sequence if parent else 0)
         # The commit of the version after the next one cuts the log here, and that process checks leases only after its
         # commit: so the lease is safe only if at most one version was committed meanwhile.
@@ -232,6 +235,8 @@ def _check_overtaken(job: Job, parent: Manifest | None) -> None:
     what = f"index {job.index!r}: live updates {numbers} were sealed while this build ran"
     old, new = parent.spec.attributes, job.spec.attributes
     retyped = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
+    if job.spec.vectors == "required" and not all(entry.vectors for entry in parent.segments):
+        retyped.append("vectors: required")
     if retyped or not same_space(parent, job.dimensions, job.fingerprint):
         raise SpecConflictError(
             f"{what}, and do not fit its {', '.join(retyped) or 'encoder and dimensions'}; nothing was published. "

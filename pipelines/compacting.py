@@ -109,9 +109,11 @@ def compact(
 
 
 def _shards_to_compact(manifest: Manifest) -> tuple[int, ...]:
-    """Return the shards with several segments or deleted rows."""
-    counts = Counter(entry.shard for entry in manifest.segments)
-    found = {entry.shard for entry in manifest.segments if entry.deleted or counts[entry.shard] > 1}
+    """Return the shards with deleted rows, or with several segments with vectors, or several without."""
+    counts = Counter((entry.shard, entry.vectors) for entry in manifest.segments)
+    found = {
+        entry.shard for entry in manifest.segments if entry.deleted or counts[entry.shard, entry.vectors] > 1
+    }
     return tuple(sorted(found))
 
 

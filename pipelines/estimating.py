@@ -179,7 +179,7 @@ def estimate(
         unit_bytes=max((part.size_bytes for part in parts), default=0),
         shards=shards_of(spec, parts, parent, dimensions),
         row=row_size(parts, rows, spec, dimensions),
-        model=None if encoder is None or spec.source.vector is not None else _Model.of(encoder),
+        model=_Model.of(encoder) if encoder is not None and spec.embeds else None,
     )
     return BuildPlan(
         index=spec.index,

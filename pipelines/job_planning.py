@@ -95,12 +95,14 @@ def new_job(
         "source": spec.source.model_dump(exclude={"max_errors"}),
         "attributes": spec.model_dump(mode="json", include={"attributes", "attribute_specs"})["attributes"],
         "distance": spec.distance,
-        "encoder": fingerprint["digest"] if fingerprint and spec.source.vector is None else None,
+        "encoder": fingerprint["digest"] if fingerprint and spec.embeds else None,
         "dimensions": dimensions,
         "shards": shards,
     }
     if spec.dynamic:
         recipe["dynamic"] = True
+    if spec.vectors == "optional":  # records without a vector become rows, not dead letters
+        recipe["vectors"] = spec.vectors
     if spec.source.text is not None:
         recipe["text"] = TEXT_VERSION
     return Job(

@@ -122,7 +122,8 @@ class BuildReport:
     """Those of them in languages that the encoder is not made for, by language."""
 
     recall: float | None
-    """Expected recall@10 at default settings, from measurements per segment; 1.0 if all are searched exactly."""
+    """Expected recall@10 at default settings, from measurements per segment; 1.0 if all are searched exactly,
+    None for an index without vectors."""
 
     whole_recall: float | None
     """Recall@10 of all segments together, for queries that no segment was tuned for; None if not measured."""
@@ -198,6 +199,7 @@ class BuildReport:
     ) -> BuildReport:
         """Return the report of a build from its record and its manifest."""
         own = {field.name for field in dataclasses.fields(cls)}
+        recall = manifest.recall if manifest.dimensions else None
         taken = {name: value for name, value in record.statistics.items() if name in own}
         return cls(**taken | {
             "index": manifest.index,
@@ -211,8 +213,8 @@ class BuildReport:
             "dimensions": manifest.dimensions,
             "shards": manifest.shards,
             "index_bytes": manifest.size_bytes,
-            "recall": manifest.recall and manifest.recall.measured,
-            "whole_recall": manifest.recall and manifest.recall.whole,
+            "recall": recall and recall.measured,
+            "whole_recall": recall and recall.whole,
             "recall_reached": manifest.recall is None or manifest.recall.reached,
             "target_recall": manifest.spec.target_recall,
             "alpha": _alpha(manifest),

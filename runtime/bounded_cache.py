@@ -51,9 +51,22 @@ class BoundedCache(Generic[KeyT, ValueT]):
                 return
             self._values[key] = (value, size_bytes)
             self.size_bytes += size_bytes
-            while self.size_bytes > self._max_bytes or self._is_crowded():
-                _, (_, dropped_bytes) = self._values.popitem(last=False)
-                self.size_bytes -= dropped_bytes
+            self._drop()
+
+    def recount(self, key: KeyT, size_bytes: int) -> None:
+        """Count a value that has grown since it was kept; nothing happens if it is not there any more."""
+        size_bytes += ENTRY_BYTES
+        with self._lock:
+            known = self._values.get(key)
+            if known is not None and known[1] != size_bytes:
+                self._values[key] = (known[0], size_bytes)
+                self.size_bytes += size_bytes - known[1]
+                self._drop()
+
+    def _drop(self) -> None:
+        while self.size_bytes > self._max_bytes or self._is_crowded():
+            _, (_, dropped_bytes) = self._values.popitem(last=False)
+            self.size_bytes -= dropped_bytes
 
     def _is_crowded(self) -> bool:
         return self._max_entries is not None and len(self._values) > self._max_entries

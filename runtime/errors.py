@@ -8,6 +8,7 @@ ServingError
 ├── EncoderUnavailableError   text was given, and the index has no usable encoder
 ├── EncoderUnreachableError   text was given, and the encoder process does not respond now
 ├── LexicalUnavailableError   lexical or hybrid search of an index without term statistics
+├── VectorsUnavailableError   dense or hybrid search of an index without vectors, or by a datapoint without one
 ├── RerankerUnavailableError  reranking was requested, and the index has no usable reranker
 ├── DeadlineError             the deadline of the request passed
 ├── OverloadedError           the request was rejected because of load
@@ -43,6 +44,7 @@ __all__ = [
     "UnknownDatapointError",
     "UnknownIndexError",
     "UnsupportedError",
+    "VectorsUnavailableError",
 ]
 
 
@@ -104,6 +106,10 @@ class EncoderUnreachableError(ServingError, ConnectionError):
 
 class LexicalUnavailableError(ServingError):
     """The index has no term statistics: lexical and hybrid search are not possible."""
+
+
+class VectorsUnavailableError(ServingError):
+    """The index, or the datapoint that a query names, has no vector: dense and hybrid search are not possible."""
 
 
 class RerankerUnavailableError(ServingError):

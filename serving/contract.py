@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 __all__ = [
+    "ALTER_INDEX",
     "CREATE_INDEX",
+    "DELETE_ALIAS",
+    "DROP_INDEX",
     "EMBED",
     "EMBEDDING_SERVICE",
     "HTTP_KEY",
     "INDEX_SERVICE",
+    "LIST_ALIASES",
     "LIST_ENCODERS",
     "SEARCH_SERVICE",
     "SEARCH_STREAM",
     "SERVER_KEY",
+    "SET_ALIAS",
     "UPSERT",
     "UPSERT_STREAM",
 ]
@@ -24,6 +29,11 @@ SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
 UPSERT = f"/{INDEX_SERVICE}/Upsert"
 UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
 CREATE_INDEX = f"/{INDEX_SERVICE}/CreateIndex"
+ALTER_INDEX = f"/{INDEX_SERVICE}/AlterIndex"
+DROP_INDEX = f"/{INDEX_SERVICE}/DropIndex"
+SET_ALIAS = f"/{INDEX_SERVICE}/SetAlias"
+DELETE_ALIAS = f"/{INDEX_SERVICE}/DeleteAlias"
+LIST_ALIASES = f"/{INDEX_SERVICE}/ListAliases"
 EMBED = f"/{EMBEDDING_SERVICE}/Embed"
 LIST_ENCODERS = f"/{EMBEDDING_SERVICE}/ListEncoders"
 

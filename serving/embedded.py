@@ -29,7 +29,7 @@ class EmbeddedEngine:
 
         Raises what its handler raises; `status_of` returns the gRPC status, the message and the detail of that.
         """
-        return self._service.call(path, request, Deadline.after(timeout_s))
+        return self._service.call(path, self._service.resolved(request), Deadline.after(timeout_s))
 
     def close(self) -> None:
         """Close the indexes; requests that run finish on what they hold."""

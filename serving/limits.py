@@ -5,6 +5,7 @@ __all__ = [
     "DEFAULT_FILTERED_WRITES",
     "DEFAULT_K",
     "DEFAULT_RERANK_CANDIDATES",
+    "MAX_ALIASES",
     "MAX_ATTRIBUTE_BYTES",
     "MAX_BATCH_HITS",
     "MAX_DELETES",
@@ -17,6 +18,7 @@ __all__ = [
     "MAX_FILTER_DEPTH",
     "MAX_FILTER_PARTS",
     "MAX_FILTER_VALUES",
+    "MAX_GEO_RADIUS_M",
     "MAX_GET_IDS",
     "MAX_GROUP_QUERIES",
     "MAX_GROUP_WEIGHT",
@@ -68,7 +70,11 @@ MAX_FILTER_CONDITIONS = 256
 MAX_FILTER_VALUES = 4_096
 MAX_FILTER_PARTS = 4_096
 """Nodes of a filter tree, empty ones included: 256 conditions, each at a depth of 16."""
+MAX_GEO_RADIUS_M = 20_100_000
+"""More than half the circumference of the Earth: all places."""
 MAX_DIMENSIONS = 16_384
+MAX_ALIASES = 1_000
+"""Aliases of a store: every process holds all of them."""
 MAX_INDEXES = 1_000
 """Indexes of a store above which no request creates another: each takes memory and files of every server."""
 MAX_SPEC_BYTES = 1 << 20

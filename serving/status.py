@@ -34,6 +34,7 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (serving.EncoderUnavailableError, StatusCode.FAILED_PRECONDITION),
     (serving.EncoderUnreachableError, StatusCode.UNAVAILABLE),
     (serving.LexicalUnavailableError, StatusCode.FAILED_PRECONDITION),
+    (serving.VectorsUnavailableError, StatusCode.FAILED_PRECONDITION),
     (serving.RerankerUnavailableError, StatusCode.FAILED_PRECONDITION),
     (serving.DeadlineError, StatusCode.DEADLINE_EXCEEDED),
     (serving.OverloadedError, StatusCode.RESOURCE_EXHAUSTED),

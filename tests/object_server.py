@@ -38,6 +38,7 @@ class ObjectServer(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.requests: list[tuple[str, str, int]] = []
+        self.writing = threading.Lock()
         self.bytes_per_s: float | None = None
         self.cut_after: int | None = None
 
@@ -84,12 +85,21 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if "partNumber" in (query := parse_qs(url.query)):
             self.server.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = data
-        elif self.headers.get("If-None-Match") == "*" and url.path in self.server.objects:
-            self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
-            return
         else:
-            self.server.objects[url.path] = data
+            with self.server.writing:
+                fits = self._fits(self.server.objects.get(url.path))
+                if fits:
+                    self.server.objects[url.path] = data
+            if not fits:
+                self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+                return
         self._answer(200, b"", etag=_etag(data))
+
+    def _fits(self, stored: bytes | None) -> bool:
+        """Return whether the conditions of a put hold."""
+        if self.headers.get("If-None-Match") == "*" and stored is not None:
+            return False
+        return self.headers.get("If-Match") in (None, None if stored is None else _etag(stored))
 
     def do_POST(self) -> None:
         self._body()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+import scannery
 from scannery.indexer import (
     IndexSpec,
     Manifest,
@@ -46,6 +47,7 @@ LIBRARY: IndexSpec = parse_spec(
             "rating": "float",
             "live": "bool",
             "published": "timestamp",
+            "place": "geo",
         },
     }
 )
@@ -74,6 +76,7 @@ def library_columns(rows: int, *, seed: int = 0) -> dict[str, list[Any]]:
         "rating": [some(rng.randrange(50) / 10) for _ in range(rows)],
         "live": [some(rng.random() < 0.5) for _ in range(rows)],
         "published": [some(epoch + timedelta(hours=rng.randrange(9999))) for _ in range(rows)],
+        "place": [some({"lat": rng.uniform(-90, 90), "lon": rng.uniform(-180, 180)}) for _ in range(rows)],
     }
 
 
@@ -183,3 +186,20 @@ def serving(store: Path, **options: Any) -> Iterator[Server]:
 def copied(store: Path, folder: Path) -> Path:
     """Return a copy of a store, to be changed."""
     return Path(shutil.copytree(store, folder / "copy"))
+
+
+WIRES = ("gRPC", "HTTP", "embedded")
+
+
+@contextmanager
+def connected(store: Path, wire: str) -> Iterator[scannery.Client]:
+    """Connect to a store, embedded or through a server of its own."""
+    if wire == "embedded":
+        with scannery.connect(store, create=True) as client:
+            yield client
+        return
+    Store.open(store, create=True)
+    with serving(store, device="cpu") as server:
+        target = server.address if wire == "gRPC" else f"http://127.0.0.1:{server.http_port}"
+        with scannery.connect(target, http=wire == "HTTP") as client:
+            yield client

@@ -51,6 +51,8 @@ def bench_serve(
             raise typer.BadParameter(f"--queries: {queries} has no query")
     else:
         asked = _dimensions(target, index, timeout)
+        if not asked:
+            raise typer.BadParameter(f"index {index!r} has no vectors; give texts with --queries")
     steps = []
     for each in rate or _ramp():
         steps.append(

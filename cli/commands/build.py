@@ -197,7 +197,8 @@ def build(
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        query = '"…"' if parsed.encoder else "--vector '[…]'"
+        by_text = parsed.encoder is not None or (parsed.lexical is not None and parsed.source.vector is None)
+        query = '"…"' if by_text else "--vector '[…]'"
         _print(report, store, query=query, records="records" if parsed.source.document_id else "documents")
     if report.dead and not report.errors_allowed:
         raise typer.Exit(PARTIAL)

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from scannery.cli.client_options import TargetOption, connected
 from scannery.cli.commands.build import quiet_beam
 from scannery.cli.commands.index_show import documents_of, print_version, time_text
 from scannery.cli.errors import NO
@@ -22,8 +23,11 @@ from scannery.indexer import (
     collect_garbage,
     list_indexes,
     list_versions,
+    parse_spec,
+    read_aliases,
     read_manifest,
     spec_json_schema,
+    spec_yaml,
     verify,
 )
 
@@ -62,16 +66,34 @@ def list_command(store: StoreOption, as_json: JsonOption = False) -> None:
 @index_app.command("show")
 def show_command(
     name: NameArgument,
-    store: StoreOption,
+    store: Annotated[
+        str | None, typer.Option("--store", "-s", help="Folder or bucket with the indexes.")
+    ] = None,
+    target: TargetOption = None,
     version: VersionOption = None,
+    as_spec: Annotated[
+        bool, typer.Option("--spec", help="Print a SPEC.yaml that would build the index.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw recall against cost.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a version: counts, shards, sizes, encoder, recall, and its build."""
+    """Show a version: counts, shards, sizes, encoder, recall, and its build; --spec also of a server's index."""
+    if target is not None:
+        if not as_spec or store is not None or version is not None:
+            raise typer.BadParameter("--target is for --spec of the current version, without --store")
+        with connected(target, None, timeout_s=30.0) as client:
+            typer.echo(spec_yaml(parse_spec(client.index(name).stats().spec)), nl=False)
+        return
+    if store is None:
+        raise typer.BadParameter("give --store URI, or --target HOST:PORT with --spec")
     opened = Store.open(store)
-    manifest = read_manifest(opened, name, version)
+    index = name if list_versions(opened, name) else read_aliases(opened).get(name, name)
+    manifest = read_manifest(opened, index, version)
+    if as_spec:
+        typer.echo(spec_yaml(manifest.spec), nl=False)
+        return
     if plot:
         plot_curves(manifest, plot)
     if as_json:

@@ -11,10 +11,12 @@ from typing import Annotated
 
 import typer
 
+from scannery.cli.client_options import StoreOption as OptionalStore
+from scannery.cli.client_options import TargetOption, TimeoutOption, connected
 from scannery.cli.commands.index import JsonOption, NameArgument, StoreOption, index_app
 from scannery.cli.output import print_json, size_text
 from scannery.cli.progress import counting_bar
-from scannery.indexer import AlreadyExistsError, Store, list_versions, read_manifest
+from scannery.indexer import AlreadyExistsError, Store, list_versions, read_aliases, read_manifest
 
 __all__ = ["index_app"]
 
@@ -140,28 +142,61 @@ def log_command(
 @index_app.command("drop")
 def drop_command(
     name: NameArgument,
-    store: StoreOption,
+    target: TargetOption = None,
+    store: OptionalStore = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Although a server has it open or a build is running; they will fail."),
     ] = False,
     log: LogOption = None,
+    timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove an index with all its versions, files and live updates; or what a failed build left of one."""
+    """Remove an index with all its versions, files and live updates; or what a failed build left of one.
+
+    --force and --log are for --store: with --target, the server removes the index although it has it open.
+    """
+    if target is not None:
+        if force or log is not None:
+            raise typer.BadParameter("--force and --log are for --store")
+        _drop_served(name, target, store, timeout_s=timeout, yes=yes, as_json=as_json)
+        return
+    if store is None:
+        raise typer.BadParameter("give either --target HOST:PORT or --store URI")
+    _drop_stored(name, Store.open(store), log, yes=yes, force=force, as_json=as_json)
+
+
+def _drop_served(
+    name: str, target: str, store: str | None, *, timeout_s: float, yes: bool, as_json: bool
+) -> None:
+    with connected(target, store, timeout_s=timeout_s) as client:
+        if not yes:
+            info = client.index(name).stats()
+            _confirm(name, info.rows, f"version {info.version}")
+        client.drop_index(name)
+    if as_json:
+        print_json({"index": name, "dropped": True})
+    else:
+        typer.echo(f"Removed {name}.")
+
+
+def _confirm(name: str, rows: int, versions: str) -> None:
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"{name} has {rows:,} datapoints; --yes removes them")
+    typer.confirm(f"Remove {name}: {rows:,} datapoints, {versions}? This cannot be undone", abort=True)
+
+
+def _drop_stored(
+    name: str, opened: Store, log: Path | None, *, yes: bool, force: bool, as_json: bool
+) -> None:
     from scannery.live.maintenance.drop import drop
 
-    opened = Store.open(store)
+    if names := [alias for alias, index in read_aliases(opened).items() if index == name]:
+        raise typer.BadParameter(f"{name} has the aliases {', '.join(names)}: move or delete them first")
     versions = list_versions(opened, name)
     if not yes and versions:
-        manifest = read_manifest(opened, name)
-        question = (
-            f"Remove {name}: {manifest.rows:,} datapoints, {len(versions)} version(s)? This cannot be undone"
-        )
-        if not sys.stdin.isatty():
-            raise typer.BadParameter(f"{name} has {manifest.rows:,} datapoints; --yes removes them")
-        typer.confirm(question, abort=True)
+        _confirm(name, read_manifest(opened, name).rows, f"{len(versions)} version(s)")
     with counting_bar("removing") as progress:
         report, elsewhere = drop(opened, name, log_root=log, force=force, progress=progress)
     if as_json:

@@ -55,13 +55,14 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "id", manifest.index_id
     yield "documents", _documents_text(manifest)
     yield "datapoints", f"{manifest.rows:,} in {manifest.shards} shard(s), {size_text(manifest.size_bytes)}"
-    yield "vectors", f"{manifest.dimensions} dimensions, {manifest.spec.distance}"
-    yield "encoder", escape(encoder.model) if encoder else "none: the source has vectors"
+    yield "vectors", _vectors_text(manifest)
+    without = "none: the source has vectors" if manifest.dimensions else "none"
+    yield "encoder", escape(encoder.model) if encoder else without
     yield "attributes", ", ".join(f"{k}: {v}" for k, v in manifest.spec.attributes.items()) or "none"
     if manifest.spec.lexical:
         yield "search", _search_text(manifest)
     recall = manifest.recall
-    if recall is None:
+    if recall is None or not manifest.dimensions:
         return
     note = "" if recall.reached else " [yellow](searched exactly where no setting reaches it)[/yellow]"
     yield "recall", f"recall@{recall.k} {recall.measured:.3f}, target {recall.target}{note}"
@@ -70,6 +71,14 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "measured", text
     if recall.given_queries:
         yield "tuned for", f"given queries, {recall.given_queries}"
+
+
+def _vectors_text(manifest: Manifest) -> str:
+    if not manifest.dimensions:
+        return "none"
+    without = sum(entry.live_rows for entry in manifest.segments if not entry.vectors)
+    rest = f"; {without:,} datapoints without one" if without else ""
+    return f"{manifest.dimensions} dimensions, {manifest.spec.distance}{rest}"
 
 
 def _search_text(manifest: Manifest) -> str:
@@ -191,6 +200,8 @@ def _made_by(statistics: Mapping[str, Any]) -> str:
         return f"live updates: {statistics.get('merged', 0):,} segments merged"
     if statistics["mode"] == "create":
         return "create_index, without datapoints"
+    if statistics["mode"] == "alter":
+        return "alter, of the version before"
     if statistics["mode"] == "compact":
         return "compaction"
     changes = ("added", "replaced", "removed", "unchanged")

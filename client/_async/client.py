@@ -5,16 +5,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
 from typing_extensions import Self
 
 from scannery.client._async.index import AsyncIndex
-from scannery.client.request import calls
+from scannery.client.errors import InvalidArgumentError
+from scannery.client.request import calls, lifecycle_calls
 from scannery.client.request.calls import Call, TextKind
 from scannery.client.request.filtered_writes import FilteredBatch
+from scannery.client.request.sequences import Sequences
 from scannery.client.response.results import Deleted, Distance, EncoderInfo, Indexes, Written
 from scannery.client.transport.base import AsyncTransport
 
@@ -41,7 +43,7 @@ class AsyncClient:
     def __init__(self, transport: AsyncTransport, *, timeout_s: float) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
-        self._sequences: dict[str, int] = {}
+        self._sequences = Sequences()
 
     def index(self, name: str) -> AsyncIndex:
         """Return a handle on an index. Nothing is asked yet: an index that is not there shows at the first call."""
@@ -62,8 +64,17 @@ class AsyncClient:
         dimensions: int | None = None,
         encoder: str | Mapping[str, Any] | None = None,
         attributes: Mapping[str, Any] | None = None,
+        dynamic: bool | None = None,
         lexical: bool | Mapping[str, Any] | None = None,
+        sparse: bool | None = None,
+        chunk: Mapping[str, Any] | None = None,
         distance: Distance | None = None,
+        vectors: Literal["required", "optional"] | None = None,
+        target_recall: float | None = None,
+        reranker: str | Mapping[str, Any] | None = None,
+        search: Mapping[str, Any] | None = None,
+        live: Mapping[str, Any] | None = None,
+        if_exists: Literal["error", "keep"] = "error",
         timeout_s: float | None = None,
     ) -> AsyncIndex:
         """Create an empty index, which takes writes at once, and return a handle on it.
@@ -73,32 +84,113 @@ class AsyncClient:
 
         Args:
             spec: the name of the index; or a mapping with the keys of SPEC.yaml, which the other arguments complete.
-            dimensions: components of a vector; required without an encoder.
+            dimensions: components of a vector; required without an encoder, unless the index has only words or sparse
+                vectors.
             encoder: the model that turns texts into vectors: its name, or a mapping as in SPEC.yaml.
             attributes: name → type, as in SPEC.yaml.
+            dynamic: whether datapoints may have attributes that are not declared, of any types.
             lexical: also index the words of title and text.
+            sparse: whether datapoints may have sparse vectors.
+            chunk: how texts are cut into passages, as `source.chunk` in SPEC.yaml: `{"max_tokens": 128}`.
             distance: how vectors are compared; default: `cosine`.
+            vectors: whether a datapoint must have a vector; default: `optional` with a name, `required` with a mapping.
+                With `optional` and neither encoder nor dimensions, none can have one.
+            target_recall: share of the true nearest neighbours that searches find; default: 0.95.
+            reranker: a cross-encoder for `rerank`: its name, or a mapping as in SPEC.yaml.
+            search: defaults of searches, as in SPEC.yaml.
+            live: thresholds of live updates, as in SPEC.yaml.
+            if_exists: `keep` returns an index of this name as it is, if encoder, dimensions and distance are the same.
             timeout_s: of the call; it may load the encoder.
 
         Raises:
-            AlreadyExistsError: there is an index of this name.
+            AlreadyExistsError: there is an index of this name, with `keep` one of other vectors; or an alias.
             InvalidArgumentError: the spec is wrong; `field` names the key.
             FailedPreconditionError: the server may not load the model.
 
         """
         info = await self._run(
-            calls.create_index(
+            lifecycle_calls.create_index(
                 spec,
                 dimensions=dimensions,
                 encoder=encoder,
                 attributes=attributes,
+                dynamic=dynamic,
                 lexical=lexical,
+                sparse=sparse,
+                chunk=chunk,
                 distance=distance,
+                vectors=vectors,
+                target_recall=target_recall,
+                reranker=reranker,
+                search=search,
+                live=live,
+                if_exists=if_exists,
                 request_id=uuid.uuid4().hex,
                 timeout_s=timeout_s,
             )
         )
         return AsyncIndex(self, info.name)
+
+    async def drop_index(
+        self, name: str, *, missing_ok: bool = False, timeout_s: float | None = None
+    ) -> bool:
+        """Remove an index with all its versions and datapoints; return whether there was one.
+
+        Queries that run finish. Embedded, an index that a server has open is not removed.
+
+        Args:
+            name: of the index, not an alias.
+            missing_ok: return False if there is none, instead of an error.
+            timeout_s: of the call.
+
+        Raises:
+            NotFoundError: there is no such index.
+            FailedPreconditionError: it has aliases, or is in use (embedded).
+
+        """
+        dropped = await self._run(
+            lifecycle_calls.drop_index(name, missing_ok=missing_ok, timeout_s=timeout_s)
+        )
+        self._sequences.forget(name)
+        return dropped
+
+    async def alias(self, alias: str, index: str, *, timeout_s: float | None = None) -> str | None:
+        """Let a name stand for an index, and return the index that it stood for before.
+
+        An alias works where the name of an index does, and is moved atomically: each call sees one index or the other.
+        Other processes of a server follow within a second. A server needs the scope `admin`.
+
+        Args:
+            alias: the name; no index has it.
+            index: the index, not an alias.
+            timeout_s: of the call.
+
+        Raises:
+            NotFoundError: there is no such index.
+            AlreadyExistsError: there is an index with the name of the alias.
+            InvalidArgumentError: a name is wrong; `field` names it.
+
+        """
+        return await self._run(lifecycle_calls.set_alias(alias, index, timeout_s=timeout_s))
+
+    async def aliases(self, *, timeout_s: float | None = None) -> dict[str, str]:
+        """Return the index that each alias stands for, by alias."""
+        return await self._run(lifecycle_calls.list_aliases(timeout_s=timeout_s))
+
+    async def delete_alias(
+        self, alias: str, *, missing_ok: bool = False, timeout_s: float | None = None
+    ) -> bool:
+        """Delete an alias, not its index; return whether there was one.
+
+        Args:
+            alias: the name.
+            missing_ok: return False if there is none, instead of an error.
+            timeout_s: of the call.
+
+        """
+        return await self._run(
+            lifecycle_calls.delete_alias(alias, missing_ok=missing_ok, timeout_s=timeout_s)
+        )
 
     async def encoders(self) -> list[EncoderInfo]:
         """Return the encoders that the server has: of its indexes, or its own, if it is an encoder process."""
@@ -138,9 +230,15 @@ class AsyncClient:
     async def _written(self, index: str, call: Call[RequestT, ResponseT, DoneT]) -> DoneT:
         done = await self._run(call)
         # Later calls see it, whichever worker answers them.
-        self._sequences[index] = max(self._sequences.get(index, 0), done.sequence)
+        self._sequences.wrote(index, done.sequence)
         return done
 
     async def _run(self, call: Call[RequestT, ResponseT, ResultT]) -> ResultT:
-        timeout_s = call.timeout_or(self._timeout_s)
-        return call.parse(await self._transport.call(call.method, call.request, timeout_s))
+        timeout_s, request = call.timeout_or(self._timeout_s), call.request
+        while True:
+            try:
+                return call.parse(await self._transport.call(call.method, request, timeout_s))
+            except InvalidArgumentError as error:
+                if error.field != "min_sequence" or (again := self._sequences.lowered(request)) is None:
+                    raise
+                request = again

@@ -14,7 +14,7 @@ from scannery.client._sync.bulk_search import search_batches
 from scannery.client._sync.bulk_upsert import write_all
 from scannery.client._sync.filtered_writes import write_batches_where
 from scannery.client.errors import InvalidArgumentError, ScanneryError
-from scannery.client.request import calls, filtered_writes
+from scannery.client.request import calls, filtered_writes, lifecycle_calls
 from scannery.client.request.batches import Errors, QueryStream, query_batches, size_of, write_batches
 from scannery.client.request.calls import Call, TextKind
 from scannery.client.request.filtered_writes import BatchCall, FilteredBatch
@@ -371,6 +371,55 @@ class Index(Aggregations):
     ) -> np.ndarray:
         """Return the vectors of texts in the space of the index, float32 (texts, dimensions); at most 1,000 texts."""
         return self._client._run(calls.embed(texts, kind, index=self.name, timeout_s=timeout_s))
+
+    def alter(
+        self,
+        *,
+        attributes: Mapping[str, Any] | None = None,
+        dynamic: Literal[True] | None = None,
+        vectors: Literal["optional"] | None = None,
+        target_recall: float | None = None,
+        reranker: str | Mapping[str, Any] | None = None,
+        search: Mapping[str, Any] | None = None,
+        live: Mapping[str, Any] | None = None,
+        if_version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> IndexInfo:
+        """Change the spec of the index while it is used: it becomes a new version, which is returned.
+
+        Datapoints stay as they are, and are null in new attributes. What would change them is refused: the type of an
+        attribute, its removal, distance, encoder, words, chunking. A server needs the scope `admin`.
+
+        Args:
+            attributes: name → type of new attributes.
+            dynamic: allow attributes that are not declared.
+            vectors: allow datapoints without a vector.
+            target_recall: share of the true nearest neighbours that searches find.
+            reranker: a cross-encoder for `rerank`: its name, or a mapping as in SPEC.yaml.
+            search: defaults of searches, as in SPEC.yaml; other keys of `search` stay.
+            live: thresholds of live updates, as in SPEC.yaml; other keys of `live` stay.
+            if_version: refuse if the index has another version than this one.
+            timeout_s: of the call.
+
+        Raises:
+            InvalidArgumentError: a change is wrong or not possible; `field` names the key, and the message the way.
+            FailedPreconditionError: the server may not load the model, or the index has another version.
+
+        """
+        return self._client._run(
+            lifecycle_calls.alter_index(
+                self.name,
+                attributes=attributes,
+                dynamic=dynamic,
+                vectors=vectors,
+                target_recall=target_recall,
+                reranker=reranker,
+                search=search,
+                live=live,
+                if_version=if_version,
+                timeout_s=timeout_s,
+            )
+        )
 
     def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
         """Return what the index is: version, rows, dimensions, attributes, encoder, recall, segments, spec."""

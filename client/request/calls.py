@@ -20,7 +20,6 @@ from scannery.client.request.queries import (
     build_queries,
     build_query,
 )
-from scannery.client.request.specs import build_dimensions, build_spec
 from scannery.client.request.unicode import refuses_surrogates
 from scannery.client.request.writes import build_updates, build_upserts, checked_revision
 from scannery.client.response.decoding import (
@@ -39,7 +38,6 @@ __all__ = [
     "Method",
     "TextKind",
     "checked_timeout",
-    "create_index",
     "delete",
     "embed",
     "get",
@@ -98,10 +96,6 @@ UPSERT = Method("/scannery.v1.IndexService/Upsert", index_pb2.UpsertRequest, ind
 DELETE = Method("/scannery.v1.IndexService/Delete", index_pb2.DeleteRequest, index_pb2.DeleteResponse)
 GET_INDEX = Method(
     "/scannery.v1.IndexService/GetIndex", index_pb2.GetIndexRequest, index_pb2.GetIndexResponse
-)
-
-CREATE_INDEX = Method(
-    "/scannery.v1.IndexService/CreateIndex", index_pb2.CreateIndexRequest, index_pb2.CreateIndexResponse
 )
 
 EMBED = Method("/scannery.v1.EmbeddingService/Embed", embedding_pb2.EmbedRequest, embedding_pb2.EmbedResponse)
@@ -268,21 +262,6 @@ def get_index(
     """Return the call for the description of an index."""
     request = index_pb2.GetIndexRequest(index=index)
     return Call(GET_INDEX, request, lambda response: parse_index(response.index), timeout_s)
-
-
-def create_index(
-    spec: str | Mapping[str, Any],
-    *,
-    dimensions: int | None,
-    request_id: str,
-    timeout_s: float | None = None,
-    **parts: Any,
-) -> Call[index_pb2.CreateIndexRequest, index_pb2.CreateIndexResponse, IndexInfo]:
-    """Return the call that creates an index; `parts` are keys of the spec, None where they are not given."""
-    request = index_pb2.CreateIndexRequest(
-        spec_json=build_spec(spec, **parts), dimensions=build_dimensions(dimensions), request_id=request_id
-    )
-    return Call(CREATE_INDEX, request, lambda response: parse_index(response.index), timeout_s)
 
 
 @refuses_surrogates

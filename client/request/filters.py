@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
+from scannery.client.request.geo_filters import GEO_OPERATORS
 from scannery.v1 import types_pb2 as pb
 
 __all__ = ["Scalar", "Where", "build_filter", "build_value"]
@@ -23,10 +24,9 @@ Scalar: TypeAlias = str | int | float | bool | dt.datetime | dt.date | None
 """A value to compare with. Naive datetimes and dates are UTC; timestamps may be ISO 8601 strings too. None stands for
 "not set"."""
 
-Where: TypeAlias = Mapping[
-    str, "Scalar | Mapping[str, Scalar | Collection[Scalar] | Mapping[str, Any]] | Sequence[Where] | Where"
-]
-"""For example `{"show": "gotime", "year": {"$gte": 2020}}`; several keys must all match."""
+_Operand: TypeAlias = Scalar | Collection[Scalar] | Mapping[str, Any]
+Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Where] | Where"]
+"""For example `{"show": "gotime", "year": {"$gte": 2020}}`; several keys must all match. None equals "not set"."""
 
 # Deeper is refused by the server; this bound only keeps a dictionary that holds itself from recursing for ever.
 _MAX_DEPTH = 40
@@ -39,9 +39,15 @@ _COMPARISONS = {
     "$gte": pb.OPERATOR_GTE,
     "$lt": pb.OPERATOR_LT,
     "$lte": pb.OPERATOR_LTE,
+    "$contains": pb.OPERATOR_CONTAINS,
+    "$prefix": pb.OPERATOR_PREFIX,
+    "$ieq": pb.OPERATOR_IEQ,
+    "$iprefix": pb.OPERATOR_IPREFIX,
 }
-_MEMBERSHIPS = {"$in": pb.OPERATOR_IN, "$nin": pb.OPERATOR_NIN}
-_FIELD_OPERATORS = (*_COMPARISONS, *_MEMBERSHIPS, "$exists", "$not")
+_LISTS = {"$in": pb.OPERATOR_IN, "$nin": pb.OPERATOR_NIN, "$all": pb.OPERATOR_ALL}
+_TAKE_NULL = (pb.OPERATOR_EQ, pb.OPERATOR_NE, pb.OPERATOR_IN, pb.OPERATOR_NIN)
+"""Operators for which null is a value: it equals "not set"."""
+_FIELD_OPERATORS = (*_COMPARISONS, *_LISTS, *GEO_OPERATORS, "$exists", "$not")
 _LOGICAL_OPERATORS = ("$and", "$or", "$not")
 
 
@@ -92,7 +98,7 @@ def _entry(key: object, value: object, path: str, depth: int) -> pb.Filter:
 
 def _field(name: str, value: object, path: str, depth: int) -> pb.Filter:
     if not isinstance(value, Mapping):
-        return _condition(name, pb.OPERATOR_EQ, [build_value(value, path=path)])
+        return _condition(name, pb.OPERATOR_EQ, [_value(value, pb.OPERATOR_EQ, path)])
     if not value:
         raise _invalid(path, f"needs a value or one of {', '.join(_FIELD_OPERATORS)}")
     return _joined([_operator(name, key, operand, path, depth) for key, operand in value.items()])
@@ -110,12 +116,19 @@ def _operator(name: str, key: object, operand: object, path: str, depth: int) ->
         if not isinstance(operand, (bool, np.bool_)):
             raise _invalid(here, f"must be true or false, got {_shown(operand)}")
         return _condition(name, pb.OPERATOR_EXISTS, [pb.Value(bool_value=bool(operand))])
-    if key in _MEMBERSHIPS:
-        values = [build_value(item, path=f"{here}[{i}]") for i, item in enumerate(_items(operand, here))]
-        return _condition(name, _MEMBERSHIPS[key], values)
-    if operand is None and key not in ("$eq", "$ne"):
-        raise _invalid(here, "null has no order; use $exists")
-    return _condition(name, _COMPARISONS[key], [build_value(operand, path=here)])
+    if key in GEO_OPERATORS:
+        operator, values_of = GEO_OPERATORS[key]
+        return _condition(name, operator, values_of(operand, here))
+    if key in _LISTS:
+        items = enumerate(_items(operand, here))
+        return _condition(name, _LISTS[key], [_value(item, _LISTS[key], f"{here}[{i}]") for i, item in items])
+    return _condition(name, _COMPARISONS[key], [_value(operand, _COMPARISONS[key], here)])
+
+
+def _value(value: object, operator: pb.Operator.ValueType, path: str) -> pb.Value:
+    if value is None and operator not in _TAKE_NULL:
+        raise _invalid(path, "null has no order; use $exists")
+    return build_value(value, path=path)
 
 
 def _condition(name: str, operator: pb.Operator.ValueType, values: Sequence[pb.Value]) -> pb.Filter:
@@ -189,18 +202,30 @@ _BUILDERS: tuple[tuple[tuple[type, ...], Callable[[Any, str], pb.Value]], ...] =
 
 
 _ABSENT = {
-    "$regex": "patterns are not matched; search with mode='lexical' for words, or compare whole values with $eq or $in",
-    "$contains": "for an element of a string list use $eq or $in; for words in texts, search with mode='lexical'",
+    "$regex": "patterns are not matched; use $prefix for the beginning of a value, or mode='lexical' for words",
+    "$text": "for words in texts, search with mode='lexical'",
     "$nor": "use $not with $or",
     "$between": "use $gte and $lte together",
-    "$all": "use $and with one $eq per element",
+    "$any": "for a list that has any of several values, use $in",
+    "$has": "use $contains",
+    "$startswith": "use $prefix, or $iprefix without regard to case",
+    "$ilike": "use $ieq or $iprefix",
     "$size": "lengths of lists are not indexed",
-    "$ilike": "upper and lower case are told apart; store a lower-case attribute, or search with mode='lexical'",
+    "$near": "use $geo_radius: {lat, lon, radius_m}",
+    "$box": "use $geo_box: {south, west, north, east}",
 }
 """Operators of other systems, and what to use here."""
-_ABSENT |= dict.fromkeys(("$like", "$match", "$text", "$startswith", "$prefix"), _ABSENT["$regex"])
-_ABSENT |= dict.fromkeys(("$has", "$any", "$elemmatch", "$array_contains"), _ABSENT["$contains"])
-_ABSENT |= {"$range": _ABSENT["$between"], "$icontains": _ABSENT["$ilike"]}
+_ABSENT |= dict.fromkeys(("$like", "$match"), _ABSENT["$regex"])
+_ABSENT |= dict.fromkeys(("$elemmatch", "$containsany", "$contains_any"), _ABSENT["$any"])
+_ABSENT |= dict.fromkeys(("$array_contains",), _ABSENT["$has"])
+_ABSENT |= dict.fromkeys(("$containsall", "$contains_all"), "use $all")
+_ABSENT |= dict.fromkeys(("$geonear", "$nearsphere", "$geo_distance", "$geodistance"), _ABSENT["$near"])
+_ABSENT |= dict.fromkeys(("$geowithin", "$geo_bounding_box"), _ABSENT["$box"])
+_ABSENT |= {
+    "$range": _ABSENT["$between"],
+    "$icontains": _ABSENT["$ilike"],
+    "$starts_with": _ABSENT["$startswith"],
+}
 
 
 def _nearest(name: str, valid: Sequence[str]) -> str:

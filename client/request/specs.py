@@ -8,16 +8,28 @@ from typing import Any
 
 from scannery.client.errors import InvalidArgumentError
 
-__all__ = ["build_dimensions", "build_spec"]
+__all__ = ["build_changes", "build_dimensions", "build_spec", "build_version", "keeps_existing"]
 
 
-def build_spec(spec: str | Mapping[str, Any], **parts: Any) -> str:
+def build_spec(
+    spec: str | Mapping[str, Any],
+    *,
+    dimensions: int = 0,
+    chunk: Mapping[str, Any] | None = None,
+    sparse: bool | None = None,
+    **parts: Any,
+) -> str:
     """Return a spec as JSON.
 
     Args:
         spec: with the keys of SPEC.yaml; or the name of the index, and the rest in `parts`.
-        parts: keys of the spec; None: not given. An encoder may be the name of its model. Without a `source`, an index
-            has `id` and `text` with an encoder, `id` and `vector` without one.
+        dimensions: components of a vector; 0: not given.
+        chunk: `source.chunk` of the spec.
+        sparse: whether datapoints may have sparse vectors.
+        parts: keys of the spec; None: not given. An encoder or a reranker may be the name of its model. Without a
+            `source`, an index has `id` and `text`, and without an encoder also `vector`, unless it is one without
+            vectors. An index made by its name takes datapoints without a vector, unless `vectors` says otherwise; it is
+            one without vectors if it has words or sparse vectors, and neither an encoder nor dimensions.
 
     Raises:
         InvalidArgumentError: it is neither a name nor a mapping, or cannot be JSON.
@@ -26,21 +38,75 @@ def build_spec(spec: str | Mapping[str, Any], **parts: Any) -> str:
     given = {name: value for name, value in parts.items() if value is not None}
     if isinstance(spec, str):
         made: dict[str, Any] = {"index": spec, **given}
+        if dimensions or sparse or made.get("encoder") or made.get("lexical"):
+            made.setdefault("vectors", "optional")
     elif isinstance(spec, Mapping):
         made = {**spec, **given}
     else:
         raise InvalidArgumentError(
             f"spec: must be a mapping with the keys of SPEC.yaml, or a name, got {spec!r:.80}", field="spec"
         )
-    if isinstance(made.get("encoder"), str):
-        made["encoder"] = {"model": made["encoder"]}
-    made.setdefault("source", {"id": "id", "text": "text"} if made.get("encoder") else _VECTORS)
+    _name_models(made)
+    without = made.get("vectors") == "optional" and not dimensions
+    made.setdefault("source", _TEXTS if made.get("encoder") or without else _VECTORS)
+    extra = {"chunk": chunk, "sparse_vector": "sparse_vector" if sparse else None}
+    if extra := {name: value for name, value in extra.items() if value is not None}:
+        if not isinstance(made["source"], Mapping):
+            raise InvalidArgumentError(
+                f"spec.source: must be a mapping, got {made['source']!r:.80}", field="spec.source"
+            )
+        made["source"] = {**made["source"], **extra}
+    return _json(made, "spec")
+
+
+def build_changes(**parts: Any) -> str:
+    """Return the changed keys of a spec as JSON; a part that is None is not changed.
+
+    Raises:
+        InvalidArgumentError: nothing is changed, or it cannot be JSON.
+
+    """
+    changes = {name: value for name, value in parts.items() if value is not None}
+    if not changes:
+        raise InvalidArgumentError(f"changes: give at least one of {', '.join(parts)}", field="changes")
+    _name_models(changes)
+    return _json(changes, "changes")
+
+
+def build_version(version: object) -> int:
+    """Return the number of a version, 0 for None."""
+    if version is None:
+        return 0
+    if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version < 1 << 64:
+        raise InvalidArgumentError(
+            f"if_version: must be a number from 1, got {version!r:.80}", field="if_version"
+        )
+    return version
+
+
+def keeps_existing(if_exists: object) -> bool:
+    """Return whether `if_exists` is `keep`."""
+    if if_exists not in ("error", "keep"):
+        raise InvalidArgumentError(
+            f"if_exists: must be 'error' or 'keep', got {if_exists!r:.80}", field="if_exists"
+        )
+    return if_exists == "keep"
+
+
+def _name_models(parts: dict[str, Any]) -> None:
+    for name in ("encoder", "reranker"):
+        if isinstance(parts.get(name), str):
+            parts[name] = {"model": parts[name]}
+
+
+def _json(value: object, field: str) -> str:
     try:
-        return json.dumps(made, allow_nan=False)
+        return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"spec: is not JSON: {error}", field="spec") from error
+        raise InvalidArgumentError(f"{field}: is not JSON: {error}", field=field) from error
 
 
+_TEXTS = {"id": "id", "text": "text"}
 _VECTORS = {"id": "id", "vector": "vector", "text": "text"}
 
 

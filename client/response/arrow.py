@@ -40,7 +40,9 @@ def hits_table(hits: Sequence[Hit]) -> pa.Table:
         )
     vector = next((hit.vector for hit in hits if hit.vector is not None), None)
     if vector is not None:
-        kind = pa.list_(pa.float32(), len(vector))
+        # Arrow cannot read nulls among lists of a fixed size from Parquet.
+        whole = all(hit.vector is not None for hit in hits)
+        kind = pa.list_(pa.float32(), len(vector)) if whole else pa.list_(pa.float32())
         columns["vector"] = pa.array([hit.vector for hit in hits], kind)
     for name in sorted({name for hit in hits for name in hit.attributes}):
         column = f"attribute_{name}" if name in columns else name

@@ -120,6 +120,8 @@ def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:
         ),
         spec=json.loads(message.spec_json) if message.spec_json else {},
         problem=message.problem,
+        aliases=tuple(message.aliases),
+        dynamic=message.dynamic,
     )
 
 
@@ -201,6 +203,8 @@ def parse_value(message: types_pb2.Value) -> AttributeValue | None:
         return None
     if kind == "string_list_value":
         return list(message.string_list_value.values)
+    if kind == "geo_value":
+        return {"lat": message.geo_value.latitude, "lon": message.geo_value.longitude}
     if kind == "timestamp_value":
         stamp = message.timestamp_value
         return _EPOCH + dt.timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)

@@ -67,12 +67,13 @@ def datapoint_view(point: Datapoint) -> str:
 
 def index_view(info: IndexInfo) -> str:
     """Return the description of an index."""
-    encoder = info.encoder.model if info.encoder else "none: it takes vectors"
+    encoder = info.encoder.model if info.encoder else "none: it takes vectors" if info.dimensions else "none"
+    vectors = f"{info.dimensions} dimensions, {info.distance}" if info.dimensions else "none"
     recall = f"{info.recall.measured:.3f} of the {info.recall.k} nearest" if info.recall else "exact search"
     memory = f" ({info.memory_rows:,} in memory)" if info.memory_rows else ""
     facts = [
         ("datapoints", f"{info.rows:,}{memory}"),
-        ("vectors", f"{info.dimensions} dimensions, {info.distance}"),
+        ("vectors", vectors),
         ("encoder", encoder),
         ("words", "indexed" if info.lexical else "not indexed"),
         ("version", f"{info.version}, of {info.created_at:%Y-%m-%d %H:%M} UTC"),
@@ -81,6 +82,7 @@ def index_view(info: IndexInfo) -> str:
             "size",
             f"{info.size_bytes / 2**20:,.1f} MiB in {info.shards} shard{'s' if info.shards > 1 else ''}",
         ),
+        *([("aliases", ", ".join(info.aliases))] if info.aliases else []),
         *([("problem", info.problem)] if info.problem else []),
     ]
     rows = "".join(_row((f"{_CELL};{_DIM}", _text(name)), (_CELL, _text(value))) for name, value in facts)

@@ -35,8 +35,8 @@ __all__ = [
 
 Distance: TypeAlias = Literal["cosine", "dot", "squared_l2"]
 
-AttributeValue: TypeAlias = str | list[str] | int | float | bool | dt.datetime
-"""Timestamps are datetimes with the time zone UTC."""
+AttributeValue: TypeAlias = str | list[str] | int | float | bool | dt.datetime | dict[str, float]
+"""Timestamps are datetimes with the time zone UTC; places are `{"lat": …, "lon": …}`, in degrees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +260,7 @@ class IndexInfo:
     dimensions: int
     distance: Distance
     attributes: dict[str, str]
-    """Name → `string`, `string_list`, `int`, `float`, `bool` or `timestamp`."""
+    """Name → `string`, `string_list`, `int`, `float`, `bool`, `timestamp` or `geo`."""
     lexical: bool
     encoder: EncoderInfo | None
     shards: int
@@ -277,6 +277,10 @@ class IndexInfo:
     """Empty in a list of indexes."""
     problem: str = ""
     """What is wrong while the index answers: a later version that cannot be opened, say. Empty: nothing."""
+    aliases: tuple[str, ...] = ()
+    """Other names that stand for it, in order."""
+    dynamic: bool = False
+    """Whether datapoints may have attributes that are not declared."""
 
     def _repr_html_(self) -> str:
         from scannery.client.response.notebook import index_view

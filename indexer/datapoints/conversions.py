@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scannery.indexer.datapoints.places import place_of
 from scannery.indexer.datapoints.prices import number_in_price, price_in_text
 from scannery.indexer.datapoints.text_values import (
     epoch_number,
@@ -238,6 +239,10 @@ def _timestamp(value: object) -> Converted:
     raise TypeError
 
 
+def _geo(value: object) -> Converted:
+    return Converted(place_of(value))
+
+
 def epoch_note(number: Any, *, is_text: bool = False) -> str | None:
     """Return the note on a number that was read as a time; None for seconds of usual years, which are documented."""
     unit = unit_of(number)
@@ -255,4 +260,5 @@ _CONVERTERS: dict[AttributeType, Callable[[Any], Converted]] = {
     "float": _float,
     "bool": _bool,
     "timestamp": _timestamp,
+    "geo": _geo,
 }

@@ -17,6 +17,7 @@ from scannery.indexer.datapoints.conversions import (
     WHOLE_AS_INT,
     epoch_note,
 )
+from scannery.indexer.datapoints.places import places_column
 from scannery.indexer.datapoints.text_values import LAST_SECOND, unit_of
 from scannery.indexer.spec.spec import AttributeType
 
@@ -128,6 +129,11 @@ def _timestamps(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
     return _epochs(values.cast(pa.int64()), notes) if pa.types.is_integer(kind) else None
 
 
+def _places(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
+    del notes
+    return places_column(values)
+
+
 def _lie_within_years(numbers: pa.Array, unit: str) -> bool:
     ends = pc.min_max(numbers).as_py()
     if ends["min"] is None:
@@ -157,4 +163,5 @@ _CONVERTERS: dict[AttributeType, Callable[[pa.Array, Counter[str]], pa.Array | N
     "float": _floats,
     "bool": _bools,
     "timestamp": _timestamps,
+    "geo": _places,
 }

@@ -285,7 +285,12 @@ def _attribute(name: str, kind: AttributeType, own: AttributeSpec | None) -> Map
     separator = ", " if kind == "string" and not expression.is_name else None
     convert, takes = _attribute_conversion(path, own)
     return MappedField(
-        name=path, expressions=(expression,), separator=separator, convert=convert, takes=takes
+        name=path,
+        expressions=(expression,),
+        separator=separator,
+        must_be_complete=kind == "geo",  # half a place is none
+        convert=convert,
+        takes=takes,
     )
 
 

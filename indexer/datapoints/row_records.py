@@ -21,7 +21,7 @@ __all__ = ["Place", "Records", "write_records"]
 
 Place = tuple[int, int, int, int]
 """Where a column lies, in bytes: its validity bits (-1: no nulls), its offsets (-1: none), its values, and the offsets
-of the strings in a list (-1: it is no list)."""
+of the strings in a list (-1: it is no list). Of places: latitudes are the values, and longitudes the last."""
 
 _ABSENT = -1
 
@@ -74,6 +74,8 @@ class Records:
             return valid, buffers[1], buffers[4], buffers[3]
         if pa.types.is_string(array.type):
             return valid, buffers[1], buffers[2], _ABSENT
+        if pa.types.is_struct(array.type):
+            return valid, _ABSENT, buffers[2], buffers[4]
         return valid, _ABSENT, buffers[1], _ABSENT
 
     def _position(self, buffer: pa.Buffer | None) -> int:

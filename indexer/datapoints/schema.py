@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.datapoints.conversions import Converted, convert
+from scannery.indexer.datapoints.places import GEO_TYPE, place_problem
 from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS
 from scannery.indexer.datapoints.text_values import decimal_number
@@ -26,6 +27,7 @@ __all__ = [
     "MAX_MAGNITUDE",
     "REVISION_COLUMN",
     "SPOKEN_COLUMN",
+    "attribute_columns",
     "attribute_value",
     "attribute_values",
     "converted_value",
@@ -56,13 +58,17 @@ ARROW_TYPES: dict[AttributeType, pa.DataType] = {
     "bool": pa.bool_(),
     # Microseconds since the epoch, UTC: what Parquet, DuckDB and Python's datetime agree on.
     "timestamp": pa.timestamp("us", tz="UTC"),
+    "geo": GEO_TYPE,
 }
 
 
 def datapoint_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
-    """Return the Arrow schema of the datapoints of an index: fixed columns, one per attribute, and `_dynamic`."""
-    has_sparse = spec.source.sparse_vector is not None
-    return _schema(tuple(spec.attributes.items()), has_sparse, spec.dynamic, dimensions)
+    """Return the Arrow schema of the datapoints of an index: fixed columns, one per attribute, and `_dynamic`.
+
+    With `vectors: optional`, `embedding` is null where a row has no vector; with 0 dimensions it is always null.
+    """
+    has_sparse, optional = spec.source.sparse_vector is not None, spec.vectors == "optional"
+    return _schema(tuple(spec.attributes.items()), has_sparse, spec.dynamic, dimensions, optional)
 
 
 def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
@@ -70,15 +76,25 @@ def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
     return datapoint_schema(spec, dimensions).append(pa.field(SPOKEN_COLUMN, pa.string()))
 
 
+def attribute_columns(spec: IndexSpec) -> dict[str, pa.DataType]:
+    """Return the Arrow types of the columns of attributes, by name."""
+    return {name: ARROW_TYPES[kind] for name, kind in spec.attributes.items()}
+
+
 @lru_cache(maxsize=256)  # every small write needs it, and it takes as long as the validation of a datapoint
 def _schema(
-    attributes: tuple[tuple[str, AttributeType], ...], has_sparse: bool, dynamic: bool, dimensions: int
+    attributes: tuple[tuple[str, AttributeType], ...],
+    has_sparse: bool,
+    dynamic: bool,
+    dimensions: int,
+    optional: bool,
 ) -> pa.Schema:
+    # Arrow writes no lists of size 0.
+    vector = pa.list_(pa.field("item", pa.float32(), nullable=False), max(1, dimensions))
     fixed = [
         pa.field("id", pa.string(), nullable=False),
         pa.field("document_id", pa.string(), nullable=False),
-        pa.field("embedding", pa.list_(pa.field("item", pa.float32(), nullable=False), dimensions),
-                 nullable=False),
+        pa.field("embedding", vector, nullable=optional),
         pa.field("title", pa.string()),
         pa.field("text", pa.string()),
         pa.field("text_start", pa.int64()),
@@ -94,7 +110,10 @@ def _schema(
 
 
 def vectors_of(table: pa.Table) -> np.ndarray:
-    """Return the `embedding` column as float32 `(rows, dimensions)`; a view where the column is one chunk."""
+    """Return the `embedding` column as float32 `(rows, dimensions)`; a view where the column is one chunk.
+
+    No row may be without a vector.
+    """
     column = table.column("embedding")
     dimensions = column.type.list_size
     # flatten(), not .values: it respects the offset of a sliced array.
@@ -194,7 +213,9 @@ def converted_value(value: object, kind: AttributeType, *, field: str) -> Conver
 
 
 def _hint(value: object, kind: AttributeType) -> str:
-    """Return which key of the spec would make something of a text that does not fit."""
+    """Return which key of the spec would make something of a text that does not fit, or what is wrong with a place."""
+    if kind == "geo":
+        return f"; {place_problem(value)}"
     if not isinstance(value, str):
         return ""
     if kind in ("int", "float"):
@@ -241,6 +262,7 @@ _ARTICLES: dict[AttributeType, str] = {
     "float": "a number",
     "bool": "true or false, yes or no, 1 or 0",
     "timestamp": "a timestamp (ISO 8601, or a number since 1970)",
+    "geo": "a place such as {'lat': 52.5, 'lon': 13.4} or '52.5,13.4'",
 }
 _DAY_OR_MONTH = re.compile(r"\d{1,2}[/-]\d{1,2}[/-]\d{2,4}\b")
 

@@ -119,7 +119,8 @@ def validate(
         embeds: whether a row may have a text in place of a vector.
         partial: rows are changes to datapoints, and need neither text nor vector.
         limits: on sizes.
-        spoken: returns what is spoken in a text that is a transcript, None for others; used for texts with a vector.
+        spoken: returns what is spoken in a text that is a transcript, None for others; used for texts that are not
+            embedded.
 
     """
     batch = _Batch(rows, fields)
@@ -134,7 +135,10 @@ def validate(
     columns |= batch.column(SPOKEN_COLUMN, functools.partial(text_rule, lambda text: text, None))
     vectors_ND, has_vector_N = batch.vectors(dimensions, zeros=spec.distance != "cosine")
     if not partial and not has_vector_N.all():
-        batch.check_texts(~has_vector_N, columns, embeds=embeds, cuts=spec.source.chunk is not None)
+        if spec.vectors == "required":
+            batch.check_texts(~has_vector_N, columns, embeds=embeds)
+        if spec.source.chunk is not None:
+            batch.check_cut_ids(~has_vector_N, columns)
     columns |= batch.sparse()
     for name in (name for name in spec.attributes if name in fields):
         columns |= batch.column(name, functools.partial(attribute_rule, spec.attributes[name], limits))
@@ -143,7 +147,8 @@ def validate(
         columns.get("text")
     )
     if spoken is not None and "text" in columns and SPOKEN_COLUMN not in fields:
-        columns[SPOKEN_COLUMN] = _spoken(columns["text"], has_vector_N, spoken)
+        # Texts without a vector are cut first, if they are to be embedded.
+        columns[SPOKEN_COLUMN] = _spoken(columns["text"], has_vector_N | (not embeds), spoken)
     schema = written_schema(spec, dimensions)
     place = schema.get_field_index("embedding")
     if vectors_ND is None:
@@ -190,6 +195,10 @@ class _Batch:
     def vectors(self, dimensions: int, *, zeros: bool) -> tuple[np.ndarray | None, np.ndarray]:
         """Return the vectors as float32 (N, D), None if there is none, and which rows have one, bool (N,)."""
         name, values = self._fields.get("embedding", ("", [None] * self._rows))
+        if dimensions == 0:
+            error = invalid("vector", name, "is not possible: the index has no vectors")
+            self._note(np.array([value is not None for value in listed(values)], bool), error)
+            return None, np.zeros(self._rows, bool)
         if isinstance(values, np.ndarray) and values.shape[1] == dimensions:
             with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as that
                 vectors_ND = np.ascontiguousarray(values, np.float32)
@@ -211,10 +220,8 @@ class _Batch:
             vectors_ND[row] = vector_D
         return (vectors_ND if self._rows else None), has_vector_N
 
-    def check_texts(
-        self, without_N: np.ndarray, columns: Mapping[str, pa.Array], *, embeds: bool, cuts: bool
-    ) -> None:
-        """Check rows without a vector: there is a text to embed, and the ids of its passages fit."""
+    def check_texts(self, without_N: np.ndarray, columns: Mapping[str, pa.Array], *, embeds: bool) -> None:
+        """Check rows without a vector: there is a text to embed."""
         vector = self._fields["embedding"].name if "embedding" in self._fields else "vector"
         if not embeds:
             self._note(without_N, invalid("missing_vector", vector, "is required: the index has no encoder"))
@@ -227,11 +234,13 @@ class _Batch:
         else:
             without_text_N = without_N
         self._note(without_text_N, invalid("missing_text", name, f"is required, or a {vector}"))
-        if cuts:
-            limit = MAX_ID_BYTES - PASSAGE_SUFFIX_BYTES
-            what = f"must be at most {limit} bytes long where texts are cut into passages"
-            too_long_N = without_N & (sizes_of(columns["id"]) > limit)
-            self._note(too_long_N, invalid("id", self._fields["id"].name, what))
+
+    def check_cut_ids(self, without_N: np.ndarray, columns: Mapping[str, pa.Array]) -> None:
+        """Check that the ids of rows without a vector leave room for the numbers of passages."""
+        limit = MAX_ID_BYTES - PASSAGE_SUFFIX_BYTES
+        what = f"must be at most {limit} bytes long where texts are cut into passages"
+        too_long_N = without_N & (sizes_of(columns["id"]) > limit)
+        self._note(too_long_N, invalid("id", self._fields["id"].name, what))
 
     def sparse(self) -> dict[str, pa.Array]:
         """Return the two columns of sparse vectors."""

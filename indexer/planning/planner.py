@@ -34,7 +34,7 @@ from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
 
-__all__ = ["EXACT_ABOVE_SHARE", "Found", "Planner", "exact_found", "replace"]
+__all__ = ["EXACT_ABOVE_SHARE", "Found", "Planner", "exact_found", "nothing_found", "replace"]
 
 EXACT_ABOVE_SHARE = 0.125
 """A search for more hits than this share of the rows (all, or those allowed) is cheaper as a scan of these rows."""
@@ -223,6 +223,13 @@ def exact_found(
     return Found(
         rows_QK, scores_QK, [plan] * count, np.zeros(count, np.int64), np.full(count, rows), np.ones(count)
     )
+
+
+def nothing_found(queries: int, k: int) -> Found:
+    """Return the answer of a segment whose rows have no vectors."""
+    rows_QK, scores_QK = np.full((queries, k), NO_ROW, np.int64), np.full((queries, k), -np.inf, np.float32)
+    nothing_Q = np.zeros(queries, np.int64)
+    return Found(rows_QK, scores_QK, ["none"] * queries, nothing_Q, nothing_Q.copy(), np.ones(queries))
 
 
 def _exact(queries: int, rows: int, share: float, k: int) -> str:

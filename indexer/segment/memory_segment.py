@@ -15,13 +15,14 @@ import pyarrow as pa
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import vectors_of
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
+from scannery.indexer.datapoints.vector_presence import is_vectorless
 from scannery.indexer.hashes import in_order, sorted_hashes
 from scannery.indexer.lexical.inverted_index import WORD_COLUMNS, Postings, invert, with_terms
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.segment.segment import Segment
-from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.spec.spec import Distance, IndexSpec
 from scannery.indexer.vectors.tie_order import BY_ROW, Ties, id_ranks
-from scannery.indexer.vectors.vector_files import search_vectors
+from scannery.indexer.vectors.vector_files import no_vectors, search_vectors
 
 __all__ = ["MemorySegment"]
 
@@ -48,7 +49,8 @@ class MemorySegment(Segment):
         """Keep the parts; use `MemorySegment.of` or `MemorySegment.merged`.
 
         Args:
-            parts: columns in any number of chunks, with words if the index has them.
+            parts: columns in any number of chunks, with words if the index has them; without `embedding` if no row
+                has a vector.
             spec: of the index.
             scaled: vectors scaled to length 1, in row order, if they differ from those in `parts`; else None.
             ids: of `sorted_hashes`, for the ids.
@@ -75,6 +77,7 @@ class MemorySegment(Segment):
             size_bytes=parts.nbytes if size_bytes is None else size_bytes,
             sha256=name,
             kind="exact",
+            vectors="embedding" in parts.column_names,
         )
 
     @cached_property
@@ -84,8 +87,8 @@ class MemorySegment(Segment):
 
     @cached_property
     def given_ND(self) -> np.ndarray:  # type: ignore[override]  # noqa: N802  an attribute elsewhere
-        """The vectors as they were given, float32 (N, D)."""
-        return vectors_of(self.whole)
+        """The vectors as they were given, float32 (N, D); (N, 0) without any."""
+        return vectors_of(self.whole) if self.has_vectors else no_vectors(self.rows)
 
     @cached_property
     def searched_ND(self) -> np.ndarray:  # type: ignore[override]  # noqa: N802  an attribute elsewhere
@@ -141,24 +144,27 @@ class MemorySegment(Segment):
 
     @classmethod
     def of(cls, table: pa.Table, spec: IndexSpec, *, hashes_N: np.ndarray | None = None) -> MemorySegment:
-        """Return a segment of the rows of a table.
+        """Return a segment of the rows of a table, all of which have a vector, or none.
 
         Args:
-            table: the columns of `datapoint_schema`, and others whose names begin with `_`.
+            table: the columns of `datapoint_schema`, and others whose names begin with `_`; `embedding` may be null or
+                missing.
             spec: of the index.
             hashes_N: `id_hashes` of the rows, uint64; None: computed.
 
         """
         whole = with_terms(table, spec.lexical).replace_schema_metadata(None).combine_chunks()
-        given_ND = vectors_of(whole)
-        searched_ND = search_vectors(given_ND, spec.distance)
-        searched_ND.setflags(write=False)
+        scaled = None
+        if is_vectorless(whole):
+            whole = whole.drop_columns([name for name in ("embedding",) if name in whole.column_names])
+        else:
+            scaled = _scaled(vectors_of(whole), spec.distance)
         ids, documents = whole.column("id"), whole.column("document_id")
         hashes = sorted_hashes(ids) if hashes_N is None else in_order(hashes_N)
         return cls(
             whole,
             spec,
-            scaled=None if _is_same(given_ND, searched_ND) else [searched_ND],
+            scaled=scaled,
             ids=hashes,
             documents=hashes if ids.equals(documents) else sorted_hashes(documents),
         )
@@ -208,8 +214,11 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     return joined_ND
 
 
-def _is_same(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.ctypes.data == other.ctypes.data
+def _scaled(given_ND: np.ndarray, distance: Distance) -> list[np.ndarray] | None:
+    """Return the vectors as they are searched, read-only; None if these are the same array."""
+    searched_ND = search_vectors(given_ND, distance)
+    searched_ND.setflags(write=False)
+    return None if given_ND.ctypes.data == searched_ND.ctypes.data else [searched_ND]
 
 
 def _kept(arrays: Sequence[np.ndarray], alive: Sequence[np.ndarray | None]) -> list[np.ndarray]:

@@ -5,10 +5,11 @@ Shapes: Q queries, N rows of the segment, D dimensions, K hits.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.planning.leaves import Leaves
 from scannery.indexer.planning.plan_costs import COSTS, Costs, latest_costs
 from scannery.indexer.planning.plan_timing import measure_costs
-from scannery.indexer.planning.planner import Found, Planner, exact_found, replace
+from scannery.indexer.planning.planner import Found, Planner, exact_found, nothing_found, replace
 from scannery.indexer.scann.search import ScannSearcher, load_searcher
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.spec.spec import Distance
@@ -37,6 +38,7 @@ from scannery.indexer.tuning.settings_choice import pick_settings
 from scannery.indexer.vectors.arrays import mapped, taken
 from scannery.indexer.vectors.exact_search import FEW_HITS, FEW_QUERIES, NO_ROW, exact_search, search_ready
 from scannery.indexer.vectors.tie_order import Ties
+from scannery.indexer.vectors.vector_files import no_vectors
 
 __all__ = ["Segment"]
 
@@ -65,13 +67,14 @@ class Segment:
         self.entry = entry.model_copy(update={"deleted": None})
         """As in the manifest, without deleted rows, which differ between versions: see `OpenIndex.alive`."""
         self.distance: Distance = info["distance"]
-        self.searched_ND = mapped(folder / files.VECTORS)
-        """The vectors as they are searched (length 1 for cosine), float32 (N, D), memory-mapped."""
+        self.searched_ND = mapped(folder / files.VECTORS) if entry.vectors else no_vectors(entry.rows)
+        """The vectors as they are searched (length 1 for cosine), float32 (N, D), memory-mapped; (N, 0) without any."""
         given = folder / files.GIVEN
         self.given_ND = mapped(given) if given.exists() else self.searched_ND
         """The vectors as they were given, float32 (N, D), memory-mapped."""
         self.records = Records.map(folder / files.COLUMNS)
-        """All columns but the vectors, memory-mapped, in row order."""
+        """All columns of the file but the vectors, memory-mapped, in row order."""
+        self._table: pa.Table = self.records.table
         self.ties = Ties.map(folder / files.TIES)
         """The order of rows with equal scores."""
         self._hashes_2N = mapped(folder / files.HASHES)
@@ -95,8 +98,24 @@ class Segment:
 
     @property
     def table(self) -> pa.Table:
-        """All columns but the vectors, memory-mapped, in row order."""
-        return self.records.table
+        """All columns but the vectors, memory-mapped, in row order; see `with_columns`."""
+        return self._table
+
+    def with_columns(self, columns: Mapping[str, pa.DataType]) -> Segment:
+        """Return this segment with these columns, by name and type; those that its file lacks are null.
+
+        An index can get attributes after a segment was written (versions/altering.py). `records` stays as it is.
+        """
+        stored = self.records.table
+        table = stored
+        for name, kind in columns.items():
+            if name not in stored.column_names:
+                table = table.append_column(name, pa.nulls(self.rows, kind))
+        if table.schema == self._table.schema:
+            return self
+        changed = copy.copy(self)
+        changed._table = table
+        return changed
 
     @property
     def rows(self) -> int:
@@ -104,8 +123,13 @@ class Segment:
         return self.entry.rows
 
     @property
+    def has_vectors(self) -> bool:
+        """Whether all rows have a vector; else none has, and no search by vector finds one."""
+        return self.entry.vectors
+
+    @property
     def dimensions(self) -> int:
-        """Components of a vector."""
+        """Components of a vector; 0 without vectors."""
         return int(self.searched_ND.shape[1])
 
     @cached_property
@@ -219,6 +243,8 @@ class Segment:
             ready: whether the queries are as `search_ready` returns them.
 
         """
+        if not self.has_vectors:
+            return nothing_found(len(queries_QD), k)
         queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
         searcher = self._searcher
         if searcher is None or self._planner is None or settings is None or target_recall >= 1:
@@ -310,6 +336,9 @@ class Segment:
             ready: whether the queries are as `search_ready` returns them.
 
         """
+        if not self.has_vectors:
+            found = nothing_found(len(queries_QD), k)
+            return found.rows_QK, found.scores_QK
         queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
         exact = settings is None or allowed is not None or not settings.reaches(k)
         if self._searcher is None or settings is None or exact:
@@ -381,7 +410,7 @@ class Segment:
 
         Uses the arrays of the segment, since kernels for read-only arrays are compiled separately.
         """
-        if self.rows:
+        if self.rows and self.has_vectors:
             query_1D = search_ready(np.array(self.searched_ND[:1]), self.distance)
             for queries, hits in ((1, 1), (1, FEW_HITS + 1), (FEW_QUERIES, 1)):
                 asked_QD = np.repeat(query_1D, queries, axis=0)

@@ -25,7 +25,14 @@ from scannery.indexer.segment.segment_writer import FORMAT_KEY, SEGMENT_KEY
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
 from scannery.indexer.vectors.tie_order import write_ties
-from scannery.indexer.vectors.vector_files import BLOCK_ROWS, blocks_of, is_unit, unit_blocks, write_vectors
+from scannery.indexer.vectors.vector_files import (
+    BLOCK_ROWS,
+    blocks_of,
+    is_unit,
+    no_vectors,
+    unit_blocks,
+    write_vectors,
+)
 
 __all__ = [
     "COLUMNS",
@@ -78,7 +85,8 @@ def unpack(path: Path, folder: Path, key: str) -> None:
                 f"{key} has segment format {format_version}; this Scannery reads up to {FORMAT_VERSION}"
             )
         info = json.loads(metadata[SEGMENT_KEY])
-        _write_vectors(file, folder, info["distance"])
+        if info.get("vectors", True):
+            _write_vectors(file, folder, info["distance"])
         table = file.read([name for name in file.schema_arrow.names if name != "embedding"])
     if info["scann"]:
         (folder / "scann").mkdir()
@@ -86,7 +94,8 @@ def unpack(path: Path, folder: Path, key: str) -> None:
         leaf_N = table.column(LEAF_COLUMN).to_numpy()
         with COMPILING:
             measure_leaves(mapped(folder / VECTORS), leaf_N, info["distance"], seed=0).save(folder / LEAVES)
-    write_ties(mapped(folder / VECTORS), table.column("id"), folder / TIES, proposed=bool(info["scann"]))
+    searched_ND = mapped(folder / VECTORS) if (folder / VECTORS).exists() else no_vectors(table.num_rows)
+    write_ties(searched_ND, table.column("id"), folder / TIES, proposed=bool(info["scann"]))
     if info.get("lexical"):
         _check_words(info["lexical"], key)
         (folder / WORDS).mkdir()

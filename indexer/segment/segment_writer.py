@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints.schema import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema
+from scannery.indexer.datapoints.vector_presence import is_vectorless
 from scannery.indexer.errors import BuildError, NotFoundError
 from scannery.indexer.lexical.inverted_index import with_terms
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
@@ -60,12 +61,13 @@ def build_segment(
     queries: np.ndarray | None = None,
     measured: bool = False,
 ) -> BuiltSegment:
-    """Write the datapoints of one shard as a segment file.
+    """Write datapoints of one shard as a segment file: all of them with a vector, or all without one.
 
     Rows are in leaf order if ScaNN is used, else in input order. The input is not changed.
 
     Args:
-        table: the columns of `datapoint_schema`, and optionally `_spoken` and `_revision`; others are dropped.
+        table: the columns of `datapoint_schema`, and optionally `_spoken` and `_revision`; others are dropped. Rows
+            without a vector as in vector_presence.py.
         spec: of the index.
         shard: number of the shard.
         directory: where the file is written.
@@ -75,14 +77,14 @@ def build_segment(
             were not used in tuning.
 
     Raises:
-        BuildError: a vector is not finite, two rows have one id, ScaNN failed, or the file cannot be written; the
-            message names the shard.
+        BuildError: only some rows have a vector, a vector is not finite, two rows have one id, ScaNN failed, or the
+            file cannot be written; the message names the shard.
 
     """
     name = f"shard {shard} of index {spec.index!r}"
     table = _conformed(table, spec, name)
-    dimensions = table.schema.field("embedding").type.list_size
-    config = choose_config(table.num_rows, dimensions, spec.distance, spec.scann)
+    dimensions = _dimensions(table)
+    config = choose_config(table.num_rows, dimensions, spec.distance, spec.scann) if dimensions else None
     with _disk_errors(name, directory):
         if config is None:
             return _exact_segment(table, spec, shard, directory)
@@ -141,7 +143,7 @@ def _exact_segment(table: pa.Table, spec: IndexSpec, shard: int, directory: Path
     seconds: dict[str, float] = {}
     # In one chunk: the pages of the file, and so its hash, must not depend on the chunks of the input.
     whole = _with_words(table, spec, seconds).combine_chunks()
-    path = _write(whole, _metadata(spec, None, {}), directory, seconds)
+    path = _write(whole, _metadata(spec, None, {}, vectors=_dimensions(table) > 0), directory, seconds)
     return BuiltSegment(path=path, entry=_entry(path, table, shard, None), statistics={"seconds": seconds})
 
 
@@ -209,18 +211,34 @@ def is_sound(store: Store, key: str, size_bytes: int, sha256: str) -> bool:
 def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
     if table.num_rows == 0:
         raise BuildError(f"{name}: there are no datapoints")
-    dimensions = table.schema.field("embedding").type.list_size
-    schema = datapoint_schema(spec, dimensions)
+    schema = _stored_schema(table, spec, name)
     if _has_values(table, SPOKEN_COLUMN):
         schema = schema.append(pa.field(SPOKEN_COLUMN, pa.string()))
     if REVISION_COLUMN in table.column_names:
         schema = schema.append(pa.field(REVISION_COLUMN, pa.int64()))
     table = _in_few_chunks(table.select(schema.names), schema)
-    if not all(np.isfinite(block_BD).all() for block_BD in blocks_of(table)):
+    if _dimensions(table) and not all(np.isfinite(block_BD).all() for block_BD in blocks_of(table)):
         raise BuildError(f"{name}: a vector has a value that is not finite")
     if pc.count_distinct(table.column("id")).as_py() != table.num_rows:
         raise BuildError(f"{name}: two datapoints have the same id")
     return table
+
+
+def _stored_schema(table: pa.Table, spec: IndexSpec, name: str) -> pa.Schema:
+    """Return `datapoint_schema` as in a file: no row lacks a vector, or there is no column of vectors."""
+    vectorless = is_vectorless(table)
+    if not vectorless and table.column("embedding").null_count:
+        raise BuildError(f"{name}: only some of the rows of a segment have a vector")
+    schema = datapoint_schema(spec, 0 if vectorless else _dimensions(table))
+    place = schema.get_field_index("embedding")
+    return schema.remove(place) if vectorless else schema.set(place, schema.field(place).with_nullable(False))
+
+
+def _dimensions(table: pa.Table) -> int:
+    """Return the components of a vector; 0 without a column of vectors."""
+    if "embedding" not in table.column_names:
+        return 0
+    return int(table.schema.field("embedding").type.list_size)
 
 
 def _has_values(table: pa.Table, name: str) -> bool:
@@ -231,19 +249,25 @@ def _in_few_chunks(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the table in this schema with one chunk per column, except for vectors, which are not copied."""
     if not table.schema.equals(schema):
         table = table.cast(schema)
+    if not _dimensions(table):
+        return table.combine_chunks()
     place, embedding = schema.get_field_index("embedding"), table.column("embedding")
     others = table.drop_columns(["embedding"]).combine_chunks()
     return others.add_column(place, schema.field("embedding"), embedding)
 
 
-def _metadata(spec: IndexSpec, config: ScannConfig | None, sidecar: dict[str, str]) -> dict[bytes, bytes]:
-    segment = {
+def _metadata(
+    spec: IndexSpec, config: ScannConfig | None, sidecar: dict[str, str], *, vectors: bool = True
+) -> dict[bytes, bytes]:
+    segment: dict[str, Any] = {
         "distance": spec.distance,
         "kind": "scann" if config else "exact",
         "attributes": spec.attributes,
         "lexical": spec.lexical and spec.lexical.rules,
         "scann": config and {"config": config.to_dict(), "files": sidecar},
     }
+    if not vectors:
+        segment["vectors"] = False
     return {FORMAT_KEY: str(FORMAT_VERSION).encode(), SEGMENT_KEY: json.dumps(segment).encode()}
 
 
@@ -254,18 +278,22 @@ def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, secon
     os.close(descriptor)
     draft = Path(name)
     plain = [name for name in table.column_names if name not in ("embedding", *NATIVE_COLUMNS)]
-    dimensions = table.schema.field("embedding").type.list_size
+    dimensions = _dimensions(table)
     pq.write_table(
         table.replace_schema_metadata(metadata),
         draft,
-        row_group_size=max(1, min(ROW_GROUP_ROWS, ROW_GROUP_NUMBERS // dimensions)),
+        row_group_size=max(1, min(ROW_GROUP_ROWS, ROW_GROUP_NUMBERS // max(1, dimensions))),
         compression="zstd",
         # Dictionaries help for attributes and ids, not for vectors and codes, which do not repeat.
-        use_dictionary=[f"{name}.list.element" if _is_list(table, name) else name for name in plain],
+        use_dictionary=[
+            f"{name}.list.element" if _is_list(table, name) else name
+            for name in plain
+            if not _is_struct(table, name)
+        ],
         # Smaller and faster to read for floats than any other encoding.
-        column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"},
+        column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"} if dimensions else None,
         write_page_checksum=True,
-        write_statistics=[name for name in plain if not _is_list(table, name)],
+        write_statistics=[leaf for name in plain for leaf in _ordered_leaves(table, name)],
     )
     path = Path(shutil.move(draft, directory / f"{file_sha256(draft)}.parquet"))
     seconds["write"] = time.perf_counter() - started
@@ -274,6 +302,17 @@ def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, secon
 
 def _is_list(table: pa.Table, name: str) -> bool:
     return bool(pa.types.is_list(table.schema.field(name).type))
+
+
+def _is_struct(table: pa.Table, name: str) -> bool:
+    return bool(pa.types.is_struct(table.schema.field(name).type))
+
+
+def _ordered_leaves(table: pa.Table, name: str) -> list[str]:
+    """Return the Parquet columns of a column whose least and greatest values mean something."""
+    if _is_struct(table, name):
+        return [f"{name}.{field.name}" for field in table.schema.field(name).type]
+    return [] if _is_list(table, name) else [name]
 
 
 def _entry(path: Path, table: pa.Table, shard: int, tuning: Tuning | None) -> SegmentEntry:
@@ -285,6 +324,7 @@ def _entry(path: Path, table: pa.Table, shard: int, tuning: Tuning | None) -> Se
         size_bytes=path.stat().st_size,
         sha256=path.stem,
         kind="scann" if tuning else "exact",
+        vectors=_dimensions(table) > 0,
         curve=tuning.curve if tuning else (),
         depth_curves=tuning.depth_curves if tuning else (),
     )

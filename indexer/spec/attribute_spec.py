@@ -28,7 +28,7 @@ __all__ = [
     "check_attribute_name",
 ]
 
-AttributeType = Literal["string", "string_list", "int", "float", "bool", "timestamp"]
+AttributeType = Literal["string", "string_list", "int", "float", "bool", "timestamp", "geo"]
 
 ATTRIBUTE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 
@@ -46,6 +46,7 @@ _SYNONYMS = {
     "integer": "int", "long": "int", "int64": "int", "int32": "int", "bigint": "int",
     "number": "float", "double": "float", "decimal": "float", "float64": "float", "float32": "float",
     "boolean": "bool", "date": "timestamp", "datetime": "timestamp", "time": "timestamp",
+    "point": "geo", "place": "geo", "location": "geo", "geo_point": "geo", "geopoint": "geo", "coordinates": "geo",
 }  # fmt: skip
 """Names of types in other systems."""
 
@@ -56,6 +57,7 @@ _CONSTANTS: dict[str, tuple[type, ...]] = {
     "float": (int, float),
     "bool": (bool,),
     "timestamp": (str, dt.date),
+    "geo": (str,),
 }
 
 

@@ -232,12 +232,10 @@ class SourceSpec(SpecModel):
         return {**data, **own}
 
     @model_validator(mode="after")
-    def _has_something_to_index(self) -> SourceSpec:
-        if self.text is None and self.vector is None:
-            raise ValueError("needs `text`, `vector` or both, got neither")
+    def _keys_fit(self) -> SourceSpec:
         # The rows of an export are passages already, but live updates of the index are documents to cut.
         is_export = self.format == "datapoints"
-        if self.chunk is not None and not is_export and (self.text is None or self.vector is not None):
+        if self.chunk is not None and not is_export and self.vector is not None:
             raise ValueError("`chunk` needs `text` and no `vector`: a ready vector has no passages")
         if self.chunk is not None and self.sparse_vector is not None:
             raise ValueError("`chunk` and `sparse_vector` exclude each other: a ready vector has no passages")

@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_serializer,
     field_validator,
     model_serializer,
@@ -270,11 +271,17 @@ class IndexSpec(SpecModel):
     index: str
     """Name: lower-case letters, digits, `-` and `_`, at most 63."""
 
+    vectors: Literal["required", "optional"] = "required"
+    """Whether a datapoint must have a vector, or a text to encode; one without is found by filter, by words and by
+    sparse vectors only. With `optional`, an index may have no vectors at all: it needs neither `encoder` nor
+    `source.vector` then."""
+
     source: Annotated[SourceSpec, mapping_like(lambda _: "{id: id, text: text}")]
     """What the input is, and which of its fields are what."""
 
     encoder: Annotated[EncoderSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
-    """Required unless the source has vectors; then it encodes text queries."""
+    """Required unless the source has vectors, or `vectors: optional`. Where the source has vectors, it encodes text
+    queries."""
 
     reranker: Annotated[RerankerSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
     """Required for searches with `rerank`."""
@@ -291,9 +298,6 @@ class IndexSpec(SpecModel):
 
     dynamic: bool = False
     """Whether datapoints may have attributes that are not declared, of any type in each row; all can be filtered by."""
-
-    vectors: Literal["required", "optional"] = "required"
-    """Whether a datapoint must have a vector, or a text to encode; one without is found by filter and by words only."""
 
     lexical: Lexical = None
     """Also index the words of title and text (BM25): `true`, or a mapping of options."""
@@ -314,11 +318,23 @@ class IndexSpec(SpecModel):
     live: LiveSpec = LiveSpec()
     """Sealing, merging and garbage collection for live updates."""
 
+    @property
+    def embeds(self) -> bool:
+        """Whether builds encode texts, rather than reading vectors from the source or making rows without vectors."""
+        return self.encoder is not None and self.source.vector is None
+
     @field_validator("index")
     @classmethod
     def _index_name(cls, value: str) -> str:
         if not INDEX_NAME.fullmatch(value):
             raise ValueError(f"must match {INDEX_NAME.pattern} (it becomes a folder name), got {value!r}")
+        return value
+
+    @field_validator("source")
+    @classmethod
+    def _something_to_index(cls, value: SourceSpec, info: ValidationInfo) -> SourceSpec:
+        if value.text is None and value.vector is None and info.data.get("vectors") != "optional":
+            raise ValueError("needs `text`, `vector` or both, got neither; or add `vectors: optional`")
         return value
 
     @field_validator("attributes")
@@ -375,14 +391,18 @@ class IndexSpec(SpecModel):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> IndexSpec:
-        if self.encoder is None and self.source.vector is None:
+        has_vectors = self.encoder is not None or self.source.vector is not None
+        if not has_vectors and self.vectors == "required":
             raise ValueError(
-                "`encoder` is required unless `source.vector` names a field with vectors. An index of words alone is "
-                "not possible yet: add `encoder: {model: sentence-transformers/all-MiniLM-L6-v2}` and "
-                "`search: {mode: lexical}`, and searches use the words only"
+                "`encoder` is required unless `source.vector` names a field with vectors. For an index of words alone, "
+                "add `vectors: optional`"
                 if self.lexical
                 else "`encoder` is required unless `source.vector` names a field with vectors"
             )
+        if self.source.text is None and self.source.vector is None and self.encoder is not None:
+            raise ValueError("`encoder` needs `source.text` or `source.vector`")
+        if self.source.chunk is not None and not has_vectors:
+            raise ValueError("`source.chunk` needs `encoder`, whose tokens it counts")
         if self.lexical and self.source.text is None:
             raise ValueError("`lexical: true` needs `source.text`")
         if self.search.mode in ("lexical", "hybrid") and not self.lexical:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from scannery.indexer.errors import InvalidSpecError
 from scannery.indexer.spec.spec import AttributeSpec, IndexSpec
 
-__all__ = ["load_spec", "parse_spec", "spec_json_schema"]
+__all__ = ["load_spec", "parse_spec", "spec_json_schema", "spec_yaml"]
 
 
 def parse_spec(data: object) -> IndexSpec:
@@ -50,6 +50,17 @@ def load_spec(path: str | Path) -> IndexSpec:
         return parse_spec(data)
     except InvalidSpecError as error:
         raise InvalidSpecError(f"{path}: {error.message}", field=error.field) from error
+
+
+def spec_yaml(spec: IndexSpec) -> str:
+    """Return a spec as YAML that `load_spec` reads, without keys that have their defaults."""
+    data = spec.model_dump(mode="json", exclude_defaults=True)
+    if spec.lexical is None:
+        data.pop("lexical", None)
+    source = {"id": spec.source.id, **data.pop("source", {})}
+    whole = {"index": spec.index, "source": source, **{k: v for k, v in data.items() if k != "index"}}
+    text: str = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=100)
+    return text
 
 
 def spec_json_schema() -> dict[str, Any]:

@@ -39,6 +39,9 @@ class Backend(Protocol):
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
         """Write an object; with `only_if_absent` raise AlreadyExistsError if it exists."""
 
+    def replace(self, key: str, data: bytes, known: bytes | None) -> None:
+        """Write an object if its bytes are `known` (None: it does not exist), else raise AlreadyExistsError."""
+
     def size(self, key: str) -> int:
         """Return the size of an object in bytes."""
 

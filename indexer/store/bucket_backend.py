@@ -26,7 +26,7 @@ from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreErro
 from scannery.indexer.store.backend import StoredObject
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, UpdateVersion
     from obstore.store import ClientConfig
 
 __all__ = ["BucketBackend"]
@@ -109,6 +109,27 @@ class BucketBackend:
                 obstore.put(self._store, key, data, mode="create", use_multipart=False)
             else:
                 obstore.put(self._store, key, data, chunk_size=PART_BYTES, max_concurrency=PARALLEL)
+
+    def replace(self, key: str, data: bytes, known: bytes | None) -> None:
+        """Write an object if its bytes are `known` (None: it does not exist), else raise AlreadyExistsError."""
+        if known is None:
+            self.write(key, data, only_if_absent=True)
+            return
+        changed = AlreadyExistsError(f"{key} was changed meanwhile")
+        try:
+            with _object_errors(key):
+                found = obstore.get(self._store, key)
+                if bytes(found.bytes()) != known:
+                    raise changed
+                tag: UpdateVersion = {"e_tag": found.meta["e_tag"]}
+                if found.meta["version"] is not None:
+                    tag["version"] = found.meta["version"]
+                with contextlib.suppress(PreconditionError):
+                    obstore.put(self._store, key, data, mode=tag, use_multipart=False)
+                    return
+        except NotFoundError:
+            pass
+        raise changed
 
     def _joined(self, key: str, start: int, length: int, etag: str | None) -> bytes:
         """Return a large range; at its end `getvalue` gives the buffer itself, so that there is no second copy."""

@@ -9,6 +9,7 @@ empty manifest.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import shutil
@@ -94,6 +95,23 @@ class FolderBackend:
                         raise
                 finally:
                     temporary.unlink(missing_ok=True)
+
+    def replace(self, key: str, data: bytes, known: bytes | None) -> None:
+        """Write an object if its bytes are `known` (None: it does not exist), else raise AlreadyExistsError."""
+        with _os_errors(key):
+            folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(
+                folder, fcntl.LOCK_EX
+            )  # ends when the folder is closed, also if the process is killed
+            found = None
+            with contextlib.suppress(NotFoundError):
+                found = self.read(key)
+            if found != known:
+                raise AlreadyExistsError(f"{key} was changed meanwhile")
+            self.write(key, data, only_if_absent=False)
+        finally:
+            os.close(folder)
 
     def size(self, key: str) -> int:
         """Return the size of an object in bytes."""

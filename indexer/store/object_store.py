@@ -113,6 +113,22 @@ class Store:
         """
         self._backend.write(_checked(key), data, only_if_absent=True)
 
+    def replace(self, key: str, data: bytes, *, known: bytes | None) -> None:
+        """Write an object that has not changed since it was read; of several concurrent calls exactly one succeeds.
+
+        For small objects: they are compared by their bytes.
+
+        Args:
+            key: of the object.
+            data: the new bytes.
+            known: the bytes that were read; None: there was no such object.
+
+        Raises:
+            AlreadyExistsError: it has other bytes now.
+
+        """
+        self._backend.replace(_checked(key), data, known)
+
     def size(self, key: str) -> int:
         """Return the size of an object in bytes; NotFoundError if it does not exist."""
         return self._backend.size(_checked(key))

@@ -183,6 +183,7 @@ def expected_recall(
         given_queries: key of the user's queries that segments were tuned for; stored in the result.
 
     """
+    segments = [s for s in segments if s.vectors]
     settings = {s.key: pick_settings(s, target_recall) for s in segments}
     rows = sum(s.live_rows for s in segments)
     found = sum(s.live_rows * (chosen.recall if (chosen := settings[s.key]) else 1.0) for s in segments)

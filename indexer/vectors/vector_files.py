@@ -19,6 +19,7 @@ __all__ = [
     "blocks_of",
     "far_middle",
     "is_unit",
+    "no_vectors",
     "search_vectors",
     "unit_blocks",
     "write_search_vectors",
@@ -41,6 +42,13 @@ def blocks_of(table: pa.Table | pa.RecordBatch) -> Iterator[np.ndarray]:
         vectors_ND = chunk.flatten().to_numpy(zero_copy_only=True).reshape(-1, column.type.list_size)
         for start in range(0, len(vectors_ND), BLOCK_ROWS):
             yield vectors_ND[start : start + BLOCK_ROWS]
+
+
+def no_vectors(rows: int) -> np.ndarray:
+    """Return what stands for the vectors of rows without any: float32 (N, 0), read-only."""
+    empty_N0 = np.zeros((rows, 0), np.float32)
+    empty_N0.setflags(write=False)
+    return empty_N0
 
 
 def is_unit(vectors_ND: np.ndarray) -> bool:

@@ -11,6 +11,7 @@ from scannery.indexer.lexical.analyser import ANALYSER_VERSION
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.spec import IndexSpec, LexicalSpec
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.aliases import check_no_alias
 from scannery.indexer.versions.versions import commit, latest_version, read_manifest
 
 __all__ = ["create_index", "keeps_compounds", "with_analyser"]
@@ -34,7 +35,7 @@ def create_index(
         request_id: a repetition with the same one returns the index that the first attempt created.
 
     Raises:
-        AlreadyExistsError: there is an index of this name.
+        AlreadyExistsError: there is an index or an alias of this name.
         StoreError: the store cannot be written.
 
     """
@@ -49,6 +50,7 @@ def create_index(
         segments=(),
         statistics={"mode": "create", "request_id": request_id},
     )
+    check_no_alias(store, spec.index)
     try:
         if latest_version(store, spec.index) is None:
             return commit(store, manifest)

@@ -22,6 +22,7 @@ from scannery.indexer.errors import (
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.spec import INDEX_NAME
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.aliases import check_no_alias
 from scannery.indexer.versions.leases import WorkLease, wait_for_removals, working
 
 __all__ = [
@@ -170,6 +171,8 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
             store.delete(key)
             raise _overtaken(manifest)
         _check_not_dropped(store, published)
+        if published.parent is None:
+            _check_not_aliased(store, published)
         # A drop removes the leases, too.
         if lease.lapsed() or not store.exists(lease.key):
             _check_again(store, published, files)
@@ -185,10 +188,21 @@ def _check_not_dropped(store: Store, published: Manifest) -> None:
         )
 
 
+def _check_not_aliased(store: Store, published: Manifest) -> None:
+    """Remove a first version if its name became an alias meanwhile; setting an alias looks for the index afterwards."""
+    try:
+        check_no_alias(store, published.index)
+    except AlreadyExistsError:
+        store.delete(manifest_key(published.index, published.version))
+        raise
+
+
 def _checked(store: Store, manifest: Manifest, files: Mapping[str, int | None]) -> Manifest:
     """Return the manifest to publish, after checking that its parent is the newest version and its files exist."""
     if is_dropped(store, manifest.index):
         raise InUseError(no_such_index(store, manifest.index), field="index")
+    if manifest.parent is None:
+        check_no_alias(store, manifest.index)
     wait_for_removals(store, manifest.index, files)
     published, parent = _next(store, manifest)
     _check_files(store, files, known=set() if parent is None else _files(parent).keys())

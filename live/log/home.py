@@ -11,11 +11,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from scannery.indexer import CorruptError, Manifest, Store
-from scannery.live.log.files import LOG_FILE, read_mark
+from scannery.indexer import CorruptError, FormatError, Manifest, NotFoundError, Store, read_manifest
+from scannery.live.log.files import LOG_FILE, files_of_log, read_mark
 from scannery.live.log.location import log_folder
-from scannery.live.log.mutation_log import MutationLog, WrongLogError
-from scannery.live.log.registry import Registration, register, registered
+from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError
+from scannery.live.log.registry import Registration, forget, register, registered
 from scannery.live.log.sqlite_log import SqliteLog
 from scannery.runtime.errors import ReadOnlyError
 
@@ -101,6 +101,7 @@ class LogPlace:
         if self._path is None:
             raise ReadOnlyError(f"index {self._index!r} has no folder for a log (--log)")
         own = None
+        self._check_current(manifest)
         if log is None:
             self.check(None, manifest)
             log = own = SqliteLog(self._path.parent, create=True)
@@ -111,11 +112,41 @@ class LogPlace:
             log_id = log.identity().log_id
             assert log_id is not None
             register(self._store, self._index, log_id, self._path.parent)
+            if own is not None:
+                self._check_own(own, log_id, manifest)
         except BaseException:
             if own is not None:
                 own.close()
             raise
         return log
+
+    def _check_current(self, manifest: Manifest) -> None:
+        """Raise LogReplacedError if the index was dropped, or created again, since the version was opened."""
+        try:
+            known = read_manifest(self._store, self._index).index_id
+        except NotFoundError as error:
+            raise LogReplacedError(f"index {self._index!r} was dropped") from error
+        except (CorruptError, FormatError):
+            return  # an earlier version is open, and takes writes
+        if manifest.index_id is not None and known != manifest.index_id:
+            raise LogReplacedError(f"index {self._index!r} was dropped and created again")
+
+    def _check_own(self, log: SqliteLog, log_id: str, manifest: Manifest) -> None:
+        """Check again after a log was begun, and remove it if its index was dropped meanwhile.
+
+        A drop that begins later finds the log, and removes it.
+        """
+        try:
+            self._check_current(manifest)
+        except LogReplacedError:
+            known = registered(self._store, self._index)
+            if known is not None and known.log_id == log_id:
+                forget(self._store, self._index)
+            names = files_of_log(log.path.parent) if log.position() == 0 else []
+            log.close()
+            for name in names:
+                (log.path.parent / name).unlink(missing_ok=True)
+            raise
 
     def _check_missing(self, known: Registration | None, manifest: Manifest) -> None:
         if self._path is not None and self._path.exists():

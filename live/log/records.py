@@ -20,7 +20,9 @@ from scannery.indexer import (
     FormatError,
     IndexSpec,
     Manifest,
+    conformed,
     id_hashes,
+    is_vectorless,
     with_terms,
     written_schema,
 )
@@ -73,7 +75,12 @@ def encode(mutation: Mutation) -> bytes:
         "encoder": mutation.encoder,
         "words": mutation.words,
     }
-    table = mutation.rows.append_column(_HASHES, pa.array(mutation.hashes))
+    rows = mutation.rows
+    if (
+        is_vectorless(rows) and "embedding" in rows.column_names
+    ):  # nulls of a fixed size take as much as vectors
+        rows = rows.drop_columns(["embedding"])
+    table = rows.append_column(_HASHES, pa.array(mutation.hashes))
     table = table.replace_schema_metadata({_KEY: json.dumps(header).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -137,7 +144,7 @@ def with_words(mutation: Mutation, spec: IndexSpec) -> Mutation:
 
 
 def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int) -> Mutation:
-    """Return the mutation converted to the schema of a version; attributes that it lacks are null.
+    """Return the mutation converted to the schema of a version; attributes and vectors that it lacks are null.
 
     Args:
         mutation: the mutation.
@@ -145,7 +152,8 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int) -> Mutati
         sequence: sequence of the mutation, for errors.
 
     Raises:
-        FormatError: its vectors were made by another encoder, or an attribute has another type.
+        FormatError: its vectors were made by another encoder, an attribute has another type, or the version must have
+            vectors that it lacks.
 
     """
     schema = written_schema(manifest.spec, manifest.dimensions)
@@ -157,17 +165,17 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int) -> Mutati
     schema = pa.schema([*schema, *words])
     if mutation.rows.schema.equals(schema):
         return mutation
-    size = mutation.rows.schema.field("embedding").type.list_size
-    if size != manifest.dimensions:
+    rows = mutation.rows
+    if is_vectorless(rows):
+        if manifest.spec.vectors == "required":
+            raise FormatError(f"{what}: it has rows without a vector")
+        rows = rows.drop_columns([name for name in ("embedding",) if name in rows.column_names])
+    elif (size := rows.schema.field("embedding").type.list_size) != max(1, manifest.dimensions):
         raise FormatError(
             f"{what}: its vectors have {size} dimensions, those of the version {manifest.dimensions}"
         )
-    rows = mutation.rows
-    for field in schema:
-        if field.name not in rows.column_names:
-            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
     try:
-        rows = rows.select(schema.names).cast(schema)
+        rows = conformed(rows, schema)
     except pa.ArrowException as error:
         raise FormatError(f"{what}: {error}") from error
     return replace(mutation, rows=rows)

@@ -20,6 +20,7 @@ from scannery.indexer import (
     NotFoundError,
     Store,
     StoreError,
+    check_no_alias,
     manifest_key,
     new_index_id,
     read_manifest,
@@ -124,6 +125,7 @@ def restore(backup: Store, index: str, store: Store, *, log_root: Path | None = 
     """
     read_manifest(backup, index)  # raises NotFoundError before anything is written
     _check_absent(store, index)
+    check_no_alias(store, index)
     folder = LogPlace(store, index, log_root).folder
     _check_no_log(folder)
     with scratch_folder("restore") as scratch:

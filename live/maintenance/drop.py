@@ -22,6 +22,7 @@ def drop(
     *,
     log_root: Path | None = None,
     force: bool = False,
+    hidden: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[DropReport, str | None]:
     """Remove an index and its log; return the report, and where a log is that this machine cannot remove.
@@ -31,6 +32,7 @@ def drop(
         index: its name.
         log_root: parent folder of all logs; None: the registered folder of its log, if it is on this machine.
         force: although it is in use.
+        hidden: called when the index is invisible, before its log and files are removed.
         progress: as `drop_index`.
 
     Raises:
@@ -45,6 +47,7 @@ def drop(
     outside = [folder for folder in folders if folder is not None and not _is_in(folder, store)]
 
     def remove_logs() -> None:
+        hidden()
         for folder in outside:
             _remove_log(folder)
 

@@ -1,8 +1,9 @@
 """Merging: combine small segments into larger ones, and drop deleted rows.
 
-The segments of a shard form tiers by size; sizes grow by the factor `merge_segments` from tier to tier. When a tier is
-full, its segments become one segment of the next tier (a log-structured merge tree): so there are few segments, and a
-row is copied once per tier. A segment with more than `merge_deleted_share` of its rows deleted is also rewritten.
+The segments of a shard form tiers by size, those with and those without vectors apart; sizes grow by the factor
+`merge_segments` from tier to tier. When a tier is full, its segments become one segment of the next tier (a
+log-structured merge tree): so there are few segments, and a row is copied once per tier. A segment with more than
+`merge_deleted_share` of its rows deleted is also rewritten.
 
 A merge may take minutes, during which sealing continues. Rows that died in the merged segments meanwhile are looked up
 by id when the result is committed.
@@ -66,9 +67,9 @@ class MergeReport:
 def due(manifest: Manifest) -> list[tuple[SegmentEntry, ...]]:
     """Return the groups of segments that are due to be merged into one each, those with the fewest rows first."""
     live = manifest.spec.live
-    groups: dict[tuple[int, int], list[SegmentEntry]] = {}
+    groups: dict[tuple[int, bool, int], list[SegmentEntry]] = {}
     for entry in manifest.segments:
-        groups.setdefault((entry.shard, _tier(entry, live)), []).append(entry)
+        groups.setdefault((entry.shard, entry.vectors, _tier(entry, live)), []).append(entry)
     found = [tuple(group) for group in groups.values() if len(group) >= live.merge_segments]
     grouped = {entry.key for group in found for entry in group}
     found += [

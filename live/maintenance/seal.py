@@ -26,6 +26,7 @@ from scannery.indexer import (
     next_version,
     open_index,
     open_segment,
+    parts_by_vector,
     read_manifest,
     segment_key,
     shards_of_ids,
@@ -161,7 +162,7 @@ def _truncate(log: MutationLog, store: Store, parent: Manifest) -> None:
 
 
 def _build_segments(store: Store, state: LiveState, threads: int | None) -> list[SegmentEntry]:
-    """Build a segment from the new rows of each shard and store it."""
+    """Build a segment from the new rows of each shard, or two if only some have vectors, and store them."""
     manifest = state.manifest
     table = live_rows(((run.segment, run.alive) for run in state.runs), stored_schema(manifest))
     if not table.num_rows:
@@ -170,10 +171,12 @@ def _build_segments(store: Store, state: LiveState, threads: int | None) -> list
     entries = []
     with scratch_folder("seal") as folder:
         for shard in np.unique(shards_N).tolist():
-            rows = table.filter(pa.array(shards_N == shard))
-            built = build_segment(rows, spec=manifest.spec, shard=shard, directory=folder, threads=threads)
-            store.write_file(segment_key(manifest.index, built.entry.key), built.path)
-            entries.append(built.entry)
+            for rows in parts_by_vector(table.filter(pa.array(shards_N == shard))):
+                built = build_segment(
+                    rows, spec=manifest.spec, shard=shard, directory=folder, threads=threads
+                )
+                store.write_file(segment_key(manifest.index, built.entry.key), built.path)
+                entries.append(built.entry)
     return entries
 
 

@@ -24,6 +24,8 @@ SPARSE = "sparse"
 
 _SPARSE_TYPE = pa.struct({"indices": pa.list_(pa.uint32()), "values": pa.list_(pa.float32())})
 
+_VECTOR_OR_NULL = pa.list_(pa.float32())
+
 _ROWS_BOXED = 256
 """Rows held as Python objects at once: a float then takes eight times its size."""
 
@@ -38,15 +40,27 @@ class RowWriter(Protocol):
 
 
 def exported_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of exported files: sparse vectors are one column, as builds and updates read them."""
-    if INDICES_COLUMN not in schema.names:
-        return schema
-    fields = [field for field in schema if field.name not in SPARSE_COLUMNS]
-    return pa.schema([*fields, pa.field(SPARSE, _SPARSE_TYPE)], metadata=schema.metadata)
+    """Return the schema of exported files.
+
+    Sparse vectors are one column, as builds and updates read them. Vectors that may be missing are lists of any size:
+    Arrow cannot read nulls among lists of a fixed size from Parquet.
+    """
+    fields = [_exported_field(field) for field in schema if field.name not in SPARSE_COLUMNS]
+    if INDICES_COLUMN in schema.names:
+        fields.append(pa.field(SPARSE, _SPARSE_TYPE))
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def _exported_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_VECTOR_OR_NULL) if field.name == "embedding" and field.nullable else field
 
 
 def exported(table: pa.Table) -> pa.Table:
     """Return rows of a segment in the schema of `exported_schema`."""
+    place = table.schema.get_field_index("embedding")
+    if place >= 0 and table.schema.field(place).nullable:
+        vectors = table.column(place).cast(_VECTOR_OR_NULL)
+        table = table.set_column(place, _exported_field(table.schema.field(place)), vectors)
     if INDICES_COLUMN not in table.column_names:
         return table
     parts = [table.column(name).combine_chunks() for name in (INDICES_COLUMN, VALUES_COLUMN)]
@@ -72,7 +86,11 @@ def open_writer(path: Path, format: str, schema: pa.Schema) -> Iterator[RowWrite
 
 def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
-    lists = [f"{field.name}.list.element" for field in schema if pa.types.is_list(field.type)]
+    lists = [
+        f"{field.name}.list.element"
+        for field in schema
+        if pa.types.is_list(field.type) and field.name != "embedding"
+    ]
     return pq.ParquetWriter(
         path,
         schema,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from scannery.indexer import CorruptError, SegmentEntry, Store, read_live_mask, segment_key
+from scannery.indexer import CorruptError, SegmentEntry, Store, conformed, read_live_mask, segment_key
 from scannery.indexer.segment.segment_writer import file_sha256
 
 __all__ = ["ExportRows", "LiveChange", "LiveRows", "SegmentRows"]
@@ -60,7 +60,7 @@ class LiveRows:
         """Yield the new rows in parts."""
         size = _batch_rows(self.schema)
         for start in range(0, self.change.rows.num_rows, size):
-            yield _conformed(self.change.rows.slice(start, size), self.schema)
+            yield conformed(self.change.rows.slice(start, size), self.schema)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class SegmentRows:
         with _verified(self.store, key, entry) as file:
             present = _present(file, self.schema, key)
             for batch in file.iter_batches(_batch_rows(self.schema), columns=present):
-                table = _conformed(pa.Table.from_batches([batch]), self.schema)
+                table = conformed(pa.Table.from_batches([batch]), self.schema)
                 first, rows = rows, rows + table.num_rows
                 if mask_N is not None:
                     table = table.filter(pa.array(mask_N[first:rows]))
@@ -118,14 +118,6 @@ def _present(file: pq.ParquetFile, schema: pa.Schema, key: str) -> list[str]:
     if missing:
         raise CorruptError(f"{key} has no column {missing[0]}")
     return present
-
-
-def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = [
-        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(columns, names=schema.names).cast(schema)
 
 
 def _batch_rows(schema: pa.Schema) -> int:

@@ -272,7 +272,7 @@ def _is_ours(name: str) -> bool:
 def _schema(manifest: Manifest, *, vectors: bool) -> pa.Schema:
     has_text = manifest.spec.source.text is not None
     schema = (written_schema if has_text else datapoint_schema)(manifest.spec, manifest.dimensions)
-    if not vectors:
+    if not vectors or not manifest.dimensions:
         schema = schema.remove(schema.get_field_index("embedding"))
     origin = {"index": manifest.index, "version": manifest.version, "distance": manifest.spec.distance}
     return schema.with_metadata({"scannery.export": json.dumps(origin)})

@@ -47,17 +47,18 @@ def cut_input(
 def dimensions_of(
     spec: IndexSpec, parts: Sequence[Part], encoder: PlannedEncoder | None, parent: Manifest | None
 ) -> int:
-    """Return the number of dimensions: of the encoder or of the input's vectors, else of `parent`.
+    """Return the number of dimensions: of the encoder or of the input's vectors, else of `parent`; 0 without vectors.
 
     Raises:
         SpecConflictError: the encoder does not fit the vectors of the source.
 
     """
+    before = parent.dimensions if parent is not None else 0
     if spec.source.vector is None:
-        if encoder is None:
-            raise SpecConflictError("encoder: is required unless source.vector is set", field="encoder")
-        return encoder.dimensions
-    found = _sampled_dimensions(spec, parts) or (parent.dimensions if parent is not None else 1)
+        return before if encoder is None else encoder.dimensions
+    found = _sampled_dimensions(spec, parts) or before or (encoder.dimensions if encoder else 0)
+    # Without a valid vector, all records become dead letters if they must have one, so that the size does not matter.
+    found = found if spec.vectors == "optional" else max(1, found)
     if encoder is not None and encoder.dimensions != found:
         raise SpecConflictError(
             f"encoder: {spec.encoder and spec.encoder.model} has {encoder.dimensions} dimensions, "
@@ -78,7 +79,6 @@ def _sampled_dimensions(spec: IndexSpec, parts: Sequence[Part]) -> int | None:
                 sizes[size] += 1
             if sum(sizes.values()) >= SAMPLED_VECTORS:
                 return sizes.most_common(1)[0][0]
-    # Without a valid vector all records become dead letters, so the size does not matter.
     return sizes.most_common(1)[0][0] if sizes else None
 
 

@@ -18,7 +18,9 @@ def check_compatible(
     """Raise SpecConflictError, which names both values, if new rows would not fit the rows of the index.
 
     Distance, dimensions, encoder and number of shards must be the same, and every attribute must keep its type.
-    New attributes are allowed, and are null in older rows. The rest of the spec may change.
+    New attributes are allowed, and are null in older rows. Attributes that the index got while it was served
+    (versions/altering.py) must be in the spec as well. Rows without vectors need `vectors: optional`. The rest of the
+    spec may change.
     """
     _same("distance", spec.distance, parent.spec.distance)
     _same("dimensions", dimensions, parent.dimensions)
@@ -29,8 +31,14 @@ def check_compatible(
         _same("encoder", *_names(fingerprint, parent.encoder))
     if parent.spec.dynamic:
         _same("dynamic", spec.dynamic, parent.spec.dynamic)
+    if spec.vectors == "required" and not all(entry.vectors for entry in parent.segments):
+        _same("vectors", spec.vectors, "rows without vectors")
     for name, kind in parent.spec.attributes.items():
-        _same(f"attributes.{name}", spec.attributes.get(name, "absent"), kind)
+        if name not in spec.attributes:
+            _refuse_loss(f"attributes.{name}", parent)
+        _same(f"attributes.{name}", spec.attributes[name], kind)
+    if parent.spec.dynamic and not spec.dynamic:
+        _refuse_loss("dynamic", parent)
 
 
 def needs_rewriting(spec: IndexSpec, parent: Manifest) -> bool:
@@ -39,6 +47,14 @@ def needs_rewriting(spec: IndexSpec, parent: Manifest) -> bool:
     words, old_words = (each.lexical and each.lexical.rules for each in (spec, old))
     own, before = (spec.attributes, spec.dynamic), (old.attributes, old.dynamic)
     return (own, words, spec.scann) != (before, old_words, old.scann)
+
+
+def _refuse_loss(field: str, parent: Manifest) -> None:
+    raise SpecConflictError(
+        f"{field}: the index has it, and the spec has not, so its values would be lost; `scannery index show "
+        f"{parent.index} --spec` prints the spec of the index, and --full rebuilds the whole index without it",
+        field=field,
+    )
 
 
 def _same(field: str, given: object, existing: object) -> None:

@@ -1,8 +1,8 @@
 """Embeddings files: the vectors of a work unit, one piece per shard (state/row_groups.py), each a Parquet file.
 
-They have the columns of `datapoint_schema`, `_spoken`, and, for the build itself: `_content_hash` (passages.py),
-`_speakers` of the passage, `_cut_tokens` (how many the encoder cut off its text, about), `_record` (its number within
-the unit) and `_source`, `_line`, `_row` (where the record was).
+They have the columns of `datapoint_schema` (vectors as `filled` returns them), `_spoken`, and, for the build itself:
+`_content_hash` (passages.py), `_speakers` of the passage, `_cut_tokens` (how many the encoder cut off its text, about),
+`_record` (its number within the unit) and `_source`, `_line`, `_row` (where the record was).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, datapoint_schema
+from scannery.indexer.datapoints.vector_presence import filled
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.sources import Record
 from scannery.pipelines.state.counts import Piece
@@ -66,7 +67,7 @@ def write_embeddings(path: Path, table: pa.Table, *, shard_N: np.ndarray) -> Wri
         whole = _HashingFile(file)
         for shard, own in _by_shard(table, shard_N):
             piece = _HashingFile(whole)
-            _write_piece(own, piece)
+            _write_piece(filled(own), piece)
             pieces[shard] = Piece(whole.size_bytes - piece.size_bytes, piece.size_bytes, piece.sha256[:32])
     return WrittenEmbeddings(pieces, whole.size_bytes, whole.sha256)
 
@@ -84,7 +85,11 @@ def _write_piece(own: pa.Table, sink: _HashingFile) -> None:
         own,
         pa.PythonFile(sink, mode="w"),
         row_group_size=own.num_rows,
-        compression={_leaf(field): "lz4" if field.name == "embedding" else "zstd" for field in own.schema},
+        compression={
+            leaf: "lz4" if field.name == "embedding" else "zstd"
+            for field in own.schema
+            for leaf in _leaves(field)
+        },
         use_dictionary=["title", "_source", "payload"],
         column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"},
         write_statistics=False,  # a reader takes all rows; of a piece of few rows they would be a tenth
@@ -125,10 +130,12 @@ class _HashingFile:
         """Do nothing: the file below has further pieces."""
 
 
-def _leaf(field: pa.Field) -> str:
-    """Return the path of a column's values in the file."""
+def _leaves(field: pa.Field) -> list[str]:
+    """Return the paths of a column's values in the file."""
+    if pa.types.is_struct(field.type):
+        return [f"{field.name}.{inner.name}" for inner in field.type]
     is_list = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
-    return f"{field.name}.list.element" if is_list else str(field.name)
+    return [f"{field.name}.list.element" if is_list else str(field.name)]
 
 
 def embeddings_table(

@@ -90,9 +90,9 @@ def vector_size(record: Record, spec: IndexSpec) -> int | None:
 def _validated(
     rows: int, fields: Mapping[str, Field], spec: IndexSpec, dimensions: int, given: Counter[str] | None
 ) -> Validated:
-    # Texts without a vector are cut first.
-    spoken = None if spec.source.vector is None else spoken_text
-    embeds = spec.source.vector is None
+    embeds = spec.embeds
+    # Texts that are embedded are cut first.
+    spoken = None if embeds else spoken_text
     valid = validate(rows, fields, spec, dimensions, embeds=embeds, spoken=spoken)
     if given is not None:
         passages = {

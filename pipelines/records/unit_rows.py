@@ -16,6 +16,7 @@ from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.datapoints.validation import Validated
 from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.vectors.arrays import taken
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.records.embeddings_files import embeddings_schema, embeddings_table, places_of
 from scannery.pipelines.records.passages import Work, embed_documents
@@ -81,17 +82,42 @@ def own_rows(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> UnitRow
 def embedded_rows(
     items: Iterable[Item], spec: IndexSpec, dimensions: int, encoder: Encoder, catalogue: Catalogue | None
 ) -> UnitRows:
-    """Return the rows of records whose texts are embedded: one for each passage."""
+    """Return the rows of records whose texts are embedded: one for each passage, and one without a text."""
     started = time.perf_counter()
     others = Counter[str]()
     found = _by_records(one_by_one(_noting_others(items, others)), spec, dimensions)
     read_s = time.perf_counter() - started
-    embedded = embed_documents(found.table, found.records, spec, encoder, catalogue)
+    has_text_N = found.table.column("text").is_valid().to_numpy()
+    embedded = embed_documents(*_rows_at(found, has_text_N), spec, encoder, catalogue)
     letters = _named(found.letters, spec) + embedded.refused
+    table, documents = embedded.table, embedded.documents
+    if not has_text_N.all():
+        documents += int(np.count_nonzero(~has_text_N))
+        table = _with_textless(table, found, has_text_N, spec, dimensions)
     return UnitRows(
-        embedded.table, embedded.documents, letters, found.ignored, embedded.work, read_s,
+        table, documents, letters, found.ignored, embedded.work, read_s,
         _without_passages(found.given, spec), found.others + others, found.converted,
     )  # fmt: skip
+
+
+def _rows_at(found: _Found, wanted_N: np.ndarray) -> tuple[pa.Table, list[Record]]:
+    if wanted_N.all():
+        return found.table, found.records
+    return found.table.filter(pa.array(wanted_N)), [found.records[row] for row in np.flatnonzero(wanted_N)]
+
+
+def _with_textless(
+    embedded: pa.Table, found: _Found, has_text_N: np.ndarray, spec: IndexSpec, dimensions: int
+) -> pa.Table:
+    """Return the rows of embedded texts, and those of records without a text, which have no vectors, in input order."""
+    rows, records = _rows_at(found, ~has_text_N)
+    own = {"_record": np.flatnonzero(~has_text_N), **places_of(records)}
+    # Passages have the number of their record among those with a text.
+    numbers_P = np.flatnonzero(has_text_N)[embedded.column("_record").to_numpy()]
+    place = embedded.schema.get_field_index("_record")
+    numbered = embedded.set_column(place, embedded.schema.field(place), pa.array(numbers_P))
+    table = pa.concat_tables([numbered, embeddings_table(rows, own, spec, dimensions)])
+    return taken(table, np.argsort(table.column("_record").to_numpy(), kind="stable"))
 
 
 def _without_passages(given: Counter[str], spec: IndexSpec) -> Counter[str]:

@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from scannery.indexer.datapoints.conforming import conformed
 from scannery.indexer.datapoints.schema import REVISION_COLUMN, vectors_of, written_schema
+from scannery.indexer.datapoints.vector_presence import has_vector
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.segment.segment_writer import file_sha256
@@ -61,10 +63,7 @@ def _read_segment(entry: SegmentEntry, job: Job, store: Store, columns: Sequence
         schema = pa.schema([schema.field(name) for name in columns])
     by_range = columns is not None and store.local_root is None
     table = (_read_columns if by_range else _read_whole)(entry, key, store, schema.names)
-    for field in schema:
-        if field.name not in table.column_names:
-            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-    return table.select(schema.names).replace_schema_metadata(None).cast(schema)
+    return conformed(table, schema)
 
 
 def _read_whole(entry: SegmentEntry, key: str, store: Store, names: Sequence[str]) -> pa.Table:
@@ -145,7 +144,18 @@ def _equal_rows(one: pa.Table, other: pa.Table, *, tolerant: bool) -> np.ndarray
 
 
 def _near_vectors(one: pa.Table, other: pa.Table, most: float) -> np.ndarray:
-    """Return where the squared distance of two vectors is at most `most` times the squared length of the second."""
+    """Return where the squared distance of two vectors is at most `most` times the squared length of the second.
+
+    Also where neither row has a vector.
+    """
+    present_N, other_N = has_vector(one), has_vector(other)
+    both_N = present_N & other_N
+    if not both_N.all():
+        same_N: np.ndarray = present_N == other_N
+        pairs = pa.array(both_N)
+        if both_N.any():
+            same_N[both_N] = _near_vectors(one.filter(pairs), other.filter(pairs), most)
+        return same_N
     vectors_ND, others_ND = vectors_of(one), vectors_of(other)
     apart_N = np.einsum("nd,nd->n", difference_ND := vectors_ND - others_ND, difference_ND)
     near_N: np.ndarray = apart_N <= most * np.einsum("nd,nd->n", others_ND, others_ND)
@@ -154,7 +164,7 @@ def _near_vectors(one: pa.Table, other: pa.Table, most: float) -> np.ndarray:
 
 def _equal_values(one: pa.Table, other: pa.Table, name: str) -> np.ndarray:
     left, right = one.column(name), other.column(name)
-    if pa.types.is_list(left.type):  # Arrow does not compare lists
+    if pa.types.is_nested(left.type):  # Arrow does not compare lists and structs
         pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
         return np.fromiter((a == b for a, b in pairs), bool, len(left))
     equal = pc.fill_null(pc.equal(left, right), False)

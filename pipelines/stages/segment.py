@@ -1,4 +1,7 @@
-"""Second stage: build one segment from the row groups of a shard, without duplicates."""
+"""Second stage: build the segment of a shard from its row groups, without duplicates.
+
+Rows with and without vectors are in different segments, so a shard may have two.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer.datapoints.schema import SPOKEN_COLUMN
+from scannery.indexer.datapoints.conforming import conformed
+from scannery.indexer.datapoints.vector_presence import is_vectorless, parts_by_vector, unfilled
 from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
@@ -22,7 +26,6 @@ from scannery.indexer.versions.versions import segment_key
 from scannery.pipelines.dead_letters import DeadLetter, count_reasons, json_lines
 from scannery.pipelines.records.embeddings_files import embeddings_schema
 from scannery.pipelines.state.counts import Counts, ShardOutcome
-from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN
 from scannery.pipelines.state.job import Job, sealed, stage_key
 from scannery.pipelines.state.row_groups import RowGroup, read_row_group
 from scannery.pipelines.state.stage_outputs import has_hash, has_size, read_stage
@@ -37,7 +40,7 @@ __all__ = [
     "record_shard",
     "shard_key",
     "update_key",
-    "write_segment",
+    "write_segments",
 ]
 
 
@@ -105,7 +108,7 @@ def build_shard(
     threads: int | None = None,
     encoder: EncoderSource | None = None,
 ) -> ShardOutcome:
-    """Build the segment of a shard and write it to the store; of records with the same id the first one wins.
+    """Build the segments of a shard and write them to the store; of records with the same id the first one wins.
 
     Holds the shard's vectors and texts in memory.
 
@@ -117,18 +120,16 @@ def build_shard(
     started = time.perf_counter()
     table, letters, lost = new_rows(rows, job, store)
     merged = time.perf_counter()
-    built = (
-        write_segment(table, shard, job, store, threads=threads, encoder=encoder) if table.num_rows else None
-    )
+    built = write_segments(table, shard, job, store, threads=threads, encoder=encoder)
     seconds = {"merge": round(merged - started, 6), "segment": round(time.perf_counter() - merged, 6)}
     outcome = ShardOutcome(
         key=key,
         shard=shard,
-        entries=(built.entry,) if built else (),
+        entries=tuple(each.entry for each in built),
         counts=Counts(
             documents=-len(letters), passages=-lost, dead_letters=count_reasons(letters), seconds=seconds
         ),
-        statistics=built.statistics if built else {},
+        statistics=built[0].statistics if built else {},
     )
     outcome = record_shard(outcome, letters, job, store)
     # A second record, by which an update with the same input knows that nothing changes, without reading the shard.
@@ -172,7 +173,26 @@ def new_rows(rows: Sequence[RowGroup], job: Job, store: Store) -> tuple[pa.Table
     return table.filter(pa.array(keep_N)), letters, int((~keep_N).sum())
 
 
-def write_segment(
+def write_segments(
+    table: pa.Table,
+    shard: int,
+    job: Job,
+    store: Store,
+    *,
+    threads: int | None = None,
+    encoder: EncoderSource | None = None,
+) -> list[BuiltSegment]:
+    """Build and store the segment of the rows with vectors and that of the others, of which any may be missing.
+
+    The first is tuned for the user's queries, or for questions if there is an encoder.
+    """
+    return [
+        _write_segment(part, shard, job, store, threads=threads, encoder=encoder)
+        for part in parts_by_vector(table)
+    ]
+
+
+def _write_segment(
     table: pa.Table,
     shard: int,
     job: Job,
@@ -181,10 +201,9 @@ def write_segment(
     threads: int | None = None,
     encoder: EncoderSource | None = None,
 ) -> BuiltSegment:
-    """Build a segment, tuned for the user's queries, or for questions if there is an encoder, and store it."""
     queries = None
     # A small segment is not tuned, so it needs no encoder.
-    if table.num_rows >= job.spec.scann.exact_below_rows:
+    if not is_vectorless(table) and table.num_rows >= job.spec.scann.exact_below_rows:
         if job.queries is not None:
             queries = tuning_half(load_queries(store, job.index, job.queries))
         elif encoder is not None:
@@ -210,15 +229,12 @@ def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
 
     def read(numbered: tuple[int, RowGroup]) -> pa.Table:
         number, item = numbered
-        table = read_row_group(item, job, store)
+        table = unfilled(read_row_group(item, job, store))
         lost_N = np.zeros(table.num_rows, bool)
         lost_N[list(item.lost)] = True
         table = table.append_column("_unit", pa.array(np.full(table.num_rows, number, np.int64)))
         table = table.append_column("_lost", pa.array(lost_N))
-        for name in (SPOKEN_COLUMN, CUT_TOKENS_COLUMN):
-            if name not in table.column_names:  # files of earlier releases
-                table = table.append_column(name, pa.nulls(table.num_rows, schema.field(name).type))
-        return table.select(schema.names).cast(schema)
+        return conformed(table, schema)  # files of earlier releases lack columns
 
     largest = max((item.piece.length for item in rows if item.piece), default=_SMALL_BYTES)
     with ThreadPoolExecutor(_PARALLEL_READS if largest >= _SMALL_BYTES else _PARALLEL_SMALL_READS) as pool:

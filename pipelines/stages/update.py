@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.schema import REVISION_COLUMN
+from scannery.indexer.datapoints.vector_presence import has_vector
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.tombstones import with_deleted
@@ -30,7 +31,7 @@ from scannery.pipelines.stages.segment import (
     new_rows,
     record_shard,
     update_key,
-    write_segment,
+    write_segments,
 )
 from scannery.pipelines.state.counts import Counts, ShardOutcome
 from scannery.pipelines.state.job import Job, stage_key
@@ -129,7 +130,7 @@ class _Plan(NamedTuple):
     """Segments that stay, with their deleted rows."""
 
     rows: pa.Table
-    """Rows of the new segment."""
+    """Rows of the new segments."""
 
     counts: dict[str, int]
     """Documents `added`, `replaced`, `removed` and `unchanged`."""
@@ -205,11 +206,11 @@ def _updated(update: _Update, job: Job, store: Store, encoder: EncoderSource | N
     fresh, letters, lost = new_rows(rows, job, store)
     plan = _plan(fresh, shard_changes, base, job, store)
     merged = time.perf_counter()
-    built = write_segment(plan.rows, shard, job, store, encoder=encoder) if plan.rows.num_rows else None
+    built = write_segments(plan.rows, shard, job, store, encoder=encoder)
     outcome = ShardOutcome(
         key=key,
         shard=shard,
-        entries=(*plan.kept, *([built.entry] if built else ())),
+        entries=(*plan.kept, *(each.entry for each in built)),
         counts=Counts(
             documents=-len(letters),
             passages=-lost,
@@ -217,7 +218,7 @@ def _updated(update: _Update, job: Job, store: Store, encoder: EncoderSource | N
             changes=plan.counts,
             seconds={"merge": merged - started, "segment": time.perf_counter() - merged},
         ),
-        statistics=built.statistics if built else {},
+        statistics=built[0].statistics if built else {},
     )
     outcome = record_shard(outcome, letters, job, store)
     if job.newer_than is None:  # otherwise a repetition would replace rows that were newer this time
@@ -297,7 +298,7 @@ def _plan(
         )
         for entry, table, rows_N in olds
     ]
-    kept, rewritten = _kept_and_rewritten(marked, fresh.num_rows, merge=job.merge)
+    kept, rewritten = _by_kind(marked, fresh, job)
     left = [_kept_rows(old, schema, job, store) for old in rewritten]
     rows = pa.concat_tables([schema.empty_table(), *left, fresh])
     if rows.column(REVISION_COLUMN).null_count == rows.num_rows:
@@ -334,12 +335,26 @@ def _removed(
     return deletes & (old_documents | _distinct([fresh]))
 
 
+def _by_kind(
+    olds: Sequence[_ParentSegment], fresh: pa.Table, job: Job
+) -> tuple[list[_ParentSegment], list[_ParentSegment]]:
+    """Return what `_kept_and_rewritten` does, for segments with and without vectors apart."""
+    present_N = has_vector(fresh)
+    kept, rewritten = list[_ParentSegment](), list[_ParentSegment]()
+    for vectors in (True, False):
+        own = [old for old in olds if old.entry.vectors == vectors]
+        parts = _kept_and_rewritten(own, int(np.count_nonzero(present_N == vectors)), job)
+        kept += parts[0]
+        rewritten += parts[1]
+    return kept, rewritten
+
+
 def _kept_and_rewritten(
-    olds: Sequence[_ParentSegment], fresh: int, *, merge: bool
+    olds: Sequence[_ParentSegment], fresh: int, job: Job
 ) -> tuple[Sequence[_ParentSegment], Sequence[_ParentSegment]]:
     """Return the segments that stay, and those whose rows join the `fresh` new rows in a new segment."""
     big = max(olds, key=lambda old: old.entry.rows, default=None)
-    if big is None or merge or big.too_many_deleted:
+    if big is None or job.merge or big.too_many_deleted:
         return [], olds
     others = [old for old in olds if old is not big]
     if not fresh:
@@ -347,9 +362,16 @@ def _kept_and_rewritten(
             old for old in others if old.too_many_deleted
         ]
     small = fresh + sum(np.count_nonzero(~old.gone_N) for old in others)
-    if big.entry.kind == "scann" and small <= SMALL_SHARE * big.entry.rows:
+    if _is_large(big.entry, job) and small <= SMALL_SHARE * big.entry.rows:
         return [big], others
     return [], olds
+
+
+def _is_large(entry: SegmentEntry, job: Job) -> bool:
+    """Return whether writing a segment again takes far longer than a search of one more."""
+    if entry.vectors:
+        return entry.kind == "scann"
+    return entry.rows >= job.spec.scann.exact_below_rows
 
 
 def _entry_of(old: _ParentSegment, job: Job, store: Store) -> SegmentEntry:

@@ -125,7 +125,7 @@ class Job:
     @property
     def embeds(self) -> bool:
         """Whether the build encodes texts, rather than reading vectors from the source."""
-        return self.spec.source.vector is None
+        return self.spec.embeds
 
     def open_store(self) -> Store:
         """Return the store, opened in this process."""

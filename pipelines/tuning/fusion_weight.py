@@ -105,7 +105,7 @@ def _identity(manifest: Manifest) -> tuple[str | None, dict[str, Any]]:
 
 def _measured(manifest: Manifest, store: Store, encoder: EncoderSource) -> FusionWeight | None:
     searched = _first_segments(manifest.segments)
-    if not searched or sum(entry.live_rows for entry in searched) < LEAST_QUESTIONS * ROWS_PER_QUESTION:
+    if sum(entry.live_rows for entry in searched if entry.vectors) < LEAST_QUESTIONS * ROWS_PER_QUESTION:
         return None
     try:
         index = open_manifest(store, manifest.model_copy(update={"segments": searched}))
@@ -176,12 +176,13 @@ class _Asked:
 
 
 def _questions(index: OpenIndex) -> list[_Asked]:
-    """Return questions about passages drawn from all live rows, from each segment in proportion to its rows."""
-    generator, live = np.random.default_rng(_SEED), list(index.live_rows())
-    rows = sum(len(rows_R) for _, rows_R in live)
+    """Return questions about passages drawn from rows with vectors, from each segment in proportion to its rows."""
+    generator = np.random.default_rng(_SEED)
+    live = {number: own for number, own in enumerate(index.live_rows()) if own[0].has_vectors}
+    rows = sum(len(rows_R) for _, rows_R in live.values())
     wanted = min(MOST_QUESTIONS, rows // ROWS_PER_QUESTION)
     asked: list[_Asked] = []
-    for number, (segment, rows_R) in enumerate(live):
+    for number, (segment, rows_R) in live.items():
         count = min(len(rows_R), round(wanted * len(rows_R) / max(rows, 1)))
         drawn = np.sort(generator.choice(rows_R, count, replace=False))
         for row, text in zip(drawn.tolist(), segment.searched_texts(drawn), strict=True):

@@ -37,13 +37,18 @@ _LOG = logging.getLogger(__name__)
 
 
 def with_fresh_recall(manifest: Manifest, shards: Sequence[ShardOutcome]) -> Manifest:
-    """Return the manifest with the recall measured while its only segment was built, if it has one new segment."""
+    """Return the manifest with the recall measured while its only segment with vectors was built, if that is new."""
     recall = manifest.recall
-    if recall is None or recall.whole is not None or len(manifest.segments) != 1 or recall.target >= 1:
+    searched = [entry for entry in manifest.segments if entry.vectors]
+    if recall is None or recall.whole is not None or len(searched) != 1 or recall.target >= 1:
         return manifest
     for shard in shards:
         fresh = shard.statistics.get("fresh")
-        if shard.entries == manifest.segments and fresh and fresh["target"] == recall.target:
+        if (
+            [entry for entry in shard.entries if entry.vectors] == searched
+            and fresh
+            and fresh["target"] == recall.target
+        ):
             return _with_recall(manifest, fresh["recall"], FRESH_QUERIES)
     return manifest
 
@@ -82,7 +87,8 @@ def _queries(index: OpenIndex, job: Job, store: Store, encoder: EncoderSource | 
 
 
 def _sample(index: OpenIndex) -> pa.Table:
-    """Return the texts of sampled rows, from each segment in proportion to its share of all rows."""
+    """Return the texts of sampled rows with vectors, from each segment in proportion to its share of them."""
+    index = index.with_vectors()
     generator, rows = np.random.default_rng(_SEED), index.manifest.rows
     samples = []
     for segment, rows_R in index.live_rows():

@@ -12,15 +12,17 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import ClassVar
 
 from scannery.indexer import IndexerError, Manifest, OpenIndex, SegmentCache, Store, latest_version
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.database import check_sqlite
+from scannery.live.maintenance.drop import drop
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import ClosedError, InvalidRequestError, UnknownIndexError
+from scannery.runtime.errors import ClosedError, InvalidRequestError, OverloadedError, UnknownIndexError
+from scannery.serving.catalog.aliases import AliasTable
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.version_opener import VersionOpener
 from scannery.serving.encoding.query_encoder import EncoderPool
@@ -40,6 +42,9 @@ class BaseCatalog(ABC):
 
     finishes_maintenance: ClassVar[bool]
     """Whether closing an index finishes maintenance that is due."""
+
+    drops_open: ClassVar[bool]
+    """Whether an index can be dropped while processes have leases on it: those of a server are its own workers'."""
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class BaseCatalog(ABC):
         self._lock = threading.Lock()
         """Held while entries change."""
         self._closed = False
+        self._aliases = AliasTable(store, clock)
         self.on_failure: Callable[[str], object] = lambda task: None
         """Called with the name of each background task that fails."""
 
@@ -110,6 +116,10 @@ class BaseCatalog(ABC):
         """Record a write: maintenance may be due."""
 
     @abstractmethod
+    def _look_for_alias(self, name: str) -> None:
+        """Refresh the aliases if a name may be a new one, or if they may be old."""
+
+    @abstractmethod
     def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
         """Prepare an opened version before queries see it."""
 
@@ -121,6 +131,63 @@ class BaseCatalog(ABC):
     def states(self) -> dict[str, bool]:
         """Return whether each index is open, by name."""
         return {name: entry.snapshot is not None for name, entry in list(self._entries.items())}
+
+    def resolve(self, name: str, *, look: bool = True) -> str:
+        """Return the index that a name stands for: that of an alias, or the name itself.
+
+        An alias of an index that the caller cannot see is not known to it.
+
+        Args:
+            name: of an index, or an alias.
+            look: whether the store may be read; False: the aliases of the last look are used.
+
+        """
+        if look:
+            # If the store cannot be read, the names that are known keep working.
+            with suppress(IndexerError):
+                self._look_for_alias(name)
+        index = self._aliases.known.get(name)
+        return index if index is not None and self.serves(index) and _visible(index) else name
+
+    def aliases(self) -> dict[str, str]:
+        """Return the index of each alias, of indexes that the caller can see; raises as `refresh_aliases`."""
+        self.refresh_aliases()
+        known = sorted(self._aliases.known.items())
+        return {alias: index for alias, index in known if self.serves(index) and _visible(index)}
+
+    def aliases_of(self, index: str) -> list[str]:
+        """Return the aliases of an index, sorted, as of the last look."""
+        return self._aliases.of(index)
+
+    def refresh_aliases(self) -> None:
+        """Read the aliases if they changed.
+
+        Raises:
+            StoreError, CorruptError, FormatError: they cannot be read.
+
+        """
+        self._aliases.refresh()
+
+    def drop(self, name: str, deadline: Deadline) -> None:
+        """Remove an index from the store, and close it here; queries that run finish on their snapshots.
+
+        Raises:
+            NotFoundError: the store has nothing of this name.
+            InUseError: another process removes it, or (embedded) a server has it open or a build is running.
+            OverloadedError: another index was being opened until the deadline; nothing was removed.
+
+        """
+        if not self._lock.acquire(timeout=max(0.0, min(deadline.remaining_s, threading.TIMEOUT_MAX))):
+            raise OverloadedError(
+                "another index is being opened; nothing was removed, try again", retry_after_s=OPEN_S
+            )
+        # Held until the index is invisible in the store: otherwise it could be opened again.
+        with ExitStack() as held:
+            held.callback(self._lock.release)
+            self._check_open()
+            self._forget(name, finish=False)
+            root, force = self._opener.log_root, self.drops_open
+            drop(self._store, name, log_root=root, force=force, hidden=held.close)
 
     def serves(self, name: str) -> bool:
         """Return whether an index of this name would be served: all are, unless some were chosen."""
@@ -137,7 +204,7 @@ class BaseCatalog(ABC):
                 yield self.manifest(name)
 
     def open_created(self, name: str) -> None:
-        """Open an index that was just created; an error is kept in its entry.
+        """Open the latest version of an index that was just created or altered; an error is kept in its entry.
 
         Opening another index may take minutes: this one is then opened later.
         """
@@ -216,10 +283,10 @@ class BaseCatalog(ABC):
             for name in list(self._entries):
                 self._forget(name)
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str, *, finish: bool = True) -> None:
         entry = self._entries.pop(name, None)
         if entry is not None:
-            entry.close(finish=self.finishes_maintenance)
+            entry.close(finish=finish and self.finishes_maintenance)
             if not self._closed:
                 _LOG.info("index %s is gone", name)
 

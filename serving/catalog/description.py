@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
@@ -10,7 +12,12 @@ __all__ = ["index_info", "memory_rows"]
 
 
 def index_info(
-    manifest: Manifest, *, details: bool, snapshot: Snapshot | None = None, problem: str = ""
+    manifest: Manifest,
+    *,
+    details: bool,
+    snapshot: Snapshot | None = None,
+    problem: str = "",
+    aliases: Sequence[str] = (),
 ) -> pb.IndexInfo:
     """Return the description of an index.
 
@@ -19,6 +26,7 @@ def index_info(
         details: whether segments and spec are included.
         snapshot: of the version, for current counts; None: those of the manifest.
         problem: current error of the index; empty: none.
+        aliases: names that stand for it.
 
     """
     spec = manifest.spec
@@ -37,6 +45,8 @@ def index_info(
         memory_rows=memory_rows(snapshot),
         recall=_recall(manifest),
         problem=problem,
+        aliases=aliases,
+        dynamic=spec.dynamic,
     )
     info.created_at.FromDatetime(manifest.created_at)
     if details:
@@ -75,7 +85,7 @@ def _encoder(manifest: Manifest) -> pb.EncoderInfo | None:
 
 def _recall(manifest: Manifest) -> pb.RecallInfo | None:
     recall = manifest.recall
-    if recall is None:
+    if recall is None or not manifest.dimensions:
         return None
     return pb.RecallInfo(k=recall.k, target=recall.target, measured=recall.measured, reached=recall.reached)
 
@@ -92,4 +102,5 @@ _TYPES: dict[AttributeType, pb.AttributeType.ValueType] = {
     "float": pb.ATTRIBUTE_TYPE_FLOAT,
     "bool": pb.ATTRIBUTE_TYPE_BOOL,
     "timestamp": pb.ATTRIBUTE_TYPE_TIMESTAMP,
+    "geo": pb.ATTRIBUTE_TYPE_GEO,
 }

@@ -26,6 +26,7 @@ class EmbeddedCatalog(BaseCatalog):
 
     # There is no server to continue it.
     finishes_maintenance = True
+    drops_open = False
 
     @classmethod
     def open(cls, uri: str | Path, *, device: str = "auto", create: bool = False) -> Self:
@@ -54,6 +55,10 @@ class EmbeddedCatalog(BaseCatalog):
 
     def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
         """Do nothing: the first text loads the encoder."""
+
+    def _look_for_alias(self, name: str) -> None:
+        is_known = name in self._entries or name in self._aliases.known
+        self._aliases.refresh(older_than_s=CHECK_EVERY_S if is_known else 0)
 
     def _names(self) -> Collection[str]:
         return [name for name in self._chosen() if is_stored(self._store, name)]

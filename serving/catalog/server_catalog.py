@@ -23,6 +23,7 @@ class ServerCatalog(BaseCatalog):
     """Indexes as of the last `refresh`, which a `Watcher` calls. Safe to use from several threads."""
 
     finishes_maintenance = False
+    drops_open = True
 
     def __init__(self, store: Store, **options: Any) -> None:
         """Prepare; arguments are those of `BaseCatalog`."""
@@ -67,6 +68,17 @@ class ServerCatalog(BaseCatalog):
         """Close all indexes; running queries finish on their snapshots."""
         super().close()
         self._leases.release()
+
+    def _look_for_alias(self, name: str) -> None:
+        # The watcher looks for changes of the others.
+        if name in self._entries or name in self._aliases.known:
+            return
+        # Another worker may have set it, and its caller may use it at once.
+        if self._looks.acquire(timeout=LOOK_WAIT_S):
+            try:
+                self._aliases.refresh()
+            finally:
+                self._looks.release()
 
     def _names(self) -> Collection[str]:
         return [name for name, entry in list(self._entries.items()) if entry.snapshot]

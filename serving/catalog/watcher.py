@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
+from scannery.indexer import IndexerError
 from scannery.live.log_follower import LogFollower
 from scannery.runtime.periodic_task import PeriodicTask
 from scannery.runtime.retry import RetryState
@@ -13,6 +15,8 @@ from scannery.serving.catalog.server_catalog import ServerCatalog
 __all__ = ["Watcher"]
 
 CHECK_EVERY_S = 1.0
+ALIASES_EVERY_S = 0.5
+"""Apart from versions, which may take minutes to open."""
 
 
 class Watcher:
@@ -46,6 +50,12 @@ class Watcher:
         ]
         self._follower = LogFollower(catalog.live_indexes, on_failure=partial(failed, "tail"))
         self._refreshing = PeriodicTask("watcher", self._refresh, every_s=every_s)
+        self._renaming = PeriodicTask(
+            "aliases",
+            catalog.refresh_aliases,
+            every_s=min(every_s, ALIASES_EVERY_S),
+            on_failure=partial(failed, "aliases"),
+        )
 
     def start(self) -> None:
         """Open all indexes that can be opened, then start the threads.
@@ -55,13 +65,17 @@ class Watcher:
 
         """
         self._catalog.refresh()
+        with suppress(IndexerError):  # the task tells it
+            self._catalog.refresh_aliases()
         self._after()
         self._follower.start()
         self._refreshing.start()
+        self._renaming.start()
 
     def stop(self) -> None:
         """Stop the threads; waits for a version that is being opened."""
         self._refreshing.stop()
+        self._renaming.stop()
         self._follower.stop()
 
     def _refresh(self) -> None:

@@ -38,7 +38,8 @@ class Candidates:
         with stats.stage("filter"):
             self._searches = prepared.segments(snapshot)
         self.total = sum(each.rows for each in self._searches)
-        """Rows that the filter allows."""
+        """Rows that the filter allows; in mode `dense` those of them with a vector."""
+        self._by_vectors = [each for each in self._searches if each.segment.has_vectors]
         self._scales: dict[int, Scale] = {}
         if mode == "lexical":
             for each in self._searches:
@@ -76,12 +77,14 @@ class Candidates:
 
     def _dense_ranges(self, queries: list[int]) -> list[float]:
         """Return how far the score at place 200 is below the first one in the whole index, if few rows are allowed."""
-        if not queries or self.total >= FUSED_ROWS:
+        if not queries or sum(each.rows for each in self._by_vectors) >= FUSED_ROWS:
             return [0.0] * len(queries)
-        options = replace(self._options, where=None)
+        options = replace(self._options, where=None, mode="dense")
         snapshot = self._batch.snapshot
         searches = segment_searches(snapshot, options, settings_of(snapshot, options))
         found = [each.find(self._vectors_QD[queries], FUSED_ROWS).scores_QK for each in searches]
+        if not found:
+            return [0.0] * len(queries)
         scores_QK = -np.sort(-np.concatenate(found, axis=1), axis=1)[:, :FUSED_ROWS]
         finite_QK = np.where(np.isfinite(scores_QK), scores_QK, np.inf)
         ranges: list[float] = (scores_QK[:, 0] - finite_QK.min(axis=1)).tolist()
@@ -92,7 +95,7 @@ class Candidates:
         if len(queries) < len(vectors_QD):
             vectors_QD, paths = vectors_QD[queries], [paths[number] for number in queries.tolist()]
         found = []
-        for each in self._searches:
+        for each in self._by_vectors:
             self._batch.deadline.check()
             found.append((each.number, *each.search(vectors_QD, wanted, self._batch.stats, paths)))
         self._batch.deadline.check()

@@ -197,9 +197,12 @@ class Hydrator:
         if fields.dynamic and DYNAMIC_COLUMN in records.table.column_names:
             names.append(DYNAMIC_COLUMN)
         columns = [_field(records, name, heads) for name in names]
-        columns += [_attribute(records, name, attributes[name], heads) for name in fields.attributes]
+        stored = set(records.table.column_names)  # without attributes that are newer than the segment
+        columns += [
+            _attribute(records, name, attributes[name], heads) for name in fields.attributes if name in stored
+        ]
         groups = []
-        if self._group_by is not None:
+        if self._group_by is not None and self._group_by in stored:
             kind = attributes.get(self._group_by, "string")
             groups.append(_attribute(records, self._group_by, kind, heads))
         return _Layout(
@@ -207,7 +210,7 @@ class Hydrator:
             np.array(columns, np.int64),
             np.array(groups, np.int64).reshape(-1, 7),
             np.frombuffer(bytes(heads), np.uint8),
-            vectors_ND.view(np.uint8) if fields.vector else _NO_VECTORS,
+            vectors_ND.view(np.uint8) if fields.vector and vectors_ND.shape[1] else _NO_VECTORS,
         )
 
 

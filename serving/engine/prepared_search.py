@@ -56,7 +56,10 @@ class PreparedSearch:
         self._unfiltered = (
             segment_searches(snapshot, options, self._settings) if options.where is None else None
         )
-        searches = snapshot.segments if self._unfiltered is None else self._unfiltered
+        searched = [
+            segment for segment in snapshot.segments if segment.has_vectors or options.mode != "dense"
+        ]
+        searches = searched if self._unfiltered is None else self._unfiltered
         self.cost_class = options.cost_class
         one_stage = self.cost_class is not CostClass.STAGED
         self.reads_one_segment = len(searches) == 1 and options.drops_nothing and one_stage

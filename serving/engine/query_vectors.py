@@ -21,8 +21,18 @@ import numpy as np
 
 from scannery.indexer import Distance, InvalidRecordError, search_ready, unit_length, vector_value
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.request.query import Blend, ById, ByText, ByVector, Query, Single, Vectors, WithSparse
+from scannery.runtime.errors import InvalidRequestError, VectorsUnavailableError
+from scannery.serving.request.query import (
+    Blend,
+    ById,
+    ByText,
+    ByVector,
+    Query,
+    Single,
+    Vectors,
+    WithSparse,
+    check_has_vectors,
+)
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["blended_vector", "members_of", "named_rows", "query_vectors"]
@@ -63,12 +73,14 @@ def query_vectors(
 
     Raises:
         EncoderUnavailableError: a text query, and the index has no encoder.
+        VectorsUnavailableError: the index has no vectors, or a query names a datapoint without one.
         InvalidRequestError: a query has no vector in this mode.
         UnknownDatapointError: a query names a datapoint that is not there.
 
     """
     if isinstance(queries, Vectors):
         return queries.vectors_QD
+    check_has_vectors(snapshot.manifest, "mode")
     dense = [_dense(query, mode, path) for query, path in zip(queries, paths, strict=True)]
     if not any(isinstance(query, Blend) for query in dense):
         return _vectors(snapshot, dense, deadline, paths)
@@ -116,9 +128,19 @@ def _vectors(
         if isinstance(query, ByVector):
             vectors_QD[i] = query.vector_D
         elif isinstance(query, ById):
-            number, row = snapshot.require(query.id, path=paths[i])
-            vectors_QD[i] = snapshot.segments[number].searched_ND[row]
+            vectors_QD[i] = _vector_of(snapshot, query.id, paths[i])
     return vectors_QD
+
+
+def _vector_of(snapshot: Snapshot, identifier: str, path: str) -> np.ndarray:
+    number, row = snapshot.require(identifier, path=path)
+    segment = snapshot.segments[number]
+    if not segment.has_vectors:
+        raise VectorsUnavailableError(
+            f"{path}: datapoint {identifier!r:.200} has no vector to search by", field=path
+        )
+    vector_D: np.ndarray = segment.searched_ND[row]
+    return vector_D
 
 
 def blended_vector(

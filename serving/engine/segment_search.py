@@ -96,10 +96,15 @@ class SegmentSearch:
 def segment_searches(
     snapshot: Snapshot, options: Options, settings: Sequence[SearchSettings | None]
 ) -> list[SegmentSearch]:
-    """Return the searches of all segments that have allowed rows; `settings` as `settings_of` returns them."""
+    """Return the searches of all segments that have allowed rows; `settings` as `settings_of` returns them.
+
+    In mode `dense` without the segments whose rows have no vectors.
+    """
     target = options.target_recall or snapshot.manifest.spec.target_recall
     searches = []
     for number, (segment, alive) in enumerate(zip(snapshot.segments, snapshot.alive, strict=True)):
+        if options.mode == "dense" and not segment.has_vectors:
+            continue
         allowed = alive if options.where is None else snapshot.masks.allowed(segment, options.where, alive)
         rows = segment.rows if allowed is None else allowed.count
         if rows == segment.rows:

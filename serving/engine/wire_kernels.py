@@ -34,7 +34,7 @@ __all__ = [
 # Fields of a Datapoint.
 FIELD_STRING, FIELD_INT, FIELD_DOUBLE = 0, 1, 2
 # Attributes: a Value behind a key.
-_STRING, _STRING_LIST, _INT, _DOUBLE, _BOOL, _TIMESTAMP = 3, 4, 5, 6, 7, 8
+_STRING, _STRING_LIST, _INT, _DOUBLE, _BOOL, _TIMESTAMP, _GEO = 3, 4, 5, 6, 7, 8, 9
 VALUE_KINDS = {
     "string": _STRING,
     "string_list": _STRING_LIST,
@@ -42,6 +42,7 @@ VALUE_KINDS = {
     "float": _DOUBLE,
     "bool": _BOOL,
     "timestamp": _TIMESTAMP,
+    "geo": _GEO,
 }
 
 _KIND, _HEAD, _HEAD_SIZE, _VALID, _OFFSETS, _VALUES, _INNER = range(7)
@@ -60,6 +61,7 @@ _ENTRY_VALUE = _tag(2, _LENGTH)
 # Fields of a Value and of the messages in it.
 _VALUE_STRING, _VALUE_LIST, _VALUE_INT = _tag(1, _LENGTH), _tag(2, _LENGTH), _tag(3, _VARINT)
 _VALUE_DOUBLE, _VALUE_BOOL, _VALUE_TIME = _tag(4, _FIXED64), _tag(5, _VARINT), _tag(6, _LENGTH)
+_VALUE_GEO, _LATITUDE, _LONGITUDE = _tag(8, _LENGTH), _tag(1, _FIXED64), _tag(2, _FIXED64)
 _LIST_ITEM = _tag(1, _LENGTH)
 _SECONDS, _NANOS = _tag(1, _VARINT), _tag(2, _VARINT)
 _HITS = _tag(1, _LENGTH)
@@ -181,7 +183,12 @@ def _put_value(
     if kind == _BOOL:
         at = _put_byte(out_B, at, (bytes_B[values + (row >> 3)] >> (row & 7)) & 1)
         return _put_byte(out_B, at, _VALUE_BOOL)
-    return _put_tag(out_B, _put_time(longs_B[(values >> 3) + row], out_B, at), _VALUE_TIME, end)
+    if kind == _GEO:
+        at = _put_byte(out_B, _put_bytes(out_B, at, bytes_B, column_7[_INNER] + 8 * row, 8), _LONGITUDE)
+        at = _put_byte(out_B, _put_bytes(out_B, at, bytes_B, values + 8 * row, 8), _LATITUDE)
+    else:
+        at = _put_time(longs_B[(values >> 3) + row], out_B, at)
+    return _put_tag(out_B, at, _VALUE_GEO if kind == _GEO else _VALUE_TIME, end)
 
 
 @compiled

@@ -7,12 +7,15 @@ request: names of declared attributes never begin with "_".
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 from scannery.indexer import AttributeType
 from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN
 
-__all__ = ["FIXED_FIELDS", "dynamic_name", "field_name"]
+__all__ = ["FIXED_FIELDS", "FieldKind", "dynamic_name", "field_name"]
 
+FieldKind: TypeAlias = AttributeType | Literal["dynamic"]
+"""Type of a field; dynamic attributes have one for each value."""
 FIXED_FIELDS: Mapping[str, AttributeType] = {"id": "string", "document_id": "string"}
 """Fields that can be filtered by in every index."""
 _PREFIX = f"{DYNAMIC_COLUMN}."

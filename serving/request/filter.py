@@ -2,10 +2,11 @@
 
 Semantics, for a row and a condition on the attribute `a`:
 
-- A row without `a` matches `$ne`, `$nin` and `{"$exists": false}`, and no other condition.
-- A string_list matches if any of its elements does; `$ne` and `$nin` match if none does.
-- Null as a value stands for "not set": `{"a": None}` is `{"a": {"$exists": false}}`.
 - A dynamic attribute takes values of any type. It matches values of the same kind only: string, number or boolean.
+- A row without `a` matches `$ne`, `$nin` and `{"$exists": false}`, and no other condition. Null equals "not set":
+  `$eq` null is `{"$exists": false}`, `$ne` null is `{"$exists": true}`.
+- A string_list matches if any of its elements does; `$ne` and `$nin` match if none does. `$all` matches if each of its
+  values equals an element.
 - `$not` matches exactly the rows that its filter does not match, rows without the attribute included. So the tree
   writes `$ne` as `$not` of `$eq`, and `$nin` as `$not` of `$in`.
 - Order is numeric, by time, or for strings by Unicode code point.
@@ -31,18 +32,31 @@ from scannery.serving.limits import (
     MAX_FILTER_PARTS,
     MAX_FILTER_VALUES,
 )
-from scannery.serving.request.field_names import FIXED_FIELDS, field_name
+from scannery.serving.request.field_names import FIXED_FIELDS, FieldKind, field_name
+from scannery.serving.request.geo_conditions import GEO, GeoWithin, parse_geo
+from scannery.serving.request.match_conditions import (
+    HAS_ALL,
+    MATCHES,
+    HasAll,
+    StringMatch,
+    parse_has_all,
+    parse_match,
+)
 from scannery.v1 import types_pb2 as pb
 
 __all__ = [
     "AllOf",
     "AnyOf",
     "Compare",
+    "Condition",
     "Exists",
+    "GeoWithin",
+    "HasAll",
     "IsIn",
     "Node",
     "Not",
     "Scalar",
+    "StringMatch",
     "Truth",
     "parse_filter",
     "size_of",
@@ -105,7 +119,9 @@ class AnyOf:
     parts: tuple[Node, ...]
 
 
-Node: TypeAlias = Compare | IsIn | Exists | Not | AllOf | AnyOf
+Condition: TypeAlias = Compare | IsIn | HasAll | StringMatch | GeoWithin | Exists
+"""Of one field."""
+Node: TypeAlias = Condition | Not | AllOf | AnyOf
 """Immutable and hashable: the key of the filter cache."""
 
 
@@ -117,10 +133,12 @@ def size_of(node: Node) -> int:
             return own + sys.getsizeof(parts) + sum(map(size_of, parts))
         case Not(part):
             return own + size_of(part)
-        case IsIn(_, values):
+        case IsIn(_, values) | HasAll(_, values):
             return own + sys.getsizeof(values) + sum(map(sys.getsizeof, values))
-        case Compare(_, _, value):
+        case Compare(_, _, value) | StringMatch(_, _, value):
             return own + sys.getsizeof(value)
+        case GeoWithin(_, area):
+            return own + sys.getsizeof(area) + 4 * sys.getsizeof(0.0)
     return own
 
 
@@ -208,23 +226,8 @@ class _Parser:
         here = _condition_path(message, path)
         if message.operator == pb.OPERATOR_EXISTS:
             return _exists(name, message, here)
-        node = self._positive(message, name, kind, here)
-        return Not(node) if message.operator in _NEGATED else node
-
-    def _positive(self, message: pb.Condition, name: str, kind: FieldKind, path: str) -> Node:
-        if message.operator in _MEMBERSHIPS:
-            return _is_in(name, message.values, kind, path)
-        if len(message.values) != 1:
-            raise InvalidRequestError.at(path, f"needs exactly one value, got {len(message.values)}")
-        if message.operator in _EQUALITIES:
-            return _equals(name, message.values[0], kind, path)
-        order = _ORDERS.get(message.operator)
-        if order is None:
-            raise InvalidRequestError.at(path, f"unknown operator {message.operator}")
-        value = _typed(message.values[0], kind, path)
-        if isinstance(value, (bool, Truth)):
-            raise InvalidRequestError.at(path, "booleans have no order; use $eq")
-        return Compare(name, order, value)
+        node = _positive(message, name, kind, here)
+        return _negated(node) if message.operator in _NEGATED else node
 
     def _field(self, given: str, path: str) -> tuple[str, FieldKind]:
         """Return the name of a field, and its type."""
@@ -234,6 +237,34 @@ class _Parser:
                 f"{path}.{given:.80}", unknown_name(given, self._fields, "attribute")
             )
         return name, self._fields.get(given, "dynamic")
+
+
+def _positive(message: pb.Condition, name: str, kind: FieldKind, path: str) -> Node:
+    if message.operator in GEO:
+        return parse_geo(message, name, kind, path)
+    if message.operator in MATCHES:
+        return parse_match(message, name, kind, path)
+    if message.operator in HAS_ALL:
+        return parse_has_all(message, name, kind, path, typed=lambda value, at: _typed(value, kind, at))
+    if message.operator in _MEMBERSHIPS:
+        return _is_in(name, message.values, kind, path)
+    return _compare(message, name, kind, path)
+
+
+def _compare(message: pb.Condition, name: str, kind: FieldKind, path: str) -> Node:
+    if len(message.values) != 1:
+        raise InvalidRequestError.at(path, f"needs exactly one value, got {len(message.values)}")
+    if message.operator in _EQUALITIES:
+        if _is_null(message.values[0]):
+            return Not(Exists(name))
+        return Compare(name, "eq", _typed(message.values[0], kind, path))
+    order = _ORDERS.get(message.operator)
+    if order is None:
+        raise InvalidRequestError.at(path, f"unknown operator {message.operator}")
+    value = _typed(message.values[0], kind, path)
+    if isinstance(value, (bool, Truth)):
+        raise InvalidRequestError.at(path, "booleans have no order; use $eq")
+    return Compare(name, order, value)
 
 
 def unknown_name(name: str, known: Mapping[str, object], what: str) -> str:
@@ -247,28 +278,30 @@ def _check_limit(count: int, most: int, path: str, what: str) -> None:
         raise InvalidRequestError.at(path.split(".", 1)[0], f"has more than {most} {what}")
 
 
-def _equals(name: str, message: pb.Value, kind: FieldKind, path: str) -> Node:
-    if message.WhichOneof("kind") is None:
-        return Not(Exists(name))
-    return Compare(name, "eq", _typed(message, kind, path))
-
-
-def _is_in(name: str, messages: Sequence[pb.Value], kind: FieldKind, path: str) -> Node:
-    if not messages:
-        raise InvalidRequestError.at(path, "must not be empty")
-    given = [(i, message) for i, message in enumerate(messages) if message.WhichOneof("kind") is not None]
-    values = {_typed(value, kind, f"{path}[{i}]"): None for i, value in given}
-    node = IsIn(name, tuple(values))
-    if len(given) == len(messages):
-        return node
-    return AnyOf((node, Not(Exists(name)))) if given else Not(Exists(name))
-
-
 def _exists(name: str, message: pb.Condition, path: str) -> Node:
     if len(message.values) != 1 or message.values[0].WhichOneof("kind") != "bool_value":
         raise InvalidRequestError.at(path, "must be true or false")
     node = Exists(name)
     return node if message.values[0].bool_value else Not(node)
+
+
+def _is_in(name: str, messages: Sequence[pb.Value], kind: FieldKind, path: str) -> Node:
+    if not messages:
+        raise InvalidRequestError.at(path, "must not be empty")
+    given = [(value, f"{path}[{i}]") for i, value in enumerate(messages) if not _is_null(value)]
+    values = {_typed(value, kind, at): None for value, at in given}
+    if len(given) == len(messages):
+        return IsIn(name, tuple(values))
+    missing = Not(Exists(name))
+    return AnyOf((missing, IsIn(name, tuple(values)))) if values else missing
+
+
+def _negated(node: Node) -> Node:
+    return node.part if isinstance(node, Not) else Not(node)
+
+
+def _is_null(message: pb.Value) -> bool:
+    return message.WhichOneof("kind") is None
 
 
 def _condition_path(message: pb.Condition, path: str) -> str:
@@ -324,7 +357,6 @@ def _datetime(message: pb.Value, path: str) -> dt.datetime:
         raise InvalidRequestError.at(path, "must lie in the years 1 to 9999") from error
 
 
-FieldKind: TypeAlias = AttributeType | Literal["dynamic"]
 _SCALARS = ("string_value", "int_value", "float_value", "bool_value")
 _STRINGS = ("string_value",)
 _ACCEPTED: dict[AttributeType, tuple[str, ...]] = {
@@ -334,6 +366,7 @@ _ACCEPTED: dict[AttributeType, tuple[str, ...]] = {
     "float": ("int_value", "float_value"),
     "bool": ("bool_value",),
     "timestamp": ("timestamp_value", "string_value", "int_value", "float_value"),
+    "geo": (),
 }
 _ARTICLES: dict[AttributeType, str] = {
     "string": "a string",
@@ -342,6 +375,7 @@ _ARTICLES: dict[AttributeType, str] = {
     "float": "a finite number",
     "bool": "true or false",
     "timestamp": "a timestamp (ISO 8601, or seconds since 1970)",
+    "geo": "null (places are compared with $geo_radius and $geo_box)",
 }
 
 

@@ -13,7 +13,7 @@ from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.request.filter import Node, parse_filter, unknown_name
-from scannery.serving.request.query import ByText, Query, WithSparse
+from scannery.serving.request.query import ByText, Query, WithSparse, check_has_vectors
 from scannery.v1 import search_pb2 as pb
 
 __all__ = [
@@ -181,12 +181,15 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
 
     Raises:
         InvalidRequestError: names the field.
+        VectorsUnavailableError: the mode is dense or hybrid, and the index has no vectors.
 
     """
     spec = manifest.spec
     k = message.k if message.HasField("k") else limits.DEFAULT_K
     max_per_group, group_by = _crowding(message, spec)
     mode = _mode(message)
+    if mode in ("dense", "hybrid"):
+        check_has_vectors(manifest, "mode")
     options = Options(
         k=_within("k", k, 1, limits.MAX_K),
         offset=_within("offset", message.offset, 0, limits.MAX_OFFSET),
@@ -199,14 +202,15 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         knobs=_knobs(message, k + message.offset),
         explain=message.explain,
         fields=parse_fields(message.return_fields, spec, vector=message.return_vector),
-        mode=mode or "dense",
+        mode=mode or ("dense" if manifest.dimensions else "lexical"),
         fusion=_fusion(message, mode, manifest),
         rerank=_rerank(message),
     )
     if mode is not None:
         return options
     others: dict[Mode, Options] = {other: replace(options, mode=other) for other in ("lexical", "hybrid")}
-    return replace(options, text_mode=_text_mode(message, spec, has_words=has_words), by_mode=others)
+    text_mode = _text_mode(message, spec, has_words=has_words) if manifest.dimensions else "lexical"
+    return replace(options, text_mode=text_mode, by_mode=others)
 
 
 def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fields:
@@ -330,6 +334,8 @@ def _crowding(message: pb.SearchOptions, spec: IndexSpec) -> tuple[int | None, s
             raise InvalidRequestError.at(
                 "group_by", f"{group_by!r} is a string_list; a row would be in many groups"
             )
+        if kind == "geo":
+            raise InvalidRequestError.at("group_by", f"{group_by!r} is a place; places make no groups")
     return most, group_by
 
 

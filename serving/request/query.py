@@ -22,7 +22,7 @@ from scannery.indexer import (
     vector_value,
 )
 from scannery.indexer.kernels import fused
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import InvalidRequestError, VectorsUnavailableError
 from scannery.serving import limits
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
@@ -37,6 +37,7 @@ __all__ = [
     "Vectors",
     "WithSparse",
     "check_count",
+    "check_has_vectors",
     "check_text",
     "count_queries",
     "parse_identifier",
@@ -182,8 +183,10 @@ def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") 
 
     Raises:
         InvalidRequestError: the size is wrong, or a row is invalid; names the first such row.
+        VectorsUnavailableError: the index has no vectors.
 
     """
+    check_has_vectors(manifest, path)
     if message.dimensions != manifest.dimensions:
         raise InvalidRequestError.at(
             path, f"must have {manifest.dimensions} dimensions, got {message.dimensions}"
@@ -235,8 +238,24 @@ def parse_identifier(text: str, path: str) -> str:
 
 
 def parse_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
-    """Return a vector as it is searched, float32 (D,); InvalidRequestError if it is invalid for the index."""
+    """Return a vector as it is searched, float32 (D,); InvalidRequestError if it is invalid for the index.
+
+    Raises:
+        VectorsUnavailableError: the index has no vectors.
+
+    """
+    check_has_vectors(manifest, path)
     return _search_ready(vector_components(message, path), manifest, path)
+
+
+def check_has_vectors(manifest: Manifest, field: str) -> None:
+    """Raise VectorsUnavailableError, for a field of the request, if the index has no vectors."""
+    if not manifest.dimensions:
+        raise VectorsUnavailableError(
+            f"{field}: index {manifest.index!r} has no vectors, which dense and hybrid search need; search by words or "
+            "by a sparse vector",
+            field=field,
+        )
 
 
 def vector_components(message: Vector, path: str) -> np.ndarray:

@@ -1,7 +1,4 @@
-"""The handler that creates indexes.
-
-A request chooses no model freely: a server loads only models that its operator or a served index names.
-"""
+"""The handler that creates indexes."""
 
 from __future__ import annotations
 
@@ -9,10 +6,18 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
-from scannery.indexer import IndexSpec, InvalidSpecError, Manifest, create_index, parse_spec
+from scannery.indexer import (
+    AlreadyExistsError,
+    IndexSpec,
+    InvalidSpecError,
+    Manifest,
+    create_index,
+    latest_version,
+    parse_spec,
+    read_manifest,
+)
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
-    EncoderUnavailableError,
     InvalidRequestError,
     OverloadedError,
     PermissionDeniedError,
@@ -22,6 +27,7 @@ from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.description import index_info
 from scannery.serving.contract import CREATE_INDEX
 from scannery.serving.security.principal import CURRENT
+from scannery.serving.services.allowed_models import AllowedModels
 from scannery.serving.services.registry import UnaryMethod
 from scannery.v1 import index_pb2 as pb
 
@@ -44,11 +50,10 @@ class Creation:
 
         Args:
             catalog: the indexes.
-            models: names of models that a request may give besides those of served indexes; None: any (embedded, where
-                the caller owns the process).
+            models: as of `AllowedModels`; None: any (embedded, where the caller owns the process).
 
         """
-        self._catalog, self._models = catalog, models
+        self._catalog, self._models = catalog, AllowedModels(catalog, models)
         self.methods = {CREATE_INDEX: UnaryMethod(pb.CreateIndexRequest, self.create, "admin")}
 
     def create(self, request: pb.CreateIndexRequest, deadline: Deadline) -> pb.CreateIndexResponse:
@@ -60,21 +65,47 @@ class Creation:
                 "request_id", f"must have at most {limits.MAX_REQUEST_ID_BYTES} bytes, got {size}"
             )
         self._check_name(spec.index)
+        if request.keep_existing and (kept := self._kept(spec, request.dimensions)) is not None:
+            return kept
         if spec.reranker is not None:
-            self._check_model(spec.reranker.model, "spec.reranker.model")
+            self._models.check(spec.reranker.model, "spec.reranker.model")
         space = self._space(spec, request.dimensions)
         deadline.check()
         if self._catalog.stored_count() >= limits.MAX_INDEXES:
             raise OverloadedError(f"the store has {limits.MAX_INDEXES} indexes, which is the limit")
-        manifest = create_index(
-            self._catalog.store,
-            spec,
-            dimensions=space.dimensions,
-            fingerprint=space.fingerprint,
-            request_id=request.request_id,
-        )
+        try:
+            manifest = create_index(
+                self._catalog.store,
+                spec,
+                dimensions=space.dimensions,
+                fingerprint=space.fingerprint,
+                request_id=request.request_id,
+            )
+        except AlreadyExistsError:
+            if request.keep_existing and (kept := self._kept(spec, request.dimensions)) is not None:
+                return kept
+            raise
         self._catalog.open_created(spec.index)
         return pb.CreateIndexResponse(index=index_info(manifest, details=True))
+
+    def _kept(self, spec: IndexSpec, dimensions: int) -> pb.CreateIndexResponse | None:
+        """Return the index of this name, None if there is none; AlreadyExistsError if it stores other vectors."""
+        if latest_version(self._catalog.store, spec.index) is None:
+            return None
+        manifest = read_manifest(self._catalog.store, spec.index)
+        for field, given, existing in (
+            ("spec.encoder", _options(spec), _options(manifest.spec)),
+            ("spec.distance", spec.distance, manifest.spec.distance),
+            ("dimensions", dimensions or manifest.dimensions, manifest.dimensions),
+        ):
+            if given != existing:
+                raise AlreadyExistsError(
+                    f"{field}: index {spec.index!r} exists with {_shown(existing)}, got {_shown(given)}",
+                    field=field,
+                )
+        self._catalog.open_created(spec.index)
+        aliases = self._catalog.aliases_of(spec.index)
+        return pb.CreateIndexResponse(index=index_info(manifest, details=True, aliases=aliases))
 
     def _check_name(self, name: str) -> None:
         principal = CURRENT.get()
@@ -85,6 +116,8 @@ class Creation:
     def _space(self, spec: IndexSpec, dimensions: int) -> _Space:
         """Return the space of the vectors; the encoder tells it, or the request."""
         if spec.encoder is None:
+            if dimensions == 0 and spec.vectors == "optional" and spec.source.vector is None:
+                return _Space(0, None)
             if not 1 <= dimensions <= limits.MAX_DIMENSIONS:
                 raise InvalidRequestError.at(
                     "dimensions",
@@ -107,26 +140,9 @@ class Creation:
 
     def _of_model(self, spec: IndexSpec) -> _Space:
         assert spec.encoder is not None
-        self._check_model(spec.encoder.model, "spec.encoder.model")
+        self._models.check(spec.encoder.model, "spec.encoder.model")
         fingerprint = self._catalog.encoders.fingerprint_of(spec.encoder, field="spec.encoder.model")
         return _Space(fingerprint.dimensions, fingerprint.to_dict())
-
-    def _check_model(self, model: str, field: str) -> None:
-        if self._models is None or model in self._models:
-            return
-        named = {
-            part.model
-            for manifest in self._visible()
-            for part in (manifest.spec.encoder, manifest.spec.reranker)
-            if part is not None
-        }
-        if model not in named:
-            known = ", ".join(sorted({*named, *self._models})) or "none"
-            raise EncoderUnavailableError(
-                f"{field}: {model!r:.200} is not among the models of this server ({known}); its operator can add it "
-                "with --model",
-                field=field,
-            )
 
     def _visible(self) -> Iterator[Manifest]:
         return self._catalog.manifests()
@@ -148,3 +164,10 @@ def _parsed(text: str) -> IndexSpec:
 def _options(spec: IndexSpec) -> dict[str, Any] | None:
     """Return what determines the vectors of texts."""
     return None if spec.encoder is None else spec.encoder.model_dump(exclude={"device", "dtype"})
+
+
+def _shown(value: object) -> str:
+    """Return the model of an encoder's options, and others as they are."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {part}" for key, part in value.items() if part is not None)
+    return "none" if value is None else str(value)

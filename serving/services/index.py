@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from scannery.indexer import IndexerError
 from scannery.runtime.deadline import Deadline
@@ -37,6 +38,8 @@ class Indexes:
         size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE
         if not 1 <= size <= MAX_PAGE:
             raise InvalidRequestError.at("page_size", f"must be 1 to {MAX_PAGE}, got {size}")
+        with suppress(IndexerError):  # those that are known are listed
+            self._catalog.refresh_aliases()
         names = [name for name in self._catalog.names() if name > request.page_token]
         page = names[:size]
         infos = [info for info in map(self._listed, page) if info]
@@ -48,7 +51,13 @@ class Indexes:
         snapshot = self._catalog.snapshot(request.index)
         problem = self._catalog.problem(request.index)
         return pb.GetIndexResponse(
-            index=index_info(snapshot.manifest, details=True, snapshot=snapshot, problem=problem)
+            index=index_info(
+                snapshot.manifest,
+                details=True,
+                snapshot=snapshot,
+                problem=problem,
+                aliases=self._catalog.aliases_of(request.index),
+            )
         )
 
     def _listed(self, name: str) -> pb.IndexInfo | None:
@@ -57,7 +66,8 @@ class Indexes:
             # Embedded, listing does not open indexes.
             manifest = snapshot.manifest if snapshot else self._catalog.manifest(name)
             problem = self._catalog.problem(name)
-            return index_info(manifest, details=False, snapshot=snapshot, problem=problem)
+            aliases = self._catalog.aliases_of(name)
+            return index_info(manifest, details=False, snapshot=snapshot, problem=problem, aliases=aliases)
         except (IndexerError, UnknownIndexError) as error:
             # An index that is broken, or was just removed, must not hide the others.
             _LOG.warning("index %s is left out of the list: %s", name, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -15,7 +16,9 @@ from scannery.serving.security.principal import Scope
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
 
-__all__ = ["MethodRegistry", "UnaryMethod"]
+__all__ = ["MessageT", "MethodRegistry", "UnaryMethod"]
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,16 @@ class MethodRegistry:
 
         """
         self.methods, self.streams = methods, streams
+
+    def resolved(self, request: MessageT, *, look: bool = True) -> MessageT:
+        """Return a request with the name of the index in place of its alias; servers call this once for each request.
+
+        Args:
+            request: it is not changed.
+            look: whether files may be read; False: only aliases that are known are resolved.
+
+        """
+        return request
 
     def scope_of(self, path: str) -> Scope | None:
         """Return the scope that a method requires; None: there is no such method."""

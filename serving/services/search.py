@@ -37,11 +37,14 @@ from scannery.serving.request.query import (
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.services.aggregation import Aggregation
+from scannery.serving.services.aliases import AliasMethods, with_index
+from scannery.serving.services.alteration import Alteration
 from scannery.serving.services.creation import Creation
 from scannery.serving.services.embedding import Embedding, index_encoders
 from scannery.serving.services.filtered_writes import FilteredWrites
 from scannery.serving.services.index import Indexes
-from scannery.serving.services.registry import MethodRegistry, UnaryMethod
+from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
+from scannery.serving.services.removal import Removal
 from scannery.serving.services.write import Writes
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.status import status_for_callers
@@ -90,9 +93,16 @@ class Service(MethodRegistry):
             **FilteredWrites(catalog).methods,
             **Indexes(catalog).methods,
             **Creation(catalog, models).methods,
+            **Alteration(catalog, models).methods,
+            **Removal(catalog).methods,
+            **AliasMethods(catalog).methods,
             **Embedding(partial(index_encoders, catalog)).methods,
         }
         super().__init__(unary, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})
+
+    def resolved(self, request: MessageT, *, look: bool = True) -> MessageT:
+        """Return a request with the name of the index in place of its alias."""
+        return with_index(request, partial(self._catalog.resolve, look=look))
 
     def close(self) -> None:
         """Close the catalog."""

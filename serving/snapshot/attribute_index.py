@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer import Segment, id_hashes
+from scannery.serving.request.geo_conditions import Area
+from scannery.serving.request.match_conditions import MatchOperator
+from scannery.serving.snapshot.nothing_matches import NothingMatches
+from scannery.serving.snapshot.string_matches import ArrowStrings, FoldedStrings, prefix_range
 
 __all__ = ["AttributePostings", "Field", "IdField", "Operator", "ValueKind", "ValueRuns"]
 
@@ -55,6 +60,24 @@ class Field(Protocol):
     def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
         """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
 
+    def has_all(self, values: Iterable[Any]) -> np.ndarray:
+        """Return which rows have a list with all of the values, which are distinct."""
+
+    def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
+
+    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
+        """Return which rows have a string that matches; `value` is folded, unless the operator is `prefix`."""
+
+    def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
+
+    def within(self, area: Area) -> np.ndarray:
+        """Return which rows have a place in an area."""
+
+    def few_within(self, area: Area, most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
+
     def exists(self) -> np.ndarray:
         """Return which rows have the field."""
 
@@ -62,7 +85,7 @@ class Field(Protocol):
         """Return the distinct values with their rows, one entry for each type that occurs."""
 
 
-class AttributePostings:
+class AttributePostings(NothingMatches):
     """The index of one column, or of the values of one type. Immutable; safe to use from several threads."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
@@ -88,7 +111,7 @@ class AttributePostings:
         return made
 
     def _fill(self, rows: int, missing: np.ndarray, rows_P: np.ndarray, values: pa.Array) -> None:
-        self._rows = rows
+        super().__init__(rows)
         self._missing = missing
         self._values, codes_P = _distinct(values)
         self._type = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
@@ -101,9 +124,10 @@ class AttributePostings:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that this takes."""
-        values: int = self._values.nbytes
-        return int(values + self._rows_P.nbytes + self._starts.nbytes + self._missing.nbytes)
+        """Memory that this takes; more after the first match without regard to case."""
+        arrays = (self._values, self._rows_P, self._starts, self._missing)
+        folded = self.__dict__.get("_folded")
+        return sum(int(array.nbytes) for array in arrays) + (0 if folded is None else folded.size_bytes)
 
     def among(self, values: Iterable[Any]) -> np.ndarray:
         """Return which rows equal one of the values."""
@@ -132,7 +156,7 @@ class AttributePostings:
                 values = pa.array(values, self._type).cast(pa.int64()).to_pylist()
             return _places(self._values, np.array(values))
         if FEW_VALUES * len(values) < len(self._values):
-            strings = _Strings(self._values)
+            strings = ArrowStrings(self._values)
             places = [(value, bisect_left(strings, value)) for value in values]
             return np.array(
                 [at for value, at in places if at < len(strings) and strings[at] == value], np.int64
@@ -164,6 +188,64 @@ class AttributePostings:
         }[operator]
         return self._rows_P[self._starts[start] : self._starts[stop]]
 
+    def has_all(self, values: Iterable[Any]) -> np.ndarray:
+        """Return which rows have all of the values."""
+        runs = self._all_runs(values)
+        mask_N = self._mask(runs[0])
+        for run in runs[1:]:
+            mask_N = self._mask(run[mask_N[run]])
+        return mask_N
+
+    def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        runs = self._all_runs(values)
+        if len(runs[0]) > LONG_RUN * most:
+            return None
+        rows = _common(runs)
+        return None if len(rows) > most else rows.astype(np.int64)
+
+    def _all_runs(self, values: Iterable[Any]) -> list[np.ndarray]:
+        """Return the rows of each value, the fewest first; one empty list if a value does not occur."""
+        wanted = list(values)
+        runs = [self._rows_P[start:stop] for start, stop in self._runs(wanted)]
+        return sorted(runs, key=len) if len(runs) == len(wanted) else [_NONE]
+
+    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
+        """Return which rows have a string that matches."""
+        return self._mask(self._rows_of(*self._runs_matching(operator, value)))
+
+    def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        starts, stops = self._runs_matching(operator, value)
+        if int((stops - starts).sum()) > most:
+            return None
+        return np.unique(self._rows_of(starts, stops)).astype(np.int64)
+
+    def _runs_matching(self, operator: MatchOperator, value: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return where runs of postings of matching strings start and stop."""
+        if operator == "prefix":
+            low, high = prefix_range(self._values, value)
+            return self._starts[low : low + 1], self._starts[high : high + 1]
+        numbers = self._folded.equal(value) if operator == "ieq" else self._folded.beginning(value)
+        return self._starts[numbers], self._starts[numbers + 1]
+
+    def _rows_of(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Return the rows of some runs of postings, of each of which the start and the stop are given."""
+        if len(starts) == 1:
+            return self._rows_P[int(starts[0]) : int(stops[0])]
+        sizes = stops - starts
+        shifts = np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
+        return self._rows_P[shifts + np.arange(len(shifts))]
+
+    @cached_property
+    def _folded(self) -> FoldedStrings:
+        return FoldedStrings(self._values)
+
+    def _mask(self, rows: np.ndarray) -> np.ndarray:
+        mask_N = np.zeros(self._rows, bool)
+        mask_N[rows] = True
+        return mask_N
+
     def exists(self) -> np.ndarray:
         """Return which rows have the field."""
         mask_N = np.ones(self._rows, bool)
@@ -186,14 +268,15 @@ class AttributePostings:
         if isinstance(self._values, np.ndarray):
             bounds = [int(np.searchsorted(self._values, value, side)) for side in ("left", "right")]
             return bounds[0], bounds[1]
-        strings = _Strings(self._values)
+        strings = ArrowStrings(self._values)
         return bisect_left(strings, value), bisect_right(strings, value)
 
 
-class IdField:
-    """The ids of a segment, which has a hash index of them; postings are made for order comparisons only."""
+class IdField(NothingMatches):
+    """The ids of a segment, which has a hash index of them; postings are made for order and beginnings only."""
 
-    def __init__(self, segment: Segment, postings: Callable[[], AttributePostings]) -> None:
+    def __init__(self, segment: Segment, postings: Callable[[], Field]) -> None:
+        super().__init__(segment.rows)
         self._segment = segment
         self._postings = postings
 
@@ -220,6 +303,14 @@ class IdField:
             return self.few_among([value], most)
         return self._postings().few(operator, value, most)
 
+    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
+        """Return which ids match."""
+        return self._postings().matches(operator, value)
+
+    def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        return self._postings().few_matches(operator, value, most)
+
     def _rows_of(self, values: Iterable[Any]) -> np.ndarray:
         names = list(values)
         rows = self._segment.rows_of(names, id_hashes(names))
@@ -235,20 +326,9 @@ class IdField:
         return self._postings().runs()
 
 
-class _Strings(Sequence[str]):
-    """An arrow array as a sequence of str, which bisect wants."""
-
-    def __init__(self, array: pa.StringArray) -> None:
-        self._array = array
-
-    def __len__(self) -> int:
-        return len(self._array)
-
-    def __getitem__(self, position: Any) -> Any:
-        return self._array[position].as_py()
-
-
 _NONE = np.zeros(0, np.int64)
+LONG_RUN = 8
+"""The rows of the rarest value may be this many times as many as those wanted; above, they are not even compared."""
 FEW_VALUES = 2048
 """A bisection takes as long as hashing this many strings."""
 
@@ -259,6 +339,18 @@ def _places(values_V: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         return _NONE
     places = np.minimum(np.searchsorted(values_V, wanted), len(values_V) - 1)
     found: np.ndarray = places[values_V[places] == wanted]
+    return found
+
+
+def _common(runs: list[np.ndarray]) -> np.ndarray:
+    """Return the rows that are in all of some lists, distinct; each list ascends, the first one is the shortest.
+
+    Takes as long as the shortest list is, times the logarithm of the others.
+    """
+    found = np.unique(runs[0])
+    for run in runs[1:]:
+        places = np.minimum(np.searchsorted(run, found), len(run) - 1)
+        found = found[run[places] == found]
     return found
 
 

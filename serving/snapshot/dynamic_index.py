@@ -20,12 +20,14 @@ from scannery.indexer import Segment
 from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, timestamp_text
 from scannery.indexer.datapoints.dynamic_values import DynamicValues, dynamic_values
 from scannery.serving.request.filter import Truth
+from scannery.serving.request.match_conditions import MatchOperator
 from scannery.serving.snapshot.attribute_index import AttributePostings, Operator, ValueKind, ValueRuns
+from scannery.serving.snapshot.nothing_matches import NothingMatches
 
 __all__ = ["DynamicField"]
 
 
-class DynamicField:
+class DynamicField(NothingMatches):
     """Which rows have which values of one dynamic attribute. Immutable; safe to use from several threads.
 
     Args:
@@ -34,7 +36,7 @@ class DynamicField:
     """
 
     def __init__(self, found: DynamicValues) -> None:
-        self._rows = found.rows
+        super().__init__(found.rows)
         self._present_N = found.present_N
         self.lists = found.lists
         """The rows whose value is a list, int32, ascending; their elements are values like all others."""
@@ -91,6 +93,37 @@ class DynamicField:
             return self.few_among([value], most)
         bounds = self._bounds(operator, value)
         return _together([part.few(own, bound, most) for part, own, bound in bounds], most)
+
+    def has_all(self, values: Iterable[Any]) -> np.ndarray:
+        """Return which rows have a list with all of the values."""
+        mask_N = np.zeros(self._rows, bool)
+        mask_N[self.lists] = True
+        for value in values:
+            mask_N &= self.among([value])
+        return mask_N
+
+    def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        found: np.ndarray = self.lists
+        for value in values:
+            rows = self.few_among([value], most)
+            if rows is not None:  # of a frequent value, the mask would cost as much as the rest
+                found = np.intersect1d(found, rows, assume_unique=True)
+            elif len(found) > most:
+                return None
+            else:
+                found = found[self.among([value])[found]]
+        return None if len(found) > most else found.astype(np.int64)
+
+    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
+        """Return which rows have a string that matches."""
+        strings = self._parts.get("string")
+        return self._none() if strings is None else strings.matches(operator, value)
+
+    def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        strings = self._parts.get("string")
+        return np.zeros(0, np.int64) if strings is None else strings.few_matches(operator, value, most)
 
     def exists(self) -> np.ndarray:
         """Return which rows have the attribute, and not null."""

@@ -7,17 +7,32 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import cache, partial, reduce
-from typing import TypeVar, cast
+from functools import partial, reduce
+from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
 from scannery.indexer import FEW_ROWS, AllowedRows, Segment
 from scannery.runtime.bounded_cache import BoundedCache
 from scannery.serving.request.field_names import dynamic_name
-from scannery.serving.request.filter import AllOf, AnyOf, Compare, Exists, IsIn, Node, Not, size_of
+from scannery.serving.request.filter import (
+    AllOf,
+    AnyOf,
+    Compare,
+    Condition,
+    Exists,
+    GeoWithin,
+    HasAll,
+    IsIn,
+    Node,
+    Not,
+    StringMatch,
+    size_of,
+)
 from scannery.serving.snapshot.attribute_index import AttributePostings, Field, IdField
 from scannery.serving.snapshot.dynamic_index import DynamicField
+from scannery.serving.snapshot.geo_index import GeoIndex
 
 __all__ = ["FilterCache", "evaluate", "few_rows"]
 
@@ -32,12 +47,24 @@ def evaluate(node: Node, field: Callable[[str], Field], rows: int) -> np.ndarray
             return reduce(np.logical_or, (evaluate(part, field, rows) for part in parts))
         case Not(part):
             return ~evaluate(part, field, rows)
-        case Exists(name):
-            return field(name).exists()
-        case Compare(name, operator, value):
-            return field(name).compare(operator, value)
-        case IsIn(name, wanted):
-            return field(name).among(wanted)
+        case _:
+            return _condition(node, field(node.field))
+
+
+def _condition(node: Condition, field: Field) -> np.ndarray:
+    match node:
+        case Exists():
+            return field.exists()
+        case Compare(_, operator, value):
+            return field.compare(operator, value)
+        case IsIn(_, wanted):
+            return field.among(wanted)
+        case HasAll(_, wanted):
+            return field.has_all(wanted)
+        case StringMatch(_, kind, text):
+            return field.matches(kind, text)
+        case GeoWithin(_, area):
+            return field.within(area)
 
 
 def few_rows(node: Node, field: Callable[[str], Field], most: int) -> np.ndarray | None:
@@ -47,9 +74,16 @@ def few_rows(node: Node, field: Callable[[str], Field], most: int) -> np.ndarray
             return field(name).few(operator, value, most)
         case IsIn(name, wanted):
             return field(name).few_among(wanted, most)
+        case HasAll(name, wanted):
+            return field(name).few_has_all(wanted, most)
+        case StringMatch(name, kind, text):
+            return field(name).few_matches(kind, text, most)
+        case GeoWithin(name, area):
+            return field(name).few_within(area, most)
     return None
 
 
+_Indexed: TypeAlias = AttributePostings | DynamicField | GeoIndex
 _Key = tuple[str, Node, "weakref.ref[AllowedRows] | None"]
 """A segment, a filter, and the live rows. Each write makes new live rows, and an entry must not keep the old ones: it
 refers to them weakly, and is never found again once they are freed."""
@@ -64,9 +98,7 @@ class FilterCache:
     def __init__(self, max_bytes: int = 64 << 20, *, max_index_bytes: int = 512 << 20) -> None:
         # Live rows are part of the key by identity: an open version has one such object for each segment.
         self._allowed: BoundedCache[_Key, AllowedRows] = BoundedCache(max_bytes)
-        self._postings: BoundedCache[tuple[str, str], AttributePostings | DynamicField] = BoundedCache(
-            max_index_bytes
-        )
+        self._indexes: BoundedCache[tuple[str, str], _Indexed] = BoundedCache(max_index_bytes)
 
     @property
     def hits(self) -> int:
@@ -81,7 +113,7 @@ class FilterCache:
     @property
     def size_bytes(self) -> int:
         """Memory of the cache and the attribute indexes."""
-        return self._allowed.size_bytes + self._postings.size_bytes
+        return self._allowed.size_bytes + self._indexes.size_bytes
 
     def allowed(self, segment: Segment, node: Node, alive: AllowedRows | None = None) -> AllowedRows:
         """Return the rows of a segment that a filter allows, and that are among the live ones if these are given."""
@@ -104,15 +136,32 @@ class FilterCache:
             matching = self.allowed(segment, node)
             if matching.count <= most:
                 return segment.allow(matching.rows[alive.mask_N[matching.rows]])
-            mask_N = matching.mask_N & alive.mask_N
+            allowed = matching.mask_N & alive.mask_N
         else:
-            field = cache(partial(self.field, segment))  # it may be too large to be kept any longer
-            rows = few_rows(node, field, most)
-            if rows is not None:
-                return segment.allow(rows)
-            mask_N = evaluate(node, field, segment.rows)
-        mask_N.setflags(write=False)
-        return segment.allow(mask_N)
+            allowed = self._matching(segment, node, most)
+        allowed.setflags(write=False)
+        return segment.allow(allowed)
+
+    def _matching(self, segment: Segment, node: Node, most: int) -> np.ndarray:
+        """Return the rows that a filter allows: their numbers if they are few, else a mask."""
+        used: dict[str, Field] = {}  # a field may be too large to be kept any longer
+
+        def field(name: str) -> Field:
+            if name not in used:
+                used[name] = self.field(segment, name)
+            return used[name]
+
+        rows = few_rows(node, field, most)
+        allowed = evaluate(node, field, segment.rows) if rows is None else rows
+        for name in used:
+            self._recount(segment.entry.sha256, name)
+        return allowed
+
+    def _recount(self, sha256: str, name: str) -> None:
+        """Count what a filter added to the index of a field."""
+        known = self._indexes.find((sha256, name))
+        if known is not None:
+            self._indexes.recount((sha256, name), known.size_bytes)
 
     def field(self, segment: Segment, name: str) -> Field:
         """Return the index of a field of a segment, made now if it is not in the cache.
@@ -122,25 +171,23 @@ class FilterCache:
             name: of the field in filters: see `field_name`.
 
         """
-        attribute = dynamic_name(name)
-        if attribute is not None or name not in segment.table.column_names:
-            # Segments of before an attribute was declared may have it as a dynamic one, or not at all.
-            return self._kept(segment, name, partial(DynamicField.of, segment, attribute or name))
-        postings = partial(self._kept, segment, name, partial(_declared, segment, name))
-        return IdField(segment, postings) if name == "id" else postings()
+        indexed = partial(self._indexed, segment, name)
+        return IdField(segment, indexed) if name == "id" else indexed()
 
-    def _kept(self, segment: Segment, name: str, make: Callable[[], _FieldT]) -> _FieldT:
+    def _indexed(self, segment: Segment, name: str) -> _Indexed:
         key = (segment.entry.sha256, name)
-        known = self._postings.find(key)
+        known = self._indexes.find(key)
         if known is None:
             # Made without a lock: two threads may make the same, and neither waits.
-            known = make()
-            self._postings.keep(key, known, known.size_bytes)
-        return cast(_FieldT, known)
+            known = _index_of(segment, name)
+            self._indexes.keep(key, known, known.size_bytes)
+        return known
 
 
-_FieldT = TypeVar("_FieldT", AttributePostings, DynamicField)
-
-
-def _declared(segment: Segment, name: str) -> AttributePostings:
-    return AttributePostings(segment.column(name))
+def _index_of(segment: Segment, name: str) -> _Indexed:
+    attribute = dynamic_name(name)
+    if attribute is not None or name not in segment.table.column_names:
+        # Segments of before an attribute was declared may have it as a dynamic one, or not at all.
+        return DynamicField.of(segment, attribute or name)
+    column = segment.column(name)
+    return GeoIndex(column) if pa.types.is_struct(column.type) else AttributePostings(column)

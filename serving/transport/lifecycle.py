@@ -144,6 +144,7 @@ class RequestLifecycle:
         active.taken_s, active.size = time.monotonic(), len(data)
         with permit:
             request = (decode or decoded)(self.methods.methods[active.path].request, data)
+            request = self.methods.resolved(request)
             active.index = getattr(request, "index", "")
             if isinstance(request, search_pb2.SearchManyRequest):
                 active.ticket.weigh(count_queries(request))

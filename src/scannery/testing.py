@@ -215,6 +215,7 @@ _TYPES: dict[type, str] = {
     str: "string",
     list: "string_list",
     dt.datetime: "timestamp",
+    dict: "geo",
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,11 +15,23 @@ from scannery.client.request.queries import Mode
 from scannery.client.response.results import Datapoint, Hits
 from tests.model.actors import Actor
 from tests.model.errors import check
-from tests.model.oracle import UNFILTERED, Oracle, Ranked, Scale, matches
-from tests.model.rows import DIMENSIONS, DOCUMENTS, EPOCH, WORDS, Row
+from tests.model.oracle import UNFILTERED, Oracle, Ranked, Scale
+from tests.model.rows import (
+    ATTRIBUTES,
+    DIMENSIONS,
+    DOCUMENTS,
+    DYNAMIC,
+    EPOCH,
+    PLACES,
+    PLAIN,
+    WORDS,
+    Row,
+    Shape,
+    exact,
+)
 from tests.model.world import Rows, World
 
-__all__ = ["Checker", "random_filter"]
+__all__ = ["Checker", "compare_point", "random_filter"]
 
 GROUPS = [None, "show", "year", "live"]
 CLOSE = 1e-5
@@ -29,15 +40,23 @@ WIDENING = 4
 NEAR = 1e-6
 SHORT_S = 0.2
 MANY = 1000
+VECTORLESS = (scannery.FailedPreconditionError, scannery.InvalidArgumentError)
+"""Errors of a search by the vector of a datapoint that has none."""
 
 
-def random_filter(rng: random.Random, depth: int = 2) -> dict[str, Any]:
-    """Return a filter over all kinds of attributes, up to some levels deep."""
+def random_filter(rng: random.Random, depth: int = 2, *, shape: Shape = PLAIN) -> dict[str, Any]:
+    """Return a filter over all kinds of attributes that rows of a shape have, up to some levels deep."""
     if depth and rng.random() < 0.4:
         kind = rng.choice(["$and", "$or", "$not"])
         if kind == "$not":
-            return {kind: random_filter(rng, depth - 1)}
-        return {kind: [random_filter(rng, depth - 1) for _ in range(rng.randrange(1, 4))]}
+            return {kind: random_filter(rng, depth - 1, shape=shape)}
+        return {kind: [random_filter(rng, depth - 1, shape=shape) for _ in range(rng.randrange(1, 4))]}
+    if shape.dynamic and rng.random() < 0.5:
+        return _dynamic_filter(rng)
+    return _special_filter(rng) if shape.operators and rng.random() < 0.3 else _plain_filter(rng)
+
+
+def _plain_filter(rng: random.Random) -> dict[str, Any]:
     name = rng.choice(sorted(_VALUES))
     value = _VALUES[name]
     orders = [] if name == "live" else ["$gt", "$gte", "$lt", "$lte"]
@@ -49,6 +68,39 @@ def random_filter(rng: random.Random, depth: int = 2) -> dict[str, Any]:
     given = [value(rng) for _ in range(rng.randrange(1, 5))] if operator in ("$in", "$nin") else value(rng)
     test = {operator: given}
     return {name: {"$not": test} if rng.random() < 0.2 else test}
+
+
+def _dynamic_filter(rng: random.Random) -> dict[str, Any]:
+    name, value = rng.choice([*DYNAMIC, "never"]), rng.choice(_COMPARED)
+    orders = [] if isinstance(value, bool) else ["$gt", "$gte", "$lt", "$lte"]
+    operator = rng.choice(["bare", "$ne", "$in", "$nin", "$exists", "null", *orders])
+    if operator == "bare":
+        return {name: value}
+    if operator == "null":
+        return {name: rng.choice([None, {"$ne": None}])}
+    if operator == "$exists":
+        return {name: {"$exists": rng.random() < 0.5}}
+    return {name: {operator: rng.choices(_COMPARED, k=3) if operator in ("$in", "$nin") else value}}
+
+
+_COMPARED: list[Any] = [1, 1.0, "1", True, False, 0, 2.5, "b", "ü", "", 2]
+
+
+def _special_filter(rng: random.Random) -> dict[str, Any]:
+    """Return a condition on strings, lists or places, or with null."""
+    name = rng.choice(["show", "tags", "id", "place", "null"])
+    if name == "place":
+        centre, radius_m = rng.choice(PLACES), rng.choice([0, 4e4, 2e6, 1.2e7, 2.01e7])
+        box = {"south": -50, "west": rng.choice([-30, 170]), "north": 60, "east": rng.choice([-150, 20])}
+        return {name: rng.choice([{"$geo_radius": {**centre, "radius_m": radius_m}}, {"$geo_box": box}])}
+    if name == "null":
+        name = rng.choice([*sorted(_VALUES), "place"])
+        return {name: rng.choice([None, {"$ne": None}])}
+    if name == "tags" and rng.random() < 0.5:
+        return {name: rng.choice([{"$contains": "b"}, {"$all": rng.sample("abc", rng.randrange(1, 3))}])}
+    text = str(_VALUES[name](rng))
+    text = rng.choice([text, text.upper(), text[: rng.randrange(len(text) + 1)]])
+    return {name: {rng.choice(["$prefix", "$ieq", "$iprefix"]): text}}
 
 
 _VALUES: dict[str, Any] = {
@@ -63,10 +115,6 @@ _VALUES: dict[str, Any] = {
 }
 
 
-def _elements(value: Any) -> list[Any]:
-    return [] if value is None else sorted(set(value)) if isinstance(value, list) else [value]
-
-
 @dataclass
 class Checker:
     """Compares what actors say with a world."""
@@ -76,6 +124,8 @@ class Checker:
     ids: int
     scann: bool = False
     """Whether segments may be searched by ScaNN, whose answers are not exact unless that is asked for."""
+    shape: Shape = PLAIN
+    """What rows may have besides."""
     sync: Callable[[], None] = lambda: None
     """Takes note of versions that others have made meanwhile."""
     _oracles: dict[int, tuple[Rows, Oracle]] = field(default_factory=dict)
@@ -122,7 +172,7 @@ class Checker:
         sent = asked | ({"mode": None} if rng.random() < 0.3 else {})
         try:
             hits = self._ask(actor, query, least, sent)
-        except scannery.NotFoundError:
+        except (scannery.NotFoundError, *VECTORLESS):
             check(isinstance(query, scannery.Like), "a search found no such datapoint, and named none")
             return
         rows = self.expected(actor, hits.version, hits.sequence, least)
@@ -134,7 +184,7 @@ class Checker:
         queries = [[float(rng.randrange(-2, 3)) or 1.0 for _ in range(DIMENSIONS)] for _ in range(9)]
         options: dict[str, Any] = {"k": rng.choice([1, 10, 100]), "mode": "dense"}
         if rng.random() < 0.5:
-            options["where"] = random_filter(rng)
+            options["where"] = self._filter(rng)
         for query, hits in zip(queries, actor.index.search_many(queries, **options), strict=True):
             rows = self.expected(actor, hits.version, hits.sequence, 0)
             self._compare(hits, rows, query, options)
@@ -144,9 +194,9 @@ class Checker:
         query, mode = self._query(rng)
         if isinstance(query, scannery.Like):
             return
-        options: dict[str, Any] = {"where": random_filter(rng)} if rng.random() < 0.5 else {}
+        options: dict[str, Any] = {"where": self._filter(rng)} if rng.random() < 0.5 else {}
         options |= {"exact": True} if self.scann else {}
-        self._readable(actor)  # all pages of one state
+        self.readable(actor)  # all pages of one state
         size, seen = rng.choice([7, 20, 90]), list[str]()
         while True:
             hits = actor.index.search(query, k=size, mode=mode, offset=len(seen), **options)
@@ -157,11 +207,14 @@ class Checker:
         check(seen == [hit.id for hit in whole] or not seen, f"pages of {mode} differ from the whole")
         check(len(set(seen)) == len(seen), f"pages of {mode} repeat")
 
+    def _filter(self, rng: random.Random) -> dict[str, Any]:
+        return random_filter(rng, shape=self.shape)
+
     def get(self, actor: Actor, rng: random.Random) -> None:
         """Compare some datapoints."""
         names = [f"id{rng.randrange(self.ids)}" for _ in range(rng.choice([1, 5, 40]))]
         names = list(dict.fromkeys(names))
-        rows = self._readable(actor)
+        rows = self.readable(actor)
         self._compare_points(rows, names, actor.index.get(names, vectors=True))
 
     def stats(self, actor: Actor) -> None:
@@ -171,29 +224,15 @@ class Checker:
         rows = self.expected(actor, info.version, info.sequence, 0, own_writes=not actor.many)
         check(info.rows == len(rows), f"{actor.name} counts {info.rows} rows of {len(rows)}")
 
-    def facets(self, actor: Actor, rng: random.Random) -> None:
-        """Compare the values of an attribute, and how many rows have each."""
-        name = rng.choice(sorted(_VALUES.keys() - {"id"}))
-        where = random_filter(rng) if rng.random() < 0.5 else {}
-        found = actor.index.facets(name, where, limit=rng.choice([1, 5, 100]))
-        state = self.expected(actor, found.version, found.sequence, 0)
-        rows = [row for row in state.values() if matches(row, where)]
-        values = [row.document_id if name == "document_id" else row.attributes.get(name) for row in rows]
-        counts = Counter(item for value in values for item in _elements(value))
-        wanted = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[: len(found) or 1]
-        check(list(found) == wanted, f"facets of {name} are {found}, not {wanted}; {where}")
-        told = found.distinct, found.missing
-        check(told == (len(counts), values.count(None)), f"{name} has {told} distinct and missing; {where}")
-
     def everything(self, actor: Actor) -> None:
         """Compare all datapoints, and that there are no others."""
-        self.whole(actor, self._readable(actor))
+        self.whole(actor, self.readable(actor))
 
-    def _readable(self, actor: Actor) -> Rows:
+    def readable(self, actor: Actor) -> Rows:
         """Return what `get` must answer, which does not say what it is of."""
         if actor.many:
             # Any worker may answer: it must have everything.
-            actor.client._sequences[actor.index_name] = self.world.position
+            actor.client._sequences.wrote(actor.index_name, self.world.position)
             return self.world.now
         # A look that finds the log cut answers once more of what there was, and the next one moves.
         before, info = None, actor.index.stats()
@@ -213,7 +252,8 @@ class Checker:
         hits = actor.index.search([1.0] * DIMENSIONS, k=10_000, fields=[], exact=self.scann)
         names = [hit.id for hit in hits]
         check(len(names) == len(set(names)), f"an id stands twice: {_twice(names)}")
-        check(set(names) == set(rows), f"a search of everything differs: {_difference(names, rows)}")
+        wanted = {name: row for name, row in rows.items() if row.vector is not None}
+        check(set(names) == set(wanted), f"a search of everything differs: {_difference(names, wanted)}")
 
     def _query(self, rng: random.Random) -> tuple[Any, Mode]:
         modes: list[Mode] = ["dense", "lexical", "hybrid"]
@@ -231,7 +271,7 @@ class Checker:
     def _options(self, rng: random.Random, mode: Mode) -> dict[str, Any]:
         options: dict[str, Any] = {}
         if rng.random() < 0.5:
-            options["where"] = random_filter(rng)
+            options["where"] = self._filter(rng)
         if rng.random() < 0.25:
             options |= {"max_per_group": rng.randrange(1, 4), "group_by": rng.choice(GROUPS)}
         if rng.random() < 0.25:
@@ -278,7 +318,7 @@ class Checker:
             check(False, f"other hits, or another order: {_first_difference(found, wanted)}; {where}")
         self._compare_loosely(found, wanted, dict(ranked), where, options)
         for hit in hits[:3]:
-            _compare_point(rows[hit.id], hit)
+            compare_point(rows[hit.id], hit)
 
     def _ranked(self, oracle: Oracle, query: Any, options: Mapping[str, Any]) -> Ranked:
         mode, own = options["mode"], ""
@@ -366,15 +406,27 @@ class Checker:
             check((point is None) == (row is None), f"{name} is {'gone' if point is None else 'there'}")
             if row is None or point is None:
                 continue
-            _compare_point(row, point)
-            check(point.vector is not None, f"{name} comes without its vector")
+            compare_point(row, point)
+            check(
+                (point.vector is None) == (row.vector is None), f"{name} comes with the vector {point.vector}"
+            )
+            if row.vector is None:
+                continue
             np.testing.assert_array_equal(point.vector, np.array(row.vector, np.float32), err_msg=name)
 
 
-def _compare_point(row: Row, point: Datapoint) -> None:
-    for field_name in ("document_id", "title", "text", "attributes", "payload", "revision"):
+def compare_point(row: Row, point: Datapoint) -> None:
+    """Compare a datapoint with what it should be."""
+    wanted_attributes = row.all_attributes
+    same = point.attributes == wanted_attributes and _dynamic(point.attributes) == exact(row.dynamic)
+    check(same, f"{row.id}.attributes is {point.attributes!r}, not {wanted_attributes!r}")
+    for field_name in ("document_id", "title", "text", "payload", "revision"):
         wanted, found = getattr(row, field_name), getattr(point, field_name)
         check(wanted == found, f"{row.id}.{field_name} is {found!r}, not {wanted!r}")
+
+
+def _dynamic(attributes: Mapping[str, Any]) -> str:
+    return exact({name: value for name, value in attributes.items() if name not in ATTRIBUTES})
 
 
 def _close(one: float, other: float) -> bool:

@@ -21,7 +21,7 @@ from tests.model.actors import ACTORS, Actor, LocalActor
 from tests.model.checks import Checker
 from tests.model.errors import check
 from tests.model.operations import OPERATIONS, Op
-from tests.model.rows import INDEX, Row, make_spec, random_row
+from tests.model.rows import INDEX, Row, Shape, make_spec, random_row
 from tests.model.world import Rows, World, after_build
 
 __all__ = ["IDS", "Machine"]
@@ -48,15 +48,22 @@ class Machine:
         scann = config.get("scann", False)
         self.ids, self.starting_rows = (SCANN_IDS, SCANN_ROWS) if scann else (IDS, STARTING_ROWS)
         self.grouped = config.get("documents", True)
+        self.shape = Shape(*(config.get(name, False) for name in Shape._fields))
         self.spec = make_spec(**config | {"documents": self.grouped})
         self.path = folder / "store"
         self.log_root = folder / "logs" if config.get("log") else None
         self.cache = SegmentCache(folder / "cache")
         self.world = World()
-        self.checker = Checker(self.world, config["distance"], self.ids, scann=scann, sync=self.sync)
+        self.checker = Checker(
+            self.world, config["distance"], self.ids, scann=scann, shape=self.shape, sync=self.sync
+        )
         self.actors: dict[str, Actor] = {}
         self.backup: tuple[Path, World] | None = None
         self.counts: dict[str, int] = {}
+        self.other: dict[str, int] | None = None
+        """The rows of another index, by id; None: there is none."""
+        self.aliased: str | None = None
+        """The index that the alias stands for."""
         self._inputs = 0
         self._begin(random.Random(config["seed"]))
 
@@ -67,7 +74,7 @@ class Machine:
 
     def begin_index(self, rng: random.Random) -> None:
         """Build the first version of the index."""
-        rows = self.as_built([random_row(rng, f"id{number}") for number in range(self.starting_rows)])
+        rows = self.as_built([self.random_row(rng, f"id{number}") for number in range(self.starting_rows)])
         report = build(self.spec, [self.input_of(rows)], str(self.path))
         self.world.add_version(report.version, after_build({}, rows), 0)
 
@@ -101,6 +108,10 @@ class Machine:
     def open_actor(self, name: str) -> Actor:
         """Return a new actor."""
         return LocalActor.opened(name, self.path, INDEX, self.cache, log=self.log_root)
+
+    def random_row(self, rng: random.Random, identifier: str) -> Row:
+        """Return a row that the index may have."""
+        return random_row(rng, identifier, self.shape)
 
     def some_ids(self, rng: random.Random, counts: Sequence[int]) -> list[str]:
         """Return different ids, sorted."""
@@ -222,6 +233,7 @@ class Machine:
         shutil.rmtree(self.path)
         other.rename(self.path)
         self.log_root = None  # a restored log lies in the store
+        self.other = self.aliased = None
         self.world = self.checker.world = world
         for name in names:
             self.reopen(name)

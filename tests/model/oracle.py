@@ -54,7 +54,7 @@ def _holds(row: Row, name: str, wanted: Any) -> bool:
     if name == "$not":
         return not matches(row, wanted)
     own = {"id": row.id, "document_id": row.document_id}
-    value = own[name] if name in own else row.attributes.get(name)
+    value = own[name] if name in own else row.all_attributes.get(name)
     conditions = wanted if isinstance(wanted, Mapping) else {"$eq": wanted}
     return all(_condition(value, operator, given) for operator, given in conditions.items())
 
@@ -63,26 +63,62 @@ def _condition(value: Any, operator: str, given: Any) -> bool:
     match operator:
         case "$exists":
             return (value is not None) == given
-        case "$ne":
-            return not _condition(value, "$eq", given)
-        case "$nin":
-            return not _condition(value, "$in", given)
+        case "$ne" | "$nin":
+            return not _condition(value, "$eq" if operator == "$ne" else "$in", given)
         case "$not":
             return not all(_condition(value, inner, wanted) for inner, wanted in given.items())
-    if value is None:
-        return False
-    test = _TESTS[operator]
-    return any(test(item, given) for item in (value if isinstance(value, list) else [value]))
+        case "$in":
+            return any(_condition(value, "$eq", one) for one in given)
+        case "$contains" | "$all":
+            wanted = given if operator == "$all" else [given]
+            return isinstance(value, list) and all(_condition(value, "$eq", one) for one in wanted)
+    return _compared(value, operator, given)
+
+
+def _compared(value: Any, operator: str, given: Any) -> bool:
+    if value is None or given is None:
+        return value is given
+    nested = isinstance(value, list) and any(isinstance(item, (list, dict)) for item in value)
+    items = value if isinstance(value, list) and not nested else [value]
+    return any(_kind(item) == _kind(given) and _TESTS[operator](item, given) for item in items)
+
+
+def _kind(value: Any) -> str:
+    """Return the kind of a value: those of different kinds are never equal, and have no order."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "number"
+    return type(value).__name__
 
 
 _TESTS: dict[str, Callable[[Any, Any], bool]] = {
     "$eq": lambda value, given: value == given,
-    "$in": lambda value, given: value in given,
     "$gt": lambda value, given: value > given,
     "$gte": lambda value, given: value >= given,
     "$lt": lambda value, given: value < given,
     "$lte": lambda value, given: value <= given,
+    "$prefix": lambda value, given: value.startswith(given),
+    "$ieq": lambda value, given: value.casefold() == given.casefold(),
+    "$iprefix": lambda value, given: value.casefold().startswith(given.casefold()),
+    "$geo_radius": lambda value, given: _distance_m(value, given) <= given["radius_m"],
+    "$geo_box": lambda value, given: _is_in_box(value, given),  # noqa: PLW0108  defined below
 }
+
+
+def _distance_m(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """Return the distance of two places on the sphere of the mean radius of the Earth (haversine)."""
+    (lat, lon), (other_lat, other_lon) = (
+        (math.radians(place["lat"]), math.radians(place["lon"])) for place in (one, other)
+    )
+    half = math.sin((lat - other_lat) / 2) ** 2
+    half += math.cos(lat) * math.cos(other_lat) * math.sin((lon - other_lon) / 2) ** 2
+    return 2 * 6_371_008.8 * math.asin(math.sqrt(min(half, 1.0)))
+
+
+def _is_in_box(place: Mapping[str, float], box: Mapping[str, float]) -> bool:
+    """Return whether a place, not at a pole or on the antimeridian, is in a box."""
+    east_of, west_of = place["lon"] >= box["west"], place["lon"] <= box["east"]
+    meets = (east_of and west_of) if box["west"] <= box["east"] else (east_of or west_of)
+    return box["south"] <= place["lat"] <= box["north"] and meets
 
 
 @dataclass
@@ -93,7 +129,7 @@ class Oracle:
     distance: str
 
     def __post_init__(self) -> None:
-        self.ids = sorted(self.rows)
+        self.ids = sorted(name for name, row in self.rows.items() if row.vector is not None)
         vectors = [self.rows[name].vector for name in self.ids]
         self.vectors_ND = np.array(vectors, np.float64).reshape(len(vectors), -1)
         self.has_words = [row for row in self.rows.values() if row.length]

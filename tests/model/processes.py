@@ -112,7 +112,7 @@ class ProcessMachine(Machine):
 
 
 def _entry(machine: Machine, rng: random.Random, counts: list[int]) -> Entry:
-    rows = [random_row(rng, name) for name in machine.some_ids(rng, counts)]
+    rows = [machine.random_row(rng, name) for name in machine.some_ids(rng, counts)]
     return Entry(tuple(replace(row, revision=machine.world.position + 1) for row in rows))
 
 
@@ -183,7 +183,7 @@ def maintenance_killed(machine: Machine, rng: random.Random, op: Op) -> None:
 @operation(0)
 def build_killed(machine: Machine, rng: random.Random, op: Op) -> None:
     """Kill a build; its version is there as a whole or not at all."""
-    rows = [random_row(rng, name) for name in machine.some_ids(rng, [10, 60])]
+    rows = [machine.random_row(rng, name) for name in machine.some_ids(rng, [10, 60])]
     rows = machine.as_built(rows)
     program = (
         "import sys, json; from scannery.pipelines import build; from tests.model.rows import make_spec\n"

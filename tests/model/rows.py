@@ -7,15 +7,31 @@ Components and sparse weights are multiples of one half: their products are exac
 from __future__ import annotations
 
 import datetime as dt
+import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from scannery.indexer import IndexSpec, parse_spec
 
-__all__ = ["ATTRIBUTES", "DIMENSIONS", "INDEX", "WORDS", "Row", "make_spec", "random_row", "random_values"]
+__all__ = [
+    "ATTRIBUTES",
+    "DIMENSIONS",
+    "DYNAMIC",
+    "INDEX",
+    "PLACES",
+    "PLAIN",
+    "WORDS",
+    "Row",
+    "Shape",
+    "exact",
+    "make_spec",
+    "random_dynamic",
+    "random_row",
+    "random_values",
+]
 
 INDEX = "modelled"
 DIMENSIONS = 5
@@ -29,7 +45,36 @@ ATTRIBUTES = {
     "rating": "float",
     "live": "bool",
     "published": "timestamp",
+    "place": "geo",
 }
+DYNAMIC = ["extra", "größe", "a.b"]
+"""Names of attributes that the spec does not declare."""
+_ANYTHING: list[Any] = [
+    1, 1.0, "1", True, False, 0, None, 2.5, -3, "b", "ü", "",
+    [], ["a", 1], [1.0, True, "b"], [2], {"n": [1, None]}, [[1]],
+]  # fmt: skip
+"""Values of dynamic attributes: equal numbers of different types, and kinds that no filter compares."""
+
+
+class Shape(NamedTuple):
+    """What the rows of an index may have besides."""
+
+    dynamic: bool = False
+    """Attributes that are not declared."""
+    vectorless: bool = False
+    """No vector."""
+    operators: bool = False
+    """Filters by beginnings of strings, elements of lists, and places."""
+
+
+PLAIN = Shape()
+PLACES = [
+    {"lat": 52.52, "lon": 13.4},
+    {"lat": 52.4, "lon": 13.06},
+    {"lat": -41.29, "lon": 174.78},
+    {"lat": 64.15, "lon": -21.94},
+    {"lat": 21.31, "lon": -157.86},
+]
 
 
 def make_spec(
@@ -39,6 +84,8 @@ def make_spec(
     documents: bool = True,
     live: dict[str, Any] | None = None,
     scann: bool = False,
+    dynamic: bool = False,
+    vectorless: bool = False,
     **others: Any,
 ) -> IndexSpec:
     """Return the spec of the index; nothing is sealed or merged unless an operation does it, or `live` says so.
@@ -64,6 +111,8 @@ def make_spec(
             "attributes": ATTRIBUTES,
             "scann": {"exact_below_rows": 1000, "leaves": 8} if scann else {},
             "live": live or {"seal_rows": 100_000, "seal_age_s": 1e6, "merge_segments": 3},
+            "dynamic": dynamic,
+            "vectors": "optional" if vectorless else "required",
         }
     )
 
@@ -74,7 +123,7 @@ class Row:
 
     id: str
     document_id: str
-    vector: tuple[float, ...]
+    vector: tuple[float, ...] | None
     title: str | None
     text: str | None
     attributes: dict[str, Any] = field(hash=False)
@@ -82,6 +131,13 @@ class Row:
     payload: Any = field(hash=False)
     sparse: dict[int, float] | None = field(hash=False)
     revision: int = 0
+    dynamic: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Attributes that are not declared; null is a value."""
+
+    @cached_property
+    def all_attributes(self) -> dict[str, Any]:
+        """The attributes, declared or not."""
+        return {**self.attributes, **self.dynamic}
 
     @cached_property
     def words(self) -> Counter[str]:
@@ -95,26 +151,33 @@ class Row:
 
     def changed(self, change: dict[str, Any], revision: int) -> Row:
         """Return the row after a partial update; None clears."""
-        attributes = {**self.attributes, **change.get("attributes", {})}
+        given = change.get("attributes", {})
+        attributes = self.attributes | {name: value for name, value in given.items() if name in ATTRIBUTES}
+        dynamic = self.dynamic | {name: value for name, value in given.items() if name not in ATTRIBUTES}
+        for name in given:
+            if given[name] is None:
+                dynamic.pop(name, None)
         plain = {name: change[name] for name in ("title", "payload") if name in change}
         present = {name: value for name, value in attributes.items() if value is not None}
-        return replace(self, **plain, attributes=present, revision=revision)
+        return replace(self, **plain, attributes=present, dynamic=dynamic, revision=revision)
 
     def same_content(self, other: Row) -> bool:
         """Return whether both are equal but for their revisions."""
-        return replace(self, revision=0) == replace(other, revision=0)
+        equal = replace(self, revision=0) == replace(other, revision=0)
+        return equal and exact(self.dynamic) == exact(other.dynamic)
 
     def to_upsert(self) -> dict[str, Any]:
         """Return what a client writes."""
         point: dict[str, Any] = {
             "id": self.id,
             "document_id": self.document_id,
-            "vector": list(self.vector),
             "title": self.title,
             "text": self.text,
-            "attributes": self.attributes,
+            "attributes": self.all_attributes,
             "payload": self.payload,
         }
+        if self.vector is not None:
+            point["vector"] = list(self.vector)
         return point if self.sparse is None else point | {"sparse_vector": self.sparse}
 
     def to_record(self) -> dict[str, Any]:
@@ -125,11 +188,12 @@ class Row:
         record: dict[str, Any] = {
             "id": self.id,
             "document": self.document_id,
-            "vector": list(self.vector),
+            "vector": None if self.vector is None else list(self.vector),
             "title": self.title,
             "text": self.text,
             "payload": self.payload,
             **values,
+            **self.dynamic,
         }
         if self.sparse is not None:
             record["sparse"] = {"indices": list(self.sparse), "values": list(self.sparse.values())}
@@ -146,7 +210,7 @@ def random_vector(rng: random.Random) -> tuple[float, ...]:
 
 def random_values(rng: random.Random) -> dict[str, Any]:
     """Return an attribute of each type, or None."""
-    return {
+    values: dict[str, Any] = {
         "show": rng.choice([None, "gotime", "jsparty", "Ünï"]),
         "tags": rng.choice([None, ["a"], ["a", "b"], ["c", "b"]]),
         "year": rng.choice([None, rng.randrange(2015, 2025)]),
@@ -154,12 +218,25 @@ def random_values(rng: random.Random) -> dict[str, Any]:
         "live": rng.choice([None, True, False]),
         "published": rng.choice([None, EPOCH + dt.timedelta(hours=rng.randrange(20))]),
     }
+    # Made of a value that is drawn already, so that the rows of recorded failures stay what they were.
+    rating = values["rating"]
+    return values | {"place": None if rating is None else PLACES[int(2 * rating) % len(PLACES)]}
 
 
-def random_row(rng: random.Random, identifier: str, *, vectors: int = 40) -> Row:
+def random_dynamic(rng: random.Random) -> dict[str, Any]:
+    """Return some attributes that are not declared."""
+    return {name: rng.choice(_ANYTHING) for name in DYNAMIC if rng.random() < 0.6}
+
+
+def exact(values: dict[str, Any]) -> str:
+    """Return values as text in which equal numbers of different types differ."""
+    return json.dumps(values, sort_keys=True)
+
+
+def random_row(rng: random.Random, identifier: str, shape: Shape = PLAIN, *, vectors: int = 40) -> Row:
     """Return a row; `vectors` is how many different vectors there are among all."""
     values = random_values(rng)
-    return Row(
+    row = Row(
         id=identifier,
         document_id=f"doc{rng.randrange(DOCUMENTS)}",
         vector=random_vector(random.Random(rng.randrange(vectors))),
@@ -169,3 +246,9 @@ def random_row(rng: random.Random, identifier: str, *, vectors: int = 40) -> Row
         payload=rng.choice([None, {"n": rng.randrange(100)}, ["ü", None, 1.5]]),
         sparse=rng.choice([None, {n: rng.randrange(1, 5) / 2 for n in rng.sample(range(6), 2)}]),
     )
+    # Drawn last, and only where wanted: recorded operations go on as they were.
+    if shape.dynamic:
+        row = replace(row, dynamic=random_dynamic(rng))
+    if shape.vectorless and rng.random() < 0.4:
+        row = replace(row, vector=None)
+    return row

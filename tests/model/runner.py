@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.model import trouble, versions, writing  # noqa: F401  they register their operations
+from tests.model import asking, lifecycle, trouble, versions, writing  # noqa: F401  they register their operations
 from tests.model.machine import Machine
 from tests.model.operations import Op, random_op
 from tests.model.processes import PROCESS_WEIGHTS, ProcessMachine
@@ -53,6 +53,9 @@ def config_of(seed: int) -> dict[str, Any]:
         "documents": rng.random() < 0.5,
         "scann": rng.random() < SCANN_SHARE,
         "log": rng.random() < 0.2,
+        "dynamic": rng.random() < 0.5,
+        "vectorless": rng.random() < 0.3,
+        "operators": True,
     }
 
 

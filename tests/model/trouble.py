@@ -29,7 +29,7 @@ from scannery.runtime.errors import ServingError
 from tests.model.actors import Actor, LocalActor
 from tests.model.errors import check
 from tests.model.operations import Op, operation
-from tests.model.rows import INDEX, random_row
+from tests.model.rows import INDEX
 from tests.model.world import Entry, World
 from tests.model.writing import acknowledge, upserted
 
@@ -95,7 +95,7 @@ def _settle(machine: Machine, actor: Actor, entry: Entry) -> None:
 
 
 def _entry(machine: Machine, rng: random.Random) -> Entry:
-    rows = [random_row(rng, name) for name in machine.some_ids(rng, [1, 5])]
+    rows = [machine.random_row(rng, name) for name in machine.some_ids(rng, [1, 5])]
     return Entry(tuple(replace(row, revision=machine.world.position + 1) for row in rows))
 
 
@@ -300,7 +300,7 @@ def _use_replaced(machine: Machine, old: Actor, rng: random.Random, *, readable:
     entry = _entry(machine, rng)
     _tried(old.look, "replaced store")
     old.acknowledged, old.seen_version, old.seen_sequence = 0, 0, 0
-    old.client._sequences.clear()
+    old.client._sequences.forget(INDEX)
     points: list[Any] = [row.to_upsert() for row in entry.rows]
     done = None
     with suppress(scannery.ScanneryError):

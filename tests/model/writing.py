@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import scannery
 from scannery.client.response.results import Deleted, Written
 from tests.model.actors import Actor
-from tests.model.checks import random_filter
 from tests.model.errors import check
 from tests.model.operations import Op, operation
-from tests.model.oracle import matches
-from tests.model.rows import DOCUMENTS, random_row, random_values
+from tests.model.rows import DOCUMENTS, random_dynamic, random_values
 from tests.model.world import Entry, Rows
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ def upserted(machine: Machine, actor: Actor, points: list[Any], **options: Any) 
 def upsert(machine: Machine, rng: random.Random, op: Op) -> None:
     """Insert or replace some datapoints."""
     actor = machine.some_actor(rng)
-    rows = [random_row(rng, name) for name in machine.some_ids(rng, [1, 1, 3, 10, 30])]
+    rows = [machine.random_row(rng, name) for name in machine.some_ids(rng, [1, 1, 3, 10, 30])]
     done = upserted(machine, actor, [row.to_upsert() for row in rows])
     check(done.written == len(rows), f"{done.written} of {len(rows)} were written")
     revision = machine.world.position + 1
@@ -58,7 +56,9 @@ def upsert(machine: Machine, rng: random.Random, op: Op) -> None:
 def update(machine: Machine, rng: random.Random, op: Op) -> None:
     """Change some fields."""
     actor = machine.some_actor(rng)
-    changes = {name: random_change(rng) for name in machine.some_ids(rng, [1, 1, 2, 4])}
+    changes = {
+        name: random_change(rng, machine.shape.dynamic) for name in machine.some_ids(rng, [1, 1, 2, 4])
+    }
     points: list[Any] = [{"id": name, **change} for name, change in changes.items()]
 
     def write() -> tuple[Rows, Written | None]:
@@ -77,9 +77,9 @@ def update(machine: Machine, rng: random.Random, op: Op) -> None:
         acknowledge(machine, actor, done, Entry(changed))
 
 
-def random_change(rng: random.Random) -> dict[str, Any]:
+def random_change(rng: random.Random, dynamic: bool = False) -> dict[str, Any]:
     """Return some fields to change."""
-    values = random_values(rng)
+    values = random_values(rng) | (random_dynamic(rng) if dynamic else {})
     names = rng.sample(sorted(values), rng.randrange(3))
     change: dict[str, Any] = {"attributes": {name: values[name] for name in names}} if names else {}
     if not names or rng.random() < 0.3:
@@ -104,55 +104,12 @@ def delete(machine: Machine, rng: random.Random, op: Op) -> None:
     acknowledge(machine, actor, done, entry)
 
 
-@operation(3, inner=1)
-def delete_where(machine: Machine, rng: random.Random, op: Op) -> None:
-    """Delete what a filter allows: one batch."""
-    actor = machine.some_actor(rng)
-    where = {"$and": [random_filter(rng), random_filter(rng)]}  # not too many
-
-    def write() -> tuple[Rows, Deleted]:
-        return state_of(machine, actor), actor.index.delete(where=where)
-
-    rows, done = machine.moved(actor, write)
-    gone = tuple(name for name, row in rows.items() if matches(row, where))
-    check(done.deleted == len(gone), f"{actor.name} deleted {done.deleted} instead of {len(gone)}: {where}")
-    _acknowledge_batch(machine, actor, done, Entry((), gone) if gone else None)
-
-
-@operation(4, inner=1)
-def update_where(machine: Machine, rng: random.Random, op: Op) -> None:
-    """Change attributes of what a filter allows: one batch."""
-    actor = machine.some_actor(rng)
-    where, values = random_filter(rng), random_values(rng)
-    change = {name: values[name] for name in rng.sample(sorted(values), rng.randrange(1, 3))}
-
-    def write() -> tuple[Rows, Written]:
-        return state_of(machine, actor), actor.index.update(where=where, attributes=change)
-
-    rows, done = machine.moved(actor, write)
-    revision = machine.world.position + 1
-    changed = tuple(
-        row.changed({"attributes": change}, revision) for row in rows.values() if matches(row, where)
-    )
-    check(done.written == len(changed), f"{actor.name} changed {done.written}, not {len(changed)}: {where}")
-    _acknowledge_batch(machine, actor, done, Entry(changed) if changed else None)
-
-
-def _acknowledge_batch(machine: Machine, actor: Actor, done: Written | Deleted, entry: Entry | None) -> None:
-    """Take note of a batch; one without rows is not written."""
-    if entry is not None:
-        acknowledge(machine, actor, done, entry)
-        return
-    position = machine.world.position
-    check(done.sequence == position, f"{actor.name} wrote nothing as {done.sequence}, after {position}")
-
-
 @operation(6, inner=2)
 def conditional(machine: Machine, rng: random.Random, op: Op) -> None:
     """Write if a condition holds, with another datapoint beside it that must share its lot."""
     actor = machine.some_actor(rng)
     name, other = rng.sample([f"id{number}" for number in range(machine.ids)], 2)
-    row, beside = random_row(rng, name), random_row(rng, other)
+    row, beside = machine.random_row(rng, name), machine.random_row(rng, other)
     absent, shift = rng.random() < 0.5, rng.choice([0, 0, 1])
 
     def write() -> tuple[bool, Written | None]:
@@ -179,14 +136,14 @@ def conditional(machine: Machine, rng: random.Random, op: Op) -> None:
 def repeated(machine: Machine, rng: random.Random, op: Op) -> None:
     """Write with a request id, and again through another actor: the same answer, and nothing is done."""
     request = f"r{op['seed']}-{machine.world.position}"
-    row = random_row(rng, f"id{rng.randrange(machine.ids)}")
+    row = machine.random_row(rng, f"id{rng.randrange(machine.ids)}")
     first, second = machine.some_actor(rng), machine.some_actor(rng)
     done = upserted(machine, first, [row.to_upsert()], request_id=request)
     acknowledge(machine, first, done, Entry((replace(row, revision=machine.world.position + 1),)))
     again = upserted(machine, second, [row.to_upsert()], request_id=request)
     check(again == done, f"a repetition answers {again} after {done}")
     machine.world.answers[request] = done.sequence, done.written
-    other = random_row(rng, "id0")
+    other = machine.random_row(rng, "id0")
     refused = _refused(lambda: upserted(machine, second, [other.to_upsert()], request_id=request))
     check(refused, "another batch with a request id that was used is acknowledged")
 
@@ -227,12 +184,6 @@ def get(machine: Machine, rng: random.Random, op: Op) -> None:
 def stats(machine: Machine, rng: random.Random, op: Op) -> None:
     """Count."""
     machine.checker.stats(machine.some_actor(rng))
-
-
-@operation(4, inner=1)
-def facets(machine: Machine, rng: random.Random, op: Op) -> None:
-    """Count datapoints and values."""
-    machine.checker.facets(machine.some_actor(rng), rng)
 
 
 @operation(0.4)

@@ -217,7 +217,7 @@ class Dispatcher(GenericHandler):
     def _upserted(self, data: bytes, deadline: Deadline, context: grpc.ServicerContext) -> bytes:
         started_s = time.monotonic()
         CURRENT.set(self._authorizer.principal(UPSERT_STREAM, context.invocation_metadata()))
-        request = decoded(index_pb2.UpsertRequest, data)
+        request = self._lifecycle.methods.resolved(decoded(index_pb2.UpsertRequest, data))
         with Permit(self._lifecycle.permits, deadline, context.is_active):
             response = self._lifecycle.handled(UPSERT, request, deadline)
         self._lifecycle.observe(
@@ -234,6 +234,7 @@ class Dispatcher(GenericHandler):
             with Permit(self._lifecycle.permits, deadline, context.is_active):
                 # The threads of the pool serve many streams, so the caller is set for each request.
                 CURRENT.set(principal)
+                request = self._lifecycle.methods.resolved(request)
                 response = self._lifecycle.methods.stream_answer(request, deadline, stats)
             code = _CODES[response.error.code if response.HasField("error") else 0]
             search = request.search_many if request.HasField("search_many") else request.search

@@ -189,7 +189,7 @@ class Handler:
     def _add_to_batch(self, exchange: Exchange, batches: dict[int, _Batch]) -> bool:
         """Add a search that may run on the event loop to its batch; return False for any other."""
         data = bytes(exchange.body)
-        request = decoded(SearchRequest, data)
+        request = self._lifecycle.methods.resolved(decoded(SearchRequest, data), look=False)
         exchange.active.index, exchange.active.size = request.index, len(data)
         check_visible(request.index)
         query = self._lifecycle.methods.ready(request, exchange.active.stats)

@@ -391,7 +391,9 @@ class CreateIndexRequest(_message.Message):
     of the server's options: a request never chooses what a server loads.
     """
     dimensions: _builtins.int
-    """Number of components of a vector, 1 to 16384. Required without an encoder; with one, 0 or that of the encoder."""
+    """Number of components of a vector, 1 to 16384. Required without an encoder; with one, 0 or that of the encoder. With
+    `vectors: optional` in the spec and neither an encoder nor `source.vector`, 0 makes an index without vectors.
+    """
     request_id: _builtins.str
     """Makes a retry harmless: an index that was created by a request with the same id is returned. At most 64 bytes."""
     keep_existing: _builtins.bool
@@ -957,7 +959,7 @@ class IndexInfo(_message.Message):
     rows: _builtins.int
     """Number of datapoints."""
     dimensions: _builtins.int
-    """Number of components of a vector."""
+    """Number of components of a vector; 0: the index has no vectors."""
     distance: Global___Distance.ValueType
     """Determines the meaning of `score`."""
     lexical: _builtins.bool

@@ -395,7 +395,9 @@ class Datapoint(_message.Message):
     """
     @_builtins.property
     def vector(self) -> Global___Vector:
-        """Returned only with `return_vector`. In an Upsert: instead of `text`, or in addition to it."""
+        """Returned only with `return_vector`, and absent if the datapoint has none. In an Upsert: instead of `text`, or in
+        addition to it; with `vectors: optional` in the spec, a datapoint may have neither.
+        """
 
     @_builtins.property
     def sparse_vector(self) -> Global___SparseVector:

@@ -67,6 +67,24 @@ def test_sets_and_tuples_are_lists() -> None:
     assert build_filter({"a": {"$in": ("x",)}}) == build_filter({"a": {"$in": {"x"}}})
 
 
+def test_null_is_a_value_that_is_not_set() -> None:
+    assert build_filter({"a": None}) == build_filter({"a": {"$eq": None}})
+    assert build_filter({"a": None}).condition.values[0] == pb.Value()
+    assert build_filter({"a": {"$ne": None}}).condition.values[0] == pb.Value()
+    assert build_filter({"a": {"$in": [None, 1]}}).condition.values[0] == pb.Value()
+
+
+def test_areas_are_two_values() -> None:
+    given = {"latitude": np.float32(52.5), "lng": 13, "radius_m": 100}
+    circle = build_filter({"at": {"$geo_radius": given}}).condition
+    assert circle.operator == pb.OPERATOR_GEO_RADIUS
+    centre = pb.Value(geo_value=pb.GeoPoint(latitude=52.5, longitude=13))
+    assert [*circle.values] == [centre, pb.Value(float_value=100)]
+    box = build_filter({"at": {"$geo_box": {"south": 1, "west": 2, "north": 3, "east": 4}}}).condition
+    assert box.operator == pb.OPERATOR_GEO_BOX
+    assert [(v.geo_value.latitude, v.geo_value.longitude) for v in box.values] == [(1, 2), (3, 4)]
+
+
 HOLDS_ITSELF: dict[str, Any] = {}
 HOLDS_ITSELF["$not"] = HOLDS_ITSELF
 FIELD_HOLDS_ITSELF: dict[str, Any] = {}
@@ -88,7 +106,23 @@ FIELD_HOLDS_ITSELF["$not"] = FIELD_HOLDS_ITSELF
         ({"year": {"gte": 1}}, "where.year.gte", "did you mean $gte?"),
         ({"year": {"$xyz": 1}}, "where.year.$xyz", "must be one of $eq"),
         ({"title": {"$regex": "^a"}}, "where.title.$regex", "mode='lexical'"),
-        ({"tags": {"$contains": "a"}}, "where.tags.$contains", "use $eq or $in"),
+        ({"tags": {"$contains": ["a"]}}, "where.tags.$contains", "use $in"),
+        ({"tags": {"$contains": None}}, "where.tags.$contains", "$exists"),
+        ({"tags": {"$all": "abc"}}, "where.tags.$all", "must be a list"),
+        ({"tags": {"$all": []}}, "where.tags.$all", "must not be empty"),
+        ({"tags": {"$all": ["a", None]}}, "where.tags.$all[1]", "$exists"),
+        ({"tags": {"$containsAll": ["a"]}}, "where.tags.$containsAll", "use $all"),
+        ({"show": {"$startswith": "a"}}, "where.show.$startswith", "use $prefix"),
+        ({"show": {"$ilike": "a"}}, "where.show.$ilike", "use $ieq"),
+        ({"at": {"$geo_radius": 3}}, "where.at.$geo_radius", "must be a dictionary of lat, lon, radius_m"),
+        ({"at": {"$geo_radius": {"lat": 1, "lon": 2}}}, "where.at.$geo_radius", "needs radius_m"),
+        ({"at": {"$geo_radius": {"lat": 1, "x": 2}}}, "where.at.$geo_radius.x", "is not one of lat, lon"),
+        ({"at": {"$geo_radius": {"lat": 1, "latitude": 2}}}, "where.at.$geo_radius.latitude", "each once"),
+        ({"at": {"$geo_radius": {"lat": "1"}}}, "where.at.$geo_radius.lat", "must be a number"),
+        ({"at": {"$geo_box": {"south": True}}}, "where.at.$geo_box.south", "must be a number"),
+        ({"at": {"$geo_box": {"south": 1, "west": 2}}}, "where.at.$geo_box", "needs north, east"),
+        ({"at": {"$near": {}}}, "where.at.$near", "use $geo_radius"),
+        ({"at": {"$geowithin": {}}}, "where.at.$geowithin", "use $geo_box"),
         ({"year": {"between": [1, 2]}}, "where.year.between", "use $gte and $lte"),
         ({"$nor": []}, "where.$nor", "use $not with $or"),
         ({"$xor": []}, "where.$xor", "did you mean $or?"),
@@ -98,7 +132,7 @@ FIELD_HOLDS_ITSELF["$not"] = FIELD_HOLDS_ITSELF
         ({"$or": [{"a": 1}, {"b": {"$in": []}}]}, "where.$or[1].b.$in", "must not be empty"),
         ({"$not": 3}, "where.$not", "must be a dictionary"),
         ({"a": {"$in": "xyz"}}, "where.a.$in", "must be a list"),
-        ({"a": {"$in": [1, [2]]}}, "where.a.$in[1]", "must be a string, number"),
+        ({"a": {"$in": [1, b"x"]}}, "where.a.$in[1]", "must be a string, number"),
         ({"a": {"$exists": 1}}, "where.a.$exists", "true or false"),
         ({"a": float("nan")}, "where.a", "must be finite"),
         ({"a": float("inf")}, "where.a", "must be finite"),

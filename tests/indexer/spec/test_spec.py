@@ -164,6 +164,51 @@ def test_a_wrong_spec_names_the_key(path: str, value: object, says: str, field: 
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("spec", "says", "field"),
+    [
+        ({"source": {"id": "id"}}, "needs `text`, `vector` or both, got neither", "source"),
+        (
+            {"source": {"text": "t"}, "lexical": True},
+            "For an index of words alone, add `vectors: optional`",
+            None,
+        ),
+        ({"source": {"id": "id"}, "vectors": "optional", "lexical": True}, "needs `source.text`", None),
+        (
+            {"source": {"id": "id"}, "vectors": "optional", "encoder": {"model": "m"}},
+            "`encoder` needs `source.text` or `source.vector`",
+            None,
+        ),
+        (
+            {"source": {"text": "t", "chunk": {}}, "vectors": "optional"},
+            "`source.chunk` needs `encoder`",
+            None,
+        ),
+        (
+            {"source": {"text": "t"}, "vectors": "optional", "search": {"mode": "dense"}},
+            "`search.mode: dense` needs `encoder`",
+            None,
+        ),
+        ({"source": {"text": "t"}, "vectors": "maybe"}, "'required' or 'optional', got 'maybe'", "vectors"),
+    ],
+)
+def test_what_an_index_without_vectors_needs(spec: dict[str, Any], says: str, field: str | None):
+    with pytest.raises(InvalidSpecError) as caught:
+        parse_spec({"index": "x", **spec})
+    assert says in str(caught.value)
+    assert caught.value.field == field
+
+
+def test_an_index_needs_no_vectors_if_they_are_optional():
+    for source in ({"id": "id"}, {"text": "t"}, {"sparse_vector": "s"}):
+        spec = parse_spec(
+            {"index": "x", "source": source, "vectors": "optional", "lexical": "text" in source}
+        )
+        assert not spec.embeds
+        assert IndexSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert "vectors" not in parse_spec({"index": "x", "source": {"vector": "v"}}).model_dump()
+
+
 def test_formats_with_fields_of_their_own_need_nothing_else():
     managed = parse_spec({"index": "m", "source": {"format": "managed"}})
     assert (managed.source.vector, managed.source.payload) == ("embedding", "embedding_metadata")

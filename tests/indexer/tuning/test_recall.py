@@ -151,6 +151,9 @@ def test_where_no_setting_reaches_the_target_the_search_is_exact() -> None:
     recall = expected_recall([MEASURED], 0.97)
     assert (recall.measured, recall.whole, recall.reached) == (1.0, 1.0, False)
     assert expected_recall([MEASURED], 0.95).measured == 0.96
+    # No search by vector finds rows without vectors, so they do not raise it.
+    bare = MEASURED.model_copy(update={"kind": "exact", "curve": (), "depth_curves": (), "vectors": False})
+    assert expected_recall([MEASURED, bare], 0.95).measured == 0.96
 
 
 def test_segments_of_earlier_versions_search_more_leaves_for_more_hits() -> None:

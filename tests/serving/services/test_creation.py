@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,9 @@ from scannery.indexer import Store, read_manifest
 from scannery.pipelines import build
 from scannery.serving import SecurityConfig
 from scannery.serving.security.api_keys import KeyFile
-from tests.served import DIMENSIONS, MINILM, SENTENCES, copied, serving
+from tests.served import DIMENSIONS, MINILM, SENTENCES, WIRES, connected, copied, serving
 
 VECTORS = np.random.default_rng(4).normal(size=(20, 8)).astype(np.float32)
-
-
-WIRES = ("gRPC", "HTTP", "embedded")
-
-
-@contextmanager
-def connected(store: Path, wire: str) -> Iterator[scannery.Client]:
-    if wire == "embedded":
-        with scannery.connect(store) as client:
-            yield client
-        return
-    with serving(store, device="cpu") as server:
-        target = server.address if wire == "gRPC" else f"http://127.0.0.1:{server.http_port}"
-        with scannery.connect(target, http=wire == "HTTP") as client:
-            yield client
 
 
 @pytest.fixture(params=WIRES)
@@ -167,7 +151,7 @@ def test_another_server_of_the_store_takes_writes_at_once(library: Path, tmp_pat
 
 
 def test_a_request_that_is_repeated_gets_the_same_index(library: Path, tmp_path: Path) -> None:
-    from scannery.client.request import calls
+    from scannery.client.request import lifecycle_calls as calls
 
     store = copied(library, tmp_path)
     with scannery.connect(store) as client:

@@ -17,7 +17,7 @@ from scannery.indexer import Store
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
-from tests.serving.services.test_creation import WIRES, connected
+from tests.served import WIRES, connected
 
 SPEC: dict[str, Any] = {
     "index": "notes",

@@ -21,10 +21,13 @@ from scannery.client.request.filters import build_filter
 from scannery.indexer import AllowedRows
 from scannery.serving.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_DEPTH, MAX_FILTER_VALUES
 from scannery.serving.request.filter import Node, parse_filter
-from scannery.serving.snapshot.attribute_index import AttributePostings
+from scannery.serving.request.match_conditions import MatchOperator
+from scannery.serving.snapshot.attribute_index import AttributePostings, Field
 from scannery.serving.snapshot.filter_cache import FilterCache, evaluate, few_rows
+from scannery.serving.snapshot.geo_index import GeoIndex
 from tests.data import first_quick
 from tests.served import LIBRARY, ROWS, library_table
+from tests.serving.snapshot.test_geo_index import distance_m
 
 TABLE = library_table()
 RECORDS = TABLE.drop_columns(["embedding"]).to_pylist()
@@ -42,10 +45,42 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+PLACES = st.fixed_dictionaries({"lat": st.floats(-90, 90), "lon": st.floats(-180, 180)})
+STRINGS_OF = ("id", "document_id", "show", "tags")
+
+
+@st.composite
+def parts_of(draw: st.DrawFn, values: st.SearchStrategy[str]) -> str:
+    """Draw the beginning of a value, or the whole, in any case."""
+    text = draw(values)
+    text = text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text
+    return draw(st.sampled_from([text, text.upper(), text.lower(), text.swapcase()]))
+
+
+def special(name: str) -> st.SearchStrategy[Any]:
+    """Return conditions on strings and lists, and such with null."""
+    value = VALUES[name]
+    nulls = st.sampled_from([None, {"$eq": None}, {"$ne": None}])
+    kinds: list[st.SearchStrategy[Any]] = [nulls, value.map(lambda one: {"$in": [None, one]})]
+    kinds.append(value.map(lambda one: {"$nin": [one, None]}))
+    if name in STRINGS_OF:
+        operators = st.sampled_from(["$prefix", "$ieq", "$iprefix"])
+        kinds.append(st.tuples(operators, parts_of(value)).map(lambda pair: {pair[0]: pair[1]}))
+    if name == "tags":
+        kinds.append(value.map(lambda one: {"$contains": one}))
+        kinds.append(st.lists(value, min_size=1, max_size=3).map(lambda some: {"$all": some}))
+    return st.one_of(kinds)
+
+
 @st.composite
 def conditions(draw: st.DrawFn) -> dict[str, Any]:
-    name = draw(st.sampled_from(sorted(VALUES)))
+    name = draw(st.sampled_from(sorted([*VALUES, "place"])))
+    if name == "place":
+        circle = {"$geo_radius": {**draw(PLACES), "radius_m": draw(st.floats(0, 2e7))}}
+        return {name: draw(st.sampled_from([circle, {"$not": circle}, None, {"$exists": True}]))}
     value = VALUES[name]
+    if draw(st.integers(0, 2)) == 0:
+        return {name: draw(special(name))}
     orders = [] if name == "live" else ["$gt", "$gte", "$lt", "$lte"]
     operator = draw(st.sampled_from(["bare", "$eq", "$ne", "$in", "$nin", "$exists", *orders]))
     if operator == "bare":
@@ -77,6 +112,11 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "$lt": lambda a, b: a < b,
     "$lte": lambda a, b: a <= b,
     "$in": lambda a, b: a in b,
+    "$contains": lambda a, b: a == b,
+    "$prefix": lambda a, b: a.startswith(b),
+    "$ieq": lambda a, b: a.casefold() == b.casefold(),
+    "$iprefix": lambda a, b: a.casefold().startswith(b.casefold()),
+    "$geo_radius": lambda a, b: distance_m((a["lat"], a["lon"]), (b["lat"], b["lon"])) <= b["radius_m"],
 }
 
 
@@ -102,7 +142,11 @@ def field_matches(held: Any, operator: str, operand: Any) -> bool:
         return (held is not None) == operand
     if operator in ("$ne", "$nin"):
         return not field_matches(held, {"$ne": "$eq", "$nin": "$in"}[operator], operand)
-    elements = [] if held is None else held if isinstance(held, list) else [held]
+    if held is None:
+        return operator in ("$eq", "$in") and (operand is None or (operator == "$in" and None in operand))
+    if operator == "$all":
+        return all(value in held for value in operand)
+    elements = held if isinstance(held, list) else [held]
     return any(COMPARE[operator](element, operand) for element in elements)
 
 
@@ -173,8 +217,8 @@ class _Segment:
         return AllowedRows(allowed, None, self.rows)
 
 
-def _postings(name: str) -> AttributePostings:
-    return AttributePostings(TABLE.column(name))
+def _postings(name: str) -> Field:
+    return GeoIndex(TABLE.column(name)) if name == "place" else AttributePostings(TABLE.column(name))
 
 
 def nodes_of(*wheres: dict[str, Any]) -> list[Node]:
@@ -314,6 +358,87 @@ def test_a_list_of_values_is_found_as_one_value_after_the_other(name: str, count
 
 
 EPOCH_1970 = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+
+
+ODD = [
+    "",
+    "a",
+    "A",
+    "ab",
+    "straße",
+    "STRASSE",
+    "\ud7ff",
+    "\ud7ffx",
+    "\ue000",
+    "\U0010ffff",
+    "\U0010ffff\U0010ffff",
+    "İ",
+    "ſ",
+    "\0",
+    "a\0",
+]
+
+
+@given(st.lists(st.text("aAbß\ud7ff\ue000\U0010ffffİſ\0", max_size=3), max_size=8), st.sampled_from(ODD))
+def test_beginnings_and_folded_strings_are_those_of_python(texts: list[str], value: str) -> None:
+    texts = [*texts, *ODD, "a"]
+    postings = AttributePostings(pa.chunked_array([pa.array([*texts, None])]))
+    folded = value.casefold()
+    expected: dict[MatchOperator, list[bool]] = {
+        "prefix": [text.startswith(value) for text in texts],
+        "ieq": [text.casefold() == folded for text in texts],
+        "iprefix": [text.casefold().startswith(folded) for text in texts],
+    }
+    for operator, rows in expected.items():
+        given_value = value if operator == "prefix" else folded
+        assert postings.matches(operator, given_value).tolist() == [*rows, False]
+        few = postings.few_matches(operator, given_value, sum(rows))
+        assert few is not None
+        assert few.tolist() == np.flatnonzero(rows).tolist()
+        assert sum(rows) == 0 or postings.few_matches(operator, given_value, sum(rows) - 1) is None
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abcd"), max_size=5), min_size=1, max_size=30),
+    st.sets(st.sampled_from("abcde"), min_size=1),
+)
+def test_rows_with_all_values_are_found_also_where_lists_repeat(
+    lists: list[list[str]], wanted: set[str]
+) -> None:
+    postings = AttributePostings(pa.chunked_array([pa.array(lists, pa.list_(pa.string()))]))
+    expected = [row for row, items in enumerate(lists) if wanted <= set(items)]
+    assert np.flatnonzero(postings.has_all(wanted)).tolist() == expected
+    few = postings.few_has_all(wanted, len(lists))
+    assert few is not None
+    assert few.tolist() == expected
+    assert not expected or postings.few_has_all(wanted, len(expected) - 1) is None
+
+
+def test_folded_values_are_counted() -> None:
+    cache, segment = FilterCache(), _Segment("one")
+    cache.mask(segment, nodes_of({"show": "gotime"})[0])  # type: ignore[arg-type]
+    before = cache.size_bytes
+    cache.mask(segment, nodes_of({"show": {"$exists": True}})[0])  # type: ignore[arg-type]
+    mask_bytes = cache.size_bytes - before
+    cache.mask(segment, nodes_of({"show": {"$ieq": "ÜNÏ"}})[0])  # type: ignore[arg-type]
+    # Three folded values with their order, besides the mask and the filter.
+    assert cache.size_bytes - before - 2 * mask_bytes > 3 * 4 + len("gotimejsparty")
+
+
+def test_a_match_without_regard_to_case_costs_what_it_matches() -> None:
+    texts = [f"A Value That Is One Of Many, {number:06}" for number in range(100_000)]
+    postings = AttributePostings(pa.chunked_array([pa.array(texts)]))
+    postings.few_matches("ieq", "", 1)
+    started_s = time.thread_time()
+    for number in range(0, 100_000, 1000):
+        few = postings.few_matches("ieq", texts[number].casefold(), 10)
+        assert few is not None
+        assert few.tolist() == [number]
+        few = postings.few_matches("iprefix", texts[number].casefold()[:-1], 10)
+        assert few is not None
+        assert few.tolist() == [*range(number, number + 10)]
+    # 30 ms; over all rows it would take 100 times as long.
+    assert time.thread_time() - started_s < 0.3
 
 
 def test_the_largest_filters_take_time_in_proportion() -> None:

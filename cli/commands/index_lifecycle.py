@@ -1,0 +1,213 @@
+"""`scannery index create | alter | alias`: indexes without a build, on a server or in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from scannery.cli.client_options import (
+    JsonOption,
+    StoreOption,
+    TargetOption,
+    TimeoutOption,
+    connected,
+    parsed_json,
+)
+from scannery.cli.commands.index_live import index_app
+from scannery.cli.output import console, print_json
+from scannery.client import IndexInfo
+
+__all__ = ["index_app"]
+
+NameArgument = Annotated[str, typer.Argument(metavar="INDEX", help="Name of the index.")]
+AttributeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--attribute",
+        "-a",
+        metavar="NAME=TYPE",
+        help="A typed attribute, such as year=int; may be given several times.",
+    ),
+]
+DynamicOption = Annotated[
+    bool, typer.Option("--dynamic", help="Allow attributes that are not declared, of any types.")
+]
+RecallOption = Annotated[
+    float | None, typer.Option("--target-recall", help="Share of the true nearest neighbours to find.")
+]
+RerankerOption = Annotated[
+    str | None, typer.Option("--reranker", metavar="MODEL", help="A cross-encoder for `rerank`.")
+]
+SearchOption = Annotated[
+    str | None, typer.Option("--search", metavar="JSON", help="Defaults of searches, as in SPEC.yaml.")
+]
+LiveOption = Annotated[
+    str | None, typer.Option("--live", metavar="JSON", help="Thresholds of live updates, as in SPEC.yaml.")
+]
+
+
+@index_app.command("create", no_args_is_help=True)
+def create_command(
+    name: Annotated[str | None, typer.Argument(metavar="[INDEX]", help="Name; not with --spec.")] = None,
+    target: TargetOption = None,
+    store: StoreOption = None,
+    encoder: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The model that turns texts into vectors.")
+    ] = None,
+    dimensions: Annotated[
+        int | None, typer.Option(min=1, help="Components of a vector; needed without an encoder.")
+    ] = None,
+    distance: Annotated[
+        str | None, typer.Option(metavar="D", help="cosine (default), dot or squared_l2.")
+    ] = None,
+    attribute: AttributeOption = None,
+    dynamic: DynamicOption = False,
+    lexical: Annotated[bool, typer.Option("--lexical", help="Also index the words of texts.")] = False,
+    sparse: Annotated[bool, typer.Option("--sparse", help="Allow sparse vectors.")] = False,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Cut texts into passages of at most this many tokens.")
+    ] = None,
+    target_recall: RecallOption = None,
+    reranker: RerankerOption = None,
+    search: SearchOption = None,
+    live: LiveOption = None,
+    spec: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A SPEC.yaml; other options complete it.")
+    ] = None,
+    if_exists: Annotated[
+        str, typer.Option(metavar="error|keep", help="keep: an index of this name is no error.")
+    ] = "error",
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Create an empty index, which takes writes at once; a store's folder is created if it does not exist."""
+    options: dict[str, Any] = {
+        "encoder": encoder,
+        "distance": distance,
+        "attributes": _attributes(attribute),
+        "dynamic": dynamic or None,
+        "lexical": lexical or None,
+        "sparse": sparse or None,
+        "chunk": None if chunk_tokens is None else {"max_tokens": chunk_tokens},
+        "target_recall": target_recall,
+        "reranker": reranker,
+        "search": parsed_json(search, "--search"),
+        "live": parsed_json(live, "--live"),
+    }
+    with connected(target, store, timeout_s=timeout, create=True) as client:
+        made = client.create_index(
+            _spec(name, spec), dimensions=dimensions, if_exists=_if_exists(if_exists), **options
+        )
+        _print(made.stats(), as_json=as_json)
+
+
+@index_app.command("alter", no_args_is_help=True)
+def alter_command(
+    name: NameArgument,
+    target: TargetOption = None,
+    store: StoreOption = None,
+    attribute: AttributeOption = None,
+    dynamic: DynamicOption = False,
+    target_recall: RecallOption = None,
+    reranker: RerankerOption = None,
+    search: SearchOption = None,
+    live: LiveOption = None,
+    if_version: Annotated[
+        int | None, typer.Option(min=1, help="Refuse unless this is the current version.")
+    ] = None,
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Add attributes, or change other keys of the spec that do not determine what is stored, in a new version."""
+    with connected(target, store, timeout_s=timeout) as client:
+        info = client.index(name).alter(
+            attributes=_attributes(attribute),
+            dynamic=True if dynamic else None,
+            target_recall=target_recall,
+            reranker=reranker,
+            search=parsed_json(search, "--search"),
+            live=parsed_json(live, "--live"),
+            if_version=if_version,
+        )
+    _print(info, as_json=as_json)
+
+
+@index_app.command("alias", no_args_is_help=True)
+def alias_command(
+    alias: Annotated[str | None, typer.Argument(metavar="[ALIAS]", help="The alias.")] = None,
+    index: Annotated[str | None, typer.Argument(metavar="[INDEX]", help="The index it stands for.")] = None,
+    target: TargetOption = None,
+    store: StoreOption = None,
+    as_list: Annotated[bool, typer.Option("--list", help="List the aliases.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the alias, not its index.")] = False,
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a name stand for an index, or move it to another one, for all calls at once."""
+    if as_list + delete + (index is not None) != 1 or (alias is None) != as_list:
+        raise typer.BadParameter("give ALIAS and INDEX, ALIAS with --delete, or --list")
+    with connected(target, store, timeout_s=timeout) as client:
+        if alias is None:
+            _print_aliases(client.aliases(), as_json=as_json)
+            return
+        if index is None:
+            client.delete_alias(alias)
+            result, text = {"alias": alias, "deleted": True}, f"Deleted the alias {alias}."
+        else:
+            previous = client.alias(alias, index)
+            result = {"alias": alias, "index": index, "previous": previous}
+            before = f", and no longer for {previous}" if previous not in (None, index) else ""
+            text = f"{alias} stands for {index}{before}."
+    if as_json:
+        print_json(result)
+    else:
+        typer.echo(text)
+
+
+def _spec(name: str | None, file: Path | None) -> str | dict[str, Any]:
+    if (name is None) == (file is None):
+        raise typer.BadParameter("give either INDEX or --spec FILE")
+    if file is None:
+        return str(name)
+    from scannery.indexer.spec.spec_files import load_spec
+
+    return load_spec(file).model_dump(mode="json", exclude_defaults=True)
+
+
+def _attributes(given: Iterable[str] | None) -> dict[str, str] | None:
+    attributes: dict[str, str] = {}
+    for item in given or ():
+        name, equals, kind = item.partition("=")
+        if not name or not equals or not kind or name in attributes:
+            raise typer.BadParameter(f"--attribute must be NAME=TYPE, each name once, got {item!r}")
+        attributes[name] = kind
+    return attributes or None
+
+
+def _if_exists(text: str) -> Literal["error", "keep"]:
+    if text == "error":
+        return "error"
+    if text == "keep":
+        return "keep"
+    raise typer.BadParameter(f"--if-exists must be error or keep, got {text!r}")
+
+
+def _print(info: IndexInfo, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"index": info.name, "version": info.version, "rows": info.rows, "spec": info.spec})
+    else:
+        typer.echo(f"{info.name} is at version {info.version}, with {info.rows:,} datapoints.")
+
+
+def _print_aliases(aliases: dict[str, str], *, as_json: bool) -> None:
+    if as_json:
+        print_json(aliases)
+        return
+    table = Table("alias", "index")
+    for alias, index in aliases.items():
+        table.add_row(alias, index)
+    console().print(table if aliases else "There is no alias.")

@@ -1,0 +1,89 @@
+"""The handler that changes the specs of indexes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from scannery.indexer import IndexSpec, InvalidSpecError, Manifest, alter_index, altered_spec
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import ConditionError, InvalidRequestError
+from scannery.serving import limits
+from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.description import index_info
+from scannery.serving.contract import ALTER_INDEX
+from scannery.serving.services.allowed_models import AllowedModels
+from scannery.serving.services.registry import UnaryMethod
+from scannery.v1 import index_pb2 as pb
+
+__all__ = ["Alteration"]
+
+
+class Alteration:
+    """AlterIndex over one catalog. Safe to use from several threads."""
+
+    def __init__(self, catalog: BaseCatalog, models: Collection[str] | None) -> None:
+        """Change indexes in the store of a catalog.
+
+        Args:
+            catalog: the indexes.
+            models: as of `AllowedModels`.
+
+        """
+        self._catalog, self._models = catalog, AllowedModels(catalog, models)
+        self.methods = {ALTER_INDEX: UnaryMethod(pb.AlterIndexRequest, self.alter, "admin")}
+
+    def alter(self, request: pb.AlterIndexRequest, deadline: Deadline) -> pb.AlterIndexResponse:
+        """Publish a version with the changed spec, and open it here; other processes open it within a second."""
+        changes = _parsed(request.changes_json)
+        live = self._catalog.live(request.index)
+
+        def changed(manifest: Manifest) -> IndexSpec:
+            deadline.check()
+            if request.if_version not in (0, manifest.version):
+                raise ConditionError(
+                    f"if_version: index {request.index!r} is at version {manifest.version}, not {request.if_version}",
+                    field="if_version",
+                )
+            spec = _altered(manifest.spec, changes)
+            if spec.reranker is not None and spec.reranker != manifest.spec.reranker:
+                self._models.check(spec.reranker.model, "changes.reranker.model")
+            added = spec.attributes.keys() - manifest.spec.attributes.keys()
+            if added and (name := live.other_type(manifest, spec, added)) is not None:
+                raise InvalidRequestError.at(
+                    f"changes.attributes.{name}",
+                    "live updates that are not sealed have values of another type, from before a rollback: seal them "
+                    f"first (`scannery index seal {request.index}`), or choose another name",
+                )
+            return spec
+
+        manifest = alter_index(self._catalog.store, request.index, changed)
+        self._catalog.open_created(request.index)
+        aliases = self._catalog.aliases_of(request.index)
+        return pb.AlterIndexResponse(index=index_info(manifest, details=True, aliases=aliases))
+
+
+def _altered(spec: IndexSpec, changes: Mapping[str, Any]) -> IndexSpec:
+    try:
+        return altered_spec(spec, changes)
+    except InvalidSpecError as error:
+        field = f"changes.{error.field}" if error.field else "changes"
+        raise InvalidRequestError(f"changes: {error.message}", field=field) from error
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > limits.MAX_SPEC_BYTES:
+        raise InvalidRequestError.at(
+            "changes_json", f"must have at most {limits.MAX_SPEC_BYTES} bytes, got {size}"
+        )
+    try:
+        changes = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError.at("changes_json", f"is not JSON: {error}") from error
+    if not isinstance(changes, Mapping) or not changes:
+        raise InvalidRequestError.at(
+            "changes_json", f"must be a mapping with keys of SPEC.yaml, got {text!r:.80}"
+        )
+    return changes

@@ -1,0 +1,118 @@
+"""`scannery index create | alter | alias | drop | show --spec`, on a server and in a store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import scannery
+from scannery.cli.main import main
+from scannery.indexer import Store, parse_spec, spec_json_schema, spec_yaml
+from tests.served import LIBRARY, MINILM, TEXTS, serving
+from tests.tools.generate_spec_docs import example_spec, keys_of
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["index", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture(params=["--store", "--target"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    store = tmp_path / "store"
+    if request.param == "--store":
+        yield "--store", str(store)
+        return
+    Store.open(store, create=True)
+    with serving(store) as server:
+        yield "--target", server.address
+
+
+def test_an_index_from_its_creation_to_its_end(
+    where: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = ("--dimensions", "4", "--distance", "dot", "--attribute", "show=string", "-a", "tags=string_list")
+    status, out, err = run(capsys, "create", "blue", *made, "--dynamic", *where)
+    assert (status, out) == (0, "blue is at version 1, with 0 datapoints.\n"), err
+    status, _, err = run(capsys, "create", "blue", "--dimensions", "4", *where)
+    assert (status, "there is an index 'blue' already" in err) == (4, True)
+    status, out, _ = run(
+        capsys, "create", "blue", "--dimensions", "4", "--distance", "dot", "--if-exists", "keep", *where
+    )
+    assert status == 0
+    status, _, err = run(
+        capsys, "create", "blue", "--dimensions", "5", "--distance", "dot", "--if-exists", "keep", *where
+    )
+    assert (status, "dimensions: index 'blue' exists with 4, got 5" in err) == (4, True)
+    status, out, err = run(
+        capsys, "alter", "blue", "--attribute", "year=int", "--target-recall", "0.9", *where
+    )
+    assert (status, out) == (0, "blue is at version 2, with 0 datapoints.\n"), err
+    status, _, err = run(capsys, "alter", "blue", "--attribute", "year=string", *where)
+    assert (status, "has type int, which stays" in err) == (2, True)
+    assert run(capsys, "alias", "live", "blue", *where)[1] == "live stands for blue.\n"
+    assert json.loads(run(capsys, "alias", "--list", "--json", *where)[1]) == {"live": "blue"}
+    status, out, _ = run(capsys, "show", "live", "--spec", *where)
+    assert yaml.safe_load(out) == {
+        "index": "blue",
+        "source": {"id": "id", "text": "text", "vector": "vector"},
+        "distance": "dot",
+        "attributes": {"show": "string", "tags": "string_list", "year": "int"},
+        "dynamic": True,
+        "vectors": "optional",
+        "target_recall": 0.9,
+    }
+    # The printed spec makes an equal index.
+    file = tmp_path / "spec.yaml"
+    file.write_text(out.replace("index: blue", "index: green"))
+    status, _, err = run(capsys, "create", "--spec", str(file), "--dimensions", "4", *where)
+    assert status == 0, err
+    assert run(capsys, "show", "green", "--spec", *where)[1] == file.read_text()
+    status, out, _ = run(capsys, "alias", "live", "green", *where)
+    assert out == "live stands for green, and no longer for blue.\n"
+    status, _, err = run(capsys, "drop", "green", "--yes", *where)
+    assert (status, "has the aliases live" in err) == (2, True)
+    assert run(capsys, "drop", "blue", "--yes", *where)[0] == 0
+    assert run(capsys, "alias", "live", "--delete", *where)[1] == "Deleted the alias live.\n"
+    assert run(capsys, "drop", "green", "--yes", *where)[0] == 0
+    assert run(capsys, "drop", "green", "--yes", *where)[0] == 3
+    with scannery.connect(where[1]) as client:
+        assert client.indexes() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("create", "--dimensions", "4"), "give either INDEX or --spec FILE"),
+        (("create", "x", "--attribute", "year"), "--attribute must be NAME=TYPE"),
+        (("create", "x", "--if-exists", "replace"), "--if-exists must be error or keep"),
+        (("create", "x", "--live", "{"), "--live is not valid JSON"),
+        (("create", "x"), "dimensions"),
+        (("alter", "x"), "give at least one of"),
+        (("alias", "a"), "give ALIAS and INDEX"),
+        (("alias", "a", "b", "--list"), "give ALIAS and INDEX"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
+    Store.open(tmp_path / "store", create=True)
+    status, _, err = run(capsys, *arguments, "--store", str(tmp_path / "store"))
+    assert status == 2
+    assert told in err
+
+
+def test_every_key_is_printed_as_it_was() -> None:
+    for section, key, _, _ in keys_of(spec_json_schema()):
+        spec = parse_spec(example_spec(section, key))
+        assert parse_spec(yaml.safe_load(spec_yaml(spec))) == spec, (section, key)
+
+
+def test_a_printed_spec_has_no_defaults() -> None:
+    assert list(yaml.safe_load(spec_yaml(LIBRARY))) == ["index", "source", "attributes", "shards"]
+    assert yaml.safe_load(spec_yaml(TEXTS))["encoder"] == {"model": MINILM}
