@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,15 +141,15 @@ def asked(index: Index) -> Iterator[tuple[str, Callable[[], object]]]:
         for name, where in filters:
             yield (
                 f"facets of {attribute} ({what}){name}",
-                lambda attribute=attribute, where=where: index.facets(attribute, where),
+                partial(index.facets, attribute, where),
             )
     for name, where in filters:
         yield (
             f"statistics of rating (all distinct){name}",
-            lambda where=where: index.attribute_stats("rating", where),
+            partial(index.attribute_stats, "rating", where),
         )
     for name, where in filters:
-        yield f"count{name}", lambda where=where: index.count(where)
+        yield f"count{name}", partial(index.count, where)
 
 
 def measured(index: Index, first: dict[str, Took]) -> Iterator[list[str]]:

@@ -80,6 +80,7 @@ EXIT_CODES: dict[str, int] = {
     "scannery.pipelines.errors.RunnerError": USAGE,
     "scannery.pipelines.errors.CollectionError": USAGE,
     "scannery.pipelines.errors.MissingPackageError": USAGE,
+    "scannery.pipelines.errors.PeerError": USAGE,
     "scannery.pipelines.errors.InputChangedError": NOT_NOW,
     "scannery.pipelines.errors.NothingToIndexError": NO,
     "scannery.pipelines.errors.TooManyDeadLettersError": NO,

@@ -36,6 +36,10 @@ class _Commands(LazyGroup):
             "Print the datapoints that exist; ends with an error if some do not.",
             brief=True,
         ),
+        "scan": LazyCommand(
+            f"{_COMMANDS}.scan:scan",
+            "Print the datapoints of one snapshot of an index as JSON lines, which `upsert` reads.",
+        ),
         "upsert": LazyCommand(
             f"{_COMMANDS}.write:upsert",
             "Insert or replace datapoints, which are durable and visible when the command ends.",
@@ -60,6 +64,10 @@ class _Commands(LazyGroup):
             f"{_COMMANDS}.aggregations:attribute_stats",
             "Print the number of distinct values of an attribute, the least, the greatest, and quantiles.",
             brief=True,
+        ),
+        "import": LazyCommand(
+            "scannery.cli.importing.command:import_",
+            "Import a collection of Qdrant, Chroma, LanceDB, pgvector or FAISS into an index.",
         ),
         "evaluate": LazyCommand(
             f"{_COMMANDS}.evaluate:evaluate",
@@ -94,7 +102,7 @@ class _Commands(LazyGroup):
         "keys": LazyCommand(f"{_COMMANDS}.keys:keys_app", "Make, list and revoke the API keys of a server."),
         "spec": LazyCommand(f"{_COMMANDS}.spec:spec_app", "Draft and check specs."),
         "index": LazyCommand(
-            f"{_COMMANDS}.index_group:index_app", "Show, check, roll back and clean up indexes."
+            f"{_COMMANDS}.indexes.group:index_app", "Show, check, roll back and clean up indexes."
         ),
     }
 

@@ -14,8 +14,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    from scannery.client import Datapoint, Explanation, Hit, Hits
+    from scannery.client import Datapoint, Explanation, Hit, Hits, Snippet
 
 __all__ = [
     "console",
@@ -69,7 +70,19 @@ def hit_json(hit: Hit) -> dict[str, Any]:
         "rerank_score": hit.rerank_score,
     }
     scores = {"score": hit.score, **{name: score for name, score in sides.items() if score is not None}}
-    return {"id": hit.id, "document_id": hit.document_id, **scores, **_rest(hit), **group}
+    snippet = {} if hit.snippet is None else {"snippet": _snippet_json(hit.snippet)}
+    return {"id": hit.id, "document_id": hit.document_id, **scores, **_rest(hit), **group, **snippet}
+
+
+def _snippet_json(snippet: Snippet) -> dict[str, Any]:
+    values = {
+        "text": snippet.text,
+        "start": snippet.start,
+        "end": snippet.end,
+        "score": snippet.score,
+        "words": [list(word) for word in snippet.words],
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def point_json(point: Datapoint) -> dict[str, Any]:
@@ -129,9 +142,30 @@ def _table(hits: Hits, columns: int) -> Table:
         source = Text(_heading(hit), style="bold")
         if details := _details(hit):
             source.append(f"\n{details}", style="dim")
-        passage = _shortened("\n".join(_passage(hit.text or "")[:PASSAGE_LINES]), PASSAGE_LINES * width)
-        table.add_row(str(rank), "\n".join(_scores(hit)), source, Text(passage))
+        if hit.snippet is not None and hit.snippet.text is not None:
+            passage = _marked(hit.snippet.text, hit.snippet)
+        else:
+            shown = "\n".join(_passage(hit.text or "")[:PASSAGE_LINES])
+            passage = Text(_shortened(shown, PASSAGE_LINES * width))
+        table.add_row(str(rank), "\n".join(_scores(hit)), source, passage)
     return table
+
+
+def _marked(sentence: str, snippet: Snippet) -> Text:
+    """Return a sentence on one line, with the words that match in bold."""
+    from rich.text import Text
+
+    text, position = Text(), 0
+    for start, end in snippet.words_within(snippet.start, snippet.end):
+        text.append(_inline(sentence[position:start]))
+        text.append(_inline(sentence[start:end]), style="bold reverse")
+        position = end
+    return text.append(_inline(sentence[position:]))
+
+
+def _inline(text: str) -> str:
+    """Return a part of a line, without control characters; its spaces stay."""
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _scores(hit: Hit) -> list[str]:
@@ -144,8 +178,22 @@ def _scores(hit: Hit) -> list[str]:
 
 
 def _lines(point: Datapoint) -> list[str]:
-    lines = [_heading(point), f"id: {point.id}", _details(point), *_passage(point.text or "")]
+    snippet: Snippet | None = getattr(point, "snippet", None)
+    if snippet is not None and snippet.text is not None:
+        passage = [_one_line(_starred(snippet.text, snippet.words_within(snippet.start, snippet.end)))]
+    else:
+        passage = _passage(point.text or "")
+    lines = [_heading(point), f"id: {point.id}", _details(point), *passage]
     return [line for line in lines if line]
+
+
+def _starred(text: str, words: Iterable[tuple[int, int]]) -> str:
+    """Return a text with asterisks around words, which are in order."""
+    pieces, position = [], 0
+    for start, end in words:
+        pieces += [text[position:start], f"*{text[start:end]}*"]
+        position = end
+    return "".join([*pieces, text[position:]])
 
 
 def _heading(point: Datapoint) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from scannery.client._sync.client import Client
 from scannery.client._sync.index import Index
+from scannery.client._sync.scan import Scan
 from scannery.client.connect import connect
 from scannery.client.errors import (
     AlreadyExistsError,
@@ -39,6 +40,7 @@ from scannery.client.response.results import (
     RecallInfo,
     SegmentInfo,
     SegmentPlan,
+    Snippet,
     Written,
 )
 
@@ -77,10 +79,12 @@ __all__ = [
     "QueryLike",
     "RecallInfo",
     "ResourceExhaustedError",
+    "Scan",
     "ScanneryError",
     "SearchOptions",
     "SegmentInfo",
     "SegmentPlan",
+    "Snippet",
     "Sparse",
     "TypeStats",
     "UnauthenticatedError",

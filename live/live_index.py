@@ -205,6 +205,29 @@ class LiveIndex(Generic[SnapshotT]):
         snapshot = self.snapshot
         return snapshot if snapshot.sequence >= sequence else None
 
+    def past(self, index: OpenIndex, sequence: int, deadline: Deadline) -> SnapshotT:
+        """Return the snapshot of any version of this index with the mutations up to a sequence.
+
+        Raises:
+            LogGapError: the log does not have all of them.
+            CorruptError, FormatError, StoreError: the log cannot be read.
+            DeadlineError: the deadline passed.
+
+        """
+        with self._lock:
+            log = self._open_log()
+        state = begin(index)
+        while state.sequence < sequence:
+            deadline.check()
+            entries = log.read(state.sequence) if log is not None else ()
+            wanted = [entry for entry in entries if entry.sequence <= sequence]
+            if not wanted:
+                raise LogGapError(
+                    f"the log of index {index.manifest.index!r} does not have mutation {sequence}"
+                )
+            state = state_after(state, wanted)
+        return self._make_snapshot(state.opened(), state.sequence)
+
     def upsert(self, prepared: PreparedUpsert, request: Request, deadline: Deadline) -> Answer:
         """Write a batch; return when it is durable and visible here. Raises as `Writer.submit`."""
 

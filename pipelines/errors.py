@@ -11,6 +11,7 @@ PipelineError
 ├── RunnerError               the runner is unknown, or its options are wrong
 ├── CollectionError           a file of queries or judgements is malformed
 ├── MissingPackageError       an optional package is not installed
+├── PeerError                 a collection of another system cannot become an index
 ├── NothingToIndexError       every record is a dead letter, or the input is empty
 └── TooManyDeadLettersError   more records were refused than the caller allows
 """
@@ -25,6 +26,7 @@ __all__ = [
     "ModeError",
     "NothingToIndexError",
     "OutputError",
+    "PeerError",
     "PipelineError",
     "RunnerError",
     "SpecConflictError",
@@ -87,6 +89,10 @@ class CollectionError(PipelineError, ValueError):
 
 class MissingPackageError(PipelineError):
     """A required optional package is not installed."""
+
+
+class PeerError(PipelineError, ValueError):
+    """A collection of another system cannot become an index as it is; the message tells what to do."""
 
 
 class NothingToIndexError(PipelineError):

@@ -14,6 +14,7 @@ ServingError
 ├── OverloadedError           the request was rejected because of load
 ├── ConditionError            the condition of a write does not hold; nothing was written
 ├── ReadOnlyError             the index takes no writes
+├── SnapshotGoneError         the snapshot of a scan cannot be opened any more
 ├── UnauthenticatedError      credentials are missing or invalid
 ├── PermissionDeniedError     the credentials do not allow the method
 ├── ConfigError               an option of the server is invalid; `field` names it
@@ -40,6 +41,7 @@ __all__ = [
     "ReadOnlyError",
     "RerankerUnavailableError",
     "ServingError",
+    "SnapshotGoneError",
     "UnauthenticatedError",
     "UnknownDatapointError",
     "UnknownIndexError",
@@ -130,6 +132,10 @@ class ConditionError(ServingError):
 
 class ReadOnlyError(ServingError):
     """The index takes no writes: its store is a bucket, or its folder cannot be written."""
+
+
+class SnapshotGoneError(ServingError):
+    """The snapshot of a scan is not held any more, and its version or its mutations are gone: it has to begin again."""
 
 
 class UnauthenticatedError(ServingError):

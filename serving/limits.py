@@ -5,6 +5,7 @@ __all__ = [
     "DEFAULT_FILTERED_WRITES",
     "DEFAULT_K",
     "DEFAULT_RERANK_CANDIDATES",
+    "DEFAULT_SCAN_PAGE",
     "MAX_ALIASES",
     "MAX_ATTRIBUTE_BYTES",
     "MAX_BATCH_HITS",
@@ -22,6 +23,8 @@ __all__ = [
     "MAX_GET_IDS",
     "MAX_GROUP_QUERIES",
     "MAX_GROUP_WEIGHT",
+    "MAX_HIGHLIGHTED",
+    "MAX_HIGHLIGHTED_BATCH",
     "MAX_INDEXES",
     "MAX_K",
     "MAX_LEAVES",
@@ -35,6 +38,9 @@ __all__ = [
     "MAX_RERANK_MS",
     "MAX_RESCORE",
     "MAX_RETURN_FIELDS",
+    "MAX_SCAN_PAGE",
+    "MAX_SCAN_PAGE_BYTES",
+    "MAX_SORTED_ROWS",
     "MAX_SPEC_BYTES",
     "MAX_STRINGS",
     "MAX_TEXT_BYTES",
@@ -49,6 +55,10 @@ MAX_OFFSET = 10_000
 MAX_QUERIES = 1_000
 MAX_BATCH_HITS = 100_000
 """Queries × (k + offset) of one SearchMany."""
+MAX_HIGHLIGHTED = 1_000
+"""k + offset of a search that highlights its hits."""
+MAX_HIGHLIGHTED_BATCH = 10_000
+"""Queries × (k + offset) of one SearchMany that highlights."""
 MAX_LEAVES = 1_000_000
 """A segment with fewer leaves searches all of them."""
 MAX_RESCORE = 100_000
@@ -93,3 +103,10 @@ MAX_ATTRIBUTE_BYTES = 1 << 20
 MAX_TITLE_BYTES = 1 << 16
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_REQUEST_ID_BYTES = 64
+DEFAULT_SCAN_PAGE = 1_000
+MAX_SCAN_PAGE = 10_000
+"""Datapoints of a page of a scan."""
+MAX_SCAN_PAGE_BYTES = 3 << 20
+"""Of the datapoints of a page, unless it has only one: gRPC clients accept 4 MiB by default."""
+MAX_SORTED_ROWS = 1 << 24
+"""Datapoints that a scan sorts or samples: while it runs, its order takes 4 bytes for each."""

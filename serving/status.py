@@ -40,6 +40,7 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (serving.OverloadedError, StatusCode.RESOURCE_EXHAUSTED),
     (serving.ConditionError, StatusCode.FAILED_PRECONDITION),
     (serving.ReadOnlyError, StatusCode.FAILED_PRECONDITION),
+    (serving.SnapshotGoneError, StatusCode.FAILED_PRECONDITION),
     (serving.UnauthenticatedError, StatusCode.UNAUTHENTICATED),
     (serving.PermissionDeniedError, StatusCode.PERMISSION_DENIED),
     (serving.ClosedError, StatusCode.UNAVAILABLE),
@@ -65,6 +66,7 @@ _OF_THE_REQUEST = (
     serving.UnknownDatapointError,
     serving.UnsupportedError,
     serving.ConditionError,
+    serving.SnapshotGoneError,
     indexer.InvalidRecordError,
 )
 _PLACE = re.compile(r"(?<![\w/.])(?:[a-z][a-z0-9+.-]*:/|\.{0,2})/[^\s'\",;)]+")

@@ -26,6 +26,8 @@ PAGES = (
     "docs/collections.md",
     "docs/searching.md",
     "docs/dynamic-attributes.md",
+    "docs/scan.md",
+    "docs/highlighting.md",
     "docs/sdk.md",
     "docs/encoders.md",
     "docs/spec.md",
@@ -53,6 +55,7 @@ NOT_RUN = {
         "docs/import-export.md",
         "gs://bucket/export",
     ): "needs a bucket; tests/cli/test_export.py exports to folders",
+    ("docs/import-export.md", "./qdrant"): "needs other databases; tests/cli/test_import.py has them",
     ("docs/serving.md", "gs://bucket/store"): "needs a bucket; tests/serving/process serves with workers",
     (
         "docs/operations/serving.md",
@@ -63,10 +66,10 @@ NOT_RUN = {
 
 SLOW = {
     "docs/operations/serving.md": "it measures for a minute; tests/cli/test_bench.py does for a second",
-    "docs/operations/versions.md": "tests/cli/test_index.py runs the commands",
+    "docs/operations/versions.md": "tests/cli/indexes/test_index.py runs the commands",
     "docs/http.md": "tests/serving/transport/http asks the same by curl and three clients",
     "docs/import-export.md": "tests/cli/test_export.py runs the commands",
-    "docs/live-updates.md": "tests/cli/test_live.py runs the commands",
+    "docs/live-updates.md": "tests/cli/indexes/test_live.py runs the commands",
     "docs/security.md": "tests/serving/security does the same with keys and certificates",
     "docs/serving.md": "tests/serving/process starts and stops servers",
 }
@@ -92,8 +95,10 @@ SHOWN = {
     ),
     "docs/documents.md": ("The coffee guide > Espresso", "thirty days"),
     "docs/fields.md": ("looked at all 2 records", "A pot for the stove."),
-    "docs/collections.md": ("A beehive in winter", "podcasts-v1", "target_recall: 0.98"),
+    "docs/collections.md": ("songs is at version 2", "target_recall: 0.98"),
     "docs/searching.md": ("Magma rises", "Cars without petrol"),
+    "docs/scan.md": ("Magma rises", "Electric cars"),
+    "docs/highlighting.md": ("a *volcano* *erupts*",),
     "docs/build.md": ("missing_text", "removed"),
     "docs/encoders.md": ("intfloat/multilingual-e5-small", "german"),
     "docs/live-updates.md": ("Choirs", "ep-3"),

@@ -54,9 +54,11 @@ def export(
     A folder gets one file per segment, and a spec (`_spec.yaml`) that builds an equal index from them.
     """
     # Imported late: PyArrow takes time, which `scannery --help` should not wait for.
+    from scannery.indexer import Store, read_aliases
     from scannery.live.unsealed import unsealed_change
     from scannery.pipelines.exports.exporting import export as run_export
 
+    name = read_aliases(Store.open(store)).get(name, name)
     with counting_bar("exporting") as progress:
         report = run_export(name, store, output, format=format, version=version, vectors=vectors,
                             overwrite=overwrite, progress=progress,

@@ -108,6 +108,10 @@ def search(
     rerank_budget: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop reranking after this time.")
     ] = None,
+    highlight: Annotated[
+        bool,
+        typer.Option("--highlight", help="Print the best sentence of each hit, with the words that match."),
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also print how the query was answered.")
     ] = False,
@@ -131,6 +135,7 @@ def search(
         "rescore": rescore,
         "rerank": rerank,
         "rerank_budget_s": rerank_budget,
+        "highlight": highlight,
         "explain": explain,
         "fields": fields or None,
     }

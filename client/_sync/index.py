@@ -13,6 +13,7 @@ from scannery.client._sync.aggregations import Aggregations
 from scannery.client._sync.bulk_search import search_batches
 from scannery.client._sync.bulk_upsert import write_all
 from scannery.client._sync.filtered_writes import write_batches_where
+from scannery.client._sync.scan import Scan
 from scannery.client.errors import InvalidArgumentError, ScanneryError
 from scannery.client.request import calls, filtered_writes, lifecycle_calls
 from scannery.client.request.batches import Errors, QueryStream, query_batches, size_of, write_batches
@@ -21,11 +22,20 @@ from scannery.client.request.filtered_writes import BatchCall, FilteredBatch
 from scannery.client.request.filters import Where
 from scannery.client.request.queries import Queries, QueryLike, SearchOptions
 from scannery.client.request.records import Extra, RecordReader, is_foreign
+from scannery.client.request.scans import build_scan, checked_token
 from scannery.client.request.tables import Table, is_table
 from scannery.client.request.writes import NewDatapoint, Update, as_list
 from scannery.client.response.notebook import handle_view
 from scannery.client.response.outcomes import Progress
-from scannery.client.response.results import BulkWritten, Datapoint, Deleted, Hits, IndexInfo, Written
+from scannery.client.response.results import (
+    BulkWritten,
+    Datapoint,
+    Deleted,
+    Hits,
+    IndexInfo,
+    ScanPage,
+    Written,
+)
 
 __all__ = ["Index"]
 
@@ -129,6 +139,56 @@ class Index(Aggregations):
                 timeout_s=timeout_s,
             )
         )
+
+    def scan(
+        self,
+        *,
+        where: Where | None = None,
+        fields: Sequence[str] | None = None,
+        order_by: str | None = None,
+        vectors: bool = False,
+        sample: int | None = None,
+        seed: int = 0,
+        page_size: int | None = None,
+        token: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Scan:
+        """Return an iterator over the datapoints of one snapshot: writes while it runs change nothing of it.
+
+        Args:
+            where: which datapoints; default: all.
+            fields: what a datapoint carries of `title`, `text`, `payload`, `offsets` and attributes by name; default:
+                all.
+            order_by: an attribute, `id` or `document_id`; with `-` before it the greatest first. Datapoints without the
+                attribute come last, equal ones by id. Default: the order in which the index reads fastest.
+            vectors: also return the vectors.
+            sample: only so many datapoints, chosen at random.
+            seed: of the choice: equal seeds choose equal datapoints of one snapshot.
+            page_size: datapoints read at once, 1 to 10,000; default: 1,000.
+            token: continue an earlier scan with the same arguments, after the datapoint at which its `token` was read.
+            timeout_s: of each page.
+
+        Raises:
+            InvalidArgumentError: an argument is wrong, or the token is of another index or another scan.
+            FailedPreconditionError: when a page is read: the snapshot of the token is gone; start again without it.
+
+        """
+        request = build_scan(
+            self.name,
+            where=where,
+            fields=fields,
+            order_by=order_by,
+            vectors=vectors,
+            sample=sample,
+            seed=seed,
+            page_size=page_size,
+        )
+
+        def read(at: str | None) -> ScanPage:
+            known = self._client._sequences.get(self.name, 0)
+            return self._client._run(calls.scan_page(request, at, min_sequence=known, timeout_s=timeout_s))
+
+        return Scan(read, checked_token(token))
 
     @overload
     def upsert(

@@ -29,8 +29,17 @@ from scannery.client.response.decoding import (
     parse_hits,
     parse_index,
     parse_many,
+    parse_page,
 )
-from scannery.client.response.results import Datapoint, Deleted, EncoderInfo, Hits, IndexInfo, Written
+from scannery.client.response.results import (
+    Datapoint,
+    Deleted,
+    EncoderInfo,
+    Hits,
+    IndexInfo,
+    ScanPage,
+    Written,
+)
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2
 
 __all__ = [
@@ -44,6 +53,7 @@ __all__ = [
     "get_index",
     "list_encoders",
     "list_indexes",
+    "scan_page",
     "search",
     "search_many",
     "update",
@@ -89,6 +99,7 @@ SEARCH_MANY = Method(
     "/scannery.v1.SearchService/SearchMany", search_pb2.SearchManyRequest, search_pb2.SearchManyResponse
 )
 GET = Method("/scannery.v1.SearchService/Get", search_pb2.GetRequest, search_pb2.GetResponse)
+SCAN = Method("/scannery.v1.SearchService/Scan", search_pb2.ScanRequest, search_pb2.ScanResponse)
 LIST_INDEXES = Method(
     "/scannery.v1.IndexService/ListIndexes", index_pb2.ListIndexesRequest, index_pb2.ListIndexesResponse
 )
@@ -156,6 +167,17 @@ def get(
         min_sequence=min_sequence,
     )
     return Call(GET, request, lambda response: parse_get(wanted, response), timeout_s)
+
+
+@refuses_surrogates
+def scan_page(
+    request: search_pb2.ScanRequest, token: str | None, *, min_sequence: int, timeout_s: float | None = None
+) -> Call[search_pb2.ScanRequest, search_pb2.ScanResponse, ScanPage]:
+    """Return the call for the page of a scan at a token, None: its first; `request` is what `build_scan` returns."""
+    page = search_pb2.ScanRequest()
+    page.CopyFrom(request)
+    page.page_token, page.min_sequence = token or "", min_sequence
+    return Call(SCAN, page, parse_page, timeout_s)
 
 
 @refuses_surrogates

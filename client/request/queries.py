@@ -23,6 +23,7 @@ from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
 __all__ = [
     "Blend",
     "Fusion",
+    "HighlightBy",
     "Like",
     "Mode",
     "Queries",
@@ -37,6 +38,7 @@ __all__ = [
 
 Mode = Literal["dense", "lexical", "hybrid"]
 Fusion = Literal["reciprocal_rank", "weighted_score"]
+HighlightBy = Literal["encoder", "words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,9 @@ class SearchOptions(TypedDict, total=False):
     """Number of the best hits, at most 1,000, that the index's cross-encoder orders again. Default: none."""
     rerank_budget_s: float | None
     """Seconds after which reranking stops; the rest keeps its order."""
+    highlight: bool | HighlightBy
+    """Also return the best sentence of each hit and the words that match, in `hit.snippet`. The query must be or have a
+    text. The sentence is chosen by the `encoder` or by `words`; True: by the encoder, if the index has one."""
     explain: bool
     """Also say how the query was answered, in `hits.explanation`."""
     fields: Sequence[str] | None
@@ -220,6 +225,7 @@ def build_options(
     rescore: int | None = None,
     rerank: int | None = None,
     rerank_budget_s: float | None = None,
+    highlight: bool | HighlightBy = False,
     explain: bool = False,
     fields: Sequence[str] | None = None,
     vectors: bool = False,
@@ -268,8 +274,18 @@ def build_options(
         if rerank is None:
             raise _invalid("rerank_budget_s", "needs rerank")
         options.rerank.time_budget_ms = round(1000 * _number(rerank_budget_s, "rerank_budget_s"))
+    _add_highlight(options, highlight)
     options.return_fields.extend(build_fields(fields))
     return options
+
+
+def _add_highlight(options: pb.SearchOptions, highlight: bool | HighlightBy) -> None:
+    if highlight in get_args(HighlightBy):
+        options.highlight.by_encoder = highlight == "encoder"
+    elif highlight is True:
+        options.highlight.SetInParent()
+    elif highlight is not False:
+        raise _invalid("highlight", f"must be True, False, 'encoder' or 'words', got {highlight!r:.80}")
 
 
 def _add_fusion(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from scannery.client.response.results import Hit
+    from scannery.client.response.results import Datapoint, Hit
 
-__all__ = ["hits_table"]
+__all__ = ["datapoints_table", "hits_table"]
 
 _FIELDS: dict[str, pa.DataType] = {
     "id": pa.string(),
@@ -28,16 +28,40 @@ _FIELDS: dict[str, pa.DataType] = {
     "rerank_score": pa.float32(),
 }
 
+_SNIPPET: dict[str, pa.DataType] = {
+    "text": pa.string(),
+    "start": pa.int64(),
+    "end": pa.int64(),
+    "score": pa.float32(),
+}
+
+
+_OF_HITS = {"score", "dense_score", "lexical_score", "rerank_score"}
+
 
 def hits_table(hits: Sequence[Hit]) -> pa.Table:
     """Return a table with a row for each hit, in their order; the fixed columns are there also without hits."""
+    return _table(hits, _FIELDS)
+
+
+def datapoints_table(points: Sequence[Datapoint]) -> pa.Table:
+    """Return a table with a row for each datapoint, with the columns of `hits_table` but the scores."""
+    return _table(points, {name: kind for name, kind in _FIELDS.items() if name not in _OF_HITS})
+
+
+def _table(hits: Sequence[Datapoint], fields: dict[str, pa.DataType]) -> pa.Table:
     columns: dict[str, pa.Array] = {
-        name: pa.array([getattr(hit, name) for hit in hits], kind) for name, kind in _FIELDS.items()
+        name: pa.array([getattr(hit, name) for hit in hits], kind) for name, kind in fields.items()
     }
     if any(hit.payload is not None for hit in hits):
         columns["payload"] = pa.array(
             [None if hit.payload is None else json.dumps(hit.payload) for hit in hits], pa.string()
         )
+    snippets = [getattr(hit, "snippet", None) for hit in hits]
+    if any(snippets):
+        for name, kind in _SNIPPET.items():
+            values = [getattr(snippet, name) if snippet else None for snippet in snippets]
+            columns["snippet" if name == "text" else f"snippet_{name}"] = pa.array(values, kind)
     vector = next((hit.vector for hit in hits if hit.vector is not None), None)
     if vector is not None:
         # Arrow cannot read nulls among lists of a fixed size from Parquet.

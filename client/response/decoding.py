@@ -19,8 +19,10 @@ from scannery.client.response.results import (
     Hits,
     IndexInfo,
     RecallInfo,
+    ScanPage,
     SegmentInfo,
     SegmentPlan,
+    Snippet,
 )
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 
@@ -31,6 +33,7 @@ __all__ = [
     "parse_hits",
     "parse_index",
     "parse_many",
+    "parse_page",
     "parse_value",
 ]
 
@@ -67,6 +70,20 @@ def parse_get(ids: Iterable[str], response: search_pb2.GetResponse) -> list[Data
     """Return one datapoint per id, None where there is none."""
     found = {point.id: _datapoint(point) for point in response.datapoints}
     return [found.get(identifier) for identifier in ids]
+
+
+def parse_page(response: search_pb2.ScanResponse) -> ScanPage:
+    """Return a page of a scan; its datapoints are decoded when a field of them is first read."""
+    snapshot, _, position = response.page_token.rpartition(".")
+    return ScanPage(
+        points=map(_undecoded, response.datapoints),
+        snapshot=snapshot,
+        position=int(position),
+        last=not response.next_page_token,
+        total=response.total,
+        version=response.version,
+        sequence=response.sequence,
+    )
 
 
 def parse_embed(response: embedding_pb2.EmbedResponse) -> np.ndarray:
@@ -178,18 +195,48 @@ def _datapoint(message: types_pb2.Datapoint) -> Datapoint:
     return point
 
 
+def _undecoded(message: types_pb2.Datapoint) -> Datapoint:
+    point = _new(Datapoint)
+    _put_message(point, message)
+    return point
+
+
+_put_message: Callable[[Datapoint, types_pb2.Datapoint], None] = Datapoint._message.__set__  # type: ignore[attr-defined]
+
+
 def _fill(point: Datapoint, message: search_pb2.Hit | types_pb2.Datapoint) -> None:
     for descriptor, value in message.ListFields():
         _SETTERS[descriptor](point, value)
 
+
+Datapoint._decode = _fill
 
 _new: Callable[[type[PointT]], PointT] = object.__new__
 """Without the fields that an answer leaves out."""
 
 
 def _attributes(values: Mapping[str, types_pb2.Value]) -> dict[str, AttributeValue]:
-    pairs = ((name, parse_value(values[name])) for name in sorted(values))
-    return {name: value for name, value in pairs if value is not None}
+    found: dict[str, AttributeValue] = {}
+    for name in sorted(values):
+        message = values[name]
+        # Only the kind that is set has a value; to ask for it takes as long as to read it.
+        value = getattr(message, _LIKELY.get(name, "int_value")) or parse_value(message)
+        if value is not None:
+            found[name] = value
+            if type(value) in _SCALARS and name not in _LIKELY and len(_LIKELY) < MAX_LIKELY:
+                _LIKELY[name] = _SCALARS[type(value)]
+    return found
+
+
+MAX_LIKELY = 4096
+_LIKELY: dict[str, str] = {}
+"""Kinds of attributes by name, as they were last time: most answers are of the same index."""
+_SCALARS: dict[type, str] = {
+    str: "string_value",
+    int: "int_value",
+    float: "float_value",
+    bool: "bool_value",
+}
 
 
 def _array(message: types_pb2.Vector) -> np.ndarray:
@@ -225,8 +272,10 @@ def _setter(descriptor: FieldDescriptor) -> Callable[[Any, Any], None]:
     """Return what puts the value of a field of the wire into a point."""
     if descriptor.name == "datapoint":
         return _fill
-    if descriptor.name in ("sparse_vector", "snippet"):
+    if descriptor.name == "sparse_vector":
         return _ignore
+    if descriptor.name == "snippet":
+        return _set_snippet
     if descriptor.name == "dynamic_json":
         return _add_dynamic
     name, convert = _CONVERTED.get(descriptor.name, (descriptor.name, None))
@@ -237,6 +286,21 @@ def _setter(descriptor: FieldDescriptor) -> Callable[[Any, Any], None]:
 
 def _ignore(point: Datapoint, value: object) -> None:
     pass
+
+
+def _set_snippet(hit: Hit, message: search_pb2.Snippet) -> None:
+    # Fields come by their numbers, so the datapoint is there already.
+    snippet = Snippet(
+        text=None if hit.text is None else hit.text[message.start : message.end],
+        start=message.start,
+        end=message.end,
+        score=message.score if message.HasField("score") else None,
+        words=tuple((word.start, word.end) for word in message.words),
+    )
+    _put_snippet(hit, snippet)
+
+
+_put_snippet: Callable[[Hit, Snippet], None] = getattr(Hit, "snippet").__set__  # noqa: B009  mypy takes it for the value
 
 
 def _add_dynamic(point: Datapoint, text: str) -> None:

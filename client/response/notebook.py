@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import html
+import re
 from collections.abc import Callable, Iterable, Sequence
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
     from scannery.client.response.aggregations import Facet
     from scannery.client.response.results import Datapoint, Hit, IndexInfo
 
-__all__ = ["datapoint_view", "facets_view", "handle_view", "hits_view", "index_view", "indexes_view"]
+__all__ = [
+    "datapoint_view",
+    "facets_view",
+    "handle_view",
+    "hits_view",
+    "index_view",
+    "indexes_view",
+    "marked_html",
+]
 
 SHOWN_HITS = 20
 SHOWN_FACETS = 50
@@ -26,6 +35,7 @@ VALUE_CHARACTERS = 80
 SHOWN_ATTRIBUTES = 12
 HANDLE_TIMEOUT_S = 2.0
 
+_SPACES = re.compile(r"\s+")
 _BORDER = "1px solid rgba(128,128,128,.35)"
 _CELL = f"text-align:left;vertical-align:top;padding:4px 10px 4px 0;border:0;border-bottom:{_BORDER};background:none"
 _NUMBER = f"{_CELL};font-variant-numeric:tabular-nums;white-space:nowrap"
@@ -120,8 +130,29 @@ def _found(point: Datapoint) -> str:
     heading = (
         f"<strong>{_text(point.title or point.document_id or point.id)}</strong> {_dim(point.id, 'span')}"
     )
-    text = f"<div>{_text(_shortened(point.text, TEXT_CHARACTERS))}</div>" if point.text else ""
+    snippet = getattr(point, "snippet", None)
+    if snippet is not None and snippet.text is not None:
+        text = f"<div>{snippet.html()}</div>"
+    else:
+        text = f"<div>{_text(_shortened(point.text, TEXT_CHARACTERS))}</div>" if point.text else ""
     return heading + text + _chips(point.attributes)
+
+
+def marked_html(text: str, words: Iterable[tuple[int, int]], tag: str) -> str:
+    """Return a text as HTML on one line, with words, in order and apart, in elements of a name."""
+    if not (tag.isascii() and tag.isalnum()):
+        raise ValueError(f"tag: must be the name of an element, such as mark, got {tag!r:.80}")
+    pieces, position = [], 0
+    for start, end in words:
+        pieces += [_inline(text[position:start]), f"<{tag}>{_inline(text[start:end])}</{tag}>"]
+        position = end
+    return "".join([*pieces, _inline(text[position:])]).strip()
+
+
+def _inline(text: str) -> str:
+    """Return a part of a line, escaped, without control characters; a break of the line is a space."""
+    line = _SPACES.sub(" ", text)
+    return html.escape("".join(char if char.isprintable() else " " for char in line))
 
 
 def _chips(values: dict[str, Any]) -> str:

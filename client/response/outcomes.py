@@ -18,15 +18,17 @@ from scannery.client.errors import (
     ScanneryError,
     UnavailableError,
 )
-from scannery.client.response.results import BulkWritten, Hits, NotWritten, Written
+from scannery.client.response.results import BulkWritten, Hits, NotWritten, ScanPage, Written
 
 __all__ = [
     "Answers",
     "Ask",
     "AsyncAsk",
+    "AsyncReadPage",
     "AsyncWrite",
     "Outcome",
     "Progress",
+    "ReadPage",
     "Tally",
     "Write",
     "failed_queries",
@@ -48,6 +50,10 @@ Ask: TypeAlias = Callable[[Any], list[Hits]]
 AsyncWrite: TypeAlias = Callable[[Sequence[Any], str], Awaitable[Written]]
 Write: TypeAlias = Callable[[Sequence[Any], str], Written]
 """Writes datapoints with a request id."""
+
+AsyncReadPage: TypeAlias = Callable[[str | None], Awaitable[ScanPage]]
+ReadPage: TypeAlias = Callable[[str | None], ScanPage]
+"""Reads the page of a scan at a token; None: the first one."""
 
 _OF_ONE = (InvalidArgumentError, NotFoundError, FailedPreconditionError, AlreadyExistsError)
 """One item of a batch may be the cause: the others succeed without it."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,8 +29,10 @@ __all__ = [
     "Indexes",
     "NotWritten",
     "RecallInfo",
+    "ScanPage",
     "SegmentInfo",
     "SegmentPlan",
+    "Snippet",
     "Written",
 ]
 
@@ -39,8 +42,50 @@ AttributeValue: TypeAlias = str | list[str] | int | float | bool | dt.datetime |
 """Timestamps are datetimes with the time zone UTC; places are `{"lat": …, "lon": …}`, in degrees."""
 
 
+class _Undecoded:
+    """Holds the message of a datapoint until a field of it is read: half the time of a scan would go into fields."""
+
+    __slots__ = ("_message",)
+
+    _decode: ClassVar[Callable[[Any, Any], None]]
+    """Sets the fields from the message; decoding.py knows how."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Datapoint:
+class Snippet:
+    """The sentence of a hit that answers the query best, and the words that match."""
+
+    text: str | None
+    """The sentence: `hit.text[start:end]`; None if the answer does not carry the text."""
+    start: int
+    """Its first character in the hit's text."""
+    end: int
+    """One past its last character."""
+    score: float | None = None
+    """Cosine of the sentence and the query, if the encoder chose it; None: chosen by words."""
+    words: tuple[tuple[int, int], ...] = ()
+    """Words of the hit's text that match words of the query, in order: first character in the text, one past the last.
+    Not only those in the sentence."""
+
+    def html(self, tag: str = "mark") -> str:
+        """Return the sentence as HTML, with the words in elements of this name; everything else is escaped."""
+        from scannery.client.response.notebook import marked_html
+
+        if self.text is None:
+            return ""
+        return marked_html(self.text, self.words_within(self.start, self.end), tag)
+
+    def words_within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the words in `hit.text[start:end]`, counted from its first character."""
+        return [
+            (max(first, start) - start, min(last, end) - start)
+            for first, last in self.words
+            if first < end and last > start
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datapoint(_Undecoded):
     """One row of an index."""
 
     id: str
@@ -72,6 +117,19 @@ class Datapoint:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
+            try:
+                message = _MESSAGE(self)
+            except AttributeError:
+                pass
+            else:
+                # Forgotten last: another thread either finds the message, or all fields that it has.
+                type(self)._decode(self, message)
+                _FORGET_MESSAGE(self)
+            try:
+                # What was just decoded, here or by another thread.
+                return object.__getattribute__(self, name)
+            except AttributeError:
+                pass
             # Decoding sets only the fields that an answer carries: setting all of them takes longer than the rest.
             if name == "attributes":
                 object.__setattr__(self, name, {})
@@ -97,6 +155,8 @@ class Hit(Datapoint):
     """The cross-encoder's score, if it looked at this hit; hits with one come first, by it."""
     group: AttributeValue | None = None
     """What `max_per_group` grouped by."""
+    snippet: Snippet | None = None
+    """With `highlight`: the best sentence, and the words that match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +223,20 @@ class Hits(list[Hit]):
         from scannery.client.response.notebook import hits_view
 
         return hits_view(self, self.version)
+
+
+class ScanPage(NamedTuple):
+    """A page of a scan."""
+
+    points: Iterator[Datapoint]
+    snapshot: str
+    """What the tokens of the scan begin with, before `.` and a position."""
+    position: int
+    """Of the first of the datapoints."""
+    last: bool
+    total: int
+    version: int
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,3 +374,6 @@ class Indexes(list[IndexInfo]):
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Hit) if each.default is not MISSING}
 _DEFAULTS |= {"id": "", "document_id": "", "score": 0.0}
 """The wire leaves out what is empty or 0."""
+
+_MESSAGE = _Undecoded._message.__get__  # type: ignore[attr-defined]  # a slot
+_FORGET_MESSAGE = _Undecoded._message.__delete__  # type: ignore[attr-defined]

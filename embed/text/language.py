@@ -12,7 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
-__all__ = ["UNKNOWN", "language_of", "languages_of"]
+__all__ = ["UNKNOWN", "function_words", "language_of", "languages_of"]
 
 UNKNOWN = "unknown"
 MOST_CHARS = 4000
@@ -82,6 +82,29 @@ _FUNCTION_WORDS: dict[str, frozenset[str]] = {
     }.items()
 }  # fmt: skip
 
+_SHORT_WORDS: dict[str, frozenset[str]] = {
+    language: frozenset(words.split())
+    for language, words in {
+        "english": "a do does did doing done me us him who whom whose why where here there than been being could "
+                   "should shall may might must am just now very too over after before again only own such "
+                   "same any between through during while because until yours our ours its it's i'm don't doesn't",
+        "german": "in was wer wen wem wie wo warum wann welche welcher welches mein dein ihr euch uns mich dir mir "
+                  "bin bist seid waren wurde wurden sein ihre ihren diese dieser dieses jede jeder alle doch mal",
+        "french": "a as ai y où quand quel quelle quels quelles quoi comment pourquoi lui leurs mon ma mes ton ta tes "
+                  "si aussi très être avoir fait était ces cet",
+        "spanish": "a e u qué cómo cuándo dónde quién cuál cuáles por fue era son está están hay mi tu te nos les ella "
+                   "ellos nosotros esto eso ese esa unos unas",
+        "italian": "a o cosa come dove quando quale quali chi perché io tu lui lei noi voi loro mi ti ci vi uno questi "
+                   "queste quello quella era fu stato",
+        "portuguese": "onde qual quais quem porquê eu tu você eles elas meu minha teu tua lhe este esta isto esse essa",
+        "dutch": "wat wie waar waarom wanneer welke welk hoe ik jij je we wij jullie hun ons onze deze dit daar er "
+                 "heeft",
+        "russian": "кто где когда почему зачем какой какая какие какое чем чего кого кому ли же бы мне меня нас вас "
+                   "им ему ей их наш ваш была были есть нет",
+    }.items()
+}  # fmt: skip
+"""More words that carry little meaning in a query; other languages have them too, so they do not tell the language."""
+
 _SCRIPTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(f"[{ranges}]"))
     for name, ranges in {
@@ -131,6 +154,11 @@ def languages_of(texts: Iterable[str]) -> list[tuple[str, float]]:
         counts[together] += len(group)
     total = counts.total()
     return [(language, count / total) for language, count in counts.most_common()]
+
+
+def function_words(language: str) -> frozenset[str]:
+    """Return the function words of a language ("the", "of", …), in lower case; none where there is no list."""
+    return _FUNCTION_WORDS.get(language, frozenset()) | _SHORT_WORDS.get(language, frozenset())
 
 
 def language_of(text: str) -> str:

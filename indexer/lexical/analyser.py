@@ -21,50 +21,26 @@ import threading
 import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from itertools import pairwise
 from typing import Final
 
 import regex
 
 from scannery.indexer.lexical.compounds import CompoundSplitter, Stem, costs_of
+from scannery.indexer.lexical.word_places import word_places
+from scannery.indexer.lexical.words import MAX_WORD_CHARACTERS, words_of
 from scannery.indexer.spec.spec import LexicalSpec
 
-__all__ = ["ANALYSER_VERSION", "Analyser", "stem_of", "words_of"]
+__all__ = ["ANALYSER_VERSION", "Analyser", "stem_of"]
 
 ANALYSER_VERSION: Final = 3
 """The newest version; `LexicalSpec.version` is that of an index."""
 
-MAX_WORD_CHARACTERS = 128
-"""Longest word, others are cut: longer ones are base64 and similar, and only enlarge the vocabulary."""
-
-MAX_MARKS = 30
-"""Most combining marks per character, as in Unicode's stream-safe format; others are removed. Normalisation sorts
-marks, in time quadratic in their number."""
-
-_MARK = r"[\p{M}\uff9e\uff9f]"
-_MARKS = regex.compile(rf"(?V1)(?<!{_MARK})({_MARK}{{{MAX_MARKS}}}){_MARK}++")
-# All but the zero-width space, which ends a word.
-_UNSEEN = regex.compile(r"(?V1)[\p{Default_Ignorable_Code_Point}--\u200b]+")
-_VOWEL_SIGNS = regex.compile(
-    r"[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u06df-\u06e8\u06ea-\u06ed]+"
-)
-
-# `w` makes \b Unicode's word boundary: "can't", "3.14" and "U.S.A" are one word each, and so is every ideograph.
-_WORD = regex.compile(r"(?V1w)\b\w.*?\b")
-_UNSPACED = r"[[\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]&&[\p{L}\p{M}\p{N}]]"
-_WORD_OR_RUN = regex.compile(rf"(?V1w){_UNSPACED}++|\b\w.*?\b")
-_RUN = regex.compile(rf"(?V1){_UNSPACED}")
-_IDEOGRAPHIC = r"[\p{Han}\p{Hiragana}\p{Katakana}\u3005-\u3007\u30fc]"
-_WORD_RUN_OR_IDEOGRAPHS = regex.compile(rf"(?V1w){_UNSPACED}++|{_IDEOGRAPHIC}++|\b\w.*?\b")
-_PAIRED = regex.compile(rf"(?V1){_UNSPACED}|{_IDEOGRAPHIC}|\p{{Hangul}}")
-_HAN = regex.compile(r"(?V1)[\p{Han}\u3005-\u3007]")
-_HANGUL = regex.compile(r"(?V1)\p{Hangul}++")
 _ACCENTS = regex.compile(r"(?V1)([\p{Latin}\p{Greek}])\p{M}++")
 # Letters that do not decompose into another letter and an accent. Russian words are often written without ё.
 _PLAIN_LETTERS = str.maketrans(
     {"ø": "o", "đ": "d", "ł": "l", "ı": "i", "ħ": "h", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th", "ё": "е"}
 )
-_SYLLABLE = regex.compile(r"(?V1)\P{M}\p{M}*+|\p{M}++")
+
 _MAX_CACHED = 1 << 18
 
 
@@ -93,13 +69,25 @@ class Analyser:
         found: list[str] = []
         for word in words_of(text, self._version):
             terms = own.cache.get(word)
-            if terms is None:
-                terms = self._terms(word, own)
-                # The cache is bounded by its number of entries, so these must be small.
-                if len(word) <= MAX_WORD_CHARACTERS:
-                    own.cache[word] = terms
-            found += terms
+            found += self._kept_terms(word, own) if terms is None else terms
         return found
+
+    def places(self, text: str) -> Iterator[tuple[tuple[str, ...], int, int]]:
+        """Yield the terms of each word, and where it is in the text as given: first character, one past the last.
+
+        Together they are `terms(text)`. Words of scripts without spaces overlap: each pair of characters is one.
+        """
+        own = self._of_thread()
+        for word, start, end in word_places(text, self._version):
+            terms = own.cache.get(word)
+            yield self._kept_terms(word, own) if terms is None else terms, start, end
+
+    def _kept_terms(self, word: str, own: _OfThread) -> tuple[str, ...]:
+        terms = self._terms(word, own)
+        # The cache is bounded by its number of entries, so these must be small.
+        if len(word) <= MAX_WORD_CHARACTERS:
+            own.cache[word] = terms
+        return terms
 
     def _terms(self, word: str, own: _OfThread) -> tuple[str, ...]:
         """Return the terms of a word, none for a stop word; those of a compound's parts follow its own."""
@@ -137,76 +125,9 @@ class _OfThread:
         self.cache: dict[str, tuple[str, ...]] = {}
 
 
-def words_of(text: str, version: int) -> Iterator[str]:
-    """Yield the words of a text in order, cut to MAX_WORD_CHARACTERS."""
-    plain = text.lower() if text.isascii() else (_lowered if version == 1 else _folded)(text)
-    plain = plain.replace("\u2019", "'")
-    if version > 2:
-        yield from _words_and_pairs(plain)
-        return
-    # Looked for once in the text: most texts have none, and a match per word is a third of the time.
-    has_runs = version > 1 and not plain.isascii() and _RUN.search(plain) is not None
-    for word in (_WORD if version == 1 else _WORD_OR_RUN).findall(plain):
-        if has_runs and not word.isascii() and _RUN.match(word):
-            yield from _pairs(word)
-        else:
-            yield word[:MAX_WORD_CHARACTERS]
-
-
-def _words_and_pairs(plain: str) -> Iterator[str]:
-    """Yield the words of a normalised text, with the pairs of scripts that have no spaces between words."""
-    has_pairs = not plain.isascii() and _PAIRED.search(plain) is not None
-    for word in (_WORD_RUN_OR_IDEOGRAPHS if has_pairs else _WORD).findall(plain):
-        if not has_pairs or word.isascii() or not _PAIRED.match(word):
-            yield word[:MAX_WORD_CHARACTERS]
-        elif _RUN.match(word):
-            yield from _pairs(word)
-        elif _HANGUL.fullmatch(word):
-            yield from _adjacent(word)
-        elif _HANGUL.match(word):
-            yield word[:MAX_WORD_CHARACTERS]
-        else:
-            # Single Han characters are words of their own, single kana hardly ever.
-            yield from _HAN.findall(word) if len(word) > 1 else ()
-            yield from _adjacent(word)
-
-
-def _adjacent(run: str) -> Iterator[str]:
-    """Yield each pair of adjacent characters of a run; the character if there is only one."""
-    if len(run) == 1:
-        yield run
-    for one, two in pairwise(run):
-        yield one + two
-
-
-def _lowered(text: str) -> str:
-    return unicodedata.normalize("NFKC", _few_marks(text)).lower()
-
-
-def _folded(text: str) -> str:
-    seen = _UNSEEN.sub("", unicodedata.normalize("NFKC", _few_marks(text)))
-    folded = _VOWEL_SIGNS.sub("", seen).casefold()
-    # Case folding can undo the normal form, and removing characters can join marks.
-    return unicodedata.normalize("NFKC", _few_marks(folded))
-
-
 def _without_accents(word: str) -> str:
     plain: str = _ACCENTS.sub(r"\1", unicodedata.normalize("NFD", word))
     return unicodedata.normalize("NFC", plain).translate(_PLAIN_LETTERS)
-
-
-def _few_marks(text: str) -> str:
-    kept: str = _MARKS.sub(r"\1", text)
-    return kept
-
-
-def _pairs(run: str) -> Iterator[str]:
-    """Yield each pair of adjacent syllables of a run; the syllable if there is only one."""
-    syllables = [syllable[:MAX_WORD_CHARACTERS] for syllable in _SYLLABLE.findall(run)]
-    if len(syllables) == 1:
-        yield syllables[0]
-    for one, two in pairwise(syllables):
-        yield (one + two)[:MAX_WORD_CHARACTERS]
 
 
 def stem_of(language: str | None) -> Stem:

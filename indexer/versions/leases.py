@@ -2,13 +2,14 @@
 
     INDEX/leases/<holder>.json    {"versions": [7], "expires_at": "2026-01-31T12:00:00+00:00"}
 
-A server leases the versions that it has open. Work that makes a version (a build, a seal, a merge, a compaction, a
-rollback) leases the version that it starts from and the number after it, and has further keys:
+A server leases the versions that it has open, and those that scans read, with `log_after`. Work that makes a version (a
+build, a seal, a merge, a compaction, a rollback) leases the version that it starts from and the number after it, and
+has further keys:
 
     "since": "2026-01-31T11:00:00+00:00"    files written since then are kept
     "units": ["5f0c…"]                      work units whose embeddings it uses
     "files": ["segments/…parquet"]          files of the version that is being committed
-    "log_after": 1234                       mutations after this sequence are kept in the log, for a build
+    "log_after": 1234                       mutations after this sequence are kept in the log, for a build or a scan
 
 A holder renews its lease well before it expires, and removes it at the end. The lease of a killed process expires.
 
@@ -71,24 +72,40 @@ class LeaseHolder:
         """
         self._store = store
         self._clock = clock or _now
-        self._held: dict[str, tuple[tuple[str | None, frozenset[int]] | None, datetime]] = {}
+        self._held: dict[str, tuple[tuple[str | None, frozenset[int], int | None] | None, datetime]] = {}
         self._process = 0
         self._name = ""
         self._failing = False
 
-    def hold(self, index: str, versions: Collection[int], index_id: str | None = None) -> None:
+    def hold(
+        self,
+        index: str,
+        versions: Collection[int],
+        index_id: str | None = None,
+        *,
+        log_after: int | None = None,
+    ) -> None:
         """Lease exactly these versions of an index; writes only a lease that changed or is due for renewal.
 
-        `index_id` tells an index from an earlier one of the same name, whose leases were removed with it.
+        Args:
+            index: its name.
+            versions: numbers.
+            index_id: tells an index from an earlier one of the same name, whose leases were removed with it.
+            log_after: also keep the mutations after this sequence in the log; None: none.
+
         """
         if self._process != os.getpid():  # after a fork, the leases are those of the parent
             self._process, self._held = os.getpid(), {}
             self._name = _new_name()
-        now, wanted = self._clock(), (index_id, frozenset(versions))
+        now, wanted = self._clock(), (index_id, frozenset(versions), log_after)
         before, written = self._held.get(index, (None, now - LIFETIME))
         if wanted == before and now - written < LIFETIME / 3:
             return
-        lease = {"versions": sorted(versions), "expires_at": (now + LIFETIME).isoformat()}
+        lease: dict[str, Any] = {
+            "versions": sorted(versions),
+            "expires_at": (now + LIFETIME).isoformat(),
+            **({} if log_after is None else {"log_after": log_after}),
+        }
         try:
             self._store.write(self._key(index), json.dumps(lease).encode())
             self._held[index], self._failing = (wanted, now), False

@@ -51,8 +51,8 @@ def needs_rewriting(spec: IndexSpec, parent: Manifest) -> bool:
 
 def _refuse_loss(field: str, parent: Manifest) -> None:
     raise SpecConflictError(
-        f"{field}: the index has it, and the spec has not, so its values would be lost; `scannery index show "
-        f"{parent.index} --spec` prints the spec of the index, and --full rebuilds the whole index without it",
+        f"{field}: the index has it, and the spec has not; --full rebuilds the whole index without it, and "
+        f"`scannery index show {parent.index} --spec` prints a spec that keeps it",
         field=field,
     )
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from scannery.indexer.datapoints.field_mapping import FieldMapping
-from scannery.indexer.lexical.analyser import ANALYSER_VERSION, stem_of, words_of
+from scannery.indexer.lexical.analyser import ANALYSER_VERSION, stem_of
 from scannery.indexer.lexical.compounds import chosen_parts
+from scannery.indexer.lexical.words import words_of
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.spec import IndexSpec, LexicalSpec
 from scannery.indexer.versions.creation import keeps_compounds

@@ -16,16 +16,34 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import ClassVar
 
-from scannery.indexer import IndexerError, Manifest, OpenIndex, SegmentCache, Store, latest_version
+from scannery.indexer import (
+    IndexerError,
+    Manifest,
+    NotFoundError,
+    OpenIndex,
+    SegmentCache,
+    Store,
+    latest_version,
+)
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.database import check_sqlite
+from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.drop import drop
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import ClosedError, InvalidRequestError, OverloadedError, UnknownIndexError
+from scannery.runtime.errors import (
+    ClosedError,
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    SnapshotGoneError,
+    UnknownIndexError,
+)
 from scannery.serving.catalog.aliases import AliasTable
 from scannery.serving.catalog.entry import CatalogEntry
+from scannery.serving.catalog.held_snapshots import HeldSnapshot, HeldSnapshots
 from scannery.serving.catalog.version_opener import VersionOpener
 from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.snapshot.snapshot import Snapshot
 
@@ -85,6 +103,10 @@ class BaseCatalog(ABC):
         self._entries: dict[str, CatalogEntry] = {}
         self._lock = threading.Lock()
         """Held while entries change."""
+        self.held = HeldSnapshots(clock)
+        """Snapshots of running scans."""
+        self._past_lock = threading.Lock()
+        """Held while a snapshot of the past is opened: several pages of a scan may need the same one."""
         self._closed = False
         self._aliases = AliasTable(store, clock)
         self.on_failure: Callable[[str], object] = lambda task: None
@@ -253,6 +275,41 @@ class BaseCatalog(ABC):
             live = self.live(name)
         return found
 
+    def held_snapshot(self, name: str, version: int, sequence: int, *, deadline: Deadline) -> HeldSnapshot:
+        """Return the snapshot of an index with this version and sequence, kept for scans; opened again if it is not.
+
+        Raises:
+            SnapshotGoneError: the version or the mutations are gone.
+            DeadlineError: the deadline passed.
+            UnknownIndexError, CorruptError, FormatError, StoreError: as `snapshot`.
+
+        """
+        manifest = self.live(name).state.manifest
+        held = self.held.find(manifest, version, sequence)
+        if held is not None:
+            return held
+        with waiting():
+            if not self._past_lock.acquire(timeout=min(deadline.remaining_s, threading.TIMEOUT_MAX)):
+                raise DeadlineError("the deadline passed while another scan's snapshot was opened")
+        try:
+            held = self.held.find(manifest, version, sequence)
+            return held or self.held.hold(self._past(name, version, sequence, deadline))
+        except (NotFoundError, LogGapError) as error:
+            raise SnapshotGoneError(
+                f"page_token: the snapshot of the scan (version {version}, sequence {sequence}) is gone; start again "
+                "without a token",
+                field="page_token",
+            ) from error
+        finally:
+            self._past_lock.release()
+
+    def _past(self, name: str, version: int, sequence: int, deadline: Deadline) -> Snapshot:
+        live = self.live(name)
+        snapshot = live.snapshot
+        if (snapshot.manifest.version, snapshot.sequence) == (version, sequence):
+            return snapshot
+        return live.past(self._opener.opened(live.state.index, version), sequence, deadline)
+
     def live(self, name: str) -> LiveIndex[Snapshot]:
         """Return the live index, which takes writes; raises as `snapshot`."""
         self._check_open()
@@ -279,12 +336,14 @@ class BaseCatalog(ABC):
     def close(self) -> None:
         """Close all indexes; running queries finish on their snapshots."""
         self._closed = True
+        self.held.forget()
         with self._lock:
             for name in list(self._entries):
                 self._forget(name)
 
     def _forget(self, name: str, *, finish: bool = True) -> None:
         entry = self._entries.pop(name, None)
+        self.held.forget(name)
         if entry is not None:
             entry.close(finish=finish and self.finishes_maintenance)
             if not self._closed:

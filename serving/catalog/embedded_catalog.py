@@ -44,6 +44,7 @@ class EmbeddedCatalog(BaseCatalog):
 
     def live(self, name: str) -> LiveIndex[Snapshot]:
         """Return the index with the current mutations of its log; raises as `snapshot`."""
+        self.held.expire()
         live = super().live(name)
         # Without waiting for another thread that applies the log.
         live.catch_up(wait_s=0)

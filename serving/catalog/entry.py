@@ -11,6 +11,7 @@ from scannery.indexer import LeaseHolder
 from scannery.live.live_index import LiveIndex
 from scannery.live.maintenance.scheduler import Maintenance
 from scannery.runtime.retry import RetryState
+from scannery.serving.catalog.held_snapshots import Holds
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["CatalogEntry"]
@@ -84,13 +85,14 @@ class CatalogEntry:
                 partial(self.maintenance.look, self.live.state),
             )
 
-    def hold(self, leases: LeaseHolder) -> None:
-        """Renew the lease on the open version, which protects it from garbage collection."""
+    def hold(self, leases: LeaseHolder, scans: Holds) -> None:
+        """Renew the lease on the open version and what scans read, which protects them from removal."""
         if (snapshot := self.snapshot) is not None:
-            versions: Collection[int] = {snapshot.manifest.version}
+            versions: Collection[int] = {snapshot.manifest.version, *scans.versions}
+            index_id = snapshot.manifest.index_id
             self._lease.run(
                 f"index {self.name}: version {snapshot.manifest.version} cannot be announced as open",
-                partial(leases.hold, self.name, versions, snapshot.manifest.index_id),
+                partial(leases.hold, self.name, versions, index_id, log_after=scans.log_after),
             )
 
     def close(self, *, finish: bool = False) -> None:

@@ -111,4 +111,4 @@ class ServerCatalog(BaseCatalog):
 
     def _renew_leases(self) -> None:
         for entry in self._entries.values():
-            entry.hold(self._leases)
+            entry.hold(self._leases, self.held.holds(entry.name))

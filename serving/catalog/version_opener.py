@@ -79,6 +79,12 @@ class VersionOpener:
                 return index
         raise gap
 
+    def opened(self, current: OpenIndex, version: int) -> OpenIndex:
+        """Return any version of the index of an open one, open; raises as `open_index`."""
+        if version == current.manifest.version:
+            return current
+        return open_index(self.store, current.manifest.index, version, cache=self.cache, reuse=current)
+
     def _replace(self, entry: CatalogEntry, index: OpenIndex) -> None:
         before = entry.live
         if before is not None and before.is_of(index.manifest):

@@ -24,6 +24,7 @@ from scannery.runtime.paths import current_folder, placed_model
 from scannery.runtime.retry import RetryState
 from scannery.serving.config import CACHED_QUERIES, RemoteConfig
 from scannery.serving.encoding.reranker import RerankerPool
+from scannery.serving.encoding.sentence_vectors import SentenceVectors
 from scannery.serving.encoding.text_batcher import TextBatcher
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
@@ -133,6 +134,8 @@ class QueryEncoder:
             cached_bytes, max_entries=cached
         )
         self._chunkers: dict[tuple[int, int, bool], Chunker] = {}
+        self.sentences = SentenceVectors(self.encode_documents)
+        """Vectors of the sentences of hits."""
 
     @property
     def dimensions(self) -> int:

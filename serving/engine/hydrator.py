@@ -105,7 +105,7 @@ class Hydrator:
         whole = rankings[0] if len(rankings) == 1 else _joined(rankings)
         if not len(whole):
             return Written(_NOTHING, np.zeros(len(rankings) + 1, np.int64))
-        data_B, starts_H = self._put(whole)
+        data_B, starts_H = self._put(whole, _scores(whole))
         ends_Q = np.cumsum([len(ranking) for ranking in rankings])
         return Written(data_B, _bounds(data_B, starts_H, ends_Q))
 
@@ -125,11 +125,21 @@ class Hydrator:
         written = self.hits([Ranking(numbers, rows, np.zeros(len(rows), np.float32))])
         return [hit.datapoint for hit in HitList.FromString(written.whole()).hits]
 
-    def _put(self, whole: Ranking) -> tuple[np.ndarray, np.ndarray]:
+    def datapoint_fields(self, places: Ranking) -> tuple[np.ndarray, np.ndarray]:
+        """Return datapoints as fields of a ScanResponse, uint8; also where each starts, and the end, int64 (H + 1,).
+
+        Raises:
+            InvalidRequestError: they have more than MAX_ANSWER_BYTES.
+
+        """
+        data_B, starts_H = self._put(places, np.zeros((0, len(places)), np.float32))
+        return data_B, np.append(starts_H - starts_H[0], len(data_B))
+
+    def _put(self, whole: Ranking, scores_SH: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return what `_put_one` does, of any number of segments."""
-        scores_SH = _scores(whole)
-        if len(self._segments) == 1:
-            return self._put_one(0, whole.rows, scores_SH)
+        first = whole.segments[0]
+        if len(self._segments) == 1 or (whole.segments == first).all():
+            return self._put_one(int(first), whole.rows, scores_SH)
         sizes_H, parts = np.empty(len(whole), np.int64), []
         for number in np.unique(whole.segments).tolist():
             places_P = np.flatnonzero(whole.segments == number)

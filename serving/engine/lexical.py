@@ -30,7 +30,7 @@ from scannery.serving.engine.top_k import EMPTY, Ranking, best
 from scannery.serving.request.query import ById, ByText, Query, Single, WithSparse
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["LexicalSearch"]
+__all__ = ["LexicalSearch", "analyser_of"]
 
 
 class LexicalSearch:
@@ -55,7 +55,7 @@ class LexicalSearch:
         worded = [number for number, query in enumerate(queries) if not isinstance(query, WithSparse)]
         if worded:
             self._postings, spec = _words_of(snapshot, mode)
-            analyser = _analyser(spec.language, tuple(spec.stop_words), spec.analyser, spec.compound_parts)
+            analyser = analyser_of(spec)
             for number in worded:
                 self._terms[number] = _weighted_terms(
                     snapshot, queries[number], mode, paths[number], analyser
@@ -131,6 +131,11 @@ def _words_of(snapshot: Snapshot, mode: str) -> tuple[list[Postings], LexicalSpe
             field="mode",
         )
     return postings, spec
+
+
+def analyser_of(spec: LexicalSpec) -> Analyser:
+    """Return the analyser of an index, the same for equal specs."""
+    return _analyser(spec.language, tuple(spec.stop_words), spec.analyser, spec.compound_parts)
 
 
 @lru_cache(maxsize=64)

@@ -11,6 +11,7 @@ The life of a batch of queries with equal options:
 6. Queries that have too few hits left, though there are more rows, go back to 3 with a larger m.
 7. If wanted, a cross-encoder reorders the first hits (rerank.py).
 8. The hits are written in the wire format (hydrator.py).
+9. If wanted, each gets its best sentence and the words that match (highlighting/).
 
 Shapes: Q queries, D dimensions, K hits.
 """
@@ -29,6 +30,8 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.engine.candidates import Candidates
 from scannery.serving.engine.crowding import Groups, crowd
 from scannery.serving.engine.explain import explanation
+from scannery.serving.engine.highlighting.highlighter import Highlighter
+from scannery.serving.engine.highlighting.wire import with_snippets
 from scannery.serving.engine.hydrator import Written
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import named_rows
@@ -103,6 +106,8 @@ def search(
     """
     if prepared.options.explain:
         batch.stats.explain()
+    highlight = prepared.options.highlight
+    highlighter = None if highlight is None else Highlighter(batch, highlight)
     if filters is not None:
         rankings = _rank_apart(prepared, batch, filters)
     elif isinstance(batch.queries, Vectors):
@@ -118,7 +123,11 @@ def search(
     else:
         rankings = _rank(prepared, batch)
     with batch.stats.stage("hydrate"):
-        return prepared.hydrator.hits(rankings)
+        written = prepared.hydrator.hits(rankings)
+    if highlighter is None:
+        return written
+    with batch.stats.stage("highlight"):
+        return with_snippets(written, highlighter.snippets(rankings))
 
 
 def _search_one_segment(

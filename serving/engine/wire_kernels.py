@@ -261,6 +261,8 @@ def write_hits(
 ) -> int:
     """Write each hit as a field `hits` at the end of `out_B`; return the offset of the first.
 
+    Without scores (S = 0), each datapoint is written instead, as a field `datapoints` of a ScanResponse.
+
     Args:
         bytes_B: the segment's records, uint8.
         ints_B: the same buffer as int32.
@@ -298,8 +300,11 @@ def write_hits(
             at = _put_tag(out_B, at, _DATAPOINT_VECTOR, datapoint_end)
         for column in range(columns_C7.shape[0] - 1, -1, -1):
             at = _put_field(bytes_B, ints_B, longs_B, heads_B, columns_C7[column], row, out_B, at)
-        at = _put_tag(out_B, at, _HIT_DATAPOINT, datapoint_end)
-        at = _put_tag(out_B, at, _HITS, end)
+        at = _put_tag(
+            out_B, at, _HIT_DATAPOINT, datapoint_end
+        )  # which is also the tag of a scan's datapoints
+        if scores_SH.shape[0] > 0:
+            at = _put_tag(out_B, at, _HITS, end)
         starts_H[hit] = at
     return at
 

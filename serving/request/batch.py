@@ -36,6 +36,12 @@ def parse_queries(request: pb.SearchManyRequest, manifest: Manifest, options: Op
             "queries",
             f"{count} with {options.deepest} hits each exceed {limits.MAX_BATCH_HITS} hits in one call",
         )
+    if options.highlight is not None and count * options.deepest > limits.MAX_HIGHLIGHTED_BATCH:
+        raise InvalidRequestError.at(
+            "highlight",
+            f"{count} queries with {options.deepest} hits each exceed {limits.MAX_HIGHLIGHTED_BATCH} hits to highlight "
+            "in one call",
+        )
     if request.HasField("vectors"):
         return parse_matrix(request.vectors, manifest)
     parsed = [parse_query(query, manifest, path=f"queries[{i}]") for i, query in enumerate(request.queries)]

@@ -23,6 +23,7 @@ __all__ = [
     "Fields",
     "Fusion",
     "FusionMethod",
+    "Highlight",
     "Knobs",
     "Mode",
     "Options",
@@ -72,6 +73,14 @@ class Rerank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Highlight:
+    """Highlighting of hits: the best sentence, and the words that match."""
+
+    by_encoder: bool | None
+    """Whether the encoder chooses the sentence; None: if the index has one that can be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
     """ScaNN settings given by the caller; None: the tuned value."""
 
@@ -112,7 +121,7 @@ class CostClass(Enum):
     SCANNED = "scanned"
     """By vector, with a filter or exact: perhaps a scan, which INDEXED searches must not wait for."""
     STAGED = "staged"
-    """With further stages: by words, reranked, or explained."""
+    """With further stages: by words, reranked, highlighted, or explained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +142,7 @@ class Options:
     mode: Mode = "dense"
     fusion: Fusion = Fusion()
     rerank: Rerank | None = None
+    highlight: Highlight | None = None
     text_mode: Mode | None = None
     """Mode of queries by text where the request names none; None: the request names one, which all queries have."""
     by_mode: Mapping[Mode, Options] = field(default_factory=dict)
@@ -156,7 +166,7 @@ class Options:
     @property
     def cost_class(self) -> CostClass:
         """The estimated cost of a search with these options."""
-        if self.mode != "dense" or self.rerank is not None or self.explain:
+        if self.mode != "dense" or self.rerank is not None or self.highlight is not None or self.explain:
             return CostClass.STAGED
         return CostClass.INDEXED if self.where is None and not self.exact else CostClass.SCANNED
 
@@ -205,6 +215,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         mode=mode or ("dense" if manifest.dimensions else "lexical"),
         fusion=_fusion(message, mode, manifest),
         rerank=_rerank(message),
+        highlight=_highlight(message, k + message.offset, spec),
     )
     if mode is not None:
         return options
@@ -260,6 +271,20 @@ def _rerank(message: pb.SearchOptions) -> Rerank | None:
     if given.HasField("time_budget_ms"):
         budget_s = _within("rerank.time_budget_ms", given.time_budget_ms, 1, limits.MAX_RERANK_MS) / 1000
     return Rerank(candidates=candidates, time_budget_s=budget_s)
+
+
+def _highlight(message: pb.SearchOptions, wanted: int, spec: IndexSpec) -> Highlight | None:
+    if not message.HasField("highlight"):
+        return None
+    if wanted > limits.MAX_HIGHLIGHTED:
+        raise InvalidRequestError.at(
+            "highlight", f"needs a k + offset of at most {limits.MAX_HIGHLIGHTED}, got {wanted}"
+        )
+    given = message.highlight
+    by_encoder = given.by_encoder if given.HasField("by_encoder") else None
+    if by_encoder and spec.encoder is None:
+        raise InvalidRequestError.at("highlight.by_encoder", f"index {spec.index!r} has no encoder")
+    return Highlight(by_encoder=by_encoder if spec.encoder is not None else False)
 
 
 def _mode(message: pb.SearchOptions) -> Mode | None:

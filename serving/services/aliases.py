@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ from scannery.v1 import index_pb2 as pb
 from scannery.v1 import search_pb2
 
 __all__ = ["AliasMethods", "with_index"]
+
+_LOG = logging.getLogger(__name__)
 
 _OWN_NAMES = (pb.DropIndexRequest, pb.SetAliasRequest)
 """Requests that do not take an alias in place of an index: they would change what it does not tell."""
@@ -76,6 +79,7 @@ class AliasMethods:
         previous = change_aliases(self._catalog.store, with_alias).get(alias, "")
         self._check_still_free(alias, index, previous)
         self._catalog.refresh_aliases()
+        _LOG.info("alias %s stands for index %s, before for %s", alias, index, previous or "none")
         return pb.SetAliasResponse(previous=previous)
 
     def delete(self, request: pb.DeleteAliasRequest, deadline: Deadline) -> pb.DeleteAliasResponse:
@@ -94,7 +98,10 @@ class AliasMethods:
 
         before = change_aliases(self._catalog.store, without_alias)
         self._catalog.refresh_aliases()
-        return pb.DeleteAliasResponse(deleted=alias in before and self._may(before[alias]))
+        is_deleted = alias in before and self._may(before[alias])
+        if is_deleted:
+            _LOG.info("alias %s is deleted", alias)
+        return pb.DeleteAliasResponse(deleted=is_deleted)
 
     def list(self, request: pb.ListAliasesRequest, deadline: Deadline) -> pb.ListAliasesResponse:
         """Return the aliases of the indexes that the caller can see."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scannery.indexer import NotFoundError
+from scannery.indexer import NotFoundError, change_aliases
 from scannery.indexer.versions.versions import list_versions
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ConditionError, InvalidRequestError, UnknownIndexError
@@ -49,6 +49,11 @@ class Removal:
             if request.missing_ok:
                 return pb.DropIndexResponse(dropped=False)
             raise UnknownIndexError(f"index: there is no index {name!r:.100}", field="index") from error
+        # One that was set meanwhile would stand for the next index of this name.
+        change_aliases(
+            self._catalog.store,
+            lambda known: {alias: index for alias, index in known.items() if index != name},
+        )
         return pb.DropIndexResponse(dropped=had_versions)
 
     def _may(self, name: str) -> bool:

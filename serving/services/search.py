@@ -45,6 +45,7 @@ from scannery.serving.services.filtered_writes import FilteredWrites
 from scannery.serving.services.index import Indexes
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.removal import Removal
+from scannery.serving.services.scan import Scans
 from scannery.serving.services.write import Writes
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.status import status_for_callers
@@ -91,6 +92,7 @@ class Service(MethodRegistry):
             f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, writes.delete, "write"),
             **Aggregation(catalog).methods,
             **FilteredWrites(catalog).methods,
+            **Scans(catalog).methods,
             **Indexes(catalog).methods,
             **Creation(catalog, models).methods,
             **Alteration(catalog, models).methods,

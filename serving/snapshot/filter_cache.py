@@ -154,14 +154,15 @@ class FilterCache:
         rows = few_rows(node, field, most)
         allowed = evaluate(node, field, segment.rows) if rows is None else rows
         for name in used:
-            self._recount(segment.entry.sha256, name)
+            self._recount(segment, name)
         return allowed
 
-    def _recount(self, sha256: str, name: str) -> None:
+    def _recount(self, segment: Segment, name: str) -> None:
         """Count what a filter added to the index of a field."""
-        known = self._indexes.find((sha256, name))
+        key = _key(segment, name)
+        known = self._indexes.find(key)
         if known is not None:
-            self._indexes.recount((sha256, name), known.size_bytes)
+            self._indexes.recount(key, known.size_bytes)
 
     def field(self, segment: Segment, name: str) -> Field:
         """Return the index of a field of a segment, made now if it is not in the cache.
@@ -175,13 +176,20 @@ class FilterCache:
         return IdField(segment, indexed) if name == "id" else indexed()
 
     def _indexed(self, segment: Segment, name: str) -> _Indexed:
-        key = (segment.entry.sha256, name)
+        key = _key(segment, name)
         known = self._indexes.find(key)
         if known is None:
             # Made without a lock: two threads may make the same, and neither waits.
             known = _index_of(segment, name)
             self._indexes.keep(key, known, known.size_bytes)
         return known
+
+
+def _key(segment: Segment, name: str) -> tuple[str, str]:
+    if name not in segment.table.column_names:
+        return segment.entry.sha256, name
+    # With the type: after a rollback, an attribute that a segment lacks may be added again with another one.
+    return segment.entry.sha256, f"{name} {segment.column(name).type}"
 
 
 def _index_of(segment: Segment, name: str) -> _Indexed:

@@ -105,6 +105,8 @@ def same_everywhere(targets: list[Target], ask: Callable[[Any], Any]) -> Any:
         lambda i: i.search_many([VECTOR, Like("d1")], 3, max_per_group=1),
         lambda i: i.get(["d1", "nobody", "d2", "d1"]),
         lambda i: i.get(["d1"], fields=["text"]),
+        lambda i: i.scan(order_by="-year", page_size=250).to_arrow(),
+        lambda i: i.scan(where={"show": "gotime"}, fields=["title"], sample=20, seed=3).to_arrow(),
         lambda i: i.stats(),
         lambda i: i.count({"year": {"$gte": 2010}}),
         lambda i: i.facets("tags", {"live": True}, limit=3),

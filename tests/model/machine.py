@@ -128,7 +128,12 @@ class Machine:
         self._inputs += 1
         path = self.folder / "input" / f"{self._inputs}.jsonl"
         path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(f"{json.dumps(row.to_record())}\n" for row in rows))
+        records = [row.to_record() for row in rows]
+        if not self.grouped:  # a field that the spec does not name would be a dynamic attribute
+            records = [
+                {name: value for name, value in record.items() if name != "document"} for record in records
+            ]
+        path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
         return str(path)
 
     def moved(self, actor: Actor, call: Callable[[], ResultT]) -> ResultT:

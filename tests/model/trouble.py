@@ -300,7 +300,7 @@ def _use_replaced(machine: Machine, old: Actor, rng: random.Random, *, readable:
     entry = _entry(machine, rng)
     _tried(old.look, "replaced store")
     old.acknowledged, old.seen_version, old.seen_sequence = 0, 0, 0
-    old.client._sequences.forget(INDEX)
+    old.client._sequences.forget(old.index_name)
     points: list[Any] = [row.to_upsert() for row in entry.rows]
     done = None
     with suppress(scannery.ScanneryError):

@@ -194,7 +194,7 @@ def exported(machine: Machine, rng: random.Random, op: Op) -> None:
     for line in found:
         vector = rows[line["id"]].vector
         check(
-            line["embedding"] == (None if vector is None else list(vector)),
+            line.get("embedding") == (None if vector is None else list(vector)),
             f"{line['id']} is exported with another vector",
         )
 

@@ -21,7 +21,7 @@ RULES = [
         (r"\basync (def|with|for)\b", r"\1"),
         (r"\bawait ", ""),
         (r"\b__a(enter|exit|iter|next)__", r"__\1__"),
-        (r"\bAsync(?=[A-Z])", ""),
+        (r"\b(Stop)?Async(?=[A-Z])", r"\1"),
         (r"\basync_(?=\w)", ""),
         (r"_async\b", "_sync"),
         (r"\basynchronous client\b", "synchronous client"),

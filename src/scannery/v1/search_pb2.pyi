@@ -1346,6 +1346,7 @@ class ScanResponse(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Empty on the last page. Valid for at least five minutes after the page before; then FAILED_PRECONDITION if the snapshot
     is gone.
@@ -1356,6 +1357,10 @@ class ScanResponse(_message.Message):
     """The version of the index that was read."""
     sequence: _builtins.int
     """Mutations up to this sequence were visible."""
+    page_token: _builtins.str
+    """The token of this page. A token ends with `.` and the position of the first datapoint of its page among all: one with a
+    greater position, at most `total`, continues there.
+    """
     @_builtins.property
     def datapoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Datapoint]:
         """The datapoints, without scores."""
@@ -1368,10 +1373,11 @@ class ScanResponse(_message.Message):
         total: _builtins.int = ...,
         version: _builtins.int = ...,
         sequence: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datapoints", b"datapoints", "next_page_token", b"next_page_token", "sequence", b"sequence", "total", b"total", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datapoints", b"datapoints", "next_page_token", b"next_page_token", "page_token", b"page_token", "sequence", b"sequence", "total", b"total", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

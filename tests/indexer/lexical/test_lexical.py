@@ -29,7 +29,8 @@ from scannery.indexer import (
     parse_spec,
     score_rows,
 )
-from scannery.indexer.lexical.analyser import ANALYSER_VERSION, MAX_MARKS, _few_marks
+from scannery.indexer.lexical.analyser import ANALYSER_VERSION
+from scannery.indexer.lexical.words import MAX_MARKS, _few_marks
 from scannery.pipelines import build
 from tests.data import clustered, datapoints, publish
 

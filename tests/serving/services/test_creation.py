@@ -179,6 +179,59 @@ def test_a_build_continues_what_writes_began(tmp_path: Path) -> None:
         assert {hit.id for hit in client.index("grown").search(VECTORS[0], 10)} == {"live", *"01234"}
 
 
+def test_every_key_of_a_spec_can_be_given_by_name(tmp_path: Path) -> None:
+    with scannery.connect(tmp_path / "store", create=True) as client:
+        spec = client.create_index(
+            "vectors",
+            dimensions=8,
+            dynamic=True,
+            lexical={"language": "german"},
+            sparse=True,
+            target_recall=0.9,
+            reranker="a/model",
+            search={"mode": "lexical"},
+            live={"seal_rows": 500},
+        ).stats().spec  # fmt: skip
+        assert spec["source"]["sparse_vector"] == "sparse_vector"
+        assert (spec["dynamic"], spec["vectors"], spec["target_recall"]) == (True, "optional", 0.9)
+        assert (spec["reranker"]["model"], spec["lexical"]["language"]) == ("a/model", "german")
+        assert (spec["search"]["mode"], spec["live"]["seal_rows"]) == ("lexical", 500)
+        strict = client.create_index("strict", dimensions=8, vectors="required")
+        assert "vectors" not in strict.stats().spec
+        made = client.create_index({"index": "made", "source": {"id": "id", "vector": "v"}}, dimensions=8)
+        assert "vectors" not in made.stats().spec
+
+
+def test_chunks_are_those_of_the_argument(texts: Path, tmp_path: Path) -> None:
+    with connected(copied(texts, tmp_path), "embedded") as client:
+        index = client.create_index("cut", encoder=MINILM, chunk={"max_tokens": 16, "overlap_tokens": 0})
+        index.upsert([{"id": "all", "text": " ".join(SENTENCES.values())}])
+        assert index.stats().rows > 1
+        with pytest.raises(scannery.InvalidArgumentError) as caught:
+            client.create_index("other", dimensions=8, chunk={"max_tokens": 128})
+        assert caught.value.field == "spec.source"
+
+
+def test_an_index_that_exists_is_kept_or_the_difference_is_named(client: scannery.Client) -> None:
+    first = client.create_index("vectors", dimensions=8, distance="dot", attributes={"year": "int"})
+    first.upsert([{"id": "a", "vector": VECTORS[0]}])
+    kept = client.create_index("vectors", dimensions=8, distance="dot", if_exists="keep")
+    assert (kept.stats().rows, kept.stats().attributes) == (1, {"year": "int"})
+    different: list[tuple[dict[str, Any], str]] = [
+        ({"dimensions": 9, "distance": "dot"}, "dimensions"),
+        ({"dimensions": 8}, "spec.distance"),
+        ({"encoder": MINILM, "distance": "dot"}, "spec.encoder"),
+    ]
+    for options, field in different:
+        with pytest.raises(scannery.AlreadyExistsError, match="index 'vectors' exists with") as caught:
+            client.create_index("vectors", if_exists="keep", **options)
+        assert caught.value.field == field
+    wrong: Any = "replace"
+    with pytest.raises(scannery.InvalidArgumentError) as refused:
+        client.create_index("vectors", dimensions=8, if_exists=wrong)
+    assert refused.value.field == "if_exists"
+
+
 async def test_the_asynchronous_client_creates_too(library: Path, tmp_path: Path) -> None:
     with serving(copied(library, tmp_path)) as server:
         async with scannery.aio.connect(server.address) as client:

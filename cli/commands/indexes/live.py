@@ -13,7 +13,7 @@ import typer
 
 from scannery.cli.client_options import StoreOption as OptionalStore
 from scannery.cli.client_options import TargetOption, TimeoutOption, connected
-from scannery.cli.commands.index import JsonOption, NameArgument, StoreOption, index_app
+from scannery.cli.commands.indexes.versions import JsonOption, NameArgument, StoreOption, index_app, index_of
 from scannery.cli.output import print_json, size_text
 from scannery.cli.progress import counting_bar
 from scannery.indexer import AlreadyExistsError, Store, list_versions, read_aliases, read_manifest
@@ -37,6 +37,7 @@ def seal_command(
     from scannery.live.maintenance.seal import seal
 
     opened = Store.open(store)
+    name = index_of(opened, name)
     read_manifest(opened, name)  # raises a clear error for an unknown index
     with locked(_log_root(opened, log), name, "seal"):
         report = seal(opened, name, log_root=log)
@@ -60,6 +61,7 @@ def merge_command(
     from scannery.live.maintenance.scheduler import locked
 
     opened, reports = Store.open(store), []
+    name = index_of(opened, name)
     read_manifest(opened, name)
     with locked(_log_root(opened, log), name, "merge"):
         while report := merge(opened, name):
@@ -87,8 +89,10 @@ def snapshot_command(
     """Copy an index with its live updates to another store, also while it is served and written to."""
     from scannery.live.maintenance.backup import snapshot
 
+    opened = Store.open(store)
+    name = index_of(opened, name)
     with _taken_is_usage("--to"):
-        report = snapshot(Store.open(store), name, Store.open(to, create=True), log_root=log)
+        report = snapshot(opened, name, Store.open(to, create=True), log_root=log)
     if as_json:
         print_json(asdict(report))
     else:
@@ -133,6 +137,7 @@ def log_command(
 ) -> None:
     """Show where the log of an index is, and how many updates in it are not sealed."""
     opened = Store.open(store)
+    name = index_of(opened, name)
     if forget:
         _forget(opened, name, log, as_json=as_json)
     else:

@@ -17,7 +17,7 @@ from scannery.cli.client_options import (
     connected,
     parsed_json,
 )
-from scannery.cli.commands.index_live import index_app
+from scannery.cli.commands.indexes.live import index_app
 from scannery.cli.output import console, print_json
 from scannery.client import IndexInfo
 

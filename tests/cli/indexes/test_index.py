@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.cli.commands.index_show import documents_of
+from scannery.cli.commands.indexes.show import documents_of
 from scannery.cli.main import main
 from scannery.indexer import Store, open_index, parse_spec, read_manifest, segment_key
 from scannery.pipelines import build

@@ -116,3 +116,43 @@ def test_every_key_is_printed_as_it_was() -> None:
 def test_a_printed_spec_has_no_defaults() -> None:
     assert list(yaml.safe_load(spec_yaml(LIBRARY))) == ["index", "source", "attributes", "shards"]
     assert yaml.safe_load(spec_yaml(TEXTS))["encoder"] == {"model": MINILM}
+
+
+def test_an_empty_index_is_a_version_like_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, copy = tmp_path / "store", tmp_path / "copy"
+    where = ("--store", str(store))
+    with scannery.connect(store, create=True) as client:
+        client.create_index("notes", dimensions=4).alter(attributes={"year": "int"})
+        client.alias("live", "notes")
+    for command in (
+        ("list",),
+        ("show", "live"),
+        ("versions", "live"),
+        ("verify", "live"),
+        ("gc", "live", "--min-age-hours", "0"),
+        ("compact", "live"),
+        ("seal", "live"),
+        ("merge", "live"),
+        ("log", "live"),
+        ("export", "live", "--output", str(tmp_path / "out.jsonl")),
+        ("rollback", "live", "--to", "1"),
+        ("snapshot", "live", "--to", str(copy)),
+        ("alias", "live", "--delete"),
+        ("drop", "notes", "--yes"),
+        ("restore", "notes", "--from", str(copy)),
+    ):
+        status, _, err = run(capsys, *command, *where)
+        assert status == 0, (command, err)
+    with scannery.connect(store) as client:
+        index = client.index("notes")
+        assert (index.stats().version, index.stats().attributes) == (3, {})
+        index.upsert([{"id": "a", "vector": [1, 2, 3, 4]}])
+        assert [hit.id for hit in index.search([1, 2, 3, 4])] == ["a"]
+    # A restored index cannot take the name of an alias.
+    run(capsys, "drop", "notes", "--yes", *where)
+    run(capsys, "create", "other", "--dimensions", "4", *where)
+    run(capsys, "alias", "notes", "other", *where)
+    status, _, err = run(capsys, "restore", "notes", "--from", str(copy), *where)
+    assert (status, "is an alias" in err) == (2, True)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from scannery.cli.client_options import TargetOption, connected
 from scannery.cli.commands.build import quiet_beam
-from scannery.cli.commands.index_show import documents_of, print_version, time_text
+from scannery.cli.commands.indexes.show import documents_of, print_version, time_text
 from scannery.cli.errors import NO
 from scannery.cli.output import console, print_json, size_text
 from scannery.cli.plots import plot_curves
@@ -31,7 +31,7 @@ from scannery.indexer import (
     verify,
 )
 
-__all__ = ["index_app"]
+__all__ = ["index_app", "index_of"]
 
 index_app = typer.Typer(no_args_is_help=True, help="Show, check, roll back and clean up indexes.")
 
@@ -89,8 +89,7 @@ def show_command(
     if store is None:
         raise typer.BadParameter("give --store URI, or --target HOST:PORT with --spec")
     opened = Store.open(store)
-    index = name if list_versions(opened, name) else read_aliases(opened).get(name, name)
-    manifest = read_manifest(opened, index, version)
+    manifest = read_manifest(opened, index_of(opened, name), version)
     if as_spec:
         typer.echo(spec_yaml(manifest.spec), nl=False)
         return
@@ -106,6 +105,7 @@ def show_command(
 def versions_command(name: NameArgument, store: StoreOption, as_json: JsonOption = False) -> None:
     """List the versions of an index; the last one is current."""
     opened = Store.open(store)
+    name = index_of(opened, name)
     read_manifest(opened, name)  # raises a clear error for an unknown index
     manifests = [read_manifest(opened, name, number) for number in list_versions(opened, name)]
     if as_json:
@@ -130,8 +130,10 @@ def verify_command(
     name: NameArgument, store: StoreOption, version: VersionOption = None, as_json: JsonOption = False
 ) -> None:
     """Read every file again and check hashes, counts, ids and recall."""
+    opened = Store.open(store)
+    name = index_of(opened, name)
     with counting_bar("verifying") as progress:
-        report = verify(Store.open(store), name, version, progress=progress)
+        report = verify(opened, name, version, progress=progress)
     if as_json:
         print_json({**report.__dict__})
     for problem in report.problems if not as_json else ():
@@ -167,7 +169,9 @@ def rollback_command(
     """
     from scannery.live.maintenance.rollback import rollback
 
-    manifest = rollback(Store.open(store), name, to, log_root=log)
+    opened = Store.open(store)
+    name = index_of(opened, name)
+    manifest = rollback(opened, name, to, log_root=log)
     if as_json:
         print_json(_summary(manifest))
     else:
@@ -186,10 +190,11 @@ def gc_command(
     as_json: JsonOption = False,
 ) -> None:
     """Remove old versions that no server or build uses, and the files that only they need."""
+    opened = Store.open(store)
     age = timedelta(hours=min_age_hours)
     with counting_bar("removing") as progress:
         report = collect_garbage(
-            Store.open(store), name, keep=keep, min_age=age, dry_run=dry_run, progress=progress
+            opened, index_of(opened, name), keep=keep, min_age=age, dry_run=dry_run, progress=progress
         )
     if as_json:
         print_json({**report.__dict__})
@@ -225,6 +230,7 @@ def compact_command(
     """Rewrite every shard with several segments or deleted rows as one segment, in a new version."""
     from scannery.pipelines import compact  # Beam takes seconds
 
+    name = index_of(Store.open(store), name)
     with quiet_beam(), stage_bar() as progress:
         report = compact(name, store, runner=runner, runner_options=rest or [], progress=progress)
     if as_json:
@@ -243,6 +249,11 @@ def compact_command(
 def schema_command() -> None:
     """Print the JSON Schema of SPEC.yaml, for editors and validators."""
     print_json(spec_json_schema())
+
+
+def index_of(store: Store, name: str) -> str:
+    """Return the index of a store that an alias stands for, and another name as it is."""
+    return read_aliases(store).get(name, name)
 
 
 def _summary(manifest: Manifest) -> dict[str, object]:

@@ -1,0 +1,168 @@
+"""Scans of an index: datapoints per second, embedded and served, and the cost of pages of an order or a filter.
+
+    python -m benchmarks.scan [--rows 500000] [--dimensions 32] [--store FOLDER]
+
+Embedded figures are of processor time, served ones of wall time, with the server in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import scannery
+from benchmarks.live_setup import random_vectors, serving
+from benchmarks.report import environment, table
+from scannery.client import Datapoint, Scan
+from scannery.indexer import (
+    Manifest,
+    SegmentEntry,
+    Store,
+    build_segment,
+    commit,
+    datapoint_schema,
+    expected_recall,
+    latest_version,
+    parse_spec,
+    segment_key,
+)
+
+INDEX = "scanned"
+SEGMENTS = 4
+SPEC = parse_spec(
+    {
+        "index": INDEX,
+        "source": {"id": "id", "vector": "v"},
+        "attributes": {"show": "string", "year": "int", "rating": "float"},
+    }
+)
+SCANS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "all, by page": {"page_size": 10_000},
+    "a filter that allows a quarter": {"where": {"year": {"$gte": 2018}}},
+    "by an attribute": {"order_by": "year"},
+    "by id": {"order_by": "-id"},
+    "a sample of 10,000": {"sample": 10_000},
+    "with vectors": {"vectors": True},
+}
+
+
+def publish(store: Store, rows: int, dimensions: int, folder: Path) -> None:
+    """Commit an index of four segments, each with three attributes and no text."""
+    vectors_ND = random_vectors(rows, dimensions)
+    entries = [
+        _segment(store, number, part_ND, folder)
+        for number, part_ND in enumerate(np.array_split(vectors_ND, SEGMENTS))
+    ]
+    commit(
+        store,
+        Manifest(
+            index=INDEX,
+            version=1,
+            created_at=datetime.now(timezone.utc),
+            spec=SPEC,
+            dimensions=dimensions,
+            shards=SEGMENTS,
+            segments=tuple(entries),
+            recall=expected_recall(entries, SPEC.target_recall),
+        ),
+    )
+
+
+def _segment(store: Store, number: int, vectors_ND: np.ndarray, folder: Path) -> SegmentEntry:
+    generator, count = np.random.default_rng(number), len(vectors_ND)
+    ids = [f"{number}-{row:07}" for row in range(count)]
+    given: dict[str, Any] = {
+        "id": ids,
+        "document_id": ids,
+        "show": [f"show {n}" for n in generator.integers(0, 300, count)],
+        "year": generator.integers(2000, 2024, count),
+        "rating": generator.integers(0, 50, count) / 10,
+    }
+    schema = datapoint_schema(SPEC, vectors_ND.shape[1])
+    arrays = [
+        pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.reshape(-1)), type=field.type)
+        if field.name == "embedding"
+        else pa.array(given[field.name], field.type)
+        if field.name in given
+        else pa.nulls(count, field.type)
+        for field in schema
+    ]
+    built = build_segment(pa.table(arrays, schema=schema), spec=SPEC, shard=number, directory=folder)
+    store.write_file(segment_key(INDEX, built.entry.key), built.path)
+    return built.entry
+
+
+def taken(scan: Iterable[Datapoint]) -> None:
+    """Take all datapoints, and read no field of them."""
+    deque(scan, maxlen=0)
+
+
+def read(scan: Iterable[Datapoint]) -> None:
+    """Take all datapoints, and read the id and the attributes of each."""
+    for point in scan:
+        _ = point.id, point.attributes
+
+
+def measured(
+    scan: Callable[[], Scan], use: Callable[[Iterable[Datapoint]], None], clock: Callable[[], float]
+) -> tuple[int, float]:
+    """Return the datapoints of a scan, and the seconds of the faster of two."""
+    found = []
+    for _ in range(2):
+        started, running = clock(), scan()
+        use(running)
+        found.append(clock() - started)
+    return running.total or 0, min(found)
+
+
+def rows_of(index: Any, clock: Callable[[], float]) -> Iterator[list[str]]:
+    for name, arguments in SCANS.items():
+        cells = []
+        for use in (taken, read):
+            count, seconds = measured(lambda given=arguments: index.scan(**given), use, clock)  # type: ignore[misc]
+            cells.append(f"{count / seconds:,.0f}")
+        yield [name, f"{count:,}", *cells]
+
+
+def report(store: Path) -> None:
+    header = ["scan", "datapoints", "datapoints/s", "with fields read, datapoints/s"]
+    with scannery.connect(store) as client:
+        print("Embedded\n\n" + table(header, rows_of(client.index(INDEX), time.process_time)), end="\n\n")
+    with serving(store, 1) as address:
+        for name, options in (("gRPC", {"http": False}), ("HTTP", {"http": True})):
+            with scannery.connect(address, **options) as client:  # type: ignore[arg-type]
+                client.index(INDEX).get(["0-0000000"])
+                print(
+                    f"{name}\n\n" + table(header, rows_of(client.index(INDEX), time.perf_counter)), end="\n\n"
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=500_000)
+    parser.add_argument("--dimensions", type=int, default=32)
+    parser.add_argument("--store", type=Path, help="keep the index in this folder, or use the one there")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = arguments.store or Path(folder) / "store"
+        store = Store.open(path, create=True)
+        if latest_version(store, INDEX) is None:
+            publish(store, arguments.rows, arguments.dimensions, Path(folder))
+        print(environment("numpy", "pyarrow", "protobuf", "grpcio"))
+        print(f"load {os.getloadavg()[0]:.1f} before\n")
+        report(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`scannery import`: collections of other vector databases become indexes."""

@@ -1,0 +1,155 @@
+"""What a collection of another system is, in the terms of an index, and the checks that all readers share."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scannery.indexer import Distance
+from scannery.pipelines.errors import MissingPackageError, PeerError
+
+__all__ = [
+    "PeerCollection",
+    "PeerRecord",
+    "as_identifier",
+    "chosen",
+    "distance_of",
+    "json_value",
+    "loaded",
+    "vector_problem",
+]
+
+MAX_SHOWN = 20
+"""Names in a message."""
+
+
+class PeerRecord(NamedTuple):
+    """A row of another system."""
+
+    id: str
+    vector: np.ndarray | None
+    """float32 (dimensions,); None if the row has none."""
+    payload: Mapping[str, Any]
+    """JSON values by name: what becomes attributes."""
+    text: str | None = None
+    """Where the system knows which field is the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerCollection:
+    """A collection of another system; `records` reads it from its beginning."""
+
+    name: str
+    dimensions: int
+    distance: Distance
+    rows: int | None
+    """None: not known."""
+    records: Callable[[int], Iterator[list[PeerRecord]]]
+    """Yields batches of about the size given, in an order that stays the same."""
+    notes: Sequence[str] = ()
+    """What a user should know about this import."""
+
+
+def loaded(module: str, *, system: str) -> Any:
+    """Return a module of a system's own package; MissingPackageError if it is not installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
+            raise
+        raise MissingPackageError(
+            f"importing from {system} needs a package of its own: pip install 'scannery[import-{system}]'"
+        ) from error
+
+
+def chosen(given: str | None, names: Collection[str], *, what: str, option: str) -> str:
+    """Return the name that was given, or the only one there is; PeerError lists them otherwise.
+
+    Args:
+        given: the value of the option; None: not given.
+        names: those that there are.
+        what: they are, in the plural.
+        option: names one.
+
+    """
+    shown = ", ".join(map(repr, sorted(names)[:MAX_SHOWN])) or "none"
+    if given is not None:
+        if given not in names:
+            raise PeerError(f"{option}: there is no {given!r:.80} among the {what}: {shown}")
+        return given
+    if len(names) == 1:
+        return next(iter(names))
+    if not names:
+        raise PeerError(f"the source has no {what}")
+    raise PeerError(f"the source has {len(names)} {what}: {shown}; choose one by {option} NAME")
+
+
+def distance_of(found: str | None, known: Mapping[str, Distance], given: Distance | None) -> Distance:
+    """Return the distance that was given, or that of a name of the system's own; PeerError if there is none."""
+    if given is not None:
+        return given
+    if found is None:
+        raise PeerError(
+            "the source does not tell its distance; name it by --distance cosine, dot or squared_l2"
+        )
+    if found not in known:
+        raise PeerError(
+            f"the source compares vectors by {found!r}, which an index cannot; choose another by --distance cosine, "
+            "dot or squared_l2, which changes the order of hits"
+        )
+    return known[found]
+
+
+def vector_problem(vector_D: np.ndarray | None, dimensions: int, distance: Distance) -> str | None:
+    """Return what is wrong with a vector; None: nothing."""
+    if vector_D is None:
+        return "has no vector"
+    if vector_D.shape != (dimensions,):
+        return f"its vector has {vector_D.size} dimensions, not {dimensions}"
+    if not np.isfinite(vector_D).all():
+        return "its vector has NaN or infinity"
+    if distance == "cosine" and not vector_D.any():
+        return "its vector is all zeros, which has no direction for cosine"
+    return None
+
+
+def as_identifier(value: object) -> str:
+    """Return an id as text: strings, integers and UUIDs have one; PeerError for others."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    raise PeerError(
+        f"the id {value!r:.80} is of the type {type(value).__name__}; ids must be strings, integers or UUIDs: choose "
+        "another column by --id NAME"
+    )
+
+
+def json_value(value: object) -> Any:
+    """Return a value of a database as JSON has it: times as ISO 8601, UUIDs as text; None for bytes and NaN."""
+    if isinstance(value, Mapping):
+        return {str(name): json_value(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [json_value(each) for each in value]
+    return _scalar(float(value) if isinstance(value, Decimal) else value)
+
+
+def _scalar(value: object) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (dt.datetime, dt.date, dt.time)):
+        return value.isoformat()
+    return None if isinstance(value, (bytes, bytearray, memoryview)) else str(value)

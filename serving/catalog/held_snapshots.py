@@ -1,0 +1,164 @@
+"""Snapshots that running scans read, kept while others take their place.
+
+A snapshot shares segments and rows with the current one, and takes memory only for what has changed since. It is kept
+for KEPT_S after the last page that was read from it. Beyond MAX_SNAPSHOTS or MAX_BYTES the one that was not read for
+the longest time is dropped; its scan continues if its version and its mutations can still be opened.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from scannery.indexer import Manifest, MemorySegment
+from scannery.serving.engine.scan import ScanResult
+from scannery.serving.snapshot.snapshot import Snapshot
+
+__all__ = ["HeldSnapshot", "HeldSnapshots", "Holds"]
+
+KEPT_S = 300.0
+"""Seconds that a snapshot is kept after its last page."""
+LEASED_S = 6 * 3600.0
+"""Seconds after the first page during which the version and the log are protected from removal: no scan may keep them
+for ever."""
+MAX_SNAPSHOTS = 64
+MAX_BYTES = 1 << 30
+"""Memory of the rows in memory and the live rows of all kept snapshots."""
+MAX_RESULT_BYTES = 256 << 20
+"""Memory of the results of all kept snapshots; they can be computed again."""
+
+Key: TypeAlias = tuple[str, str | None, int, int]
+
+
+@dataclass(slots=True, eq=False)
+class HeldSnapshot:
+    """A snapshot that is kept for scans."""
+
+    snapshot: Snapshot
+    began_at_s: float
+    used_at_s: float
+    results: OrderedDict[bytes, ScanResult] = field(default_factory=OrderedDict)
+    """Results by the digest of their request, the latest last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """What the running scans of an index need of its store."""
+
+    versions: frozenset[int]
+    log_after: int | None
+    """They need the mutations after this sequence; None: none."""
+
+
+class HeldSnapshots:
+    """The kept snapshots of all indexes of a process. Safe to use from several threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Keep none yet; `clock` returns seconds."""
+        self._clock = clock
+        self._held: OrderedDict[Key, HeldSnapshot] = OrderedDict()
+        """The one that was read last is last."""
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, snapshot: Snapshot) -> HeldSnapshot:
+        """Keep a snapshot, or the equal one that is kept already."""
+        now_s = self._clock()
+        key = _key(snapshot.manifest, snapshot.manifest.version, snapshot.sequence)
+        with self._lock:
+            held = self._held.setdefault(key, HeldSnapshot(snapshot, now_s, now_s))
+            self._touch(key, held)
+            self._drop_old(now_s)
+            while len(self._held) > 1 and (len(self._held) > MAX_SNAPSHOTS or self._size_bytes() > MAX_BYTES):
+                self._held.popitem(last=False)
+            return held
+
+    def find(self, manifest: Manifest, version: int, sequence: int) -> HeldSnapshot | None:
+        """Return the kept snapshot of an index with this version and sequence; `manifest` is of any version of it."""
+        key = _key(manifest, version, sequence)
+        with self._lock:
+            held = self._held.get(key)
+            if held is not None:
+                self._touch(key, held)
+            return held
+
+    def result(self, held: HeldSnapshot, digest: bytes, make: Callable[[], ScanResult]) -> ScanResult:
+        """Return the result of a request, computed by `make` unless it is kept."""
+        with self._lock:
+            known = held.results.get(digest)
+            if known is not None:
+                held.results.move_to_end(digest)
+                return known
+        # Without the lock: it may take seconds.
+        made = make()
+        with self._lock:
+            made = held.results.setdefault(digest, made)
+            self._drop_results(made)
+        return made
+
+    def holds(self, index: str) -> Holds:
+        """Return what the scans of an index need that began at most LEASED_S ago."""
+        self.expire()
+        now_s = self._clock()
+        with self._lock:
+            found = [
+                held.snapshot
+                for held in self._held.values()
+                if held.snapshot.manifest.index == index and now_s - held.began_at_s < LEASED_S
+            ]
+        later = [each.manifest.log_sequence for each in found if each.sequence > each.manifest.log_sequence]
+        return Holds(frozenset(each.manifest.version for each in found), min(later, default=None))
+
+    def expire(self) -> None:
+        """Drop the snapshots that were not read for KEPT_S."""
+        if self._held:
+            with self._lock:
+                self._drop_old(self._clock())
+
+    def forget(self, index: str | None = None) -> None:
+        """Drop the snapshots of an index; None: of all."""
+        with self._lock:
+            for key in [key for key in self._held if index is None or key[0] == index]:
+                del self._held[key]
+
+    def _touch(self, key: Key, held: HeldSnapshot) -> None:
+        held.used_at_s = self._clock()
+        self._held.move_to_end(key)
+
+    def _drop_old(self, now_s: float) -> None:
+        for key, held in list(self._held.items()):
+            if now_s - held.used_at_s < KEPT_S:
+                return
+            del self._held[key]
+
+    def _drop_results(self, newest: ScanResult) -> None:
+        size_bytes = sum(each.size_bytes for held in self._held.values() for each in held.results.values())
+        for held in self._held.values():
+            for digest, result in list(held.results.items()):
+                if size_bytes <= MAX_RESULT_BYTES:
+                    return
+                if result is not newest:
+                    size_bytes -= result.size_bytes
+                    del held.results[digest]
+
+    def _size_bytes(self) -> int:
+        """Return the memory of the snapshots; parts that several of them share count once."""
+        parts: dict[int, int] = {}
+        for held in self._held.values():
+            for segment in held.snapshot.segments:
+                if isinstance(segment, MemorySegment):
+                    parts[id(segment)] = segment.size_bytes
+            for alive in held.snapshot.alive:
+                if alive is not None:
+                    parts[id(alive)] = alive.size_bytes
+        return sum(parts.values())
+
+
+def _key(manifest: Manifest, version: int, sequence: int) -> Key:
+    return manifest.index, manifest.index_id, version, sequence

@@ -1,0 +1,81 @@
+"""Scans: the datapoints that a filter allows, page by page, all from one snapshot."""
+
+from __future__ import annotations
+
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.held_snapshots import HeldSnapshot
+from scannery.serving.contract import SEARCH_SERVICE
+from scannery.serving.engine.scan import ScanResult
+from scannery.serving.request.scan import (
+    PageToken,
+    page_size_of,
+    parse_page_token,
+    parse_scan,
+    request_digest,
+)
+from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.telemetry.query_stats import QueryStats
+from scannery.v1 import search_pb2 as pb
+
+__all__ = ["Scans"]
+
+
+class Scans:
+    """The handler of Scan. Safe to use from several threads."""
+
+    def __init__(self, catalog: BaseCatalog) -> None:
+        """`catalog` has the indexes, and keeps the snapshots of running scans."""
+        self._catalog = catalog
+        self.methods = {
+            f"/{SEARCH_SERVICE}/Scan": UnaryMethod(pb.ScanRequest, self.scan, "read", pb.ScanResponse)
+        }
+
+    def scan(self, request: pb.ScanRequest, deadline: Deadline, stats: QueryStats) -> bytes:
+        """Return a page, as a serialised ScanResponse.
+
+        Raises:
+            InvalidRequestError: the request is invalid, or its token is not of it.
+            SnapshotGoneError: the snapshot cannot be opened any more.
+
+        """
+        size, digest = page_size_of(request), request_digest(request)
+        held, token = self._begun(request, digest, deadline)
+        snapshot = held.snapshot
+
+        def made() -> ScanResult:
+            return ScanResult(snapshot, parse_scan(request, snapshot.manifest.spec), deadline)
+
+        with stats.stage("scan"):
+            result = self._catalog.held.result(held, digest, made)
+        if token.position > result.total:
+            raise InvalidRequestError.at(
+                "page_token", f"must have a position of at most {result.total}, got {token.position}"
+            )
+        with stats.stage("hydrate"):
+            datapoints, count = result.page(token.position, size, deadline)
+        base, end = token.snapshot_text(snapshot.manifest, digest), token.position + count
+        rest = pb.ScanResponse(
+            next_page_token=f"{base}.{end}" if end < result.total else "",
+            total=result.total,
+            version=snapshot.manifest.version,
+            sequence=snapshot.sequence,
+            page_token=f"{base}.{token.position}",
+        )
+        return datapoints + rest.SerializeToString()
+
+    def _begun(
+        self, request: pb.ScanRequest, digest: bytes, deadline: Deadline
+    ) -> tuple[HeldSnapshot, PageToken]:
+        """Return the snapshot of a scan, kept, and the token of the page; both new for a first page."""
+        if request.page_token:
+            current = self._catalog.snapshot(request.index).manifest
+            token = parse_page_token(request.page_token, current, digest)
+            return self._catalog.held_snapshot(
+                request.index, token.version, token.sequence, deadline=deadline
+            ), token
+        snapshot = self._catalog.snapshot(request.index, min_sequence=request.min_sequence, deadline=deadline)
+        parse_scan(request, snapshot.manifest.spec)  # no snapshot is kept for a request that fails
+        version, sequence = snapshot.manifest.version, snapshot.sequence
+        return self._catalog.held.hold(snapshot), PageToken(version=version, sequence=sequence, position=0)
