@@ -63,10 +63,8 @@ class Aggregation:
         if not 1 <= limit <= limits.MAX_FACETS:
             raise InvalidRequestError.at("limit", f"must be 1 to {limits.MAX_FACETS}, got {limit}")
         counts, snapshot = self._values(request, deadline)
-        if any(each.kind == "geo" for each in counts.kinds):
-            raise InvalidRequestError.at(
-                "attribute", f"{request.attribute!r:.80} has places, which have no facets"
-            )
+        if _is_geo(request.attribute, snapshot):
+            raise InvalidRequestError.at("attribute", f"{request.attribute} has places, which have no facets")
         found = most_frequent(counts.kinds, limit)
         return pb.FacetsResponse(
             facets=[pb.Facet(value=_value(each), count=each.rows) for each in found],
@@ -84,6 +82,8 @@ class Aggregation:
         counts, snapshot = self._values(request, deadline)
         declared = request.attribute in {"document_id", *snapshot.manifest.spec.attributes}
         stats = type_stats(counts.kinds, request.quantiles, declared=declared)
+        if counts.rows and _is_geo(request.attribute, snapshot):
+            stats = [TypeStats("geo", counts.rows, 0, None, None, [])]
         return pb.AttributeStatsResponse(
             rows=counts.rows,
             missing=counts.missing,
@@ -132,6 +132,11 @@ def _field(name: str, snapshot: Snapshot) -> str:
         known = {"document_id": "string", **spec.attributes}
         raise InvalidRequestError.at("attribute", f"{name!r:.80}: {unknown_name(name, known, 'attribute')}")
     return field
+
+
+def _is_geo(name: str, snapshot: Snapshot) -> bool:
+    """Return whether an attribute has places, which are not told apart as values."""
+    return snapshot.manifest.spec.attributes.get(name) == "geo"
 
 
 def _check_shares(request: pb.AttributeStatsRequest) -> None:

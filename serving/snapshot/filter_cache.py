@@ -189,7 +189,7 @@ def _key(segment: Segment, name: str) -> tuple[str, str]:
     if name not in segment.table.column_names:
         return segment.entry.sha256, name
     # With the type: after a rollback, an attribute that a segment lacks may be added again with another one.
-    return segment.entry.sha256, f"{name} {segment.column(name).type}"
+    return segment.entry.sha256, f"{name} {segment.table.schema.field(name).type}"
 
 
 def _index_of(segment: Segment, name: str) -> _Indexed:

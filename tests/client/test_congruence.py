@@ -108,6 +108,11 @@ def same_everywhere(targets: list[Target], ask: Callable[[Any], Any]) -> Any:
         lambda i: i.scan(order_by="-year", page_size=250).to_arrow(),
         lambda i: i.scan(where={"show": "gotime"}, fields=["title"], sample=20, seed=3).to_arrow(),
         lambda i: i.stats(),
+        lambda i: i.count({"year": {"$gte": 2010}}),
+        lambda i: i.facets("tags", {"live": True}, limit=3),
+        lambda i: i.attribute_stats("rating", quantiles=[0.1, 0.9]),
+        lambda i: i.delete(where={"year": {"$gte": 2010}}, dry_run=True),
+        lambda i: i.update(where={}, attributes={"year": 1}, dry_run=True),
     ],
     ids=lambda ask: inspect.getsource(ask).strip().removeprefix("lambda i: ").rstrip(","),
 )

@@ -363,3 +363,15 @@ def test_dynamic_attributes_are_changed_and_removed(tmp_path: Path) -> None:
         assert sorted(found(index)) == ["id0", "id2", "id4", "id6", "id8"]
         with pytest.raises(scannery.InvalidArgumentError, match="attributes"):
             index.update(where={}, attributes={"": 1})
+
+
+@pytest.mark.long
+def test_a_change_of_more_rows_than_fit_in_memory_waits_for_seals(tmp_path: Path) -> None:
+    live = {"seal_rows": 500, "max_rows": 1000}
+    spec = parse_spec({**LIVE.model_dump(), "lexical": False, "live": live})
+    rows = [random_row(RNG, f"id{i}") for i in range(1500)]
+    with scannery.connect(make_store(tmp_path, rows, spec=spec), timeout_s=60) as client:
+        index = client.index("live")
+        assert index.update(where={}, attributes={"year": 1}, batch_size=300).written == 1500
+        assert index.facets("year") == [(1, 1500)]
+        assert index.stats().version > 1

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+_COUNTED = ["document_id", *(name for name, kind in ATTRIBUTES.items() if kind != "geo")]
+"""Fields that have facets."""
+
 
 def _where(machine: Machine, rng: random.Random) -> dict[str, Any]:
     return random_filter(rng, shape=machine.shape)
@@ -44,7 +47,7 @@ def counted(machine: Machine, rng: random.Random, op: Op) -> None:
 def faceted(machine: Machine, rng: random.Random, op: Op) -> None:
     """Count the values of an attribute."""
     actor, where = machine.some_actor(rng), rng.choice([None, _where(machine, rng)])
-    name = rng.choice(["document_id", *ATTRIBUTES, *(DYNAMIC if machine.shape.dynamic else ())])
+    name = rng.choice([*_COUNTED, *(DYNAMIC if machine.shape.dynamic else ())])
     rows = _matching(machine.checker.readable(actor), where)
     wanted, missing = _facets(rows, name)
     facets = actor.index.facets(name, where=where, limit=10_000)

@@ -237,3 +237,38 @@ def test_dynamic_attributes_are_counted_by_exact_type(tmp_path: Path) -> None:
             assert (never, never.distinct, never.missing) == ([], 0, len(VALUES) + 1)
             assert index.count({"never seen": 1}) == 0
             seal(Store.open(path), "live")
+
+
+def test_places_are_counted_but_have_no_facets(tmp_path: Path) -> None:
+    path = make_store(tmp_path, [], spec=parse_spec({**LIVE.model_dump(), "attributes": {"at": "geo"}}))
+    with scannery.connect(path) as client:
+        index = client.index("live")
+        points: list[Any] = [
+            {"id": "a", "vector": [1.0] * 8, "attributes": {"at": {"lat": 1.0, "lon": 2.0}}},
+            {"id": "b", "vector": [1.0] * 8},
+        ]
+        index.upsert(points)
+        stats = index.attribute_stats("at")
+        assert (stats.rows, stats.missing, stats.types[0].type, stats.types[0].values) == (1, 1, "geo", 1)
+        assert (stats.min, stats.quantiles) == (None, {})
+        with pytest.raises(scannery.InvalidArgumentError, match="places, which have no facets"):
+            index.facets("at")
+        index.update(where={"at": {"$exists": False}}, attributes={"at": {"lat": 0.0, "lon": 0.0}})
+        circle = {"$geo_radius": {"lat": 0.0, "lon": 0.0, "radius_m": 1000}}
+        assert index.delete(where={"at": circle}).deleted == 1
+
+
+def test_rows_without_vectors_are_counted_changed_and_deleted(tmp_path: Path) -> None:
+    path = make_store(tmp_path, [], spec=parse_spec({**LIVE.model_dump(), "vectors": "optional"}))
+    with scannery.connect(path) as client:
+        index = client.index("live")
+        rows: list[Any] = [{"id": f"id{i}", "attributes": {"year": i}} for i in range(10)]
+        index.upsert([*rows, {"id": "with", "vector": [1.0] * 8, "attributes": {"year": 5}}])
+        for _ in range(2):
+            assert index.count({"year": {"$gte": 5}}) == 6
+            assert index.update(where={"year": {"$gte": 5}}, attributes={"show": "late"}).written == 6
+            assert index.facets("show") == [("late", 6)]
+            assert [hit.id for hit in index.search([1.0] * 8)] == ["with"]
+            seal(Store.open(path), "live")
+        assert index.delete(where={"show": "late"}, batch_size=4).deleted == 6
+        assert index.count() == 5
