@@ -2,7 +2,8 @@
 
     python -m benchmarks.scan [--rows 500000] [--dimensions 32] [--store FOLDER]
 
-Embedded figures are of processor time, served ones of wall time, with the server in a process of its own.
+Embedded figures are of processor time. The server is a process of its own, with one worker: its datapoints/s are of
+wall time, and the processor time of both sides is beside them.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 import scannery
-from benchmarks.live_setup import random_vectors, serving
+from benchmarks.live_setup import random_vectors
 from benchmarks.report import environment, table
+from benchmarks.serve_load import cpu_s, served
 from scannery.client import Datapoint, Scan
 from scannery.indexer import (
     Manifest,
@@ -37,6 +40,8 @@ from scannery.indexer import (
     segment_key,
 )
 
+Took: TypeAlias = tuple[float, ...]
+Clock: TypeAlias = Callable[[], Took]
 INDEX = "scanned"
 SEGMENTS = 4
 SPEC = parse_spec(
@@ -48,7 +53,7 @@ SPEC = parse_spec(
 )
 SCANS: dict[str, dict[str, Any]] = {
     "all": {},
-    "all, by page": {"page_size": 10_000},
+    "all, pages of 10,000": {"page_size": 10_000},
     "a filter that allows a quarter": {"where": {"year": {"$gte": 2018}}},
     "by an attribute": {"order_by": "year"},
     "by id": {"order_by": "-id"},
@@ -114,38 +119,46 @@ def read(scan: Iterable[Datapoint]) -> None:
         _ = point.id, point.attributes
 
 
-def measured(
-    scan: Callable[[], Scan], use: Callable[[Iterable[Datapoint]], None], clock: Callable[[], float]
-) -> tuple[int, float]:
-    """Return the datapoints of a scan, and the seconds of the faster of two."""
+def best(scan: Callable[[], Scan], use: Callable[[Iterable[Datapoint]], None], clock: Clock) -> Took:
+    """Return the seconds for each datapoint of a scan by some clocks, those of the faster of two."""
     found = []
     for _ in range(2):
         started, running = clock(), scan()
         use(running)
-        found.append(clock() - started)
-    return running.total or 0, min(found)
+        rows = running.total or 1
+        found.append(tuple((now - then) / rows for then, now in zip(started, clock(), strict=True)))
+    return min(found)
 
 
-def rows_of(index: Any, clock: Callable[[], float]) -> Iterator[list[str]]:
+def embedded_rows(index: Any) -> Iterator[list[str]]:
     for name, arguments in SCANS.items():
         cells = []
         for use in (taken, read):
-            count, seconds = measured(lambda given=arguments: index.scan(**given), use, clock)  # type: ignore[misc]
-            cells.append(f"{count / seconds:,.0f}")
-        yield [name, f"{count:,}", *cells]
+            (each_s,) = best(partial(index.scan, **arguments), use, lambda: (time.process_time(),))
+            cells.append(f"{1 / each_s:,.0f}")
+        yield [name, *cells]
+
+
+def served_rows(index: Any, server: int) -> Iterator[list[str]]:
+    def clock() -> Took:
+        return time.perf_counter(), time.process_time(), cpu_s(server)
+
+    for name, arguments in SCANS.items():
+        wall_s, client_s, server_s = best(partial(index.scan, **arguments), read, clock)
+        yield [name, f"{1 / wall_s:,.0f}", f"{client_s * 1e6:.1f}", f"{server_s * 1e6:.1f}"]
 
 
 def report(store: Path) -> None:
-    header = ["scan", "datapoints", "datapoints/s", "with fields read, datapoints/s"]
+    header = ["scan", "datapoints/s", "with fields read, datapoints/s"]
     with scannery.connect(store) as client:
-        print("Embedded\n\n" + table(header, rows_of(client.index(INDEX), time.process_time)), end="\n\n")
-    with serving(store, 1) as address:
-        for name, options in (("gRPC", {"http": False}), ("HTTP", {"http": True})):
-            with scannery.connect(address, **options) as client:  # type: ignore[arg-type]
-                client.index(INDEX).get(["0-0000000"])
-                print(
-                    f"{name}\n\n" + table(header, rows_of(client.index(INDEX), time.perf_counter)), end="\n\n"
-                )
+        print("Embedded\n\n" + table(header, embedded_rows(client.index(INDEX))), end="\n\n")
+    header = ["scan", "datapoints/s", "client, µs a datapoint", "server, µs a datapoint"]
+    with served(str(store), "--workers", "1") as (server, address, _):
+        for name, http in (("gRPC", False), ("HTTP", True)):
+            with scannery.connect(address, http=http) as client:
+                index = client.index(INDEX)
+                index.get(["0-0000000"])
+                print(f"{name}, fields read\n\n" + table(header, served_rows(index, server)), end="\n\n")
 
 
 def main() -> None:

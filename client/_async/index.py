@@ -165,7 +165,7 @@ class AsyncIndex(AsyncAggregations):
             vectors: also return the vectors.
             sample: only so many datapoints, chosen at random.
             seed: of the choice: equal seeds choose equal datapoints of one snapshot.
-            page_size: datapoints read at once, 1 to 10,000; default: 1,000.
+            page_size: datapoints read at once, 1 to 10,000; default: 5,000.
             token: continue an earlier scan with the same arguments, after the datapoint at which its `token` was read.
             timeout_s: of each page.
 

@@ -16,6 +16,8 @@ from scannery.v1 import search_pb2 as pb
 __all__ = ["build_scan", "checked_token"]
 
 MAX_PAGE = 10_000
+DEFAULT_PAGE = 5_000
+"""A page of 1,000, the server's default, takes a fifth longer for each datapoint."""
 
 
 @refuses_surrogates
@@ -44,8 +46,7 @@ def build_scan(
         sample=0 if sample is None else _count(sample, "sample", 1, (1 << 64) - 1),
         seed=_count(seed, "seed", 0, (1 << 64) - 1),
     )
-    if page_size is not None:
-        request.page_size = _count(page_size, "page_size", 1, MAX_PAGE)
+    request.page_size = _count(DEFAULT_PAGE if page_size is None else page_size, "page_size", 1, MAX_PAGE)
     if order_by is not None:
         request.order_by.CopyFrom(_order(order_by))
     return request

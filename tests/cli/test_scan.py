@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,33 +93,31 @@ def test_wrong_options_end_with_code_2(
     assert told in err
 
 
-def started(library: Path, *options: str) -> subprocess.Popen[str]:
+@contextmanager
+def started(library: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "scannery.cli.main", "scan", "library", "-s", str(library), *options]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, env={**os.environ}
-    )
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_reader_that_closes_the_pipe_and_one_that_interrupts_end_it_cleanly(
     library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Both at once: most of the time goes into imports. The pipe takes less than the datapoints have.
-    stopped, interrupted = started(library, "--vectors"), started(library, "--vectors")
-    assert stopped.stdout is not None and interrupted.stdout is not None
-    assert json.loads(stopped.stdout.readline())["id"]
-    stopped.stdout.close()
-    first = json.loads(interrupted.stdout.readline())
-    interrupted.send_signal(signal.SIGINT)
-    out, err = interrupted.stdout.read(), interrupted.stderr.read()  # type: ignore[union-attr]
-    interrupted.stdout.close(), interrupted.stderr.close()  # type: ignore[union-attr]
-    assert interrupted.wait(60) == 130
-    assert "interrupted" in err
-    printed = [first, *map(json.loads, out.splitlines())]
+    with started(library, "--vectors") as stopped, started(library, "--vectors") as interrupted:
+        assert stopped.stdout and stopped.stderr and interrupted.stdout and interrupted.stderr
+        assert json.loads(stopped.stdout.readline())["id"]
+        stopped.stdout.close()
+        first = interrupted.stdout.readline()
+        interrupted.send_signal(signal.SIGINT)
+        out, err = first + interrupted.stdout.read(), interrupted.stderr.read()
+        assert (interrupted.wait(60), "interrupted" in err) == (130, True)
+        assert (stopped.stderr.read(), stopped.wait(60)) == ("", 0)
+    printed = [json.loads(line) for line in out.splitlines()]
     _, rest, _ = run(capsys, "scan", "library", "-s", str(library), "--vectors", "--token", token_in(err))
     _, everything, _ = run(capsys, "scan", "library", "-s", str(library), "--vectors")
     assert printed + rest == everything
     assert len(rest) > 0
-    stderr = stopped.stderr
-    assert stderr is not None and stderr.read() == ""
-    stderr.close()
-    assert stopped.wait(60) == 0
