@@ -5,6 +5,7 @@ from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import (
+    DYNAMIC_COLUMN,
     MAX_ID_BYTES,
     MAX_MAGNITUDE,
     REVISION_COLUMN,
@@ -96,6 +97,7 @@ from scannery.indexer.versions.versions import (
 )
 
 __all__ = [
+    "DYNAMIC_COLUMN",
     "FEW_ROWS",
     "MAX_ID_BYTES",
     "MAX_MAGNITUDE",

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from scannery.indexer.datapoints import dynamic_values
 from scannery.indexer.datapoints.schema import datapoint_schema
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, VALUES_COLUMN
 from scannery.indexer.local.scratch_folders import scratch_folder
@@ -37,6 +38,7 @@ def warm_kernels() -> None:
     """Compile the kernels that are not in the cache."""
     with scratch_folder("warm") as folder:
         _open_small(folder)
+    dynamic_values.warm_up()
 
 
 def _open_small(folder: Path) -> None:

@@ -7,7 +7,16 @@ import contextlib
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import REVISION_COLUMN, KnownTerms, Segment, with_known_terms, written_schema
+from scannery.indexer import (
+    DYNAMIC_COLUMN,
+    REVISION_COLUMN,
+    InvalidRecordError,
+    KnownTerms,
+    Segment,
+    with_known_terms,
+    written_schema,
+)
+from scannery.indexer.datapoints.dynamic import changed_dynamic
 from scannery.live.log.records import Mutation, with_words
 from scannery.live.memtable import LiveState
 from scannery.live.prepare import PreparedUpsert
@@ -143,4 +152,15 @@ def _changed(item: PartialUpdate, state: LiveState, known: KnownTerms) -> pa.Tab
         field = schema.field(column)
         values = pa.array([value] * table.num_rows, field.type)
         table = table.set_column(schema.get_field_index(column), field, values)
+    if item.dynamic:
+        table = _with_dynamic(table, item)
     return with_known_terms(table, state.manifest.spec.lexical, known)
+
+
+def _with_dynamic(table: pa.Table, item: PartialUpdate) -> pa.Table:
+    front = f"{item.path}.datapoint."
+    try:
+        column = changed_dynamic(table.column(DYNAMIC_COLUMN), item.dynamic, path="attributes")
+    except InvalidRecordError as error:
+        raise InvalidRequestError(f"{front}{error.message}", field=f"{front}{error.field}") from error
+    return table.set_column(table.schema.get_field_index(DYNAMIC_COLUMN), DYNAMIC_COLUMN, column)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +38,8 @@ class PartialUpdate:
     id: str
     values: Mapping[str, Any]
     """New values by column name."""
+    dynamic: Mapping[str, Any] = field(default_factory=dict)
+    """New values of dynamic attributes by name; None removes one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,8 @@ def new_job(
         "dimensions": dimensions,
         "shards": shards,
     }
+    if spec.dynamic:
+        recipe["dynamic"] = True
     if spec.source.text is not None:
         recipe["text"] = TEXT_VERSION
     return Job(

@@ -24,6 +24,7 @@ PAGES = (
     "docs/documents.md",
     "docs/fields.md",
     "docs/searching.md",
+    "docs/dynamic-attributes.md",
     "docs/sdk.md",
     "docs/encoders.md",
     "docs/spec.md",

@@ -20,8 +20,9 @@ from scannery.v1 import types_pb2 as pb
 
 __all__ = ["Scalar", "Where", "build_filter", "build_value"]
 
-Scalar: TypeAlias = str | int | float | bool | dt.datetime | dt.date
-"""A value to compare with. Naive datetimes and dates are UTC; timestamps may be ISO 8601 strings too."""
+Scalar: TypeAlias = str | int | float | bool | dt.datetime | dt.date | None
+"""A value to compare with. Naive datetimes and dates are UTC; timestamps may be ISO 8601 strings too. None stands for
+"not set"."""
 
 _Operand: TypeAlias = Scalar | Collection[Scalar | None] | Mapping[str, Any] | None
 Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Where] | Where | None"]
@@ -61,12 +62,13 @@ def build_filter(where: Where, *, path: str = "where") -> pb.Filter:
 
 
 def build_value(value: object, *, path: str) -> pb.Value:
-    """Return the message for a scalar."""
+    """Return the message for a scalar; None becomes null."""
+    if value is None:
+        return pb.Value()
     for kinds, build in _BUILDERS:
         if isinstance(value, kinds):
             return build(value, path)
     hint = "; use $in for several values" if isinstance(value, (list, tuple, set, frozenset)) else ""
-    hint = '; use {"$exists": false}' if value is None else hint
     raise _invalid(path, f"must be a string, number, boolean, date or datetime, got {_shown(value)}{hint}")
 
 
@@ -124,7 +126,9 @@ def _operator(name: str, key: object, operand: object, path: str, depth: int) ->
 
 
 def _value(value: object, operator: pb.Operator.ValueType, path: str) -> pb.Value:
-    return pb.Value() if value is None and operator in _TAKE_NULL else build_value(value, path=path)
+    if value is None and operator not in _TAKE_NULL:
+        raise _invalid(path, "null has no order, parts or spelling; use $exists")
+    return build_value(value, path=path)
 
 
 def _condition(name: str, operator: pb.Operator.ValueType, values: Sequence[pb.Value]) -> pb.Filter:

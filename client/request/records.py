@@ -32,6 +32,8 @@ Form = Literal["datapoint", "exported", "source"]
 
 _MADE_AGAIN = "_spoken"
 """A column of exports that the server makes of the text."""
+_DYNAMIC = "_dynamic"
+"""A column of exports with the attributes that the spec does not declare."""
 
 
 def is_foreign(point: object) -> bool:
@@ -67,8 +69,8 @@ class RecordReader:
             return "source"
         if keys <= DATAPOINT_KEYS:
             return "datapoint"
-        is_row = "document_id" in keys and keys <= {*self._exported.names, _MADE_AGAIN}
-        return "exported" if is_row or "embedding" in keys else "source"
+        is_row = "document_id" in keys and keys <= {*self._exported.names, _MADE_AGAIN, _DYNAMIC}
+        return "exported" if is_row or "embedding" in keys or _DYNAMIC in keys else "source"
 
     def datapoint(self, record: Any) -> Any:
         """Return the datapoint of a record; `Refused` where a field of it is wrong, or has no place."""
@@ -78,7 +80,8 @@ class RecordReader:
         mapping = self._exported if form == "exported" else self._source
         known = DATAPOINT_KEYS if form == "datapoint" else mapping.names | {_MADE_AGAIN}
         more = self._more if form == "source" else frozenset()
-        if extra := record.keys() - known - more:
+        takes = mapping.is_other if form != "datapoint" else lambda _: False
+        if extra := {name for name in record.keys() - known - more if not takes(str(name))}:
             if self._extra == "refuse" or form == "datapoint":
                 return _refused(record, str(min(extra, key=str)), known | more, form)
             self.ignored.update(map(str, extra))
@@ -96,7 +99,7 @@ class RecordReader:
         from scannery.indexer.errors import InvalidRecordError
 
         try:
-            point = mapping.datapoint(record)
+            point = mapping.datapoint(record, without={*more, _MADE_AGAIN})
         except InvalidRecordError as error:
             return Refused(_identifier(record, mapping), error.message, error.field)
         if isinstance(point.get("payload"), str):
@@ -122,7 +125,8 @@ def _mappings(spec: Mapping[str, Any]) -> tuple[FieldMapping, FieldMapping]:
     own = parse_spec(spec)
     sparse = {"sparse_vector": "sparse"} if own.source.sparse_vector else {}
     exported = {"index": own.index, "source": {"format": "datapoints", **sparse}}
-    return FieldMapping.of(own), FieldMapping.of(parse_spec({**exported, "attributes": dict(own.attributes)}))
+    attributes = {"attributes": dict(own.attributes), "dynamic": own.dynamic}
+    return FieldMapping.of(own), FieldMapping.of(parse_spec({**exported, **attributes}))
 
 
 def _refused(record: Mapping[str, Any], key: str, known: frozenset[str], form: Form) -> Refused:

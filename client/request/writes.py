@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -17,7 +17,7 @@ from scannery.client.request.identifiers import as_identifier
 from scannery.client.request.queries import build_sparse
 from scannery.client.request.unicode import not_unicode
 from scannery.v1 import index_pb2 as pb
-from scannery.v1.types_pb2 import Datapoint, StringList, Value
+from scannery.v1.types_pb2 import Datapoint, StringList, Value, ValueList
 
 __all__ = [
     "DATAPOINT_KEYS",
@@ -46,6 +46,8 @@ class NewDatapoint(TypedDict, total=False):
     document_id: str | int
     """The document it is a passage of; default: the id."""
     attributes: Mapping[str, Any]
+    """Values of the declared attributes. An index with `dynamic: true` takes any other names, too, and keeps their
+    values exactly: what JSON can hold, None included; dates and datetimes become ISO 8601 text."""
     payload: Any
     """Anything that JSON can hold."""
     text_start: int
@@ -59,7 +61,10 @@ class NewDatapoint(TypedDict, total=False):
 
 
 class Update(TypedDict, total=False):
-    """Fields to change of an existing datapoint; None clears a field, and what is not named stays."""
+    """Fields to change of an existing datapoint; what is not named stays.
+
+    None clears a field, and removes a dynamic attribute.
+    """
 
     id: str | int
     """Required."""
@@ -193,19 +198,35 @@ def _packed(value: Any, path: str) -> bytes:
 
 
 def _value(value: Any, path: str) -> Value:
-    if value is None:
-        return Value()
-    if isinstance(value, Mapping):
-        # The server knows whether this is a place or the value of a dynamic attribute.
-        return Value(json_value=_json(value, path))
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, (list, tuple, set, frozenset)):
-        if not all(isinstance(item, str) for item in value):
-            raise _invalid(path, f"must be a list of strings, got {value!r:.80}")
-        try:
-            return Value(string_list_value=StringList(values=value))
-        except UnicodeEncodeError as error:
-            raise not_unicode(path, error) from error
+        return _list_value(value, path)
+    if isinstance(value, Mapping):
+        return _nested_value(value, path)
     return build_value(value, path=path)
+
+
+def _list_value(items: Collection[Any], path: str) -> Value:
+    if any(isinstance(item, _NESTED) for item in items):
+        return _nested_value(list(items), path)
+    if not all(isinstance(item, str) for item in items):
+        values = [build_value(item, path=f"{path}[{i}]") for i, item in enumerate(items)]
+        return Value(list_value=ValueList(values=values))
+    try:
+        return Value(string_list_value=StringList(values=items))
+    except UnicodeEncodeError as error:
+        raise not_unicode(path, error) from error
+
+
+def _nested_value(value: Any, path: str) -> Value:
+    try:
+        return Value(json_value=_json(value, path))
+    except UnicodeEncodeError as error:
+        raise not_unicode(path, error) from error
+
+
+_NESTED = (Mapping, list, tuple, set, frozenset, np.ndarray)
 
 
 def _json(value: Any, path: str) -> str:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.conversions import FLOAT_AS_ID, NUMBER_AS_TEXT, json_text, plain_text
 from scannery.indexer.datapoints.converted_columns import column_of_ids, converted_column
+from scannery.indexer.datapoints.dynamic import dynamic_json
 from scannery.indexer.datapoints.schema import (
     ARROW_TYPES,
     MAX_ID_BYTES,
@@ -34,6 +35,7 @@ __all__ = [
     "SizeLimits",
     "Values",
     "attribute_rule",
+    "dynamic_rule",
     "id_rule",
     "invalid",
     "listed",
@@ -146,6 +148,11 @@ def attribute_rule(kind: AttributeType, limits: SizeLimits, notes: Notes) -> Rul
         return typed if are_few and is_small else None
 
     return Rule(ARROW_TYPES[kind], one, whole)
+
+
+def dynamic_rule(notes: Notes) -> Rule:
+    """Return the rule of the attributes that the spec does not declare: mappings, or JSON objects as text."""
+    return Rule(pa.string(), lambda value, name: dynamic_json(value, path=name))
 
 
 def _ids(values: Values, notes: Notes) -> pa.Array | None:

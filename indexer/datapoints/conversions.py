@@ -103,7 +103,8 @@ def json_text(value: object) -> str:
     return _TO_JSON(value)
 
 
-def _json_value(value: object) -> object:
+def json_value(value: object) -> object:
+    """Return a value that JSON has no type for as one that it has; TypeError or ValueError for others."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, np.ndarray):
@@ -112,7 +113,7 @@ def _json_value(value: object) -> object:
 
 
 _TO_JSON = json.JSONEncoder(
-    allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_json_value
+    allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=json_value
 ).encode
 
 

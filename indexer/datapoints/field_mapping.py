@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, NOT_DYNAMIC, parsed_dynamic
 from scannery.indexer.datapoints.field_paths import FieldExpression, join_texts
 from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, attribute_value, identifier
@@ -126,11 +128,15 @@ class FieldMapping:
     Args:
         fields: by the column of a datapoint that each is for.
         types: of the attributes.
+        dynamic: whether other fields of a record are attributes, too.
 
     """
 
-    def __init__(self, fields: Mapping[str, MappedField], types: Mapping[str, AttributeType]) -> None:
+    def __init__(
+        self, fields: Mapping[str, MappedField], types: Mapping[str, AttributeType], *, dynamic: bool = False
+    ) -> None:
         self._types = types
+        self.dynamic = dynamic
         self.fields = fields
         """By column: `id`, `document_id`, `title`, `text`, `embedding`, `sparse`, `payload`, and the attributes."""
 
@@ -142,7 +148,7 @@ class FieldMapping:
             fields |= {name: _field(name) for name in (SPOKEN_COLUMN, *SPAN)}
         for name, kind in spec.attributes.items():
             fields[name] = _attribute(name, kind, spec.attribute_specs.get(name))
-        return cls(fields, spec.attributes)
+        return cls(fields, spec.attributes, dynamic=spec.dynamic)
 
     def converting(self, conversions: Mapping[str, Callable[[Any], Any]]) -> FieldMapping:
         """Return this mapping with further conversions of the values of some columns.
@@ -154,9 +160,9 @@ class FieldMapping:
             for column, convert in conversions.items()
             if column in self.fields
         }
-        return FieldMapping({**self.fields, **changed}, self._types)
+        return FieldMapping({**self.fields, **changed}, self._types, dynamic=self.dynamic)
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """All fields of a record that may be read, at its top."""
         expressions = (one for mapped in self.fields.values() for one in mapped.expressions)
@@ -165,6 +171,34 @@ class FieldMapping:
     def name(self, column: str) -> str:
         """Return what messages call the field of a column."""
         return self.fields[column].name if column in self.fields else column
+
+    def is_other(self, name: str) -> bool:
+        """Return whether a field of a record is a dynamic attribute."""
+        own = name in self.names or name in self._types or name in NOT_DYNAMIC
+        return self.dynamic and not own and not name.startswith("__index_level_")  # of pandas
+
+    def others(self, record: Mapping[str, Any]) -> dict[str, Any] | InvalidRecordError:
+        """Return the fields of a record that are dynamic attributes; the error, as `validate` takes it, for none.
+
+        Exported rows have them in one field, as a JSON object.
+        """
+        found = {name: value for name, value in record.items() if self.is_other(str(name))}
+        try:
+            exported = parsed_dynamic(found.pop(DYNAMIC_COLUMN, None))
+        except InvalidRecordError as error:
+            return error
+        return {**found, **exported}
+
+    def others_of(self, batch: pa.RecordBatch) -> list[dict[str, Any] | InvalidRecordError]:
+        """Return `others` of each row of a batch; null and NaN stand for no value there."""
+        names = [name for name in batch.schema.names if self.is_other(name)]
+        if not names:
+            return [{} for _ in range(batch.num_rows)]
+        rows = batch.select(names).to_pylist()
+        return [
+            self.others({name: value for name, value in row.items() if not _is_missing(value)})
+            for row in rows
+        ]
 
     def apply(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a record by column, without those that it does not have.
@@ -177,10 +211,10 @@ class FieldMapping:
         _raise_all([value for value in values.values() if isinstance(value, InvalidRecordError)])
         return {column: value for column, value in values.items() if value is not None}
 
-    def datapoint(self, record: Mapping[str, Any]) -> dict[str, Any]:
+    def datapoint(self, record: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
         """Return a record as the SDK's `upsert` takes it: `id`, `text`, `vector` and so on, and `attributes`.
 
-        The id is text, and attributes have their types.
+        The id is text, and attributes have their types. The fields `without` are no dynamic attributes.
 
         Raises:
             InvalidRecordError: a value does not fit; all of them are named. What is missing is not told.
@@ -196,10 +230,18 @@ class FieldMapping:
             except InvalidRecordError as error:
                 errors.append(error)
         _raise_all(errors)
+        others = self.others({name: value for name, value in record.items() if name not in without})
+        if isinstance(others, InvalidRecordError):
+            raise others
         point = {_DATAPOINT_KEYS.get(name, name): values.pop(name) for name in _FIXED if name in values}
         spans = {name: values.pop(name) for name in (SPOKEN_COLUMN, *SPAN) if name in values}
         spans.pop(SPOKEN_COLUMN, None)
-        return point | spans | ({"attributes": values} if values else {})
+        attributes = others | values
+        return point | spans | ({"attributes": attributes} if attributes else {})
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _raise_all(errors: Sequence[InvalidRecordError]) -> None:

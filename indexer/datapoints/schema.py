@@ -22,6 +22,7 @@ from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
 __all__ = [
+    "DYNAMIC_COLUMN",
     "MAX_ID_BYTES",
     "MAX_MAGNITUDE",
     "REVISION_COLUMN",
@@ -41,6 +42,9 @@ T = TypeVar("T")
 MAX_ID_BYTES = 512
 REVISION_COLUMN = "_revision"
 """Sequence of the mutation that wrote a row; null, or not there, where rows came from a build."""
+DYNAMIC_COLUMN = "_dynamic"
+"""The attributes of a row that the spec does not declare, as a canonical JSON object (dynamic.py); null: none. Only
+there if the spec is `dynamic`."""
 SPOKEN_COLUMN = "_spoken"
 """What is embedded and searched of the text of a row: what is spoken, without times and tags. Null, or not there, where
 that is the text as it stands."""
@@ -58,8 +62,9 @@ ARROW_TYPES: dict[AttributeType, pa.DataType] = {
 
 
 def datapoint_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
-    """Return the Arrow schema of the datapoints of an index: fixed columns, then one column per attribute."""
-    return _schema(tuple(spec.attributes.items()), spec.source.sparse_vector is not None, dimensions)
+    """Return the Arrow schema of the datapoints of an index: fixed columns, one per attribute, and `_dynamic`."""
+    has_sparse = spec.source.sparse_vector is not None
+    return _schema(tuple(spec.attributes.items()), has_sparse, spec.dynamic, dimensions)
 
 
 def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
@@ -69,7 +74,7 @@ def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
 
 @lru_cache(maxsize=256)  # every small write needs it, and it takes as long as the validation of a datapoint
 def _schema(
-    attributes: tuple[tuple[str, AttributeType], ...], has_sparse: bool, dimensions: int
+    attributes: tuple[tuple[str, AttributeType], ...], has_sparse: bool, dynamic: bool, dimensions: int
 ) -> pa.Schema:
     fixed = [
         pa.field("id", pa.string(), nullable=False),
@@ -86,7 +91,8 @@ def _schema(
     ]  # fmt: skip
     if has_sparse:
         fixed += [pa.field(name, kind) for name, kind in SPARSE_COLUMNS.items()]
-    return pa.schema(fixed + [pa.field(name, ARROW_TYPES[kind]) for name, kind in attributes])
+    own = [pa.field(name, ARROW_TYPES[kind]) for name, kind in attributes]
+    return pa.schema([*fixed, *own, *([pa.field(DYNAMIC_COLUMN, pa.string())] if dynamic else [])])
 
 
 def vectors_of(table: pa.Table) -> np.ndarray:

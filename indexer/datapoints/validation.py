@@ -25,6 +25,7 @@ from scannery.indexer.datapoints.column_rules import (
     SizeLimits,
     Values,
     attribute_rule,
+    dynamic_rule,
     id_rule,
     invalid,
     listed,
@@ -33,6 +34,7 @@ from scannery.indexer.datapoints.column_rules import (
     text_rule,
 )
 from scannery.indexer.datapoints.schema import (
+    DYNAMIC_COLUMN,
     MAX_ID_BYTES,
     MAX_MAGNITUDE,
     SPOKEN_COLUMN,
@@ -136,6 +138,7 @@ def validate(
     columns |= batch.sparse()
     for name in (name for name in spec.attributes if name in fields):
         columns |= batch.column(name, functools.partial(attribute_rule, spec.attributes[name], limits))
+    columns |= batch.column(DYNAMIC_COLUMN, dynamic_rule)
     columns |= batch.column("payload", lambda _: payload_rule(limits.payload)) | batch.span(
         columns.get("text")
     )

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, SPARSE_COLUMNS, VALUES_COLUMN
 
 __all__ = ["FORMATS", "SPARSE", "RowWriter", "exported", "exported_schema", "format_of_name", "open_writer"]
@@ -113,6 +114,8 @@ def _json_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json_value(name: str, value: Any) -> Any:
+    if name == DYNAMIC_COLUMN:
+        return json.loads(value)
     if name == "payload":
         # Objects and lists become JSON values; a payload that is a string stays JSON in a string, as in Parquet.
         return json.loads(value) if value[:1] in ("{", "[") else value

@@ -27,6 +27,8 @@ def check_compatible(
     # An index whose vectors come from the source may get an encoder for queries at any time.
     if parent.encoder is not None or spec.source.vector is None:
         _same("encoder", *_names(fingerprint, parent.encoder))
+    if parent.spec.dynamic:
+        _same("dynamic", spec.dynamic, parent.spec.dynamic)
     for name, kind in parent.spec.attributes.items():
         _same(f"attributes.{name}", spec.attributes.get(name, "absent"), kind)
 
@@ -35,7 +37,8 @@ def needs_rewriting(spec: IndexSpec, parent: Manifest) -> bool:
     """Return whether the spec requires new segments for rows that stay the same."""
     old = parent.spec
     words, old_words = (each.lexical and each.lexical.rules for each in (spec, old))
-    return (spec.attributes, words, spec.scann) != (old.attributes, old_words, old.scann)
+    own, before = (spec.attributes, spec.dynamic), (old.attributes, old.dynamic)
+    return (own, words, spec.scann) != (before, old_words, old.scann)
 
 
 def _same(field: str, given: object, existing: object) -> None:

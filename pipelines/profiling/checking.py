@@ -192,7 +192,10 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
     used = {name for mapped in mapping.fields.values() for one in mapped.expressions for name in one.names}
     names = [profile.path for profile in profiles]
     unused = tuple(
-        p.path for p in profiles if not used & {".".join(p.parts[: n + 1]) for n in range(len(p.parts))}
+        p.path
+        for p in profiles
+        if not used & {".".join(p.parts[: n + 1]) for n in range(len(p.parts))}
+        and not mapping.is_other(p.parts[0])
     )
     return CheckReport(
         records=len(records) + len(sample.letters),

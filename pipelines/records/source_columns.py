@@ -12,7 +12,7 @@ import pyarrow as pa
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.column_rules import Values
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
-from scannery.indexer.datapoints.schema import vector_value
+from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN, vector_value
 from scannery.indexer.datapoints.validation import Field, Rejected, Validated, validate
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import IndexSpec
@@ -31,10 +31,13 @@ def validate_records(
 
     `given` gets how many records have a value, by field that the spec names.
     """
+    mapping = mapping_of(spec)
     fields = {
         column: Field(mapped.name, [mapped.value(record.fields) for record in records])
-        for column, mapped in mapping_of(spec).fields.items()
+        for column, mapped in mapping.fields.items()
     }
+    if mapping.dynamic:
+        fields[DYNAMIC_COLUMN] = Field("", [mapping.others(record.fields) for record in records])
     return _validated(len(records), fields, spec, dimensions, given)
 
 
@@ -53,7 +56,10 @@ def validate_batch(
         raise ValueError("two columns have one name")
     batch.columns.validate(full=True)
     fields: dict[str, Field] = {}
-    for column, mapped in mapping_of(spec).fields.items():
+    mapping = mapping_of(spec)
+    if mapping.dynamic:
+        fields[DYNAMIC_COLUMN] = Field("", mapping.others_of(batch.columns))
+    for column, mapped in mapping.fields.items():
         values = mapped.values(batch.columns)
         if column == "embedding" and isinstance(values, pa.Array):
             vectors_ND = as_matrix(values)
@@ -93,7 +99,8 @@ def _validated(
             name for name, kind in PASSAGE_ATTRIBUTES.items() if embeds and spec.attributes.get(name) == kind
         }  # their values come from the cut texts, so no record needs them
         given.update({
-            field.name: _count(field.values) for column, field in fields.items() if column not in passages
+            field.name: _count(field.values)
+            for column, field in fields.items() if column not in passages and column != DYNAMIC_COLUMN
         })  # fmt: skip
     return valid
 

@@ -20,7 +20,7 @@ from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.records.embeddings_files import embeddings_schema, embeddings_table, places_of
 from scannery.pipelines.records.passages import Work, embed_documents
 from scannery.pipelines.records.source_columns import dead_letter, validate_batch, validate_records
-from scannery.pipelines.sources import Batch, Fields, Record, one_by_one
+from scannery.pipelines.sources import Batch, Record, one_by_one
 from scannery.pipelines.sources.managed_records import with_category
 from scannery.pipelines.state.embedding_cache import Catalogue
 
@@ -175,9 +175,10 @@ def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> _Fou
 
 def _others(records: Sequence[Record], spec: IndexSpec) -> Counter[str]:
     """Return how many of the first records have which fields that the spec does not name."""
-    wanted = Fields.of(spec).names
+    mapping = FieldMapping.of(spec)
     sample = records[:SAMPLED_RECORDS]
-    return Counter(str(name) for record in sample for name in record.fields if name not in wanted)
+    names = (str(name) for record in sample for name in record.fields)
+    return Counter(name for name in names if name not in mapping.names and not mapping.is_other(name))
 
 
 def _converted(valid: Validated, spec: IndexSpec) -> Counter[str]:

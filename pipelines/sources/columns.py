@@ -49,7 +49,7 @@ def read_parquet(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
     try:
         with open_bytes(part.base, part.path) as raw:
             file = _parquet(raw)
-            others = tuple(name for name in file.schema_arrow.names if name not in fields.names)
+            others = tuple(name for name in file.schema_arrow.names if name not in _columns(file, fields))
             for columns in _batches(file, part, fields):
                 yield Batch(columns, fields.vector, part.source, row, others)
                 row += columns.num_rows
@@ -87,7 +87,7 @@ def _parquet(raw: BinaryIO) -> pq.ParquetFile:
 
 
 def _batches(file: pq.ParquetFile, part: Part, fields: Fields) -> Iterator[pa.RecordBatch]:
-    columns = [name for name in file.schema_arrow.names if name in fields.names]
+    columns = _columns(file, fields)
     begin = 0
     for group in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
@@ -97,6 +97,22 @@ def _batches(file: pq.ParquetFile, part: Part, fields: Fields) -> Iterator[pa.Re
                 file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns), first, last
             )
         begin += rows
+
+
+def _columns(file: pq.ParquetFile, fields: Fields) -> list[str]:
+    """Return the names of the columns that are read."""
+    return [
+        field.name
+        for field in file.schema_arrow
+        if field.name in fields.names or (fields.dynamic and _has_json_form(field.type))
+    ]
+
+
+def _has_json_form(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return all(_has_json_form(kind.field(place).type) for place in range(kind.num_fields))
+    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return not (binary or pa.types.is_duration(kind))
 
 
 def _sliced(batches: Iterator[pa.RecordBatch], first: int, last: int) -> Iterator[pa.RecordBatch]:

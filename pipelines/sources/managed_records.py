@@ -74,7 +74,7 @@ class _RefusedError(Exception):
 
 def to_record(record: Record, known: Fields) -> Record | DeadLetter:
     """Return the record with the spec's field names, or a dead letter for content that the index cannot hold."""
-    fields, placed = record.fields, _Placed(known.attributes)
+    fields, placed = record.fields, _Placed(known.attributes, dynamic=known.dynamic)
     try:
         for restrict in _entries(fields, "restricts", ("allow", "deny")):
             placed.tokens(restrict)
@@ -83,11 +83,12 @@ def to_record(record: Record, known: Fields) -> Record | DeadLetter:
         placed.crowding(fields.get("crowding_tag"))
         sparse = _sparse(fields.get(_SPARSE), taken=known.sparse_vector is not None)
         _check_metadata(fields.get("embedding_metadata"))
+        for other in sorted(fields.keys() - _KNOWN, key=str):
+            placed.other(str(other), fields[other])
     except _RefusedError as error:
         name = fields.get("id")
         return record.reject(error.reason, str(error), field=error.field, category=error.category,
                              id=name if isinstance(name, str) else None)  # fmt: skip
-    placed.ignored.update(str(name) for name in fields if name not in _KNOWN)
     values = {name: fields[name] for name in _TAKEN if name in fields} | placed.values
     if sparse is not None:
         values[_SPARSE] = sparse
@@ -110,11 +111,13 @@ class _Placed:
 
     Args:
         attributes: types by name, from the spec.
+        dynamic: whether the index takes others, too.
 
     """
 
-    def __init__(self, attributes: Mapping[str, AttributeType]) -> None:
+    def __init__(self, attributes: Mapping[str, AttributeType], *, dynamic: bool) -> None:
         self._attributes = attributes
+        self._dynamic = dynamic
         self.values: dict[str, Any] = {}
         self.ignored: set[str] = set()
 
@@ -123,7 +126,7 @@ class _Placed:
         allowed, denied = (_tokens(restrict, key) for key in ("allow", "deny"))
         if allowed:
             self._place(name, allowed)
-        if denied and f"{name}_deny" in self._attributes:
+        if denied and (f"{name}_deny" in self._attributes or self._dynamic):
             self._place(f"{name}_deny", denied)
         elif denied and name in self._attributes:
             what = (
@@ -151,12 +154,22 @@ class _Placed:
         if tag is not None and not isinstance(tag, str):
             raise _RefusedError("attribute", "crowding_tag", "must be a string", "PARSING_ERROR")
         if tag:
-            self._place("crowding_tag", [tag])
+            is_declared = "crowding_tag" in self._attributes
+            self._place("crowding_tag", [tag] if is_declared else tag)
+
+    def other(self, name: str, value: Any) -> None:
+        """Take a value that the spec does not name."""
+        if not self._dynamic or name in (*_TAKEN, _SPARSE):
+            self.ignored.add(name)
+        elif name in self.values:
+            raise _RefusedError("attribute", name, "has values twice", "DUPLICATE_NAMESPACE")
+        else:
+            self.values[name] = value
 
     def _place(self, name: str, value: Any, category: str = "INVALID_TOKEN_VALUE") -> None:
         kind = self._attributes.get(name)
         if kind is None:
-            self.ignored.add(name)
+            self.other(name, value)
             return
         if name in self.values:
             raise _RefusedError("attribute", name, "has values twice", "DUPLICATE_NAMESPACE")

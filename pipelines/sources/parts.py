@@ -96,12 +96,14 @@ class Fields:
     names: frozenset[str]
     attributes: Mapping[str, AttributeType]
     sparse_vector: str | None = None
+    dynamic: bool = False
+    """Whether other fields are needed, too: they are attributes."""
 
     @classmethod
     def of(cls, spec: IndexSpec) -> Fields:
         """Return the fields that `spec` names in its source and its attributes."""
         source, names = spec.source, FieldMapping.of(spec).names
-        return cls(source.id, source.vector, names, spec.attributes, source.sparse_vector)
+        return cls(source.id, source.vector, names, spec.attributes, source.sparse_vector, spec.dynamic)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,7 +68,9 @@ def update_key(
 ) -> str:
     """Return the hash of everything that a shard's segments are made from in an update, its old segments included."""
     keys = [entry.keys for entry in base]
-    return key_of("update", shard_key(job, shard, rows), job.spec.attributes, keys, changes)
+    # Left out while unset, so that segments of earlier releases are found.
+    dynamic = ["dynamic"] if job.spec.dynamic else []
+    return key_of("update", shard_key(job, shard, rows), job.spec.attributes, keys, changes, *dynamic)
 
 
 def finished_shard(key: str, job: Job, store: Store) -> ShardOutcome | None:

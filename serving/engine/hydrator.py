@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scannery.indexer import REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment
+from scannery.indexer import DYNAMIC_COLUMN, REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment
+from scannery.indexer.datapoints import dynamic_values
+from scannery.indexer.datapoints.dynamic import some_dynamic
 from scannery.indexer.kernels import fused
 from scannery.indexer.kernels.fused import COMPILING
 from scannery.runtime.errors import InvalidRequestError
@@ -34,6 +36,7 @@ _FIELDS = {
     "text": (5, *_STRING),
     "title": (6, *_STRING),
     "payload": (8, *_STRING),
+    DYNAMIC_COLUMN: (14, *_STRING),
     "text_start": (9, *_INT),
     "text_end": (10, *_INT),
     "time_start_s": (11, *_DOUBLE),
@@ -167,6 +170,9 @@ class Hydrator:
         if layout is not None:
             return layout, rows
         segment = self._segments[number]
+        has_dynamic = self._fields.dynamic and DYNAMIC_COLUMN in segment.table.column_names
+        if has_dynamic and self._fields.dynamic_names:
+            return self._cut(segment, rows)
         if segment.records.in_one_piece:
             layout = self._layouts[number] = self._laid_out(segment.records, segment.given_ND)
             return layout, rows
@@ -175,11 +181,21 @@ class Hydrator:
         vectors_ND.setflags(write=False)
         return self._laid_out(few, vectors_ND), np.arange(len(rows))
 
+    def _cut(self, segment: Segment, rows: np.ndarray) -> tuple[_Layout, np.ndarray]:
+        """Return the layout of a copy of some rows, with some of their dynamic attributes only."""
+        table, vectors_ND = segment.take(rows), segment.vectors(rows)
+        cut = some_dynamic(table.column(DYNAMIC_COLUMN), self._fields.dynamic_names)
+        table = table.set_column(table.schema.get_field_index(DYNAMIC_COLUMN), DYNAMIC_COLUMN, cut)
+        vectors_ND.setflags(write=False)
+        return self._laid_out(Records.of(table), vectors_ND), np.arange(len(rows))
+
     def _laid_out(self, records: Records, vectors_ND: np.ndarray) -> _Layout:
         heads, fields, attributes = bytearray(), self._fields, self._spec.attributes
         names = _columns(fields)
         if REVISION_COLUMN in records.table.column_names:  # segments of a build have none
             names.append(REVISION_COLUMN)
+        if fields.dynamic and DYNAMIC_COLUMN in records.table.column_names:
+            names.append(DYNAMIC_COLUMN)
         columns = [_field(records, name, heads) for name in names]
         columns += [_attribute(records, name, attributes[name], heads) for name in fields.attributes]
         groups = []
@@ -197,6 +213,8 @@ class Hydrator:
 
 def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
     """Compile the kernels that every query needs, or load them from numba's cache, before the first query."""
+    if spec.dynamic:
+        dynamic_values.warm_up()
     nothing = Fields(title=False, text=False, payload=False, offsets=False, attributes=(), vector=False)
     if segments and segments[0].rows:
         with COMPILING:

@@ -58,9 +58,9 @@ def parse_filters(
         raise InvalidRequestError.at(
             "where_each", f"must have one filter for each of {queries} queries, got {len(request.where_each)}"
         )
-    attributes = manifest.spec.attributes
+    spec = manifest.spec
     each = (
-        parse_filter(message, attributes, path=f"where_each[{i}]")
+        parse_filter(message, spec.attributes, dynamic=spec.dynamic, path=f"where_each[{i}]")
         for i, message in enumerate(request.where_each)
     )
     return [_both(options.where, node) for node in each]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from scannery.indexer import (
+    DYNAMIC_COLUMN,
     MAX_SPARSE_ENTRIES,
     SPAN,
     SPARSE,
@@ -21,6 +22,7 @@ from scannery.indexer import (
     IndexSpec,
     InvalidRecordError,
 )
+from scannery.indexer.datapoints.dynamic import parsed_dynamic
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.request.query import vector_components
 from scannery.v1.types_pb2 import Datapoint, SparseVector, Value, Vector
@@ -59,12 +61,15 @@ def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: 
         values = [None if message is None else _sparse(message, spec) for message in given]
         fields[SPARSE] = Field("sparse_vector", values)
     maps = [point.attributes for point in points]
-    names = set().union(*maps)
+    names: Set[str] = set().union(*maps)
     for name in (name for name in spec.attributes if name in names):
         # Never maps[i][name]: that would put it there.
         values = _attribute(name, [attributes.get(name) for attributes in maps], spec.attributes[name])
         fields[name] = Field(f"attributes.{name}", values)
-    others = names - spec.attributes.keys()
+    others: Set[str] = names - spec.attributes.keys()
+    if (given := _dynamic(points, spec, others)) is not None:
+        fields[DYNAMIC_COLUMN] = Field("attributes", given)
+        others = set() if spec.dynamic else others
     unknown = {
         number: next(name for name in attributes if name in others)
         for number, attributes in enumerate(maps if others else ())
@@ -111,7 +116,9 @@ def _sparse(message: SparseVector, spec: IndexSpec) -> object:
 
 
 def _attribute(name: str, values: Sequence[Value | None], kind: AttributeType) -> list[object]:
-    path, own = f"attributes.{name}", _VALUES.get(kind)
+    path, own = f"attributes.{name:.80}", _VALUES.get(kind)
+    if kind == "geo":
+        return [None if value is None else _place(path, value) for value in values]
     return [
         None
         if value is None
@@ -127,21 +134,16 @@ def _plain(path: str, message: Value) -> object:
     field = message.WhichOneof("kind")
     if field is None:
         return None
-    read = _READ.get(field)
-    return getattr(message, field) if read is None else read(path, message)
-
-
-def _strings(path: str, message: Value) -> object:
-    del path
-    return list(message.string_list_value.values)
-
-
-def _float(path: str, message: Value) -> object:
-    number = message.float_value
-    return number if math.isfinite(number) else _invalid(path, f"must be finite, got {number}")
-
-
-def _time(path: str, message: Value) -> object:
+    if field == "string_list_value":
+        return list(message.string_list_value.values)
+    if field in _ONLY_DYNAMIC:
+        return _invalid(
+            path, "lists of other values than strings, and nested values, are for undeclared attributes"
+        )
+    if field != "timestamp_value":
+        value = getattr(message, field)
+        bad = isinstance(value, float) and not math.isfinite(value)
+        return _invalid(path, f"must be finite, got {value}") if bad else value
     try:
         return message.timestamp_value.ToDatetime()
     except (ValueError, OverflowError):
@@ -149,25 +151,61 @@ def _time(path: str, message: Value) -> object:
 
 
 def _place(path: str, message: Value) -> object:
-    del path
-    return {"lat": message.geo_value.latitude, "lon": message.geo_value.longitude}
-
-
-def _json(path: str, message: Value) -> object:
+    """Return a place as Python has it, in any of the ways that a place may be written in."""
+    if message.HasField("geo_value"):
+        return {"lat": message.geo_value.latitude, "lon": message.geo_value.longitude}
     try:
-        return json.loads(message.json_value)
-    except (ValueError, RecursionError) as error:
-        return _invalid(path, f"is not JSON: {error}")
+        return _exact(message, path)
+    except InvalidRecordError as error:
+        return error
 
 
-_READ: dict[str, Callable[[str, Value], object]] = {
-    "string_list_value": _strings,
-    "float_value": _float,
-    "timestamp_value": _time,
-    "geo_value": _place,
-    "json_value": _json,
-}
-"""Values that are not taken as they are, by the field of a Value that they are in."""
+_ONLY_DYNAMIC = ("list_value", "json_value")
+
+
+def _dynamic(points: Sequence[Datapoint], spec: IndexSpec, names: Set[str]) -> list[object] | None:
+    """Return the undeclared attributes of each datapoint, None if none has any; the error if they cannot be read."""
+    given = _given(points, "dynamic_json")
+    if given is None and not (names and spec.dynamic):
+        return None
+    if not spec.dynamic:
+        what = "the index has declared attributes only; set `dynamic: true` in its spec"
+        return [None if text is None else _invalid("dynamic_json", what) for text in given or ()]
+    texts = given or [None] * len(points)
+    return [_undeclared(point, text, spec, names) for point, text in zip(points, texts, strict=True)]
+
+
+def _undeclared(point: Datapoint, text: str | None, spec: IndexSpec, names: Set[str]) -> object:
+    attributes = point.attributes
+    try:
+        values = dict(parsed_dynamic(text, path="dynamic_json"))
+        for name in names & attributes.keys():
+            if name in values:
+                raise _invalid(f"attributes.{name:.80}", "is in dynamic_json, too")
+            values[name] = _exact(attributes[name], f"attributes.{name:.80}")
+    except InvalidRecordError as error:
+        return error
+    if declared := spec.attributes.keys() & values.keys():
+        return _invalid("dynamic_json", f"{min(declared)!r} is declared; write it in `attributes`")
+    return values
+
+
+def _exact(message: Value, path: str) -> Any:
+    """Return a value as it was given; None for null."""
+    field = message.WhichOneof("kind")
+    if field == "list_value":
+        return [_exact(item, f"{path}[{i}]") for i, item in enumerate(message.list_value.values)]
+    if field == "json_value":
+        try:
+            return json.loads(message.json_value)
+        except (ValueError, RecursionError) as error:
+            raise _invalid(path, f"is not JSON: {error}") from error
+    if field == "geo_value":
+        raise _invalid(path, "is a place, for which the spec must declare an attribute of type geo")
+    value = _plain(path, message)
+    if isinstance(value, InvalidRecordError):
+        raise value
+    return value
 
 
 def _invalid(path: str, what: str) -> InvalidRecordError:

@@ -2,10 +2,11 @@
 
 Semantics, for a row and a condition on the attribute `a`:
 
-- A row without `a` matches `$ne`, `$nin` and `{"$exists": false}`, and no other condition. Null equals "not set":
-  `$eq` null is `{"$exists": false}`, `$ne` null is `{"$exists": true}`.
+- A row without `a` matches `$ne`, `$nin` and `{"$exists": false}`, and no other condition.
 - A string_list matches if any of its elements does; `$ne` and `$nin` match if none does. `$all` matches if each of its
   values equals an element.
+- Null as a value stands for "not set": `{"a": None}` is `{"a": {"$exists": false}}`.
+- A dynamic attribute takes values of any type. It matches values of the same kind only: string, number or boolean.
 - `$not` matches exactly the rows that its filter does not match, rows without the attribute included. So the tree
   writes `$ne` as `$not` of `$eq`, and `$nin` as `$not` of `$in`.
 - Order is numeric, by time, or for strings by Unicode code point.
@@ -15,12 +16,15 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import enum
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from scannery.indexer import AttributeType, InvalidRecordError, attribute_value
+from scannery.indexer.datapoints.dynamic import timestamp_text
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.limits import (
     MAX_FILTER_CONDITIONS,
@@ -28,6 +32,7 @@ from scannery.serving.limits import (
     MAX_FILTER_PARTS,
     MAX_FILTER_VALUES,
 )
+from scannery.serving.request.field_names import FIXED_FIELDS, FieldKind, field_name
 from scannery.serving.request.geo_conditions import GEO, GeoWithin, parse_geo
 from scannery.serving.request.match_conditions import (
     HAS_ALL,
@@ -52,12 +57,21 @@ __all__ = [
     "Not",
     "Scalar",
     "StringMatch",
+    "Truth",
     "parse_filter",
     "size_of",
     "unknown_name",
 ]
 
-Scalar: TypeAlias = str | int | float | bool | dt.datetime
+
+class Truth(enum.Enum):
+    """A boolean with which a dynamic attribute is compared. True equals 1, and filters by them are not the same."""
+
+    FALSE = False
+    TRUE = True
+
+
+Scalar: TypeAlias = str | int | float | bool | dt.datetime | Truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,28 +154,34 @@ _NEGATED = (pb.OPERATOR_NE, pb.OPERATOR_NIN)
 
 
 def parse_filter(
-    message: pb.Filter, attributes: Mapping[str, AttributeType], *, path: str = "where"
+    message: pb.Filter,
+    attributes: Mapping[str, AttributeType],
+    *,
+    dynamic: bool = False,
+    path: str = "where",
 ) -> Node | None:
     """Return the filter as a tree, or None if it allows every row.
 
     Args:
         message: the filter.
-        attributes: the types of the index's attributes.
+        attributes: the types of the attributes that the index declares.
+        dynamic: whether it takes others, too: then no name is unknown.
         path: where the filter is in the request, for errors.
 
     Raises:
         InvalidRequestError: an unknown field, a value of the wrong type, or an exceeded limit; names the path.
 
     """
-    parser = _Parser({"id": "string", "document_id": "string", **attributes})
+    parser = _Parser({**FIXED_FIELDS, **attributes}, dynamic=dynamic)
     return parser.node(message, path, 1)
 
 
 class _Parser:
     """Walks over one filter and counts its parts: the limits apply to the filter as a whole."""
 
-    def __init__(self, fields: Mapping[str, AttributeType]) -> None:
+    def __init__(self, fields: Mapping[str, AttributeType], *, dynamic: bool) -> None:
         self._fields = fields
+        self._dynamic = dynamic
         self._parts = 0
         self._conditions = 0
         self._values = 0
@@ -202,44 +222,46 @@ class _Parser:
         self._values += len(message.values)
         _check_limit(self._conditions, MAX_FILTER_CONDITIONS, path, "conditions")
         _check_limit(self._values, MAX_FILTER_VALUES, path, "values")
-        kind = self._kind_of(message.field, path)
+        name, kind = self._field(message.field, path)
         here = _condition_path(message, path)
         if message.operator == pb.OPERATOR_EXISTS:
-            return _exists(message, here)
-        node = self._positive(message, kind, here)
+            return _exists(name, message, here)
+        node = self._positive(message, name, kind, here)
         return _negated(node) if message.operator in _NEGATED else node
 
-    def _positive(self, message: pb.Condition, kind: AttributeType, path: str) -> Node:
+    def _positive(self, message: pb.Condition, name: str, kind: FieldKind, path: str) -> Node:
         if message.operator in GEO:
-            return parse_geo(message, kind, path)
+            return parse_geo(message, name, kind, path)
         if message.operator in MATCHES:
-            return parse_match(message, kind, path)
+            return parse_match(message, name, kind, path)
         if message.operator in HAS_ALL:
-            return parse_has_all(message, kind, path, typed=lambda value, at: _typed(value, kind, at))
-        return (
-            _is_in(message, kind, path) if message.operator in _MEMBERSHIPS else _compare(message, kind, path)
-        )
+            return parse_has_all(message, name, kind, path, typed=lambda value, at: _typed(value, kind, at))
+        if message.operator in _MEMBERSHIPS:
+            return _is_in(name, message.values, kind, path)
+        return _compare(message, name, kind, path)
 
-    def _kind_of(self, name: str, path: str) -> AttributeType:
-        kind = self._fields.get(name)
-        if kind is None:
-            raise InvalidRequestError.at(f"{path}.{name:.80}", unknown_name(name, self._fields, "attribute"))
-        return kind
+    def _field(self, given: str, path: str) -> tuple[str, FieldKind]:
+        """Return the name of a field, and its type."""
+        name = field_name(given, self._fields, dynamic=self._dynamic)
+        if name is None or not given:
+            raise InvalidRequestError.at(
+                f"{path}.{given:.80}", unknown_name(given, self._fields, "attribute")
+            )
+        return name, self._fields.get(given, "dynamic")
 
 
-def _compare(message: pb.Condition, kind: AttributeType, path: str) -> Node:
+def _compare(message: pb.Condition, name: str, kind: FieldKind, path: str) -> Node:
     if len(message.values) != 1:
         raise InvalidRequestError.at(path, f"needs exactly one value, got {len(message.values)}")
     if message.operator in _EQUALITIES:
-        if _is_null(message.values[0]):
-            return Not(Exists(message.field))
-        return Compare(message.field, "eq", _typed(message.values[0], kind, path))
+        return _equals(name, message.values[0], kind, path)
     order = _ORDERS.get(message.operator)
     if order is None:
         raise InvalidRequestError.at(path, f"unknown operator {message.operator}")
-    if kind == "bool":
+    value = _typed(message.values[0], kind, path)
+    if isinstance(value, (bool, Truth)):
         raise InvalidRequestError.at(path, "booleans have no order; use $eq")
-    return Compare(message.field, order, _typed(message.values[0], kind, path))
+    return Compare(name, order, value)
 
 
 def unknown_name(name: str, known: Mapping[str, object], what: str) -> str:
@@ -253,30 +275,32 @@ def _check_limit(count: int, most: int, path: str, what: str) -> None:
         raise InvalidRequestError.at(path.split(".", 1)[0], f"has more than {most} {what}")
 
 
-def _exists(message: pb.Condition, path: str) -> Node:
+def _equals(name: str, message: pb.Value, kind: FieldKind, path: str) -> Node:
+    if message.WhichOneof("kind") is None:
+        return Not(Exists(name))
+    return Compare(name, "eq", _typed(message, kind, path))
+
+
+def _is_in(name: str, messages: Sequence[pb.Value], kind: FieldKind, path: str) -> Node:
+    if not messages:
+        raise InvalidRequestError.at(path, "must not be empty")
+    given = [(i, message) for i, message in enumerate(messages) if message.WhichOneof("kind") is not None]
+    values = {_typed(value, kind, f"{path}[{i}]"): None for i, value in given}
+    node = IsIn(name, tuple(values))
+    if len(given) == len(messages):
+        return node
+    return AnyOf((node, Not(Exists(name)))) if given else Not(Exists(name))
+
+
+def _exists(name: str, message: pb.Condition, path: str) -> Node:
     if len(message.values) != 1 or message.values[0].WhichOneof("kind") != "bool_value":
         raise InvalidRequestError.at(path, "must be true or false")
-    node = Exists(message.field)
+    node = Exists(name)
     return node if message.values[0].bool_value else Not(node)
-
-
-def _is_in(message: pb.Condition, kind: AttributeType, path: str) -> Node:
-    if not message.values:
-        raise InvalidRequestError.at(path, "must not be empty")
-    given = [(value, f"{path}[{i}]") for i, value in enumerate(message.values) if not _is_null(value)]
-    values = {_typed(value, kind, at): None for value, at in given}
-    if len(given) == len(message.values):
-        return IsIn(message.field, tuple(values))
-    missing = Not(Exists(message.field))
-    return AnyOf((missing, IsIn(message.field, tuple(values)))) if values else missing
 
 
 def _negated(node: Node) -> Node:
     return node.part if isinstance(node, Not) else Not(node)
-
-
-def _is_null(message: pb.Value) -> bool:
-    return message.WhichOneof("kind") is None
 
 
 def _condition_path(message: pb.Condition, path: str) -> str:
@@ -292,8 +316,10 @@ def _not_empty(message: pb.FilterList, path: str) -> None:
         raise InvalidRequestError.at(path, "must not be empty")
 
 
-def _typed(message: pb.Value, kind: AttributeType, path: str) -> Scalar:
+def _typed(message: pb.Value, kind: FieldKind, path: str) -> Scalar:
     """Return the value converted to the attribute's type; conversions that lose information are refused."""
+    if kind == "dynamic":
+        return _any_scalar(message, path)
     given = message.WhichOneof("kind")
     if given not in _ACCEPTED[kind]:
         raise InvalidRequestError.at(path, f"must be {_ARTICLES[kind]}, got {_shown(message)}")
@@ -306,6 +332,23 @@ def _typed(message: pb.Value, kind: AttributeType, path: str) -> Scalar:
     return typed
 
 
+def _any_scalar(message: pb.Value, path: str) -> Scalar:
+    """Return a value to compare a dynamic attribute with; timestamps as the text that they are kept as."""
+    given = message.WhichOneof("kind")
+    if given == "timestamp_value":
+        return timestamp_text(_datetime(message, path))
+    if given not in _SCALARS:
+        raise InvalidRequestError.at(
+            path, f"must be a string, a number, true or false, got {_shown(message)}"
+        )
+    value: Scalar = getattr(message, given)
+    if isinstance(value, bool):
+        return Truth(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidRequestError.at(path, f"must be finite, got {value}")
+    return value
+
+
 def _datetime(message: pb.Value, path: str) -> dt.datetime:
     try:
         return message.timestamp_value.ToDatetime(tzinfo=dt.timezone.utc)
@@ -313,6 +356,7 @@ def _datetime(message: pb.Value, path: str) -> dt.datetime:
         raise InvalidRequestError.at(path, "must lie in the years 1 to 9999") from error
 
 
+_SCALARS = ("string_value", "int_value", "float_value", "bool_value")
 _STRINGS = ("string_value",)
 _ACCEPTED: dict[AttributeType, tuple[str, ...]] = {
     "string": _STRINGS,

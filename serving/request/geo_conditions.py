@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from scannery.indexer import AttributeType
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.limits import MAX_GEO_RADIUS_M
+from scannery.serving.request.field_names import FieldKind
 from scannery.v1 import types_pb2 as pb
 
 __all__ = ["GEO", "Area", "Box", "Circle", "GeoWithin", "parse_geo"]
@@ -50,11 +50,12 @@ class GeoWithin:
 GEO = (pb.OPERATOR_GEO_RADIUS, pb.OPERATOR_GEO_BOX)
 
 
-def parse_geo(message: pb.Condition, kind: AttributeType, path: str) -> GeoWithin:
+def parse_geo(message: pb.Condition, name: str, kind: FieldKind, path: str) -> GeoWithin:
     """Return a condition of an operator of GEO.
 
     Args:
         message: the condition.
+        name: of the field in the tree.
         kind: type of the attribute.
         path: where the condition is in the request, for errors.
 
@@ -63,12 +64,14 @@ def parse_geo(message: pb.Condition, kind: AttributeType, path: str) -> GeoWithi
 
     """
     if kind != "geo":
-        raise InvalidRequestError.at(path, f"is for places, and {message.field!r:.80} is of type {kind}")
+        hint = "; only a declared attribute of type geo has places" if kind == "dynamic" else ""
+        what = f"is for places, and {message.field!r:.80} is of type {kind}{hint}"
+        raise InvalidRequestError.at(path, what)
     if len(message.values) != 2:
         raise InvalidRequestError.at(path, f"needs two values, got {len(message.values)}")
     first, second = message.values
     is_circle = message.operator == pb.OPERATOR_GEO_RADIUS
-    return GeoWithin(message.field, _circle(first, second, path) if is_circle else _box(first, second, path))
+    return GeoWithin(name, _circle(first, second, path) if is_circle else _box(first, second, path))
 
 
 def _circle(centre: pb.Value, radius: pb.Value, path: str) -> Circle:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from scannery.indexer import AttributeType
 from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.request.field_names import FieldKind
 from scannery.v1 import types_pb2 as pb
 
 __all__ = ["HAS_ALL", "MATCHES", "HasAll", "MatchOperator", "StringMatch", "parse_has_all", "parse_match"]
@@ -43,12 +43,13 @@ MATCHES: dict[int, MatchOperator] = {
 
 
 def parse_has_all(
-    message: pb.Condition, kind: AttributeType, path: str, *, typed: Callable[[pb.Value, str], Any]
+    message: pb.Condition, name: str, kind: FieldKind, path: str, *, typed: Callable[[pb.Value, str], Any]
 ) -> HasAll:
     """Return a condition of an operator of HAS_ALL.
 
     Args:
         message: the condition.
+        name: of the field in the tree.
         kind: type of the attribute.
         path: where the condition is in the request, for errors.
         typed: returns a value in the type of the list's elements.
@@ -57,7 +58,7 @@ def parse_has_all(
         InvalidRequestError: the attribute is no list, or a value does not fit.
 
     """
-    if kind != "string_list":
+    if kind not in ("string_list", "dynamic"):
         hint = "use $eq for the whole value, $prefix for its beginning" if kind == "string" else "use $eq"
         raise InvalidRequestError.at(
             path, f"is for lists, and {message.field!r:.80} is of type {kind}; {hint}"
@@ -68,14 +69,14 @@ def parse_has_all(
         if len(message.values) != 1:
             what = f"needs exactly one value, got {len(message.values)}; use $all for several"
             raise InvalidRequestError.at(path, what)
-        return HasAll(message.field, (typed(message.values[0], path),))
+        return HasAll(name, (typed(message.values[0], path),))
     values = {typed(value, f"{path}[{i}]"): None for i, value in enumerate(message.values)}
-    return HasAll(message.field, tuple(values))
+    return HasAll(name, tuple(values))
 
 
-def parse_match(message: pb.Condition, kind: AttributeType, path: str) -> StringMatch:
+def parse_match(message: pb.Condition, name: str, kind: FieldKind, path: str) -> StringMatch:
     """Return a condition of an operator of MATCHES; raises as `parse_has_all`."""
-    if kind not in ("string", "string_list"):
+    if kind not in ("string", "string_list", "dynamic"):
         raise InvalidRequestError.at(path, f"is for strings, and {message.field!r:.80} is of type {kind}")
     if len(message.values) != 1:
         raise InvalidRequestError.at(path, f"needs exactly one value, got {len(message.values)}")
@@ -86,4 +87,4 @@ def parse_match(message: pb.Condition, kind: AttributeType, path: str) -> String
     operator = MATCHES[message.operator]
     text = value.string_value
     # Folded here, so that filters that differ by case are one entry of the cache.
-    return StringMatch(message.field, operator, text if operator == "prefix" else text.casefold())
+    return StringMatch(name, operator, text if operator == "prefix" else text.casefold())

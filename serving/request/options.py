@@ -44,7 +44,12 @@ class Fields:
     payload: bool
     offsets: bool
     attributes: tuple[str, ...]
+    """Declared attributes."""
     vector: bool
+    dynamic: bool = False
+    """Whether it includes dynamic attributes."""
+    dynamic_names: tuple[str, ...] = ()
+    """Those that it includes; none: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +190,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     options = Options(
         k=_within("k", k, 1, limits.MAX_K),
         offset=_within("offset", message.offset, 0, limits.MAX_OFFSET),
-        where=parse_filter(message.where, spec.attributes),
+        where=parse_filter(message.where, spec.attributes, dynamic=spec.dynamic),
         max_per_group=max_per_group,
         group_by=group_by,
         min_score=_min_score(message),
@@ -219,8 +224,11 @@ def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fiel
     if len(names) > limits.MAX_RETURN_FIELDS:
         raise InvalidRequestError.at("fields", f"has more than {limits.MAX_RETURN_FIELDS} names")
     known = dict.fromkeys((*_FIELDS, *spec.attributes))
+    others = tuple(dict.fromkeys(name for name in names if name not in known))
     for name in names:
-        if name not in known:
+        if name not in known and not (
+            spec.dynamic and name
+        ):  # another name is of an attribute that no row has
             raise InvalidRequestError.at("fields", f"{name!r:.80}: {unknown_name(name, known, 'field')}")
     wanted = set(names) or set(known)
     return Fields(
@@ -230,6 +238,8 @@ def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fiel
         offsets="offsets" in wanted,
         attributes=tuple(name for name in spec.attributes if name in wanted),
         vector=vector,
+        dynamic=spec.dynamic and (not names or bool(others)),
+        dynamic_names=others if spec.dynamic else (),
     )
 
 
@@ -314,9 +324,8 @@ def _crowding(message: pb.SearchOptions, spec: IndexSpec) -> tuple[int | None, s
         kind = spec.attributes.get(group_by)
         if kind is None:
             known = dict.fromkeys(("document_id", *spec.attributes))
-            raise InvalidRequestError.at(
-                "group_by", f"{group_by!r:.80}: {unknown_name(group_by, known, 'attribute')}"
-            )
+            what = unknown_name(group_by, known, "declared attribute" if spec.dynamic else "attribute")
+            raise InvalidRequestError.at("group_by", f"{group_by!r:.80}: {what}")
         if kind == "string_list":
             raise InvalidRequestError.at(
                 "group_by", f"{group_by!r} is a string_list; a row would be in many groups"

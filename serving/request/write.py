@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from scannery.embed.text.transcripts import spoken_text
-from scannery.indexer import SPAN, Manifest, Rejected, SizeLimits, validate
+from scannery.indexer import (
+    DYNAMIC_COLUMN,
+    SPAN,
+    InvalidRecordError,
+    Manifest,
+    Rejected,
+    SizeLimits,
+    validate,
+)
+from scannery.indexer.datapoints.dynamic import check_dynamic_name
 from scannery.live.write_request import Condition, Conditional, Deletion, PartialUpdate, Upserts
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
@@ -29,7 +39,8 @@ _SIZES = SizeLimits(
 )
 _COLUMNS = {"title": "title", "payload_json": "payload"}
 """Columns of the fields that a mask can name besides attributes."""
-_NEVER_IN_PART = ("vector", "sparse_vector", "text", "document_id", *SPAN)
+_NEVER_IN_PART = ("vector", "sparse_vector", "text", "document_id", "dynamic_json", *SPAN)
+_ATTRIBUTES = "attributes."
 
 
 def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> Upserts:
@@ -58,7 +69,7 @@ def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> Upserts:
         rows=rows,
         numbers=numbers,
         partial=tuple(
-            PartialUpdate(_path(number), batch.items[number].datapoint.id, values)
+            PartialUpdate(_path(number), batch.items[number].datapoint.id, *values)
             for number, values in changes.items()
         ),
         conditional=tuple(
@@ -85,17 +96,32 @@ class _Batch:
                 self._check_cut(number, self.items[number].datapoint)
         return table
 
-    def changes(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Return the new values of some items, of which only what the mask names is written, by column."""
+    def changes(self, numbers: Sequence[int]) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
+        """Return the new values of some items, of which only what the mask names is written.
+
+        The first are by column, the second are dynamic attributes by name, None for those to remove.
+        """
         for number in numbers:
             self._check_mask(number, self.items[number])
         table = self._validated(numbers, partial=True)
         if self._errors:
             return {}
         return {
-            number: {column: row[column] for column in map(_column, _mask(self.items[number]))}
+            number: self._changes(_mask(self.items[number]), row)
             for number, row in zip(numbers, table.to_pylist(), strict=True)
         }
+
+    def _changes(self, mask: Sequence[str], row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        dynamic = [name for name in mask if self._is_dynamic(name)]
+        given = json.loads(row.get(DYNAMIC_COLUMN) or "{}") if dynamic else {}
+        values = {
+            column: row[column] for column in map(_column, (name for name in mask if name not in dynamic))
+        }
+        return values, {name: given.get(name) for name in map(_column, dynamic)}
+
+    def _is_dynamic(self, name: str) -> bool:
+        attribute = name.removeprefix(_ATTRIBUTES)
+        return self._spec.dynamic and attribute != name and attribute not in self._spec.attributes
 
     def conditions(self, numbers: Sequence[int]) -> dict[int, Condition]:
         """Return the conditions of some items, of those that have one."""
@@ -160,7 +186,9 @@ class _Batch:
         point, mask = item.datapoint, _mask(item)
         known = dict.fromkeys((*_COLUMNS, *(f"attributes.{name}" for name in self._spec.attributes)))
         for name in mask:
-            if name not in known:
+            if self._is_dynamic(name):
+                self._check_name(number, name)
+            elif name not in known:
                 self._note(number, "update_mask", f"{name!r:.80}: {unknown_name(name, known, 'field')}")
         given = {field.name for field, _ in point.ListFields()}
         for name in _NEVER_IN_PART:
@@ -173,6 +201,12 @@ class _Batch:
                 self._note(number, f"datapoint.{name}", "is not in the update_mask")
         if item.condition.if_absent:
             self._note(number, "condition.if_absent", "makes no sense with an update_mask")
+
+    def _check_name(self, number: int, name: str) -> None:
+        try:
+            check_dynamic_name(name.removeprefix(_ATTRIBUTES), path=name)
+        except InvalidRecordError as error:
+            self._note(number, "update_mask", error.message)
 
     def _note(self, number: int, field: str, what: str) -> None:
         self._errors.setdefault(number, InvalidRequestError.at(f"{_path(number)}.{field}", what))

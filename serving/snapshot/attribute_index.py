@@ -9,23 +9,47 @@ Shapes: V distinct values, P postings (rows, once for each value they have), N r
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer import Segment, id_hashes
 from scannery.serving.request.geo_conditions import Area
 from scannery.serving.request.match_conditions import MatchOperator
 from scannery.serving.snapshot.nothing_matches import NothingMatches
 from scannery.serving.snapshot.string_matches import ArrowStrings, FoldedStrings, prefix_range
 
-__all__ = ["AttributePostings", "Field", "IdField", "Operator"]
+__all__ = [
+    "LONG_RUN",
+    "AttributePostings",
+    "Field",
+    "Operator",
+    "ValueKind",
+    "ValueRuns",
+    "common_rows",
+]
 
 Operator = Literal["eq", "gt", "gte", "lt", "lte"]
+ValueKind: TypeAlias = Literal["string", "int", "float", "bool", "timestamp", "geo", "other"]
+"""Type of the values of a field; `other`: nested values, of which no more is known than that they are there."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueRuns:
+    """The distinct values of one type of a field, and the rows that have each of them."""
+
+    kind: ValueKind
+    """Their exact type: a dynamic field has the integer 1 and the float 1.0 apart."""
+    values: pa.Array
+    """The values, ascending, (V,): strings by code point, timestamps as `timestamp[us, UTC]`. Of `other`: one null."""
+    starts: np.ndarray
+    """Where the rows of each value start in `rows_P`, and where those of the last one end, int64 (V + 1,)."""
+    rows_P: np.ndarray
+    """Row numbers, int32 (P,), ascending for each value. A row is there once for each distinct value that it has."""
 
 
 class Field(Protocol):
@@ -64,22 +88,44 @@ class Field(Protocol):
     def exists(self) -> np.ndarray:
         """Return which rows have the field."""
 
+    def runs(self) -> Sequence[ValueRuns]:
+        """Return the distinct values with their rows, one entry for each type that occurs."""
+
 
 class AttributePostings(NothingMatches):
-    """The index of one column. Immutable; safe to use from several threads."""
+    """The index of one column, or of the values of one type. Immutable; safe to use from several threads."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         # Tables have one chunk, unless they are empty or made by a test.
         array = column.combine_chunks()
         array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
-        super().__init__(len(array))
-        self._missing = np.flatnonzero(~_bools(pc.is_valid(array))) if array.null_count else _NONE
-        self._type = array.type.value_type if pa.types.is_list(array.type) else array.type
+        missing = np.flatnonzero(~_bools(pc.is_valid(array))) if array.null_count else _NONE
         rows_P, values = _flattened(array)
+        self._fill(len(array), missing, rows_P, values)
+
+    @classmethod
+    def of_values(cls, rows: int, rows_P: np.ndarray, values: pa.Array) -> AttributePostings:
+        """Return the index of values that are known with their rows.
+
+        Args:
+            rows: N.
+            rows_P: the row of each value, ascending.
+            values: of one type, without nulls, (P,); a dictionary array is as good.
+
+        """
+        made = cls.__new__(cls)
+        made._fill(rows, _NONE, rows_P, values)
+        return made
+
+    def _fill(self, rows: int, missing: np.ndarray, rows_P: np.ndarray, values: pa.Array) -> None:
+        self._rows = rows
+        self._missing = missing
         self._values, codes_P = _distinct(values)
+        self._type = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
         order_P = np.argsort(codes_P, kind="stable")
-        self._rows_P = rows_P[order_P].astype(np.int32)
-        self._starts: np.ndarray = np.searchsorted(codes_P[order_P], np.arange(len(self._values) + 1))
+        rows_P, codes_P = _once(rows_P[order_P].astype(np.int32), codes_P[order_P])
+        self._rows_P = rows_P
+        self._starts: np.ndarray = np.searchsorted(codes_P, np.arange(len(self._values) + 1))
 
     @property
     def size_bytes(self) -> int:
@@ -160,7 +206,7 @@ class AttributePostings(NothingMatches):
         runs = self._all_runs(values)
         if len(runs[0]) > LONG_RUN * most:
             return None
-        rows = _common(runs)
+        rows = common_rows(runs)
         return None if len(rows) > most else rows.astype(np.int64)
 
     def _all_runs(self, values: Iterable[Any]) -> list[np.ndarray]:
@@ -211,6 +257,15 @@ class AttributePostings(NothingMatches):
         mask_N[self._missing] = False
         return mask_N
 
+    def runs(self) -> Sequence[ValueRuns]:
+        """Return the distinct values with their rows: of one type, and none if no row has a value."""
+        if not len(self._rows_P):
+            return ()
+        values = self._values
+        if isinstance(values, np.ndarray):
+            values = pa.array(values).cast(self._type)
+        return (ValueRuns(_kind_of(self._type), values, self._starts, self._rows_P),)
+
     def _place(self, value: Any) -> tuple[int, int]:
         """Return where a value begins and ends among the distinct values: the range has 1 value, or 0."""
         if pa.types.is_timestamp(self._type):
@@ -220,56 +275,6 @@ class AttributePostings(NothingMatches):
             return bounds[0], bounds[1]
         strings = ArrowStrings(self._values)
         return bisect_left(strings, value), bisect_right(strings, value)
-
-
-class IdField(NothingMatches):
-    """The ids of a segment, which has a hash index of them; postings are made for order and beginnings only."""
-
-    def __init__(self, segment: Segment, postings: Callable[[], Field]) -> None:
-        super().__init__(segment.rows)
-        self._segment = segment
-        self._postings = postings
-
-    def among(self, values: Iterable[Any]) -> np.ndarray:
-        """Return which rows have one of the ids."""
-        mask_N = np.zeros(self._segment.rows, bool)
-        mask_N[self._rows_of(values)] = True
-        return mask_N
-
-    def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        rows = self._rows_of(values)
-        return None if len(rows) > most else np.unique(rows)
-
-    def compare(self, operator: Operator, value: Any) -> np.ndarray:
-        """Return which ids compare so with a value."""
-        if operator == "eq":
-            return self.among([value])
-        return self._postings().compare(operator, value)
-
-    def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        if operator == "eq":
-            return self.few_among([value], most)
-        return self._postings().few(operator, value, most)
-
-    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
-        """Return which ids match."""
-        return self._postings().matches(operator, value)
-
-    def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        return self._postings().few_matches(operator, value, most)
-
-    def _rows_of(self, values: Iterable[Any]) -> np.ndarray:
-        names = list(values)
-        rows = self._segment.rows_of(names, id_hashes(names))
-        found: np.ndarray = rows[rows >= 0]
-        return found
-
-    def exists(self) -> np.ndarray:
-        """Return all rows: each has an id."""
-        return np.ones(self._segment.rows, bool)
 
 
 _NONE = np.zeros(0, np.int64)
@@ -288,7 +293,7 @@ def _places(values_V: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return found
 
 
-def _common(runs: list[np.ndarray]) -> np.ndarray:
+def common_rows(runs: list[np.ndarray]) -> np.ndarray:
     """Return the rows that are in all of some lists, distinct; each list ascends, the first one is the shortest.
 
     Takes as long as the shortest list is, times the logarithm of the others.
@@ -312,8 +317,35 @@ def _flattened(array: pa.Array) -> tuple[np.ndarray, pa.Array]:
     return rows_P, values
 
 
+def _once(rows_P: np.ndarray, codes_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return postings in the order of their values, each row once for a value: a list may have it twice."""
+    again_P = np.zeros(len(rows_P), bool)
+    again_P[1:] = (rows_P[1:] == rows_P[:-1]) & (codes_P[1:] == codes_P[:-1])
+    return (rows_P[~again_P], codes_P[~again_P]) if again_P.any() else (rows_P, codes_P)
+
+
+def _kind_of(kind: pa.DataType) -> ValueKind:
+    for name, is_kind in _KINDS.items():
+        if is_kind(kind):
+            return name
+    return "other"
+
+
+_KINDS: dict[ValueKind, Callable[[pa.DataType], bool]] = {
+    "string": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    "int": pa.types.is_integer,
+    "float": pa.types.is_floating,
+    "bool": pa.types.is_boolean,
+    "timestamp": pa.types.is_timestamp,
+}
+
+
 def _distinct(values: pa.Array) -> tuple[Any, np.ndarray]:
     """Return the distinct values, ascending (arrow strings, or a NumPy array), and the number of each value."""
+    if pa.types.is_dictionary(values.type):
+        distinct, number_V = _distinct(values.dictionary)
+        codes_P = number_V[values.indices.to_numpy(zero_copy_only=False)] if len(values) else _NONE
+        return distinct, codes_P
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         encoded = values.dictionary_encode()
         # Arrow sorts strings by bytes of UTF-8, which is the order of code points, as Python's.

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import FEW_ROWS, AllowedRows, Segment
 from scannery.runtime.bounded_cache import BoundedCache
+from scannery.serving.request.field_names import dynamic_name
 from scannery.serving.request.filter import (
     AllOf,
     AnyOf,
@@ -28,8 +30,10 @@ from scannery.serving.request.filter import (
     StringMatch,
     size_of,
 )
-from scannery.serving.snapshot.attribute_index import AttributePostings, Field, IdField
+from scannery.serving.snapshot.attribute_index import AttributePostings, Field
+from scannery.serving.snapshot.dynamic_index import DynamicField
 from scannery.serving.snapshot.geo_index import GeoIndex
+from scannery.serving.snapshot.id_index import IdField
 
 __all__ = ["FilterCache", "evaluate", "few_rows"]
 
@@ -94,9 +98,7 @@ class FilterCache:
     def __init__(self, max_bytes: int = 64 << 20, *, max_index_bytes: int = 512 << 20) -> None:
         # Live rows are part of the key by identity: an open version has one such object for each segment.
         self._allowed: BoundedCache[_Key, AllowedRows] = BoundedCache(max_bytes)
-        self._postings: BoundedCache[tuple[str, str], AttributePostings | GeoIndex] = BoundedCache(
-            max_index_bytes
-        )
+        self._postings: BoundedCache[tuple[str, str], _Indexed] = BoundedCache(max_index_bytes)
 
     @property
     def hits(self) -> int:
@@ -146,7 +148,7 @@ class FilterCache:
 
         def field(name: str) -> Field:
             if name not in used:
-                used[name] = self._field(segment, name)
+                used[name] = self.field(segment, name)
             return used[name]
 
         rows = few_rows(node, field, most)
@@ -161,18 +163,34 @@ class FilterCache:
         if known is not None:
             self._postings.recount((sha256, name), known.size_bytes)
 
-    def _field(self, segment: Segment, name: str) -> Field:
-        return (
-            IdField(segment, lambda: self._indexed(segment, name))
-            if name == "id"
-            else self._indexed(segment, name)
-        )
+    def field(self, segment: Segment, name: str) -> Field:
+        """Return the index of a field of a segment, made now if it is not in the cache.
 
-    def _indexed(self, segment: Segment, name: str) -> AttributePostings | GeoIndex:
+        Args:
+            segment: the segment.
+            name: of the field in filters: see `field_name`.
+
+        """
+        attribute = dynamic_name(name)
+        if attribute is not None or name not in segment.table.column_names:
+            # Segments of before an attribute was declared may have it as a dynamic one, or not at all.
+            return self._kept(segment, name, partial(DynamicField.of, segment, attribute or name))
+        postings = partial(self._kept, segment, name, partial(_declared, segment, name))
+        return IdField(segment, postings) if name == "id" else postings()
+
+    def _kept(self, segment: Segment, name: str, make: Callable[[], _Indexed]) -> _Indexed:
         key = (segment.entry.sha256, name)
         known = self._postings.find(key)
         if known is None:
-            column = segment.column(name)
-            known = GeoIndex(column) if pa.types.is_struct(column.type) else AttributePostings(column)
+            # Made without a lock: two threads may make the same, and neither waits.
+            known = make()
             self._postings.keep(key, known, known.size_bytes)
         return known
+
+
+_Indexed: TypeAlias = AttributePostings | DynamicField | GeoIndex
+
+
+def _declared(segment: Segment, name: str) -> AttributePostings | GeoIndex:
+    column = segment.column(name)
+    return GeoIndex(column) if pa.types.is_struct(column.type) else AttributePostings(column)

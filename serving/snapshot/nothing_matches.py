@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -74,3 +74,7 @@ class NothingMatches:
     def exists(self) -> np.ndarray:
         """Return no rows."""
         return self._none()
+
+    def runs(self) -> Sequence[Any]:
+        """Return no values."""
+        return ()

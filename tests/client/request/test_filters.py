@@ -55,6 +55,14 @@ def test_datetimes_keep_their_microseconds_before_and_after_1970() -> None:
         assert value.timestamp_value.ToDatetime(tzinfo=dt.timezone.utc) == moment
 
 
+def test_none_stands_for_not_set() -> None:
+    for where in ({"year": None}, {"year": {"$eq": None}}):
+        assert build_filter(where) == pb.Filter(
+            condition=pb.Condition(field="year", operator=pb.OPERATOR_EQ, values=[pb.Value()])
+        )
+    assert build_filter({"year": {"$in": [1, None]}}).condition.values[1] == pb.Value()
+
+
 def test_sets_and_tuples_are_lists() -> None:
     assert build_filter({"a": {"$in": ("x",)}}) == build_filter({"a": {"$in": {"x"}}})
 
@@ -93,7 +101,7 @@ FIELD_HOLDS_ITSELF["$not"] = FIELD_HOLDS_ITSELF
         ({"year": {}}, "where.year", "needs a value or one of"),
         ({"year": [1, 2]}, "where.year", "use $in"),
         ({"year": {"$gte": [1]}}, "where.year.$gte", "use $in"),
-        ({"year": {"$gt": None}}, "where.year.$gt", "$exists"),
+        ({"year": {"$gt": None}}, "where.year.$gt", "null has no order"),
         ({"year": {"$gtee": 1}}, "where.year.$gtee", "did you mean $gte?"),
         ({"year": {"gte": 1}}, "where.year.gte", "did you mean $gte?"),
         ({"year": {"$xyz": 1}}, "where.year.$xyz", "must be one of $eq"),
@@ -125,6 +133,7 @@ FIELD_HOLDS_ITSELF["$not"] = FIELD_HOLDS_ITSELF
         ({"$not": 3}, "where.$not", "must be a dictionary"),
         ({"a": {"$in": "xyz"}}, "where.a.$in", "must be a list"),
         ({"a": {"$in": [1, b"x"]}}, "where.a.$in[1]", "must be a string, number"),
+        ({"a": {"$in": [1, [2]]}}, "where.a.$in[1]", "must be a string, number"),
         ({"a": {"$exists": 1}}, "where.a.$exists", "true or false"),
         ({"a": float("nan")}, "where.a", "must be finite"),
         ({"a": float("inf")}, "where.a", "must be finite"),

@@ -67,7 +67,7 @@ async def test_asynchronous(store: Path) -> None:
         ([{"id": "a", "vektor": VECTOR}], "upserts[0]"),
         ([{"id": True}], "upserts[0].datapoint.id"),
         ([{"id": "a", "vector": [[1.0]]}], "upserts[0].datapoint.vector"),
-        ([{"id": "a", "attributes": {"tags": [1]}}], "upserts[0].datapoint.attributes.tags"),
+        ([{"id": "a", "attributes": {"tags": [b"1"]}}], "upserts[0].datapoint.attributes.tags[0]"),
         ([{"id": "a", "payload": {1, 2}}], "upserts[0].datapoint.payload_json"),
         ([{"id": "a", "if_absent": True, "if_revision": 1}], "upserts[0].condition"),
         ([{"id": "a", "if_revision": -1}], "upserts[0].if_revision"),

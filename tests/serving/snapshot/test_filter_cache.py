@@ -203,6 +203,7 @@ class _Segment:
     """As much of a segment as a mask needs, counting how often it is asked for a column."""
 
     rows = ROWS
+    table = TABLE
 
     def __init__(self, name: str) -> None:
         self.entry = type("Entry", (), {"sha256": name})

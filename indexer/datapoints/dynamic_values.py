@@ -1,0 +1,138 @@
+"""The values of one dynamic attribute in all rows of a segment, by type.
+
+The column holds a JSON object for each row. Parsing all of them in Python would take microseconds for each row under
+the interpreter's lock. A kernel finds the values of the attribute, Arrow finds the distinct ones, and only these are
+parsed.
+
+Shapes: N rows, P values (those in lists included).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scannery.indexer.datapoints.dynamic import canonical_json
+from scannery.indexer.kernels import json_kernels as kernels
+from scannery.indexer.kernels.fused import COMPILING
+
+__all__ = ["DynamicValues", "Kind", "dynamic_values", "warm_up"]
+
+Kind = Literal["bool", "int", "float", "string"]
+"""Types of values that can be filtered by, in the order in which facets list them."""
+_TYPES: Mapping[Kind, tuple[type, pa.DataType]] = {
+    "bool": (bool, pa.bool_()),
+    "int": (int, pa.int64()),
+    "float": (float, pa.float64()),
+    "string": (str, pa.string()),
+}
+PARSED_AT_ONCE = 4096
+"""Distinct values that are parsed while the interpreter's lock is held."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DynamicValues:
+    """The values of one attribute."""
+
+    rows: int
+    """N."""
+    present_N: np.ndarray
+    """Which rows have the attribute, and not null, bool."""
+    lists: np.ndarray
+    """The rows whose value is a list of scalars, int32, ascending."""
+    nested: np.ndarray
+    """The rows whose value is an object, or a list that has objects or lists, int32, ascending."""
+    by_kind: Mapping[Kind, tuple[np.ndarray, pa.Array]]
+    """For each type that occurs: the row of each value, int32 (P,), ascending, and the values, a dictionary array."""
+
+
+def dynamic_values(column: pa.ChunkedArray, name: str) -> DynamicValues:
+    """Return the values of an attribute in a `_dynamic` column; of a list, those of its elements that are not null."""
+    key_K = _read_only(canonical_json(name).encode())
+    found = [_found(chunk, key_K) for chunk in column.chunks if len(chunk)]
+    kinds_N = np.concatenate([np.zeros(0, np.uint8), *(kinds for kinds, _, _ in found)])
+    firsts = np.cumsum([0, *(len(kinds) for kinds, _, _ in found)])[:-1]
+    rows_P = np.concatenate(
+        [
+            np.zeros(0, np.int32),
+            *(rows + np.int32(first) for (_, rows, _), first in zip(found, firsts, strict=True)),
+        ]
+    )
+    tokens = pa.chunked_array([tokens for _, _, tokens in found], pa.large_string()).combine_chunks()
+    return DynamicValues(
+        rows=len(kinds_N),
+        present_N=kinds_N >= kernels.SCALAR,
+        lists=np.flatnonzero(kinds_N == kernels.LIST).astype(np.int32),
+        nested=np.flatnonzero(kinds_N == kernels.NESTED).astype(np.int32),
+        by_kind=_typed(rows_P, tokens),
+    )
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from numba's cache."""
+    with COMPILING:
+        dynamic_values(pa.chunked_array([pa.array(['{"a":[1]}', None])]), "a")
+
+
+def _found(objects: pa.Array, key_K: np.ndarray) -> tuple[np.ndarray, np.ndarray, pa.Array]:
+    """Return what each row has, and the rows and the JSON of the scalars."""
+    rows = len(objects)
+    kinds_N, starts_N, sizes_2 = np.empty(rows, np.uint8), np.empty(rows, np.int32), np.zeros(2, np.int64)
+    _, offsets, data = objects.buffers()
+    if offsets is None or data is None or not data.size:
+        return np.zeros(rows, np.uint8), np.zeros(0, np.int32), pa.array([], pa.large_string())
+    json_B = _read_only(data)
+    offsets_N = _read_only(offsets, np.int32)[objects.offset : objects.offset + rows + 1]
+    valid_N = np.zeros(0, bool)
+    if objects.null_count:
+        valid_N = pc.is_valid(objects).to_numpy(zero_copy_only=False)
+    kernels.find_values(json_B, offsets_N, valid_N, key_K, kinds_N, starts_N, sizes_2)
+    count, size = sizes_2.tolist()
+    rows_P, ends_P, out_T = np.empty(count, np.int32), np.empty(count + 1, np.int64), np.empty(size, np.uint8)
+    kernels.copy_values(json_B, offsets_N, kinds_N, starts_N, rows_P, ends_P, out_T)
+    return kinds_N, rows_P, pa.LargeStringArray.from_buffers(count, pa.py_buffer(ends_P), pa.py_buffer(out_T))
+
+
+def _typed(rows_P: np.ndarray, tokens: pa.Array) -> dict[Kind, tuple[np.ndarray, pa.Array]]:
+    """Return the values of each type, parsed."""
+    if not len(tokens):
+        return {}
+    encoded = tokens.dictionary_encode()
+    codes_P = encoded.indices.to_numpy()
+    values = _parsed(encoded.dictionary)
+    types_V = np.array([_CODES[type(value)] for value in values], np.int8)
+    typed: dict[Kind, tuple[np.ndarray, pa.Array]] = {}
+    for kind, (python, arrow) in _TYPES.items():
+        own_V = np.flatnonzero(types_V == _CODES[python])
+        if not len(own_V):
+            continue
+        distinct = pa.array([values[place] for place in own_V.tolist()], arrow)
+        number_V = np.zeros(len(values), np.int32)
+        number_V[own_V] = np.arange(len(own_V))
+        own_P = np.flatnonzero(types_V[codes_P] == _CODES[python])
+        indices = pa.array(number_V[codes_P[own_P]])
+        typed[kind] = rows_P[own_P], pa.DictionaryArray.from_arrays(indices, distinct)
+    return typed
+
+
+def _parsed(tokens: pa.Array) -> list[Any]:
+    values: list[Any] = []
+    for start in range(0, len(tokens), PARSED_AT_ONCE):
+        values += json.loads(f"[{','.join(tokens[start : start + PARSED_AT_ONCE].to_pylist())}]")
+    return values
+
+
+_CODES = {python: code for code, (python, _) in enumerate(_TYPES.values())}
+
+
+def _read_only(data: Any, kind: type = np.uint8) -> np.ndarray:
+    # Of whatever buffer: kernels are compiled for read-only arrays apart.
+    array: np.ndarray = np.frombuffer(data, kind)
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,223 @@
+"""The index of a dynamic attribute: for each type that its values have, the rows of each value.
+
+Values are compared within their kind: strings with strings, numbers with numbers, booleans with booleans. Integers and
+floats are kept apart, so that each value comes back as it was written, and compared exactly: 2**53 + 1 is not 2.0**53.
+
+Shapes: N rows of a segment, P values (those in lists included).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer import Segment
+from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, timestamp_text
+from scannery.indexer.datapoints.dynamic_values import DynamicValues, dynamic_values
+from scannery.serving.request.filter import Truth
+from scannery.serving.request.match_conditions import MatchOperator
+from scannery.serving.snapshot.attribute_index import (
+    LONG_RUN,
+    AttributePostings,
+    Operator,
+    ValueKind,
+    ValueRuns,
+    common_rows,
+)
+from scannery.serving.snapshot.nothing_matches import NothingMatches
+
+__all__ = ["DynamicField"]
+
+
+class DynamicField(NothingMatches):
+    """Which rows have which values of one dynamic attribute. Immutable; safe to use from several threads.
+
+    Args:
+        found: the values of the attribute.
+
+    """
+
+    def __init__(self, found: DynamicValues) -> None:
+        super().__init__(found.rows)
+        self._present_N = found.present_N
+        self.lists = found.lists
+        """The rows whose value is a list, int32, ascending; their elements are values like all others."""
+        self._nested = found.nested
+        self._parts: dict[ValueKind, AttributePostings] = {
+            kind: AttributePostings.of_values(found.rows, rows_P, values)
+            for kind, (rows_P, values) in found.by_kind.items()
+        }
+
+    @classmethod
+    def of(cls, segment: Segment, name: str) -> DynamicField:
+        """Return the index of an attribute of a segment; segments of before the index was dynamic have none."""
+        has_any = DYNAMIC_COLUMN in segment.table.column_names
+        column = (
+            segment.column(DYNAMIC_COLUMN)
+            if has_any
+            else pa.chunked_array([pa.nulls(segment.rows, pa.string())])
+        )
+        return cls(dynamic_values(column, name))
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that this takes."""
+        own = self._present_N.nbytes + self.lists.nbytes + self._nested.nbytes
+        return int(own + sum(part.size_bytes for part in self._parts.values()))
+
+    def part(self, kind: ValueKind) -> AttributePostings | None:
+        """Return the index of the values of one type; None if there are none."""
+        return self._parts.get(kind)
+
+    def among(self, values: Iterable[Any]) -> np.ndarray:
+        """Return which rows equal one of the values, or have it in their list."""
+        mask_N = np.zeros(self._rows, bool)
+        for part, wanted in self._wanted(values):
+            mask_N |= part.among(wanted)
+        return mask_N
+
+    def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        return _together([part.few_among(wanted, most) for part, wanted in self._wanted(values)], most)
+
+    def compare(self, operator: Operator, value: Any) -> np.ndarray:
+        """Return which rows compare so with a value."""
+        if operator == "eq":
+            return self.among([value])
+        mask_N = np.zeros(self._rows, bool)
+        for part, own_operator, own_value in self._bounds(operator, value):
+            mask_N |= part.compare(own_operator, own_value)
+        return mask_N
+
+    def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        if operator == "eq":
+            return self.few_among([value], most)
+        bounds = self._bounds(operator, value)
+        return _together([part.few(own, bound, most) for part, own, bound in bounds], most)
+
+    def has_all(self, values: Iterable[Any]) -> np.ndarray:
+        """Return which rows have a list with all of the values."""
+        rows = self.lists
+        for value in values:
+            rows = rows[self.among([value])[rows]]
+        mask_N = np.zeros(self._rows, bool)
+        mask_N[rows] = True
+        return mask_N
+
+    def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        wanted = list(values)
+        runs = [self.few_among([value], LONG_RUN * most) for value in wanted]
+        short = [run for run in runs if run is not None]
+        if not short:
+            return None
+        rows = common_rows([min(short, key=len), *short, self.lists])
+        for value, run in zip(wanted, runs, strict=True):
+            if run is None:
+                rows = rows[self.among([value])[rows]]
+        return None if len(rows) > most else rows.astype(np.int64)
+
+    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
+        """Return which rows have a string, by itself or in a list, that matches."""
+        strings = self._parts.get("string")
+        return super().matches(operator, value) if strings is None else strings.matches(operator, value)
+
+    def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        strings = self._parts.get("string")
+        return (
+            super().few_matches(operator, value, most)
+            if strings is None
+            else strings.few_matches(operator, value, most)
+        )
+
+    def exists(self) -> np.ndarray:
+        """Return which rows have the attribute, and not null."""
+        return self._present_N.copy()
+
+    def runs(self) -> Sequence[ValueRuns]:
+        """Return the distinct values with their rows: of each exact type, and all nested values as one."""
+        runs = [run for part in self._parts.values() for run in part.runs()]
+        if len(self._nested):
+            bounds = np.array([0, len(self._nested)], np.int64)
+            runs.append(ValueRuns("other", pa.nulls(1), bounds, self._nested))
+        return runs
+
+    def _wanted(self, values: Iterable[Any]) -> Iterator[tuple[AttributePostings, list[Any]]]:
+        """Return the parts that may have some of the values, and these as each part has them."""
+        by_kind: dict[ValueKind, list[Any]] = {}
+        for value in values:
+            for kind, own in _equal_values(value):
+                by_kind.setdefault(kind, []).append(own)
+        return ((self._parts[kind], wanted) for kind, wanted in by_kind.items() if kind in self._parts)
+
+    def _bounds(self, operator: Operator, value: Any) -> Iterator[tuple[AttributePostings, Operator, Any]]:
+        """Return the parts that may have values on this side of a value, and the bound as each part has it."""
+        if isinstance(value, dt.datetime):
+            value = timestamp_text(value)
+        if isinstance(value, str):
+            bounds: Mapping[ValueKind, tuple[Operator, Any] | None] = {"string": (operator, value)}
+        else:
+            bounds = {"int": _int_bound(operator, value), "float": _float_bound(operator, value)}
+        for kind, bound in bounds.items():
+            if bound is not None and kind in self._parts:
+                yield self._parts[kind], *bound
+
+
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+
+def _equal_values(value: Any) -> Iterator[tuple[ValueKind, Any]]:
+    """Return the values of each type that equal a value."""
+    if isinstance(value, (bool, Truth)):
+        yield "bool", bool(value.value) if isinstance(value, Truth) else value
+    elif isinstance(value, str):
+        yield "string", value
+    elif isinstance(value, dt.datetime):
+        yield "string", timestamp_text(value)
+    elif isinstance(value, int):
+        yield "int", value
+        if float(value) == value:  # Python compares exactly
+            yield "float", float(value)
+    else:
+        yield "float", value
+        if value.is_integer() and _LEAST <= value <= _MOST:
+            yield "int", int(value)
+
+
+def _int_bound(operator: Operator, value: float) -> tuple[Operator, int] | None:
+    """Return the bound that integers of 64 bits have if they compare so with a number; None if none does."""
+    if isinstance(value, int):
+        return operator, value
+    if operator in ("gt", "gte"):
+        least = math.floor(value) + 1 if operator == "gt" else math.ceil(value)
+        return None if least > _MOST else ("gte", max(least, _LEAST))
+    most = math.ceil(value) - 1 if operator == "lt" else math.floor(value)
+    return None if most < _LEAST else ("lte", min(most, _MOST))
+
+
+def _float_bound(operator: Operator, value: float) -> tuple[Operator, float]:
+    """Return the bound that floats have if they compare so with a number."""
+    near = float(value)
+    if near == value:
+        return operator, near
+    # An integer between two floats: which of them is near says on which side it is.
+    if operator in ("gt", "gte"):
+        return ("gte" if near > value else "gt"), near
+    return ("lt" if near > value else "lte"), near
+
+
+def _together(found: list[np.ndarray | None], most: int) -> np.ndarray | None:
+    """Return the rows of several parts, int64, ascending; None if there may be more than `most`."""
+    rows = [part for part in found if part is not None]
+    if len(rows) < len(found) or sum(map(len, rows)) > most:
+        return None
+    if len(rows) == 1:
+        return rows[0]
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *rows]))
