@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from scannery.cli.output import size_text
-from scannery.indexer import CurvePoint, Manifest, SegmentEntry, Store
+from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store
 from scannery.indexer.tuning.settings_choice import pick_point
 
 __all__ = ["documents_of", "print_version", "time_text"]
@@ -48,6 +48,11 @@ def time_text(manifest: Manifest) -> str:
     return manifest.created_at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
+def _attributes(spec: IndexSpec) -> str:
+    names = [f"{name}: {kind}" for name, kind in spec.attributes.items()]
+    return ", ".join(names + (["others (dynamic)"] if spec.dynamic else [])) or "none"
+
+
 def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     encoder = manifest.spec.encoder
     yield "index", f"{manifest.index}, version {manifest.version}, made {time_text(manifest)}"
@@ -57,7 +62,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "datapoints", f"{manifest.rows:,} in {manifest.shards} shard(s), {size_text(manifest.size_bytes)}"
     yield "vectors", f"{manifest.dimensions} dimensions, {manifest.spec.distance}"
     yield "encoder", escape(encoder.model) if encoder else "none: the source has vectors"
-    yield "attributes", ", ".join(f"{k}: {v}" for k, v in manifest.spec.attributes.items()) or "none"
+    yield "attributes", _attributes(manifest.spec)
     if manifest.spec.lexical:
         yield "search", _search_text(manifest)
     recall = manifest.recall

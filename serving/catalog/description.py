@@ -37,6 +37,7 @@ def index_info(
         memory_rows=memory_rows(snapshot),
         recall=_recall(manifest),
         problem=problem,
+        dynamic=spec.dynamic,
     )
     info.created_at.FromDatetime(manifest.created_at)
     if details:

@@ -195,18 +195,14 @@ class AttributePostings(NothingMatches):
 
     def has_all(self, values: Iterable[Any]) -> np.ndarray:
         """Return which rows have all of the values."""
-        runs = self._all_runs(values)
-        mask_N = self._mask(runs[0])
-        for run in runs[1:]:
-            mask_N = self._mask(run[mask_N[run]])
-        return mask_N
+        return self._mask(common_rows(self._all_runs(values), self._rows))
 
     def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
         """Return the numbers of these rows, if they are few."""
         runs = self._all_runs(values)
         if len(runs[0]) > LONG_RUN * most:
             return None
-        rows = common_rows(runs)
+        rows = common_rows(runs, self._rows)
         return None if len(rows) > most else rows.astype(np.int64)
 
     def _all_runs(self, values: Iterable[Any]) -> list[np.ndarray]:
@@ -280,6 +276,8 @@ class AttributePostings(NothingMatches):
 _NONE = np.zeros(0, np.int64)
 LONG_RUN = 8
 """The rows of the rarest value may be this many times as many as those wanted; above, they are not even compared."""
+SPARSE = 16
+"""Rows are looked up in a list that is longer by this factor; a mask of the list takes longer then."""
 FEW_VALUES = 2048
 """A bisection takes as long as hashing this many strings."""
 
@@ -293,15 +291,22 @@ def _places(values_V: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return found
 
 
-def common_rows(runs: list[np.ndarray]) -> np.ndarray:
-    """Return the rows that are in all of some lists, distinct; each list ascends, the first one is the shortest.
+def common_rows(runs: list[np.ndarray], rows: int) -> np.ndarray:
+    """Return the rows that are in all of some lists, ascending.
 
-    Takes as long as the shortest list is, times the logarithm of the others.
+    Args:
+        runs: lists of distinct rows, ascending; best the shortest one first.
+        rows: N.
+
     """
-    found = np.unique(runs[0])
+    found = runs[0]
     for run in runs[1:]:
-        places = np.minimum(np.searchsorted(run, found), len(run) - 1)
-        found = found[run[places] == found]
+        if SPARSE * len(found) <= len(run):
+            found = found[run[np.minimum(np.searchsorted(run, found), len(run) - 1)] == found]
+        else:
+            mask_N = np.zeros(rows, bool)
+            mask_N[run] = True
+            found = found[mask_N[found]]
     return found
 
 

@@ -117,7 +117,7 @@ class DynamicField(NothingMatches):
         short = [run for run in runs if run is not None]
         if not short:
             return None
-        rows = common_rows([min(short, key=len), *short, self.lists])
+        rows = common_rows(sorted([*short, self.lists], key=len), self._rows)
         for value, run in zip(wanted, runs, strict=True):
             if run is None:
                 rows = rows[self.among([value])[rows]]
