@@ -313,6 +313,22 @@ def test_bad_places_of_a_build_are_dead_letters(tmp_path: Path) -> None:
     assert (report.passages, report.dead) == (4, 1)
 
 
+@pytest.mark.parametrize("kind", ["declared"], indirect=True)
+def test_a_later_build_changes_places(store: Store, tmp_path: Path) -> None:
+    rows = ROWS | {
+        "d1": {**ROWS["d1"], "place": {"lat": -1.0, "lon": 5.0}},
+        "d0": {**ROWS["d0"], "place": None},
+    }
+    records = [
+        {"id": name, "vector": vector(int(name[1:]))} | given(rows[name], 0)
+        for name in ("d0", "d1", "d3", "d4")
+    ]
+    path = tmp_path / "later.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    build(SPEC, [str(path)], store.uri, mode="upsert")
+    check_anew(store, rows)
+
+
 def test_duckdb_reads_places_of_a_segment(store: Store) -> None:
     entries = read_manifest(store, "cafes").segments
     root = Path(store.uri.removeprefix("file://"))
