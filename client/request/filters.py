@@ -24,8 +24,8 @@ Scalar: TypeAlias = str | int | float | bool | dt.datetime | dt.date | None
 """A value to compare with. Naive datetimes and dates are UTC; timestamps may be ISO 8601 strings too. None stands for
 "not set"."""
 
-_Operand: TypeAlias = Scalar | Collection[Scalar] | Mapping[str, Any]
-Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Where] | Where"]
+_Operand: TypeAlias = Scalar | Collection[Scalar | None] | Mapping[str, Any] | None
+Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Where] | Where | None"]
 """For example `{"show": "gotime", "year": {"$gte": 2020}}`; several keys must all match. None equals "not set"."""
 
 # Deeper is refused by the server; this bound only keeps a dictionary that holds itself from recursing for ever.
@@ -127,7 +127,7 @@ def _operator(name: str, key: object, operand: object, path: str, depth: int) ->
 
 def _value(value: object, operator: pb.Operator.ValueType, path: str) -> pb.Value:
     if value is None and operator not in _TAKE_NULL:
-        raise _invalid(path, "null has no order; use $exists")
+        raise _invalid(path, "null has no order, parts or spelling; use $exists")
     return build_value(value, path=path)
 
 

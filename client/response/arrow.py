@@ -79,9 +79,22 @@ def _values(values: list[Any]) -> pa.Array:
     # A declared attribute has one type; an empty list says nothing about it.
     if all(value is None or value == [] for value in values):
         return pa.array(values, pa.list_(pa.string()))
+    if all(value is None or _is_place(value) for value in values):
+        return pa.array(values, _PLACE)
     if not any(isinstance(value, dict) for value in values):
         with contextlib.suppress(pa.ArrowException):
             return pa.array(values)
     # Dynamic attributes of several types, and nested ones, are JSON text.
     texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
     return pa.array(texts, pa.string())
+
+
+def _is_place(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and [*map(type, value.values())] == [float, float]
+        and [*value] == ["lat", "lon"]
+    )
+
+
+_PLACE = pa.struct([("lat", pa.float64()), ("lon", pa.float64())])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,6 +117,8 @@ def _sparse(message: SparseVector, spec: IndexSpec) -> object:
 
 def _attribute(name: str, values: Sequence[Value | None], kind: AttributeType) -> list[object]:
     path, own = f"attributes.{name:.80}", _VALUES.get(kind)
+    if kind == "geo":
+        return [None if value is None else _place(path, value) for value in values]
     return [
         None
         if value is None
@@ -132,25 +134,33 @@ def _plain(path: str, message: Value) -> object:
     field = message.WhichOneof("kind")
     if field is None:
         return None
-    read = _READ.get(field)
-    return getattr(message, field) if read is None else read(path, message)
-
-
-def _strings(path: str, message: Value) -> object:
-    del path
-    return list(message.string_list_value.values)
-
-
-def _float(path: str, message: Value) -> object:
-    number = message.float_value
-    return number if math.isfinite(number) else _invalid(path, f"must be finite, got {number}")
-
-
-def _time(path: str, message: Value) -> object:
+    if field == "string_list_value":
+        return list(message.string_list_value.values)
+    if field in _ONLY_DYNAMIC:
+        return _invalid(
+            path, "lists of other values than strings, and nested values, are for undeclared attributes"
+        )
+    if field != "timestamp_value":
+        value = getattr(message, field)
+        bad = isinstance(value, float) and not math.isfinite(value)
+        return _invalid(path, f"must be finite, got {value}") if bad else value
     try:
         return message.timestamp_value.ToDatetime()
     except (ValueError, OverflowError):
         return _invalid(path, "must lie in the years 1 to 9999")
+
+
+def _place(path: str, message: Value) -> object:
+    """Return a place as Python has it, in any of the ways that a place may be written in."""
+    if message.HasField("geo_value"):
+        return {"lat": message.geo_value.latitude, "lon": message.geo_value.longitude}
+    try:
+        return _exact(message, path)
+    except InvalidRecordError as error:
+        return error
+
+
+_ONLY_DYNAMIC = ("list_value", "json_value")
 
 
 def _dynamic(points: Sequence[Datapoint], spec: IndexSpec, names: Set[str]) -> list[object] | None:
@@ -185,39 +195,17 @@ def _exact(message: Value, path: str) -> Any:
     field = message.WhichOneof("kind")
     if field == "list_value":
         return [_exact(item, f"{path}[{i}]") for i, item in enumerate(message.list_value.values)]
+    if field == "json_value":
+        try:
+            return json.loads(message.json_value)
+        except (ValueError, RecursionError) as error:
+            raise _invalid(path, f"is not JSON: {error}") from error
     if field == "geo_value":
         raise _invalid(path, "is a place, for which the spec must declare an attribute of type geo")
     value = _plain(path, message)
     if isinstance(value, InvalidRecordError):
         raise value
     return value
-
-
-def _list(path: str, message: Value) -> object:
-    return _invalid(path, "lists of other values than strings are for undeclared attributes")
-
-
-def _place(path: str, message: Value) -> object:
-    del path
-    return {"lat": message.geo_value.latitude, "lon": message.geo_value.longitude}
-
-
-def _json(path: str, message: Value) -> object:
-    try:
-        return json.loads(message.json_value)
-    except (ValueError, RecursionError) as error:
-        return _invalid(path, f"is not JSON: {error}")
-
-
-_READ: dict[str, Callable[[str, Value], object]] = {
-    "string_list_value": _strings,
-    "float_value": _float,
-    "timestamp_value": _time,
-    "list_value": _list,
-    "geo_value": _place,
-    "json_value": _json,
-}
-"""Values that are not taken as they are, by the field of a Value that they are in."""
 
 
 def _invalid(path: str, what: str) -> InvalidRecordError:

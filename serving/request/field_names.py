@@ -15,7 +15,7 @@ from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN
 __all__ = ["FIXED_FIELDS", "FieldKind", "dynamic_name", "field_name"]
 
 FieldKind: TypeAlias = AttributeType | Literal["dynamic"]
-"""Type of a field; dynamic attributes have one for each value."""
+"""Type of a field in a filter; a dynamic one has values of any type."""
 FIXED_FIELDS: Mapping[str, AttributeType] = {"id": "string", "document_id": "string"}
 """Fields that can be filtered by in every index."""
 _PREFIX = f"{DYNAMIC_COLUMN}."

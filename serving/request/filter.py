@@ -2,11 +2,11 @@
 
 Semantics, for a row and a condition on the attribute `a`:
 
-- A dynamic attribute takes values of any type. It matches values of the same kind only: string, number or boolean.
-- A row without `a` matches `$ne`, `$nin` and `{"$exists": false}`, and no other condition. Null equals "not set":
-  `$eq` null is `{"$exists": false}`, `$ne` null is `{"$exists": true}`.
+- A row without `a` matches `$ne`, `$nin` and `{"$exists": false}`, and no other condition.
 - A string_list matches if any of its elements does; `$ne` and `$nin` match if none does. `$all` matches if each of its
   values equals an element.
+- Null as a value stands for "not set": `{"a": None}` is `{"a": {"$exists": false}}`.
+- A dynamic attribute takes values of any type. It matches values of the same kind only: string, number or boolean.
 - `$not` matches exactly the rows that its filter does not match, rows without the attribute included. So the tree
   writes `$ne` as `$not` of `$eq`, and `$nin` as `$not` of `$in`.
 - Order is numeric, by time, or for strings by Unicode code point.
@@ -226,8 +226,19 @@ class _Parser:
         here = _condition_path(message, path)
         if message.operator == pb.OPERATOR_EXISTS:
             return _exists(name, message, here)
-        node = _positive(message, name, kind, here)
+        node = self._positive(message, name, kind, here)
         return _negated(node) if message.operator in _NEGATED else node
+
+    def _positive(self, message: pb.Condition, name: str, kind: FieldKind, path: str) -> Node:
+        if message.operator in GEO:
+            return parse_geo(message, name, kind, path)
+        if message.operator in MATCHES:
+            return parse_match(message, name, kind, path)
+        if message.operator in HAS_ALL:
+            return parse_has_all(message, name, kind, path, typed=lambda value, at: _typed(value, kind, at))
+        if message.operator in _MEMBERSHIPS:
+            return _is_in(name, message.values, kind, path)
+        return _compare(message, name, kind, path)
 
     def _field(self, given: str, path: str) -> tuple[str, FieldKind]:
         """Return the name of a field, and its type."""
@@ -239,25 +250,11 @@ class _Parser:
         return name, self._fields.get(given, "dynamic")
 
 
-def _positive(message: pb.Condition, name: str, kind: FieldKind, path: str) -> Node:
-    if message.operator in GEO:
-        return parse_geo(message, name, kind, path)
-    if message.operator in MATCHES:
-        return parse_match(message, name, kind, path)
-    if message.operator in HAS_ALL:
-        return parse_has_all(message, name, kind, path, typed=lambda value, at: _typed(value, kind, at))
-    if message.operator in _MEMBERSHIPS:
-        return _is_in(name, message.values, kind, path)
-    return _compare(message, name, kind, path)
-
-
 def _compare(message: pb.Condition, name: str, kind: FieldKind, path: str) -> Node:
     if len(message.values) != 1:
         raise InvalidRequestError.at(path, f"needs exactly one value, got {len(message.values)}")
     if message.operator in _EQUALITIES:
-        if _is_null(message.values[0]):
-            return Not(Exists(name))
-        return Compare(name, "eq", _typed(message.values[0], kind, path))
+        return _equals(name, message.values[0], kind, path)
     order = _ORDERS.get(message.operator)
     if order is None:
         raise InvalidRequestError.at(path, f"unknown operator {message.operator}")
@@ -278,6 +275,23 @@ def _check_limit(count: int, most: int, path: str, what: str) -> None:
         raise InvalidRequestError.at(path.split(".", 1)[0], f"has more than {most} {what}")
 
 
+def _equals(name: str, message: pb.Value, kind: FieldKind, path: str) -> Node:
+    if message.WhichOneof("kind") is None:
+        return Not(Exists(name))
+    return Compare(name, "eq", _typed(message, kind, path))
+
+
+def _is_in(name: str, messages: Sequence[pb.Value], kind: FieldKind, path: str) -> Node:
+    if not messages:
+        raise InvalidRequestError.at(path, "must not be empty")
+    given = [(i, message) for i, message in enumerate(messages) if message.WhichOneof("kind") is not None]
+    values = {_typed(value, kind, f"{path}[{i}]"): None for i, value in given}
+    node = IsIn(name, tuple(values))
+    if len(given) == len(messages):
+        return node
+    return AnyOf((node, Not(Exists(name)))) if given else Not(Exists(name))
+
+
 def _exists(name: str, message: pb.Condition, path: str) -> Node:
     if len(message.values) != 1 or message.values[0].WhichOneof("kind") != "bool_value":
         raise InvalidRequestError.at(path, "must be true or false")
@@ -285,23 +299,8 @@ def _exists(name: str, message: pb.Condition, path: str) -> Node:
     return node if message.values[0].bool_value else Not(node)
 
 
-def _is_in(name: str, messages: Sequence[pb.Value], kind: FieldKind, path: str) -> Node:
-    if not messages:
-        raise InvalidRequestError.at(path, "must not be empty")
-    given = [(value, f"{path}[{i}]") for i, value in enumerate(messages) if not _is_null(value)]
-    values = {_typed(value, kind, at): None for value, at in given}
-    if len(given) == len(messages):
-        return IsIn(name, tuple(values))
-    missing = Not(Exists(name))
-    return AnyOf((missing, IsIn(name, tuple(values)))) if values else missing
-
-
 def _negated(node: Node) -> Node:
     return node.part if isinstance(node, Not) else Not(node)
-
-
-def _is_null(message: pb.Value) -> bool:
-    return message.WhichOneof("kind") is None
 
 
 def _condition_path(message: pb.Condition, path: str) -> str:

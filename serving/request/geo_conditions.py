@@ -55,7 +55,7 @@ def parse_geo(message: pb.Condition, name: str, kind: FieldKind, path: str) -> G
 
     Args:
         message: the condition.
-        name: of the field (`field_name`).
+        name: of the field in the tree.
         kind: type of the attribute.
         path: where the condition is in the request, for errors.
 
@@ -64,8 +64,9 @@ def parse_geo(message: pb.Condition, name: str, kind: FieldKind, path: str) -> G
 
     """
     if kind != "geo":
-        what = "is not declared" if kind == "dynamic" else f"is of type {kind}"
-        raise InvalidRequestError.at(path, f"is for attributes of type geo, and {message.field!r:.80} {what}")
+        hint = "; only a declared attribute of type geo has places" if kind == "dynamic" else ""
+        what = f"is for places, and {message.field!r:.80} is of type {kind}{hint}"
+        raise InvalidRequestError.at(path, what)
     if len(message.values) != 2:
         raise InvalidRequestError.at(path, f"needs two values, got {len(message.values)}")
     first, second = message.values

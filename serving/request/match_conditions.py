@@ -49,7 +49,7 @@ def parse_has_all(
 
     Args:
         message: the condition.
-        name: of the field (`field_name`).
+        name: of the field in the tree.
         kind: type of the attribute.
         path: where the condition is in the request, for errors.
         typed: returns a value in the type of the list's elements.

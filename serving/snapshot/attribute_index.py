@@ -18,13 +18,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer import Segment, id_hashes
 from scannery.serving.request.geo_conditions import Area
 from scannery.serving.request.match_conditions import MatchOperator
 from scannery.serving.snapshot.nothing_matches import NothingMatches
 from scannery.serving.snapshot.string_matches import ArrowStrings, FoldedStrings, prefix_range
 
-__all__ = ["AttributePostings", "Field", "IdField", "Operator", "ValueKind", "ValueRuns"]
+__all__ = [
+    "LONG_RUN",
+    "AttributePostings",
+    "Field",
+    "Operator",
+    "ValueKind",
+    "ValueRuns",
+    "common_rows",
+]
 
 Operator = Literal["eq", "gt", "gte", "lt", "lte"]
 ValueKind: TypeAlias = Literal["string", "int", "float", "bool", "timestamp", "geo", "other"]
@@ -190,18 +197,14 @@ class AttributePostings(NothingMatches):
 
     def has_all(self, values: Iterable[Any]) -> np.ndarray:
         """Return which rows have all of the values."""
-        runs = self._all_runs(values)
-        mask_N = self._mask(runs[0])
-        for run in runs[1:]:
-            mask_N = self._mask(run[mask_N[run]])
-        return mask_N
+        return self._mask(common_rows(self._all_runs(values), self._rows))
 
     def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
         """Return the numbers of these rows, if they are few."""
         runs = self._all_runs(values)
         if len(runs[0]) > LONG_RUN * most:
             return None
-        rows = _common(runs)
+        rows = common_rows(runs, self._rows)
         return None if len(rows) > most else rows.astype(np.int64)
 
     def _all_runs(self, values: Iterable[Any]) -> list[np.ndarray]:
@@ -272,63 +275,11 @@ class AttributePostings(NothingMatches):
         return bisect_left(strings, value), bisect_right(strings, value)
 
 
-class IdField(NothingMatches):
-    """The ids of a segment, which has a hash index of them; postings are made for order and beginnings only."""
-
-    def __init__(self, segment: Segment, postings: Callable[[], Field]) -> None:
-        super().__init__(segment.rows)
-        self._segment = segment
-        self._postings = postings
-
-    def among(self, values: Iterable[Any]) -> np.ndarray:
-        """Return which rows have one of the ids."""
-        mask_N = np.zeros(self._segment.rows, bool)
-        mask_N[self._rows_of(values)] = True
-        return mask_N
-
-    def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        rows = self._rows_of(values)
-        return None if len(rows) > most else np.unique(rows)
-
-    def compare(self, operator: Operator, value: Any) -> np.ndarray:
-        """Return which ids compare so with a value."""
-        if operator == "eq":
-            return self.among([value])
-        return self._postings().compare(operator, value)
-
-    def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        if operator == "eq":
-            return self.few_among([value], most)
-        return self._postings().few(operator, value, most)
-
-    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
-        """Return which ids match."""
-        return self._postings().matches(operator, value)
-
-    def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        return self._postings().few_matches(operator, value, most)
-
-    def _rows_of(self, values: Iterable[Any]) -> np.ndarray:
-        names = list(values)
-        rows = self._segment.rows_of(names, id_hashes(names))
-        found: np.ndarray = rows[rows >= 0]
-        return found
-
-    def exists(self) -> np.ndarray:
-        """Return all rows: each has an id."""
-        return np.ones(self._segment.rows, bool)
-
-    def runs(self) -> Sequence[ValueRuns]:
-        """Return each id with its row."""
-        return self._postings().runs()
-
-
 _NONE = np.zeros(0, np.int64)
 LONG_RUN = 8
 """The rows of the rarest value may be this many times as many as those wanted; above, they are not even compared."""
+SPARSE = 16
+"""Rows are looked up in a list that is longer by this factor; a mask of the list takes longer then."""
 FEW_VALUES = 2048
 """A bisection takes as long as hashing this many strings."""
 
@@ -342,15 +293,22 @@ def _places(values_V: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return found
 
 
-def _common(runs: list[np.ndarray]) -> np.ndarray:
-    """Return the rows that are in all of some lists, distinct; each list ascends, the first one is the shortest.
+def common_rows(runs: list[np.ndarray], rows: int) -> np.ndarray:
+    """Return the rows that are in all of some lists, ascending.
 
-    Takes as long as the shortest list is, times the logarithm of the others.
+    Args:
+        runs: lists of distinct rows, ascending; best the shortest one first.
+        rows: N.
+
     """
-    found = np.unique(runs[0])
+    found = runs[0]
     for run in runs[1:]:
-        places = np.minimum(np.searchsorted(run, found), len(run) - 1)
-        found = found[run[places] == found]
+        if SPARSE * len(found) <= len(run):
+            found = found[run[np.minimum(np.searchsorted(run, found), len(run) - 1)] == found]
+        else:
+            mask_N = np.zeros(rows, bool)
+            mask_N[run] = True
+            found = found[mask_N[found]]
     return found
 
 

@@ -21,7 +21,14 @@ from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, timestamp_text
 from scannery.indexer.datapoints.dynamic_values import DynamicValues, dynamic_values
 from scannery.serving.request.filter import Truth
 from scannery.serving.request.match_conditions import MatchOperator
-from scannery.serving.snapshot.attribute_index import AttributePostings, Operator, ValueKind, ValueRuns
+from scannery.serving.snapshot.attribute_index import (
+    LONG_RUN,
+    AttributePostings,
+    Operator,
+    ValueKind,
+    ValueRuns,
+    common_rows,
+)
 from scannery.serving.snapshot.nothing_matches import NothingMatches
 
 __all__ = ["DynamicField"]
@@ -90,34 +97,39 @@ class DynamicField(NothingMatches):
 
     def has_all(self, values: Iterable[Any]) -> np.ndarray:
         """Return which rows have a list with all of the values."""
-        mask_N = np.zeros(self._rows, bool)
-        mask_N[self.lists] = True
+        rows = self.lists
         for value in values:
-            mask_N &= self.among([value])
+            rows = rows[self.among([value])[rows]]
+        mask_N = np.zeros(self._rows, bool)
+        mask_N[rows] = True
         return mask_N
 
     def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
         """Return the numbers of these rows, if they are few."""
-        found: np.ndarray = self.lists
-        for value in values:
-            rows = self.few_among([value], most)
-            if rows is not None:  # of a frequent value, the mask would cost as much as the rest
-                found = np.intersect1d(found, rows, assume_unique=True)
-            elif len(found) > most:
-                return None
-            else:
-                found = found[self.among([value])[found]]
-        return None if len(found) > most else found.astype(np.int64)
+        wanted = list(values)
+        runs = [self.few_among([value], LONG_RUN * most) for value in wanted]
+        short = [run for run in runs if run is not None]
+        if not short:
+            return None
+        rows = common_rows(sorted([*short, self.lists], key=len), self._rows)
+        for value, run in zip(wanted, runs, strict=True):
+            if run is None:
+                rows = rows[self.among([value])[rows]]
+        return None if len(rows) > most else rows.astype(np.int64)
 
     def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
-        """Return which rows have a string that matches."""
+        """Return which rows have a string, by itself or in a list, that matches."""
         strings = self._parts.get("string")
-        return self._none() if strings is None else strings.matches(operator, value)
+        return super().matches(operator, value) if strings is None else strings.matches(operator, value)
 
     def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
         """Return the numbers of these rows, if they are few."""
         strings = self._parts.get("string")
-        return np.zeros(0, np.int64) if strings is None else strings.few_matches(operator, value, most)
+        return (
+            super().few_matches(operator, value, most)
+            if strings is None
+            else strings.few_matches(operator, value, most)
+        )
 
     def _any(self, masks: Iterator[np.ndarray]) -> np.ndarray:
         """Return which rows are in one of the masks; mostly there is one, which is returned as it is."""

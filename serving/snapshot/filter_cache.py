@@ -30,9 +30,10 @@ from scannery.serving.request.filter import (
     StringMatch,
     size_of,
 )
-from scannery.serving.snapshot.attribute_index import AttributePostings, Field, IdField
+from scannery.serving.snapshot.attribute_index import AttributePostings, Field
 from scannery.serving.snapshot.dynamic_index import DynamicField
 from scannery.serving.snapshot.geo_index import GeoIndex
+from scannery.serving.snapshot.id_index import IdField
 
 __all__ = ["FilterCache", "evaluate", "few_rows"]
 

@@ -10,11 +10,14 @@ Shapes: G places, A places between two parallels, N rows of a segment.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
+from scannery.indexer.datapoints.places import GEO_TYPE
 from scannery.serving.request.geo_conditions import Area, Box, Circle
+from scannery.serving.snapshot.attribute_index import ValueRuns
 from scannery.serving.snapshot.nothing_matches import NothingMatches
 
 __all__ = ["EARTH_RADIUS_M", "GeoIndex", "distances_m"]
@@ -75,6 +78,17 @@ class GeoIndex(NothingMatches):
         mask_N = np.ones(self._rows, bool)
         mask_N[self._missing] = False
         return mask_N
+
+    def runs(self) -> Sequence[ValueRuns]:
+        """Return the distinct places with their rows, by latitude and longitude."""
+        if not len(self._rows_G):
+            return ()
+        order_G = np.lexsort((self._lon_G, self._lat_G))
+        lat_G, lon_G = self._lat_G[order_G], self._lon_G[order_G]
+        is_new_G = np.append(True, (np.diff(lat_G) != 0) | (np.diff(lon_G) != 0))
+        starts = np.append(np.flatnonzero(is_new_G), len(order_G))
+        values = pa.StructArray.from_arrays([lat_G[is_new_G], lon_G[is_new_G]], fields=list(GEO_TYPE))
+        return (ValueRuns("geo", values, starts, self._rows_G[order_G]),)
 
     def _rows_in(self, area: Area) -> np.ndarray:
         if isinstance(area, Box):

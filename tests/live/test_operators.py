@@ -99,6 +99,12 @@ def written(place: dict[str, float] | None, number: int) -> Any:
     ][number % 4]
 
 
+def given(attributes: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return attributes as they are written, without nulls, which dynamic ones keep."""
+    own = {**attributes, "place": written(attributes["place"], number)}
+    return {name: value for name, value in own.items() if value is not None}
+
+
 def row(name: str, attributes: Mapping[str, Any]) -> Row:
     present = {key: value for key, value in attributes.items() if value is not None}
     return Row(name, name, (), None, None, present, None, None)
@@ -123,16 +129,29 @@ def check(index: Index, rows: dict[str, dict[str, Any]]) -> None:
     }
 
 
+def check_anew(store: Store, rows: dict[str, dict[str, Any]]) -> None:
+    """Compare as `check`, by a client that opens the current version."""
+    with scannery.connect(store.uri) as client:
+        check(client.index("cafes"), rows)
+
+
+@pytest.fixture(params=["declared", "dynamic"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Whether the strings and lists are declared in the spec; places always are."""
+    return str(request.param)
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, kind: str) -> Store:
     records = [
-        {"id": name, "vector": vector(number), **own, "place": written(own["place"], number)}
+        {"id": name, "vector": vector(number)} | given(own, number)
         for number, (name, own) in enumerate(ROWS.items())
     ]
+    spec = SPEC if kind == "declared" else SPEC | {"attributes": {"place": "geo"}, "dynamic": True}
     path = tmp_path / "cafes.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     store = Store.open(tmp_path / "store", create=True)
-    report = build(SPEC, [str(path)], store.uri)
+    report = build(spec, [str(path)], store.uri)
     assert report.passages == 60
     return store
 
@@ -148,7 +167,7 @@ def test_filters_hold_from_build_to_rollback(index: Index, store: Store) -> None
     check(index, rows)
     changed = {f"d{number}": values(number + 3) for number in range(50, 70)}
     points: list[Any] = [
-        {"id": name, "vector": vector(number), "attributes": own | {"place": written(own["place"], number)}}
+        {"id": name, "vector": vector(number), "attributes": given(own, number)}
         for number, (name, own) in enumerate(changed.items())
     ]
     index.upsert(points)
@@ -163,7 +182,7 @@ def test_filters_hold_from_build_to_rollback(index: Index, store: Store) -> None
     del rows["d2"]
     check(index, rows)
     seal(store, "cafes")
-    check(index, rows)
+    check_anew(store, rows)
     index.update([{"id": "d3", "attributes": {"place": {"lat": 1, "lng": 2}}}])
     rows["d3"] = {**rows["d3"], "place": {"lat": 1.0, "lon": 2.0}}
     check(index, rows)
@@ -172,10 +191,10 @@ def test_filters_hold_from_build_to_rollback(index: Index, store: Store) -> None
     while merge(store, "cafes"):
         pass
     check(index, rows)
-    check(index, rows)
+    check_anew(store, rows)
     assert not verify(store, "cafes").problems
     rollback(store, "cafes", 1)
-    check(index, ROWS)
+    check_anew(store, ROWS)
 
 
 @pytest.mark.parametrize("http", [False, True])
@@ -205,6 +224,32 @@ def test_a_wrong_place_is_named(index: Index, place: Any, message: str) -> None:
         index.upsert([{"id": "x", "vector": vector(0), "attributes": {"place": place}}])
     assert caught.value.field == "upserts[0].datapoint.attributes.place"
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["dynamic"], indirect=True)
+def test_lists_are_told_from_values_where_both_may_be(index: Index) -> None:
+    index.upsert([
+        {"id": "one", "vector": vector(0), "attributes": {"mixed": "Wifi"}},
+        {"id": "some", "vector": vector(0), "attributes": {"mixed": ["Wifi", 1, 2.0, True]}},
+        {"id": "nested", "vector": vector(0), "attributes": {"mixed": [["Wifi"], 1]}},
+        {"id": "number", "vector": vector(0), "attributes": {"mixed": 1}},
+    ])  # fmt: skip
+    expected: list[tuple[dict[str, Any], set[str]]] = [
+        ({"$contains": "Wifi"}, {"some"}),
+        ({"$contains": 1.0}, {"some"}),
+        ({"$contains": True}, {"some"}),
+        ({"$contains": "wifi"}, set()),
+        ({"$all": [2, "Wifi", True]}, {"some"}),
+        ({"$all": [2, "Wifi", False]}, set()),
+        ({"$prefix": "Wi"}, {"one", "some"}),
+        ({"$ieq": "WIFI"}, {"one", "some"}),
+        ({"$iprefix": ""}, {"one", "some"}),
+    ]
+    for where, names in expected:
+        assert {hit.id for hit in index.search(vector(0), k=200, where={"mixed": where})} == names, where
+        assert not index.search(vector(0), where={"unseen": where})
+    with pytest.raises(scannery.InvalidArgumentError, match="only a declared attribute of type geo"):
+        index.search(vector(0), where={"mixed": {"$geo_radius": {"lat": 1, "lon": 2, "radius_m": 3}}})
 
 
 def test_places_make_no_groups(index: Index) -> None:
@@ -266,6 +311,22 @@ def test_bad_places_of_a_build_are_dead_letters(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store", create=True)
     report = build(SPEC | {"source": {"vector": "vector", "max_errors": 1}}, [str(path)], store.uri)
     assert (report.passages, report.dead) == (4, 1)
+
+
+@pytest.mark.parametrize("kind", ["declared"], indirect=True)
+def test_a_later_build_changes_places(store: Store, tmp_path: Path) -> None:
+    rows = ROWS | {
+        "d1": {**ROWS["d1"], "place": {"lat": -1.0, "lon": 5.0}},
+        "d0": {**ROWS["d0"], "place": None},
+    }
+    records = [
+        {"id": name, "vector": vector(int(name[1:]))} | given(rows[name], 0)
+        for name in ("d0", "d1", "d3", "d4")
+    ]
+    path = tmp_path / "later.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    build(SPEC, [str(path)], store.uri, mode="upsert")
+    check_anew(store, rows)
 
 
 def test_duckdb_reads_places_of_a_segment(store: Store) -> None:

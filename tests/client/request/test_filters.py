@@ -133,6 +133,7 @@ FIELD_HOLDS_ITSELF["$not"] = FIELD_HOLDS_ITSELF
         ({"$not": 3}, "where.$not", "must be a dictionary"),
         ({"a": {"$in": "xyz"}}, "where.a.$in", "must be a list"),
         ({"a": {"$in": [1, b"x"]}}, "where.a.$in[1]", "must be a string, number"),
+        ({"a": {"$in": [1, [2]]}}, "where.a.$in[1]", "must be a string, number"),
         ({"a": {"$exists": 1}}, "where.a.$exists", "true or false"),
         ({"a": float("nan")}, "where.a", "must be finite"),
         ({"a": float("inf")}, "where.a", "must be finite"),

@@ -51,7 +51,7 @@ def nested(depth: int) -> dict[str, Any]:
         (
             {"show": {"$geo_radius": {"lat": 1, "lon": 2, "radius_m": 3}}},
             "where.show.$geo_radius",
-            "is for attributes of type geo",
+            "is for places",
         ),
         ({"published": "yesterday"}, "where.published", "must be a timestamp"),
         ({"published": True}, "where.published", "must be a timestamp"),

@@ -118,6 +118,15 @@ def test_few_places_are_given_by_number(
     assert index.exists().tolist() == [place is not None for place in found]
 
 
+def test_distinct_places_are_given_with_their_rows() -> None:
+    [runs] = index_of([(5, 1), None, (-3, 2), (5, 1), (5, -1)]).runs()
+    assert runs.kind == "geo"
+    assert runs.values.to_pylist() == [{"lat": -3, "lon": 2}, {"lat": 5, "lon": -1}, {"lat": 5, "lon": 1}]
+    assert runs.starts.tolist() == [0, 1, 2, 4]
+    assert runs.rows_P.tolist() == [2, 4, 0, 3]
+    assert not index_of([None]).runs()
+
+
 def test_many_places_are_found_as_by_a_search_of_all() -> None:
     rng = np.random.default_rng(3)
     lat_N, lon_N = rng.uniform(-90, 90, 20_000), rng.uniform(-180, 180, 20_000)
