@@ -101,7 +101,7 @@ def answers(language: str, folder: Path, every: int) -> list[object]:
     shares: dict[str, list[float]] = {"first": [], "random": [], "words": [], "encoder": []}
     for question in questions[::every]:
         for choice in ("words", "encoder"):
-            hits = index.search(question.text, 10, mode="hybrid", highlight=choice)  # type: ignore[arg-type]
+            hits = index.search(question.text, 10, mode="hybrid", highlight=choice)
             for hit in hits:
                 if hit.id == question.paragraph and hit.snippet is not None:
                     shares[choice].append(_has(question, hit.snippet.start, hit.snippet.end))
@@ -133,7 +133,7 @@ def podcast(show: str) -> Iterator[dict[str, str]]:
                 yield {"id": Path(member.name).stem, "text": file.read().decode()}
 
 
-def cost(index: scannery.Index) -> list[list[object]]:
+def cost(index: scannery.Index) -> list[list[str]]:
     """Return rows: milliseconds of a query, by the clock and of the processor."""
     for question in QUESTIONS:
         index.search(question, 10)  # the encoder is loaded, and the query's vector known
