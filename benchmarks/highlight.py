@@ -133,7 +133,7 @@ def podcast(show: str) -> Iterator[dict[str, str]]:
                 yield {"id": Path(member.name).stem, "text": file.read().decode()}
 
 
-def cost(index: scannery.Index) -> list[list[object]]:
+def cost(index: scannery.Index) -> list[list[str]]:
     """Return rows: milliseconds of a query, by the clock and of the processor."""
     for question in QUESTIONS:
         index.search(question, 10)  # the encoder is loaded, and the query's vector known

@@ -55,7 +55,10 @@ NOT_RUN = {
         "docs/import-export.md",
         "gs://bucket/export",
     ): "needs a bucket; tests/cli/test_export.py exports to folders",
-    ("docs/import-export.md", "./qdrant"): "needs other databases; tests/cli/test_import.py has them",
+    (
+        "docs/import-export.md",
+        "./qdrant",
+    ): "needs other databases; tests/cli/importing/test_import.py has them",
     ("docs/serving.md", "gs://bucket/store"): "needs a bucket; tests/serving/process serves with workers",
     (
         "docs/operations/serving.md",

@@ -54,6 +54,7 @@ class ImportReport:
 
 
 MAX_EXAMPLES = 5
+NOT_ATTRIBUTES = frozenset({"id", "document_id"})
 
 
 def import_collection(
@@ -176,11 +177,17 @@ class _Rows:
         if self._settings.text is not None:
             found = payload.pop(self._settings.text, None)
             text = None if found is None else str(found)
-        # Null attributes are those that are not set.
-        values = {name: value for name, value in payload.items() if value is not None}
         point: NewDatapoint = {"id": record.id, "vector": record.vector}
         if text:
             point["text"] = text
-        if values:
-            point[self._settings.payload] = values
+        if self._settings.payload == "attributes":
+            rest = {name: payload.pop(name) for name in [*payload] if not _can_be_attribute(name)}
+            point.update({"attributes": payload} if payload else {})
+            payload = rest
+        point.update({"payload": payload} if payload else {})
         return point
+
+
+def _can_be_attribute(name: str) -> bool:
+    """Return whether an undeclared attribute can have a name; others stand for something else in filters."""
+    return bool(name) and name not in NOT_ATTRIBUTES and name[0] != "$"

@@ -220,9 +220,11 @@ def _short_enough(text: str, start: int, end: int, marks: Marks) -> Iterator[tup
 def _cut(text: str, start: int) -> int:
     """Return where to cut a span that is too long."""
     least, most = start + MAX_SENTENCE_CHARACTERS // 2, start + MAX_SENTENCE_CHARACTERS
+    # One character more is looked at, to see whether the last match ends before it. A part of the text, since \X would
+    # look back to the first of a run of flags.
+    part = text[least : most + 1]
     for pattern in _CUTS:
-        # One character more is looked at, to see whether the last match ends before it.
-        ends = [match.end() for match in pattern.finditer(text, least, most + 1)]
-        if ends := [int(place) for place in ends if place <= most]:
+        ends = [least + int(match.end()) for match in pattern.finditer(part)]
+        if ends := [place for place in ends if place <= most]:
             return ends[-1]
     return most

@@ -18,9 +18,10 @@ from scannery.indexer.lexical.words import MAX_WORD_CHARACTERS, normalised
 
 __all__ = ["word_places"]
 
-# ASCII in one piece, but not its last letter where something else follows, perhaps a mark.
+# ASCII in one piece, but not its last letter where something else follows, perhaps a mark. Letters of flags are pieces
+# of their own: to find the end of a cluster of them, \X looks back to the first one of a run.
 _PIECE = regex.compile(
-    r"(?V1)[\x00-\x7f]+(?![^\x00-\x7f])|\X(?:[\p{Default_Ignorable_Code_Point}--\u200b]++[\p{M}\uff9e\uff9f]*+)*+"
+    r"(?V1)[\x00-\x7f]+(?![^\x00-\x7f])|(?:\p{Regional_Indicator}|\X)(?:[\p{Default_Ignorable_Code_Point}--\u200b]++[\p{M}\uff9e\uff9f]*+)*+"
 )
 
 Place = tuple[str, int, int]

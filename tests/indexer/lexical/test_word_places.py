@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,3 +89,14 @@ def test_a_compound_lies_where_the_whole_word_is() -> None:
     text = "Das Dampfschiff fährt"
     found = {term: text[start:end] for terms, start, end in analyser.places(text) for term in terms}
     assert found["schiff"] == found["dampf"] == "Dampfschiff"
+
+
+@pytest.mark.parametrize("piece", ["🇩", "👨\u200d", "e\u0301\u0316", "a\u00ad", "漢", "\u200d"])
+def test_places_take_linear_time(piece: str) -> None:
+    def seconds(count: int) -> float:
+        started = time.thread_time()
+        list(word_places(piece * count, 3))
+        return time.thread_time() - started
+
+    small = min(seconds(2_000) for _ in range(3))
+    assert min(seconds(16_000) for _ in range(3)) < 24 * small + 0.01
