@@ -19,8 +19,18 @@ settings.register_profile("explore", _ANY_TIME)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scannery"))
 
 
-# Loading a model by its library takes six seconds of processor time for the imports alone.
-_LIBRARY = "tests/embed/"
+# Tests that load models by their library, whose imports alone take six seconds of processor time. The other files find
+# in the shared cache how to load the same models without it.
+_BY_LIBRARY = (
+    "tests/embed/",
+    "tests/cli/test_evaluate.py",
+    "tests/pipelines/planning/test_padded_widths.py",
+    "tests/pipelines/tuning/test_fusion_weight.py",
+    "tests/serving/catalog/test_broken_indexes.py",
+    "tests/serving/engine/test_rerank.py",
+    "tests/serving/services/test_creation.py",
+    "tests/test_linear_text.py",
+)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -32,7 +42,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _LIBRARY if nodeid.startswith(_LIBRARY) else super()._split_scope(nodeid)
+            return "library" if nodeid.startswith(_BY_LIBRARY) else super()._split_scope(nodeid)
 
     return Scheduling(config, log)
 
