@@ -1,0 +1,311 @@
+"""Processes that start by a fork of one that has imported and compiled what they need.
+
+A process that tunes a build takes a second of processor time for imports and compiled kernels before its first query. A
+server process does that once; each process is then a fork of it, which takes some milliseconds. Each is still a process
+of its own, with its own memory, output and exit status.
+
+The server: `python -m scannery.indexer.local.fork_server MODULE`, with a socket as standard input. MODULE has `warm()`,
+which must start no threads, and `main(folder)`. The server ends when its parent has ended, some time after its last
+process, and right after its last process if the parent has closed the socket.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import math
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from scannery.indexer.local.child_processes import python_command, python_environment
+
+__all__ = ["IDLE_S", "ForkServer", "ForkedProcess"]
+
+IDLE_S = 30.0
+"""Seconds without a process after which a server ends, and gives back its memory."""
+_CHECKS = 15
+"""Checks in that time whether the parent has ended. (The end of the socket tells it earlier, in most cases.)"""
+_MOST_BYTES = 1 << 16
+"""Largest request: the path of a folder."""
+_NUMBER = struct.Struct("=i")
+
+
+class ForkedProcess:
+    """A process that a server forks. It may start later than this object is made."""
+
+    def __init__(self, stdin: int, status: int) -> None:
+        """Take the ends of two pipes, which `close` closes.
+
+        Args:
+            stdin: writes to its standard input.
+            status: reads its process id, and then its exit status.
+
+        """
+        self._stdin, self._status = stdin, status
+        self._returncode: int | None = None
+        self._handle: int | None = None
+        self._started = False
+
+    def end_input(self) -> None:
+        """Close its standard input."""
+        stdin, self._stdin = self._stdin, -1
+        if stdin >= 0:
+            os.close(stdin)
+
+    def wait(self) -> int:
+        """Wait until it has ended, and return its exit status; negative: the signal that ended it.
+
+        If the server did not start it, the status is 1. If the server was killed meanwhile, it is -SIGKILL.
+        """
+        if self._returncode is None:
+            try:
+                self._start()
+                self._returncode = self._read()
+            except EOFError:
+                self._returncode = -signal.SIGKILL if self._started else 1
+        return self._returncode
+
+    def close(self) -> None:
+        """Kill it if it runs, wait until it has ended, and close the pipes."""
+        with contextlib.suppress(EOFError):
+            self._start()
+        if self._returncode is None and self._handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        self.wait()
+        self.end_input()
+        for end in (self._status, self._handle):
+            if end is not None and end >= 0:
+                os.close(end)
+        self._status, self._handle = -1, None
+
+    def _start(self) -> None:
+        """Wait until it runs."""
+        if not self._started:
+            pid = self._read()
+            self._started = True
+            # A process id may belong to another process once the server has reaped this one; a handle may not.
+            with contextlib.suppress(ProcessLookupError):
+                self._handle = os.pidfd_open(pid)
+
+    def _read(self) -> int:
+        data = os.read(self._status, _NUMBER.size) if self._status >= 0 else b""
+        if len(data) < _NUMBER.size:
+            raise EOFError("the server of forks has ended")
+        number: int = _NUMBER.unpack(data)[0]
+        return number
+
+
+class ForkServer:
+    """Starts processes that run a module's `main(folder)`. Safe to use from several threads, and after a fork."""
+
+    def __init__(self, module: str, more: Mapping[str, str], idle_s: float = IDLE_S) -> None:
+        """Start nothing yet.
+
+        Args:
+            module: name of the module.
+            more: variables that are added to the environment.
+            idle_s: seconds without a process after which a server ends.
+
+        """
+        self._module, self._more, self._idle_s = module, more, idle_s
+        self._used = -math.inf
+        self._path = ""
+        self._empty()
+        os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.end)
+
+    def start(self, folder: Path, output: int) -> ForkedProcess:
+        """Start a process.
+
+        Its server is new if there is none, if it was last used long ago, or if this process imports from other folders
+        now.
+
+        Args:
+            folder: argument of `main`.
+            output: file descriptor that takes its output and error output, and those of the start of a new server.
+
+        """
+        environment = python_environment(self._more)
+        with self._lock:
+            path, now = environment["PYTHONPATH"], time.monotonic()
+            # A server ends `idle_s` after its last process at the earliest.
+            if self._socket and path == self._path and now - self._used < self._idle_s / 2:
+                with contextlib.suppress(OSError):  # it was killed
+                    return self._request(folder, output)
+            self._retire()
+            self._begin(environment, output)
+            self._path = path
+            return self._request(folder, output)
+
+    def end(self) -> None:
+        """End the server; processes that it has forked are not waited for."""
+        with self._lock:
+            self._retire()
+            for server in self._servers:
+                server.kill()
+                server.wait()
+            self._servers.clear()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server that takes requests; None: there is none."""
+        return self._servers[-1].pid if self._socket else None
+
+    def _begin(self, environment: Mapping[str, str], output: int) -> None:
+        # Each request is one packet.
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            server = subprocess.Popen(
+                python_command(__name__, [self._module, str(os.getpid()), str(self._idle_s)]),
+                env=environment,
+                stdin=theirs,
+                stdout=output,
+                stderr=output,
+            )
+        self._servers.append(server)
+
+    def _request(self, folder: Path, output: int) -> ForkedProcess:
+        assert self._socket is not None
+        request = json.dumps(str(folder.absolute())).encode()
+        stdin, to_stdin = os.pipe()
+        from_status, status = os.pipe()
+        try:
+            socket.send_fds(self._socket, [request], [stdin, output, status])
+        except BaseException:
+            os.close(to_stdin)
+            os.close(from_status)
+            raise
+        finally:
+            os.close(stdin)
+            os.close(status)
+        self._used = time.monotonic()
+        return ForkedProcess(to_stdin, from_status)
+
+    def _retire(self) -> None:
+        """Ask no more of the server, which ends after its processes."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self._servers = [server for server in self._servers if server.poll() is None]
+
+    def _empty(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._servers: list[subprocess.Popen[bytes]] = []
+
+    def _forget(self) -> None:
+        """Leave the servers to the parent, after a fork of this process."""
+        if self._socket is not None:
+            self._socket.close()
+        for server in self._servers:
+            server.returncode = 0  # otherwise its destructor warns that it was not waited for
+        self._used = -math.inf
+        self._empty()
+
+
+class _Server:
+    """The loop of the server process."""
+
+    def __init__(self, module: Any, requests: socket.socket, parent: int, idle_s: float) -> None:
+        self._module, self._requests, self._parent, self._idle_s = module, requests, parent, idle_s
+        self._statuses: dict[int, int] = {}  # by process id
+
+    def run(self) -> None:
+        """Take requests until the server should end."""
+        # A signal's byte in this pipe ends the wait of `select` when a fork ends.
+        wake, signalled = os.pipe()
+        os.set_blocking(signalled, False)
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # the parent decides what an interrupt of the terminal ends
+        sources: list[Any] = [wake, self._requests]
+        idle = 0
+        while idle < _CHECKS and os.getppid() == self._parent:
+            ready, _, _ = select.select(sources, [], [], self._idle_s / _CHECKS)
+            if wake in ready:
+                os.read(wake, 1 << 10)
+            if self._requests in ready and not self._accept():
+                sources = [wake]
+            self._reap()
+            if len(sources) == 1 and not self._statuses:
+                return
+            idle = 0 if ready or self._statuses else idle + 1
+
+    def _accept(self) -> bool:
+        """Fork for the next request; return False at the end of the requests."""
+        data, ends, _, _ = socket.recv_fds(self._requests, _MOST_BYTES, 3)
+        if not data:
+            return False
+        stdin, output, status = ends
+        pid = os.fork()
+        if not pid:
+            self._run(json.loads(data), stdin, output)
+        os.close(stdin)
+        os.close(output)
+        self._statuses[pid] = status
+        self._tell(status, pid)
+        return True
+
+    def _run(self, folder: str, stdin: int, output: int) -> NoReturn:
+        """Be the forked process."""
+        failed = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            self._requests.close()
+            for status in self._statuses.values():
+                os.close(status)
+            os.dup2(stdin, 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            self._module.main(Path(folder))
+            failed = 0
+        except BaseException:  # noqa: BLE001 - its exit status is the error, and its output tells which
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(failed)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, ended = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                status = self._statuses.pop(pid)
+                self._tell(status, os.waitstatus_to_exitcode(ended))
+                os.close(status)
+
+    def _tell(self, status: int, number: int) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the parent has ended
+            os.write(status, _NUMBER.pack(number))
+
+
+def _main() -> None:
+    module = importlib.import_module(sys.argv[1])
+    requests = socket.socket(fileno=os.dup(0))
+    module.warm()
+    _Server(module, requests, int(sys.argv[2]), float(sys.argv[3])).run()
+
+
+if __name__ == "__main__":
+    _main()
