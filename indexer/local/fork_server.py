@@ -4,43 +4,35 @@ A process that tunes a build takes a second of processor time for imports and co
 server process does that once; each process is then a fork of it, which takes some milliseconds. Each is still a process
 of its own, with its own memory, output and exit status.
 
-The server: `python -m scannery.indexer.local.fork_server MODULE`, with a socket as standard input. MODULE has `warm()`,
-which must start no threads, and `main(folder)`. The server ends when its parent has ended, some time after its last
-process, and right after its last process if the parent has closed the socket.
+The server (fork_server_process.py) ends when its parent has ended, some time after its last process, and right after
+its last process if the parent asks no more of it.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import json
 import math
 import os
-import select
 import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
 
 from scannery.indexer.local.child_processes import python_command, python_environment
 
-__all__ = ["IDLE_S", "ForkServer", "ForkedProcess"]
+__all__ = ["IDLE_S", "NUMBER", "ForkServer", "ForkedProcess"]
 
 IDLE_S = 30.0
 """Seconds without a process after which a server ends, and gives back its memory."""
-_CHECKS = 15
-"""Checks in that time whether the parent has ended. (The end of the socket tells it earlier, in most cases.)"""
-_MOST_BYTES = 1 << 16
-"""Largest request: the path of a folder."""
-_NUMBER = struct.Struct("=i")
+_SERVER = "scannery.indexer.local.fork_server_process"
+NUMBER = struct.Struct("=i")
+"""The process id and the exit status of a process, as the server tells them."""
 
 
 class ForkedProcess:
@@ -102,10 +94,10 @@ class ForkedProcess:
                 self._handle = os.pidfd_open(pid)
 
     def _read(self) -> int:
-        data = os.read(self._status, _NUMBER.size) if self._status >= 0 else b""
-        if len(data) < _NUMBER.size:
+        data = os.read(self._status, NUMBER.size) if self._status >= 0 else b""
+        if len(data) < NUMBER.size:
             raise EOFError("the server of forks has ended")
-        number: int = _NUMBER.unpack(data)[0]
+        number: int = NUMBER.unpack(data)[0]
         return number
 
 
@@ -116,7 +108,7 @@ class ForkServer:
         """Start nothing yet.
 
         Args:
-            module: name of the module.
+            module: name of the module. It has `main(folder)`, and `warm()`, which must start no threads.
             more: variables that are added to the environment.
             idle_s: seconds without a process after which a server ends.
 
@@ -170,7 +162,7 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             server = subprocess.Popen(
-                python_command(__name__, [self._module, str(os.getpid()), str(self._idle_s)]),
+                python_command(_SERVER, [self._module, str(os.getpid()), str(self._idle_s)]),
                 env=environment,
                 stdin=theirs,
                 stdout=output,
@@ -215,97 +207,3 @@ class ForkServer:
             server.returncode = 0  # otherwise its destructor warns that it was not waited for
         self._used = -math.inf
         self._empty()
-
-
-class _Server:
-    """The loop of the server process."""
-
-    def __init__(self, module: Any, requests: socket.socket, parent: int, idle_s: float) -> None:
-        self._module, self._requests, self._parent, self._idle_s = module, requests, parent, idle_s
-        self._statuses: dict[int, int] = {}  # by process id
-
-    def run(self) -> None:
-        """Take requests until the server should end."""
-        # A signal's byte in this pipe ends the wait of `select` when a fork ends.
-        wake, signalled = os.pipe()
-        os.set_blocking(signalled, False)
-        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # the parent decides what an interrupt of the terminal ends
-        sources: list[Any] = [wake, self._requests]
-        idle = 0
-        while idle < _CHECKS and os.getppid() == self._parent:
-            ready, _, _ = select.select(sources, [], [], self._idle_s / _CHECKS)
-            if wake in ready:
-                os.read(wake, 1 << 10)
-            if self._requests in ready and not self._accept():
-                sources = [wake]
-            self._reap()
-            if len(sources) == 1 and not self._statuses:
-                return
-            idle = 0 if ready or self._statuses else idle + 1
-
-    def _accept(self) -> bool:
-        """Fork for the next request; return False at the end of the requests."""
-        data, ends, _, _ = socket.recv_fds(self._requests, _MOST_BYTES, 3)
-        if not data:
-            return False
-        stdin, output, status = ends
-        pid = os.fork()
-        if not pid:
-            self._run(json.loads(data), stdin, output)
-        os.close(stdin)
-        os.close(output)
-        self._statuses[pid] = status
-        self._tell(status, pid)
-        return True
-
-    def _run(self, folder: str, stdin: int, output: int) -> NoReturn:
-        """Be the forked process."""
-        failed = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL)
-            self._requests.close()
-            for status in self._statuses.values():
-                os.close(status)
-            os.dup2(stdin, 0)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            self._module.main(Path(folder))
-            failed = 0
-        except BaseException:  # noqa: BLE001 - its exit status is the error, and its output tells which
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(OSError):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(failed)
-
-    def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, ended = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    return
-                status = self._statuses.pop(pid)
-                self._tell(status, os.waitstatus_to_exitcode(ended))
-                os.close(status)
-
-    def _tell(self, status: int, number: int) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the parent has ended
-            os.write(status, _NUMBER.pack(number))
-
-
-def _main() -> None:
-    module = importlib.import_module(sys.argv[1])
-    requests = socket.socket(fileno=os.dup(0))
-    module.warm()
-    _Server(module, requests, int(sys.argv[2]), float(sys.argv[3])).run()
-
-
-if __name__ == "__main__":
-    _main()
