@@ -48,8 +48,8 @@ class ForkedProcess:
         """
         self._stdin, self._status = stdin, status
         self._returncode: int | None = None
+        self._pid: int | None = None
         self._handle: int | None = None
-        self._started = False
 
     def end_input(self) -> None:
         """Close its standard input."""
@@ -67,16 +67,14 @@ class ForkedProcess:
                 self._start()
                 self._returncode = self._read()
             except EOFError:
-                self._returncode = -signal.SIGKILL if self._started else 1
+                self._returncode = -signal.SIGKILL if self._pid else 1
         return self._returncode
 
     def close(self) -> None:
         """Kill it if it runs, wait until it has ended, and close the pipes."""
         with contextlib.suppress(EOFError):
             self._start()
-        if self._returncode is None and self._handle is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        self._kill()
         self.wait()
         self.end_input()
         for end in (self._status, self._handle):
@@ -86,12 +84,22 @@ class ForkedProcess:
 
     def _start(self) -> None:
         """Wait until it runs."""
-        if not self._started:
-            pid = self._read()
-            self._started = True
+        if self._pid is None:
+            self._pid = self._read()
             # A process id may belong to another process once the server has reaped this one; a handle may not.
-            with contextlib.suppress(ProcessLookupError):
-                self._handle = os.pidfd_open(pid)
+            with contextlib.suppress(
+                OSError
+            ):  # it has ended, or the kernel (before Linux 5.3) has no handles
+                self._handle = os.pidfd_open(self._pid)
+
+    def _kill(self) -> None:
+        if self._returncode is not None or self._pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if self._handle is not None:
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            else:
+                os.kill(self._pid, signal.SIGKILL)
 
     def _read(self) -> int:
         data = os.read(self._status, NUMBER.size) if self._status >= 0 else b""
