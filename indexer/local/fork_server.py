@@ -124,7 +124,9 @@ class ForkServer:
         self._module, self._more, self._idle_s = module, more, idle_s
         self._used = -math.inf
         self._path = ""
-        self._empty()
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._servers: list[subprocess.Popen[bytes]] = []
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.end)
 
@@ -143,7 +145,7 @@ class ForkServer:
         with self._lock:
             path, now = environment["PYTHONPATH"], time.monotonic()
             # A server ends `idle_s` after its last process at the earliest.
-            if self._socket and path == self._path and now - self._used < self._idle_s / 2:
+            if self._socket is not None and path == self._path and now - self._used < self._idle_s / 2:
                 with contextlib.suppress(OSError):  # it was killed
                     return self._request(folder, output)
             self._retire()
@@ -163,16 +165,16 @@ class ForkServer:
     @property
     def pid(self) -> int | None:
         """Process id of the server that takes requests; None: there is none."""
-        return self._servers[-1].pid if self._socket else None
+        return self._servers[-1].pid if self._socket is not None else None
 
-    def _begin(self, environment: Mapping[str, str], output: int) -> None:
+    def _begin(self, environment: dict[str, str], output: int) -> None:
         # Each request is one packet.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             server = subprocess.Popen(
                 python_command(_SERVER, [self._module, str(os.getpid()), str(self._idle_s)]),
                 env=environment,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=output,
                 stderr=output,
             )
@@ -202,11 +204,6 @@ class ForkServer:
         self._socket = None
         self._servers = [server for server in self._servers if server.poll() is None]
 
-    def _empty(self) -> None:
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._servers: list[subprocess.Popen[bytes]] = []
-
     def _forget(self) -> None:
         """Leave the servers to the parent, after a fork of this process."""
         if self._socket is not None:
@@ -214,4 +211,4 @@ class ForkServer:
         for server in self._servers:
             server.returncode = 0  # otherwise its destructor warns that it was not waited for
         self._used = -math.inf
-        self._empty()
+        self._lock, self._socket, self._servers = threading.Lock(), None, []
