@@ -40,7 +40,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    class Scheduling(LoadFileScheduling):
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # its package has no types
         def _split_scope(self, nodeid: str) -> str:
             return "library" if nodeid.startswith(_BY_LIBRARY) else super()._split_scope(nodeid)
 
