@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,15 +19,47 @@ settings.register_profile("explore", _ANY_TIME)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scannery"))
 
 
+# Tests that load models by their library, whose imports alone take six seconds of processor time. The other files find
+# in the shared cache how to load the same models without it.
+_BY_LIBRARY = (
+    "tests/embed/",
+    "tests/cli/test_evaluate.py",
+    "tests/pipelines/planning/test_padded_widths.py",
+    "tests/pipelines/tuning/test_fusion_weight.py",
+    "tests/serving/catalog/test_broken_indexes.py",
+    "tests/serving/engine/test_rerank.py",
+    "tests/serving/services/test_creation.py",
+    "tests/test_linear_text.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run the tests that load models by their library in one process, and those of other files as `loadfile` does."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # its package has no types
+        def _split_scope(self, nodeid: str) -> str:
+            return "library" if nodeid.startswith(_BY_LIBRARY) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep cached segments and temporary files in folders of this run; child processes inherit that.
 
-    Processes are killed in many tests, and what they leave must not stay with the user.
+    Processes are killed in many tests, and what they leave must not stay with the user. The processes of pytest-xdist
+    share the cache: a model that one of them has loaded by its library is loaded without it by the others.
     """
     temporary = str(tmp_path_factory.mktemp("tmp"))
+    run = tmp_path_factory.getbasetemp()
+    cache = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "cache"
+    cache.mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SCANNERY_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("SCANNERY_CACHE_DIR", str(cache))
         patch.setenv("TMPDIR", temporary)
         patch.setattr(tempfile, "tempdir", temporary)
         yield

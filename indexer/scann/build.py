@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -15,6 +14,7 @@ from typing_extensions import Self
 
 from scannery.indexer.errors import BuildError
 from scannery.indexer.local.child_processes import python_command, python_environment
+from scannery.indexer.local.fork_server import ForkedProcess, ForkServer
 from scannery.indexer.manifest import CurvePoint, DepthCurve
 from scannery.indexer.scann.config import SOAR_LAMBDA, ScannConfig
 from scannery.indexer.spec.spec import Distance
@@ -27,6 +27,10 @@ QUERIES_FILE = "queries.npy"
 _STDERR_SHOWN = 2000
 # Run by its path: as a module it would import the package.
 _SCRIPT = Path(__file__).with_name("build_child.py")
+# ScaNN makes its own threads. The linear algebra of the tuner uses the calling thread only, since that has a low
+# priority.
+_THREADS = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+_TUNERS = ForkServer("scannery.indexer.tuning.tune_process", _THREADS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +99,12 @@ class ScannBuild:
         (folder / "job.json").write_text(json.dumps(job))
 
     def __enter__(self) -> Self:
-        self._tuner = self._start("scannery.indexer.tuning.tune_process", "tune")
+        with (self._place / "tune.txt").open("wb") as output:
+            self._tuner = _TUNERS.start(self._place, output.fileno())
         return self
 
     def __exit__(self, *_: object) -> None:
-        _end(self._tuner)
+        self._tuner.close()
 
     def train(self) -> float:
         """Train and serialize the searcher; return the time that took, in seconds.
@@ -108,19 +113,18 @@ class ScannBuild:
             BuildError: the child failed or was killed.
 
         """
-        trainer = self._start(_SCRIPT, "train")
+        trainer = self._start_trainer()
         try:
             self._finish(trainer, "train", "the ScaNN build")
         finally:
-            _end(trainer)
+            trainer.kill()  # no effect if it has ended
+            trainer.wait()
         seconds: float = json.loads((self._place / "trained.json").read_text())["seconds"]
         return seconds
 
     def tune(self) -> None:
         """Tell the tuner that training is complete."""
-        assert self._tuner.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which `tuned` reports
-            self._tuner.stdin.close()
+        self._tuner.end_input()
 
     def tuned(self) -> Tuning:
         """Wait for the tuner, and return its result.
@@ -140,31 +144,20 @@ class ScannBuild:
             fresh_recall=found["fresh_recall"],
         )
 
-    def _start(self, program: str | Path, log: str) -> subprocess.Popen[bytes]:
-        # ScaNN makes its own threads. The linear algebra of the tuner uses the calling thread only, since that has a
-        # low priority.
-        threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
-        with (self._place / f"{log}.txt").open("wb") as output:
+    def _start_trainer(self) -> subprocess.Popen[bytes]:
+        with (self._place / "train.txt").open("wb") as output:
             return subprocess.Popen(
-                python_command(program, [str(self._place)]),
-                env=python_environment(threads),
-                stdin=subprocess.PIPE,
+                python_command(_SCRIPT, [str(self._place)]),
+                env=python_environment(_THREADS),
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
 
-    def _finish(self, process: subprocess.Popen[bytes], log: str, what: str) -> None:
+    def _finish(self, process: subprocess.Popen[bytes] | ForkedProcess, log: str, what: str) -> None:
         if status := process.wait():
             tail = (self._place / f"{log}.txt").read_bytes()[-_STDERR_SHOWN:].decode("utf-8", "replace")
             raise BuildError(f"{self._name}: {what} {_fate(status)}; end of its output:\n{tail}")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()  # no effect if it has ended
-    process.wait()
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.close()
 
 
 def _most_bytes(config: ScannConfig, distance: Distance, vectors: Path) -> int:

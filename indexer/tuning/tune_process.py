@@ -1,6 +1,6 @@
-"""The process that tunes a ScaNN build: `python -m scannery.indexer.tuning.tune_process FOLDER`.
+"""The process that tunes a ScaNN build, forked by a server (local/fork_server.py).
 
-The folder has the input of `scann/build_child.py`, and optionally `queries.npy`; this process writes `tuned.json`. It
+Its folder has the input of `scann/build_child.py`, and optionally `queries.npy`; this process writes `tuned.json`. It
 starts together with training, and first finds the true hits of its queries by exact search: in a thread of the lowest
 priority, since training would take a sixth longer otherwise. End of standard input means that `scann/` is complete.
 """
@@ -16,16 +16,20 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import get_args
+
+import numpy as np
 
 from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE
 from scannery.indexer.scann.search import ScannSearcher, load_kernels, load_searcher
+from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.held_out_queries import FreshQueries, held_out_queries
 from scannery.indexer.tuning.recall_curve import DEEPER, Curves, measure_curves
 from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.indexer.tuning.settings_choice import pick_point
 from scannery.indexer.vectors.arrays import mapped
 
-__all__ = ["main"]
+__all__ = ["main", "warm"]
 
 _LOWEST = 19
 """Niceness of the lowest priority."""
@@ -75,6 +79,17 @@ def main(folder: Path) -> None:
     (folder / "tuned.json").write_text(json.dumps(result))
 
 
+def warm() -> None:
+    """Import ScaNN and load the kernels, which each tuner would do otherwise."""
+    import scann.scann_ops.py.scann_ops_pybind  # noqa: F401
+
+    vectors_ND = np.zeros((2, 1), np.float32)
+    vectors_ND.setflags(write=False)  # as those of a file are
+    for distance in get_args(Distance):
+        held_out_queries(vectors_ND, distance, seed=0, k=1, count=1)
+        load_kernels(vectors_ND, distance)
+
+
 def _fresh_recall(fresh: FreshQueries, searcher: ScannSearcher, curves: Curves, target: float) -> float:
     """Return the recall of the default setting; 1 if none reaches the target, since searches are exact then."""
     point, reached = pick_point(curves.ten, target)
@@ -84,7 +99,3 @@ def _fresh_recall(fresh: FreshQueries, searcher: ScannSearcher, curves: Curves, 
 def _lower_priority() -> None:
     with contextlib.suppress(OSError):  # some systems do not allow a priority per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from scannery.indexer import python_command, python_environment
+from scannery.indexer.scann import build as scann_build
 from scannery.indexer.scann.build import VECTORS_FILE, ScannBuild
 from scannery.indexer.scann.config import ScannConfig
 from tests.data import ROOT, clustered
@@ -82,6 +83,7 @@ def test_a_scann_build_runs_nothing_from_the_current_folder(hostile: Path, tmp_p
     config = ScannConfig(
         leaves=4, training_rows=400, dimensions_per_block=2, anisotropic_threshold=0.2, soar=False
     )
+    scann_build._TUNERS.end()  # so that a server starts here
     with ScannBuild(config, "dot", folder=tmp_path, name="shard 0", threads=1) as build:
         build.train()
         build.tune()

@@ -13,6 +13,7 @@ import pytest
 from scannery.client.request.calls import search, search_many
 from scannery.indexer import AllowedRows, Segment, Store, exact_search, parse_spec, search_ready, unit_length
 from scannery.indexer.planning.planner import Found
+from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.tuning.settings_choice import recall_by_score
 from scannery.indexer.vectors.exact_search import all_scores
 from scannery.runtime.deadline import Deadline
@@ -124,8 +125,10 @@ def by_leaves(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> F
     return segment._planner.scan(search_ready(query_1D, segment.distance), K, allowed, TARGET)
 
 
-def by_scann(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> Found:
-    settings = segment.settings_for(TARGET)
+def by_scann(
+    segment: Segment, query_1D: np.ndarray, allowed: AllowedRows, settings: SearchSettings | None = None
+) -> Found:
+    settings = settings or segment.settings_for(TARGET)
     assert segment._planner is not None
     assert settings is not None
     assert segment._planner._costs is not None
@@ -183,12 +186,19 @@ def test_a_query_unlike_all_data_is_answered_too(segment: Segment) -> None:
     assert np.mean(recalls) >= 0.85
 
 
+def by_all_of_scann(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> Found:
+    """Score every row: ScaNN approximates a batch by other kernels than a single query."""
+    assert segment.leaves is not None
+    settings = SearchSettings(leaves=len(segment.leaves.sizes_L), rescore=segment.rows)
+    return by_scann(segment, query_1D, allowed, settings)
+
+
 def test_a_batch_gets_the_answers_of_each(segment: Segment) -> None:
     batch_QD = queries(segment, 150)
     mask_N = random_mask(segment, batch_QD[:1], 0.3, 8)
     mask_N.setflags(write=False)
     allowed = segment.allow(mask_N)
-    for plan in (by_leaves, by_scann):
+    for plan in (by_leaves, by_all_of_scann):
         together = plan(segment, batch_QD, allowed)
         for number in (0, 63, 64, 149):
             alone = plan(segment, batch_QD[number : number + 1], allowed)

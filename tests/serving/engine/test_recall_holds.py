@@ -222,10 +222,11 @@ def test_a_tree_far_from_the_origin_is_as_good_as_one_at_it(tmp_path: Path) -> N
         queries_QD = sample.queries_QD + np.float32(offset)
         _, true_QK = segment.search(queries_QD, K)
         settings = SearchSettings(leaves=12, rescore=100)
-        rows_QK, found_QK = segment.search(queries_QD, K, settings=settings)
+        _, found_QK = segment.search(queries_QD, K, settings=settings)
         recalls.append(recall_by_score(found_QK, true_QK).mean())
-        alone_QK, _ = segment.search(queries_QD[:1], K, settings=settings)
-        np.testing.assert_array_equal(alone_QK[0], rows_QK[0], "one query is asked as a batch is")
+        # One query is asked as a batch is. ScaNN has other kernels for it, so that some of the last hits may differ.
+        alone_QK = [segment.search(query_D[None], K, settings=settings)[1][0] for query_D in queries_QD]
+        assert recall_by_score(np.array(alone_QK), true_QK).mean() == pytest.approx(recalls[-1], abs=0.02)
         assert segment.leaves is not None
         leaves.append(len(segment.leaves.sizes_L))
     assert recalls[1] == pytest.approx(recalls[0], abs=0.05)
