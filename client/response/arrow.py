@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,12 @@ def _table(hits: Sequence[Datapoint], fields: dict[str, pa.DataType]) -> pa.Tabl
 
 
 def _values(values: list[Any]) -> pa.Array:
-    # An attribute has one type; an empty list says nothing about it.
+    # A declared attribute has one type; an empty list says nothing about it.
     if all(value is None or value == [] for value in values):
         return pa.array(values, pa.list_(pa.string()))
-    return pa.array(values)
+    if not any(isinstance(value, dict) for value in values):
+        with contextlib.suppress(pa.ArrowException):
+            return pa.array(values)
+    # Dynamic attributes of several types, and nested ones, are JSON text.
+    texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    return pa.array(texts, pa.string())

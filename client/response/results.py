@@ -38,8 +38,9 @@ __all__ = [
 
 Distance: TypeAlias = Literal["cosine", "dot", "squared_l2"]
 
-AttributeValue: TypeAlias = str | list[str] | int | float | bool | dt.datetime | dict[str, float]
-"""Timestamps are datetimes with the time zone UTC; places are `{"lat": …, "lon": …}`, in degrees."""
+AttributeValue: TypeAlias = str | list[Any] | int | float | bool | dt.datetime | dict[str, Any] | None
+"""Timestamps are datetimes with the time zone UTC; places are `{"lat": …, "lon": …}`, in degrees. Only dynamic
+attributes have lists of other values than strings, other mappings, and None."""
 
 
 class _Undecoded:

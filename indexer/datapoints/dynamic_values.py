@@ -10,7 +10,7 @@ Shapes: N rows, P values (those in lists included).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,15 +25,7 @@ from scannery.indexer.kernels.fused import COMPILING
 __all__ = ["DynamicValues", "Kind", "dynamic_values", "warm_up"]
 
 Kind = Literal["bool", "int", "float", "string"]
-"""Types of values that can be filtered by, in the order in which facets list them."""
-_TYPES: Mapping[Kind, tuple[type, pa.DataType]] = {
-    "bool": (bool, pa.bool_()),
-    "int": (int, pa.int64()),
-    "float": (float, pa.float64()),
-    "string": (str, pa.string()),
-}
-PARSED_AT_ONCE = 4096
-"""Distinct values that are parsed while the interpreter's lock is held."""
+"""Types of values that can be filtered by."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,31 +96,56 @@ def _typed(rows_P: np.ndarray, tokens: pa.Array) -> dict[Kind, tuple[np.ndarray,
     if not len(tokens):
         return {}
     encoded = tokens.dictionary_encode()
-    codes_P = encoded.indices.to_numpy()
-    values = _parsed(encoded.dictionary)
-    types_V = np.array([_CODES[type(value)] for value in values], np.int8)
+    codes_P, distinct = encoded.indices.to_numpy(), encoded.dictionary
+    kinds_V = _kinds(distinct)
+    kinds_P = kinds_V[codes_P]
     typed: dict[Kind, tuple[np.ndarray, pa.Array]] = {}
-    for kind, (python, arrow) in _TYPES.items():
-        own_V = np.flatnonzero(types_V == _CODES[python])
-        if not len(own_V):
-            continue
-        distinct = pa.array([values[place] for place in own_V.tolist()], arrow)
-        number_V = np.zeros(len(values), np.int32)
+    for code in np.unique(kinds_V).tolist():
+        kind, parse = _PARSERS[code]
+        own_V, own_P = np.flatnonzero(kinds_V == code), np.flatnonzero(kinds_P == code)
+        number_V = np.zeros(len(kinds_V), np.int32)
         number_V[own_V] = np.arange(len(own_V))
-        own_P = np.flatnonzero(types_V[codes_P] == _CODES[python])
-        indices = pa.array(number_V[codes_P[own_P]])
-        typed[kind] = rows_P[own_P], pa.DictionaryArray.from_arrays(indices, distinct)
+        values = parse(distinct.take(pa.array(own_V)))
+        typed[kind] = (
+            rows_P[own_P],
+            pa.DictionaryArray.from_arrays(pa.array(number_V[codes_P[own_P]]), values),
+        )
     return typed
 
 
-def _parsed(tokens: pa.Array) -> list[Any]:
-    values: list[Any] = []
-    for start in range(0, len(tokens), PARSED_AT_ONCE):
-        values += json.loads(f"[{','.join(tokens[start : start + PARSED_AT_ONCE].to_pylist())}]")
-    return values
+def _kinds(tokens: pa.Array) -> np.ndarray:
+    """Return the place in `_PARSERS` of the type of each token, int8."""
+    _, offsets, data = tokens.buffers()
+    starts = np.frombuffer(offsets, np.int64)[tokens.offset : tokens.offset + len(tokens)]
+    kinds_V: np.ndarray = _FIRST_BYTES[np.frombuffer(data, np.uint8)[starts]]
+    if (kinds_V == _INT).any():
+        has_fraction = pc.match_substring_regex(tokens, '^[^"]*[.eE]').to_numpy(zero_copy_only=False)
+        kinds_V[(kinds_V == _INT) & has_fraction] = _FLOAT
+    return kinds_V
 
 
-_CODES = {python: code for code, (python, _) in enumerate(_TYPES.values())}
+def _strings(tokens: pa.Array) -> pa.Array:
+    texts = pc.binary_slice(tokens.cast(pa.large_binary()), 1, -1).cast(pa.large_string())
+    is_escaped = pc.match_substring(tokens, "\\")
+    if pc.any(is_escaped).as_py():
+        parsed = [json.loads(token) for token in tokens.filter(is_escaped).to_pylist()]
+        texts = pc.replace_with_mask(texts, is_escaped, pa.array(parsed, pa.large_string()))
+    # More than 2 GiB keep their type.
+    return texts.cast(pa.string()) if texts.nbytes < MAX_STRING_BYTES else texts
+
+
+_PARSERS: tuple[tuple[Kind, Callable[[pa.Array], pa.Array]], ...] = (
+    ("bool", lambda tokens: pc.equal(tokens, "true")),
+    ("int", lambda tokens: tokens.cast(pa.int64())),
+    ("float", lambda tokens: tokens.cast(pa.float64())),
+    ("string", _strings),
+)
+"""Types with what parses the JSON of their values, in the order in which facets list them."""
+_BOOL, _INT, _FLOAT, _STRING = range(4)
+_FIRST_BYTES = np.full(256, _INT, np.int8)
+_FIRST_BYTES[[ord("t"), ord("f")]] = _BOOL
+_FIRST_BYTES[ord('"')] = _STRING
+MAX_STRING_BYTES = 1 << 31
 
 
 def _read_only(data: Any, kind: type = np.uint8) -> np.ndarray:

@@ -69,10 +69,7 @@ class DynamicField(NothingMatches):
 
     def among(self, values: Iterable[Any]) -> np.ndarray:
         """Return which rows equal one of the values, or have it in their list."""
-        mask_N = np.zeros(self._rows, bool)
-        for part, wanted in self._wanted(values):
-            mask_N |= part.among(wanted)
-        return mask_N
+        return self._any(part.among(wanted) for part, wanted in self._wanted(values))
 
     def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
         """Return the numbers of these rows, if they are few."""
@@ -82,10 +79,7 @@ class DynamicField(NothingMatches):
         """Return which rows compare so with a value."""
         if operator == "eq":
             return self.among([value])
-        mask_N = np.zeros(self._rows, bool)
-        for part, own_operator, own_value in self._bounds(operator, value):
-            mask_N |= part.compare(own_operator, own_value)
-        return mask_N
+        return self._any(part.compare(own, bound) for part, own, bound in self._bounds(operator, value))
 
     def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
         """Return the numbers of these rows, if they are few."""
@@ -124,6 +118,15 @@ class DynamicField(NothingMatches):
         """Return the numbers of these rows, if they are few."""
         strings = self._parts.get("string")
         return np.zeros(0, np.int64) if strings is None else strings.few_matches(operator, value, most)
+
+    def _any(self, masks: Iterator[np.ndarray]) -> np.ndarray:
+        """Return which rows are in one of the masks; mostly there is one, which is returned as it is."""
+        mask_N = next(masks, None)
+        if mask_N is None:
+            return np.zeros(self._rows, bool)
+        for other_N in masks:
+            mask_N |= other_N
+        return mask_N
 
     def exists(self) -> np.ndarray:
         """Return which rows have the attribute, and not null."""

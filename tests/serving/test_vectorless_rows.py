@@ -196,11 +196,11 @@ def test_rows_of_both_kinds_over_every_wire(client: scannery.Client) -> None:
 
 
 def test_a_vector_or_text_stays_required_by_default(client: scannery.Client) -> None:
-    index = client.create_index("strict", dimensions=2, attributes={"n": "int"})
+    index = client.create_index({"index": "strict", "attributes": {"n": "int"}}, dimensions=2)
     with pytest.raises(scannery.InvalidArgumentError, match="vector: is required"):
         index.upsert([{"id": "a", "attributes": {"n": 1}}])
     with pytest.raises(scannery.InvalidArgumentError) as caught:
-        client.create_index("none", lexical=True)
+        client.create_index({"index": "none"}, lexical=True)
     assert caught.value.field == "dimensions"
 
 

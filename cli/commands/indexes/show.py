@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from scannery.cli.output import size_text
-from scannery.indexer import CurvePoint, Manifest, SegmentEntry, Store
+from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store
 from scannery.indexer.tuning.settings_choice import pick_point
 
 __all__ = ["documents_of", "print_version", "time_text"]
@@ -48,6 +48,11 @@ def time_text(manifest: Manifest) -> str:
     return manifest.created_at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
+def _attributes(spec: IndexSpec) -> str:
+    names = [f"{name}: {kind}" for name, kind in spec.attributes.items()]
+    return ", ".join(names + (["others (dynamic)"] if spec.dynamic else [])) or "none"
+
+
 def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     encoder = manifest.spec.encoder
     yield "index", f"{manifest.index}, version {manifest.version}, made {time_text(manifest)}"
@@ -58,7 +63,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "vectors", _vectors_text(manifest)
     without = "none: the source has vectors" if manifest.dimensions else "none"
     yield "encoder", escape(encoder.model) if encoder else without
-    yield "attributes", ", ".join(f"{k}: {v}" for k, v in manifest.spec.attributes.items()) or "none"
+    yield "attributes", _attributes(manifest.spec)
     if manifest.spec.lexical:
         yield "search", _search_text(manifest)
     recall = manifest.recall

@@ -1,0 +1,123 @@
+"""The distinct values of a field with their rows, which facets and statistics read."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from scannery.indexer import MemorySegment, parse_spec
+from scannery.indexer.datapoints.dynamic import dynamic_json
+from scannery.indexer.datapoints.dynamic_values import dynamic_values
+from scannery.serving.request.filter import Truth
+from scannery.serving.snapshot.attribute_index import AttributePostings, Field
+from scannery.serving.snapshot.dynamic_index import DynamicField
+from scannery.serving.snapshot.filter_cache import FilterCache
+from tests.served import LIBRARY, library_table
+
+TABLE = library_table()
+
+
+def read(field: Field) -> dict[str, list[tuple[Any, list[int]]]]:
+    return {
+        run.kind: [
+            (value, run.rows_P[run.starts[place] : run.starts[place + 1]].tolist())
+            for place, value in enumerate(run.values.to_pylist())
+        ]
+        for run in field.runs()
+    }
+
+
+@pytest.mark.parametrize("name", [*LIBRARY.attributes, "document_id"])
+def test_a_declared_field_has_one_type(name: str) -> None:
+    rows: dict[Any, list[int]] = defaultdict(list)
+    for number, value in enumerate(TABLE.column(name).to_pylist()):
+        for item in dict.fromkeys(value if isinstance(value, list) else [value]):
+            if item is not None:
+                rows[item].append(number)
+    kind = {"string_list": "string"}.get(
+        LIBRARY.attributes.get(name, "string"), LIBRARY.attributes.get(name, "string")
+    )
+    assert read(AttributePostings(TABLE.column(name))) == {kind: sorted(rows.items())}
+
+
+def test_a_field_without_values_has_no_runs() -> None:
+    assert AttributePostings(pa.chunked_array([pa.nulls(3, pa.int64())])).runs() == ()
+    assert dynamic(None, {"a": None}, {"b": 1}).runs() == []
+
+
+def test_a_row_is_there_once_for_each_value_of_its_list() -> None:
+    column = pa.chunked_array([pa.array([["a", "b", "a"], None, ["a"]])])
+    assert read(AttributePostings(column)) == {"string": [("a", [0, 2]), ("b", [0])]}
+    assert read(dynamic({"a": ["a", "b", "a", 1, 1.0]}, None, {"a": "a"})) == {
+        "int": [(1, [0])],
+        "float": [(1.0, [0])],
+        "string": [("a", [0, 2]), ("b", [0])],
+    }
+
+
+def test_a_dynamic_field_has_a_run_for_each_exact_type() -> None:
+    field = dynamic(
+        {"a": 1},
+        {"a": "1"},
+        {"a": 1.0},
+        {"a": True},
+        {"a": None},
+        {"a": {}},
+        {"a": [[1]]},
+        {"a": [1]},
+        {"a": -0.0},
+        {"a": 0.0},
+    )
+    assert read(field) == {
+        "bool": [(True, [3])],
+        "int": [(1, [0, 7])],
+        "float": [(0.0, [8, 9]), (1.0, [2])],
+        "string": [("1", [1])],
+        "other": [(None, [5, 6])],
+    }
+    assert field.lists.tolist() == [7]
+    assert field.size_bytes > 0
+
+
+@pytest.mark.parametrize("wanted", [[1], [1.0, "1"], [Truth.TRUE], [Truth.FALSE, 0], ["x", 2.5]])
+def test_few_rows_are_those_of_the_mask(wanted: list[Any]) -> None:
+    field = dynamic(*({"a": value} for value in (1, "1", 1.0, True, 0, False, [1, "1"], 2**53 + 1, 2.5)))
+    rows = np.flatnonzero(field.among(wanted))
+    few = field.few_among(wanted, 9)
+    assert few is not None
+    assert few.dtype == np.int64
+    assert few.tolist() == rows.tolist()
+    assert field.few_among(wanted, len(rows) - 1) is None
+
+
+def test_segments_of_before_an_attribute_was_declared_have_it_as_a_dynamic_one_or_not() -> None:
+    moment = dt.datetime(2024, 5, 1, tzinfo=dt.timezone.utc)
+    objects = pa.array([dynamic_json({"a": 3}), None, dynamic_json({"a": moment})], pa.string())
+    tables = {
+        "with": pa.table({"id": ["x", "y", "z"], "_dynamic": objects}),
+        "without": pa.table({"id": ["x"]}),
+    }
+    spec = parse_spec({"index": "t", "source": {"vector": "vector"}})
+    found = {}
+    for name, table in tables.items():
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(table.num_rows, np.float32)), 1)
+        whole = table.append_column("document_id", table.column("id")).append_column("embedding", vectors)
+        field = FilterCache().field(MemorySegment.of(whole, spec), "a")
+        masks = (
+            field.compare("eq", 3),
+            field.compare("gte", moment),
+            field.compare("lt", 2.5),
+            field.exists(),
+        )
+        found[name] = [np.flatnonzero(mask).tolist() for mask in masks]
+    assert found == {"with": [[0], [2], [], [0, 2]], "without": [[], [], [], []]}
+
+
+def dynamic(*rows: dict[str, Any] | None) -> DynamicField:
+    texts = [None if row is None else dynamic_json(row) for row in rows]
+    return DynamicField(dynamic_values(pa.chunked_array([pa.array(texts, pa.string())]), "a"))
