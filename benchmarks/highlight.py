@@ -137,7 +137,7 @@ def cost(index: scannery.Index) -> list[list[str]]:
     """Return rows: milliseconds of a query, by the clock and of the processor."""
     for question in QUESTIONS:
         index.search(question, 10)  # the encoder is loaded, and the query's vector known
-    rows: list[list[object]] = []
+    rows: list[list[str]] = []
     options: list[tuple[str, dict[str, Any]]] = [
         ("without", {}),
         ("by words", {"highlight": "words"}),

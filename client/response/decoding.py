@@ -304,8 +304,16 @@ _put_snippet: Callable[[Hit, Snippet], None] = getattr(Hit, "snippet").__set__  
 
 
 def _add_dynamic(point: Datapoint, text: str) -> None:
-    # Fields come by their numbers, so the declared attributes are there already.
-    point.attributes.update(json.loads(text))
+    # Fields come by their numbers, so the declared attributes are there already. Not by `point.attributes`: of a
+    # datapoint that has none of these and is decoded now, that would decode it again.
+    try:
+        declared = _ATTRIBUTES.__get__(point)
+    except AttributeError:
+        declared = {}
+    _ATTRIBUTES.__set__(point, declared | json.loads(text))
+
+
+_ATTRIBUTES: Any = vars(Datapoint)["attributes"]
 
 
 _SETTERS: dict[FieldDescriptor, Callable[[Any, Any], None]] = {

@@ -162,3 +162,18 @@ def test_a_wrong_argument_is_named_at_once(
 def test_a_descending_order_is_a_minus() -> None:
     assert build_scan("x", order_by="-year").order_by == search_pb2.OrderBy(field="year", descending=True)
     assert build_scan("x", order_by="year").order_by == search_pb2.OrderBy(field="year")
+
+
+def test_rows_with_dynamic_attributes_only_have_them(tmp_path: Path) -> None:
+    """Rows of a scan are decoded when they are read; a row without a declared attribute was decoded for ever."""
+    with scannery.connect(tmp_path) as client:
+        index = client.create_index("any", dimensions=4, attributes={"n": "int"}, dynamic=True)
+        vector = [1.0] * 4
+        index.upsert(
+            [
+                {"id": "a", "vector": vector, "attributes": {"mood": 1}},
+                {"id": "b", "vector": vector, "attributes": {"mood": 2, "n": 3}},
+            ]
+        )
+        found = {point.id: point.attributes for point in index.scan()}
+        assert found == {"a": {"mood": 1}, "b": {"mood": 2, "n": 3}}

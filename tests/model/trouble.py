@@ -264,6 +264,7 @@ def replaced(machine: Machine, rng: random.Random, op: Op) -> None:
     other.rename(machine.path)
     # A restored log lies in the store; whoever looks for it elsewhere finds the old one, and reads what it has open.
     readable, machine.log_root = machine.log_root is None, None
+    machine.other = machine.aliased = None
     machine.world = machine.checker.world = copied
     try:
         _use_replaced(machine, old, rng, readable=readable)
