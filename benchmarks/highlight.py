@@ -98,10 +98,11 @@ def answers(language: str, folder: Path, every: int) -> list[object]:
     records = [{"id": name, "text": text} for name, text in paragraphs.items()]
     index = built(folder / language, records, LEXICAL.get(language, "none"))
     sentences = {name: sentences_of(text) for name, text in paragraphs.items()}
-    shares: dict[str, list[float]] = {"first": [], "random": [], "words": [], "encoder": []}
+    shares: dict[str, list[float]] = {"first": [], "random": [], "words": [], "encoder": [], "both": []}
     for question in questions[::every]:
-        for choice in ("words", "encoder"):
-            hits = index.search(question.text, 10, mode="hybrid", highlight=choice)
+        choices: tuple[tuple[str, Any], ...] = (("words", "words"), ("encoder", "encoder"), ("both", True))
+        for choice, highlight in choices:
+            hits = index.search(question.text, 10, mode="hybrid", highlight=highlight)
             for hit in hits:
                 if hit.id == question.paragraph and hit.snippet is not None:
                     shares[choice].append(_has(question, hit.snippet.start, hit.snippet.end))

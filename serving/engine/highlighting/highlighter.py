@@ -1,8 +1,9 @@
 """The best sentence of each hit, and where it has words of the query.
 
-The text of a hit is cut into sentences (embed/text/sentences.py). The encoder chooses the sentence whose vector is
-nearest to that of the query: the sentences of all hits are encoded together, as documents, those of the best hits
-first, up to a bound and until half of the request's time is spent. For the other hits, and where there is no encoder,
+The text of a hit is cut into sentences (embed/text/sentences.py). The sentence is chosen by its cosine to the query, to
+which the words of the query that it has are added, unless the request wants the encoder alone. The sentences of all
+hits are encoded together, as documents, those of the best hits first, up to a bound and until half of the request's
+time is spent. For the other hits, and where there is no encoder,
 the sentence is chosen that has the most weight of words of the query; a word weighs its inverse document frequency, and
 counts once.
 
@@ -42,6 +43,8 @@ MAX_ENCODED = 512
 """Sentences of a request that are encoded."""
 SHARE_OF_TIME = 0.5
 """Of the request's time that is left, for encoding sentences."""
+WORDS_SHARE = 0.5
+"""What a sentence with all words of the query gains in cosine: chosen on XQuAD-R (docs/benchmarks/collections.md)."""
 SAMPLED_TEXTS = 4
 """By which the language of an index without words is told."""
 
@@ -133,9 +136,16 @@ class Highlighter:
             vectors = [known.get(hit.sentences[place].spoken) for place in places]
             if all(vector is not None for vector in vectors):
                 cosines_S = unit_length(np.stack(vectors)) @ targets_QD[hit.query]  # type: ignore[arg-type]  # none is None
-                best = int(np.argmax(cosines_S))
+                best = int(np.argmax(cosines_S + self._gained(hit, places)))
                 chosen[id(hit)] = places[best], float(cosines_S[best])
         return chosen
+
+    def _gained(self, hit: _Hit, places: Sequence[int]) -> np.ndarray | float:
+        """Return what the words of the query add to the cosines of some sentences, (S,)."""
+        most = hit.words.gain(hit.words.weights)
+        if self._highlight.by_encoder or not most:
+            return 0.0
+        return WORDS_SHARE / most * np.array([hit.gains.get(place, 0.0) for place in places])
 
 
 @dataclass(eq=False)
