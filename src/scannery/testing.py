@@ -199,6 +199,8 @@ def _attribute_types(documents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _type(name: str, value: object) -> str:
+    if isinstance(value, dict) and value.keys() == {"lat", "lon"}:
+        return "geo"
     # bool is an int, and must be asked for first.
     for kind, type_name in _TYPES.items():
         if isinstance(value, kind):
@@ -215,7 +217,6 @@ _TYPES: dict[type, str] = {
     str: "string",
     list: "string_list",
     dt.datetime: "timestamp",
-    dict: "geo",
 }
 
 

@@ -317,6 +317,7 @@ class TestPgvector:
         assert point.payload == {"deep": {"x": [7]}, "n": 7.0, "at": "2020-01-02T03:04:05+00:00"}
 
     def test_no_database(self, run: Run) -> None:
+        pytest.importorskip("psycopg", reason="needs scannery[import-pgvector]")
         assert run("pgvector", "postgresql://127.0.0.1:1/none")[0] == 3
         code, printed = run("pgvector", "no string")
         assert code == 2 and "must be a connection string" in printed

@@ -20,7 +20,7 @@ from scannery.serving import Server, ServerConfig, UnknownIndexError
 from scannery.serving.process.server import health_name
 from scannery.v1 import index_pb2, index_pb2_grpc, search_pb2, search_pb2_grpc
 from scannery.v1.types_pb2 import ErrorDetail
-from tests.served import DIMENSIONS, copied, library_table, serving
+from tests.served import DIMENSIONS, LIBRARY, copied, library_table, serving
 
 VECTOR = np.random.default_rng(0).normal(size=DIMENSIONS).astype(np.float32)
 
@@ -99,7 +99,7 @@ def test_every_field_of_the_options_is_served_or_refused() -> None:
     """A field that is added to the contract must be dealt with here, so that none is ignored in silence."""
     served = {"k", "where", "mode", "crowding", "offset", "min_score", "exact", "target_recall",
               "return_fields", "return_vector", "knobs", "explain", "min_sequence"}  # fmt: skip
-    refused = {"fusion", "rerank"}
+    refused = {"fusion", "rerank", "highlight"}  # with a vector
     assert set(search_pb2.SearchOptions.DESCRIPTOR.fields_by_name) == served | refused
 
 
@@ -331,4 +331,4 @@ def test_everything_that_was_stored_comes_back(server: Server) -> None:
         assert getattr(point, name) == record[name]
     assert point.payload == {"row": int(record["id"][1:]), "deep": [None, "ü"]}
     assert point.attributes == {name: record[name] for name in sorted(point.attributes)}
-    assert len(point.attributes) == 6
+    assert len(point.attributes) == len(LIBRARY.attributes)
