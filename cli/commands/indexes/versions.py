@@ -12,7 +12,7 @@ from rich.table import Table
 
 from scannery.cli.client_options import TargetOption, connected
 from scannery.cli.commands.build import quiet_beam
-from scannery.cli.commands.indexes.show import documents_of, print_version, time_text
+from scannery.cli.commands.indexes.show import documents_of, print_version, time_text, unsealed_batches
 from scannery.cli.errors import NO
 from scannery.cli.output import console, print_json, size_text
 from scannery.cli.plots import plot_curves
@@ -46,21 +46,24 @@ def list_command(store: StoreOption, as_json: JsonOption = False) -> None:
     """List the indexes of a store."""
     opened = Store.open(store)
     manifests = [read_manifest(opened, name) for name in list_indexes(opened)]
+    waiting = {manifest.index: unsealed_batches(opened, manifest) for manifest in manifests}
     if as_json:
-        print_json([_summary(manifest) for manifest in manifests])
+        print_json([_summary(manifest) | {"live_batches": waiting[manifest.index]} for manifest in manifests])
         return
     table = Table("index", "version", "datapoints", "dimensions", "distance", "size", "made")
     for manifest in manifests:
         table.add_row(
             manifest.index,
             str(manifest.version),
-            f"{manifest.rows:,}",
+            f"{manifest.rows:,}{'*' if waiting[manifest.index] else ''}",
             str(manifest.dimensions),
             manifest.spec.distance,
             size_text(manifest.size_bytes),
             time_text(manifest),
         )
     console().print(table if manifests else f"There is no index in {escape(store)}.")
+    if any(waiting.values()):
+        console().print("*: and live updates that are in no segment yet")
 
 
 @index_app.command("show")
