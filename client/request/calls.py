@@ -238,6 +238,11 @@ def _identifiers(ids: Sequence[str | int], field: str) -> list[str]:
         raise InvalidArgumentError(
             f"{field}: must be a list of strings or integers, got {ids!r:.80}", field=field
         )
+    if isinstance(ids, Mapping):
+        raise InvalidArgumentError(
+            f"{field}: must be a list of ids, got {ids!r:.80}; a filter is `where=`, of count, scan, update and delete",
+            field=field,
+        )
     return [as_identifier(identifier, f"{field}[{i}]") for i, identifier in enumerate(ids)]
 
 

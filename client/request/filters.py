@@ -68,7 +68,11 @@ def build_value(value: object, *, path: str) -> pb.Value:
     for kinds, build in _BUILDERS:
         if isinstance(value, kinds):
             return build(value, path)
-    hint = "; use $in for several values" if isinstance(value, (list, tuple, set, frozenset)) else ""
+    hint = (
+        "; use $in for several values" if isinstance(value, (list, tuple, set, frozenset, np.ndarray)) else ""
+    )
+    if type(value).__name__ == "NAType":  # of pandas
+        hint = _NONE
     raise _invalid(path, f"must be a string, number, boolean, date or datetime, got {_shown(value)}{hint}")
 
 
@@ -159,7 +163,7 @@ def _int(value: Any, path: str) -> pb.Value:
 
 def _float(value: Any, path: str) -> pb.Value:
     if not math.isfinite(value):
-        raise _invalid(path, f"must be finite, got {value}")
+        raise _invalid(path, f"must be finite, got {value}{_NONE if math.isnan(value) else ''}")
     return pb.Value(float_value=float(value))
 
 
@@ -176,6 +180,8 @@ def _string(value: Any, path: str) -> pb.Value:
 
 
 def _datetime(value: Any, path: str) -> pb.Value:
+    if type(value).__name__ == "NaTType":  # of pandas; it is a datetime
+        raise _invalid(path, f"must be a date, got NaT{_NONE}")
     aware = value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
     micros = (aware - _EPOCH) // dt.timedelta(microseconds=1)
     message = pb.Value()
@@ -188,6 +194,17 @@ def _date(value: Any, path: str) -> pb.Value:
     return _datetime(dt.datetime(value.year, value.month, value.day), path)
 
 
+def _datetime64(value: Any, path: str) -> pb.Value:
+    if np.isnat(value):
+        raise _invalid(path, f"must be a date, got NaT{_NONE}")
+    # Microseconds are those of a datetime; beyond the years of one, this is an integer.
+    moment = value.astype("datetime64[us]").item()
+    if not isinstance(moment, dt.datetime):
+        raise _invalid(path, f"must be within the years 1 to 9999, got {_shown(value)}")
+    return _datetime(moment, path)
+
+
+_NONE = "; None stands for no value"
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 # In this order: a bool is an int, and a datetime is a date.
 _BUILDERS: tuple[tuple[tuple[type, ...], Callable[[Any, str], pb.Value]], ...] = (
@@ -197,6 +214,7 @@ _BUILDERS: tuple[tuple[tuple[type, ...], Callable[[Any, str], pb.Value]], ...] =
     ((float, np.floating), _float),
     ((dt.datetime,), _datetime),
     ((dt.date,), _date),
+    ((np.datetime64,), _datetime64),
     ((decimal.Decimal,), _decimal),
 )
 

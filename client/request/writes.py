@@ -158,6 +158,8 @@ def _checked(
 
 def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
     message = Datapoint()
+    if point.get("id") is None:
+        raise _invalid(f"{path}.datapoint.id", "is required, a string or an integer")
     for name in _IDS & point.keys():
         if point[name] is not None:
             _set(message, name, as_identifier(point[name], f"{path}.datapoint.{name}"), path)
@@ -212,7 +214,8 @@ def _packed(value: Any, path: str) -> bytes:
 
 def _value(value: Any, path: str) -> Value:
     if isinstance(value, np.ndarray):
-        value = value.tolist()
+        # `tolist` makes integers of nanoseconds.
+        value = list(value) if value.dtype.kind == "M" and value.ndim else value.tolist()
     if isinstance(value, (list, tuple, set, frozenset)):
         return _list_value(value, path)
     if isinstance(value, Mapping):
@@ -251,6 +254,10 @@ def _json(value: Any, path: str) -> str:
 
 def _jsonable(value: Any) -> Any:
     # What tables and frames hold beside JSON's own types.
+    if isinstance(value, np.datetime64):
+        return None if np.isnat(value) else value.astype("datetime64[us]").item().isoformat()
+    if isinstance(value, np.ndarray) and value.dtype.kind == "M" and value.ndim:
+        return list(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, (dt.date, dt.datetime)):
