@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from scannery.client.errors import InvalidArgumentError
-from scannery.client.request.identifiers import as_identifier
+from scannery.client.request.identifiers import Identifier, as_identifier
 from scannery.client.request.queries import (
     Queries,
     QueryLike,
@@ -150,7 +150,7 @@ def search_many(
 @refuses_surrogates
 def get(
     index: str,
-    ids: Sequence[str | int],
+    ids: Sequence[Identifier],
     *,
     fields: Sequence[str] | None = None,
     vectors: bool = False,
@@ -214,9 +214,9 @@ def _upsert(
 @refuses_surrogates
 def delete(
     index: str,
-    ids: Sequence[str | int],
+    ids: Sequence[Identifier],
     *,
-    document_ids: Sequence[str | int] = (),
+    document_ids: Sequence[Identifier] = (),
     if_revision: int | None = None,
     request_id: str | None = None,
     timeout_s: float | None = None,
@@ -233,7 +233,7 @@ def delete(
     return Call(DELETE, request, lambda answer: Deleted(answer.sequence, answer.deleted), timeout_s)
 
 
-def _identifiers(ids: Sequence[str | int], field: str) -> list[str]:
+def _identifiers(ids: Sequence[Identifier], field: str) -> list[str]:
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
         raise InvalidArgumentError(
             f"{field}: must be a list of strings or integers, got {ids!r:.80}", field=field

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import uuid
+from typing import TypeAlias
 
 import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
 
-__all__ = ["as_identifier"]
+__all__ = ["Identifier", "as_identifier"]
+
+Identifier: TypeAlias = str | int | uuid.UUID
+"""An integer becomes its digits."""
 
 
 def as_identifier(value: object, field: str) -> str:

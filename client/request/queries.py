@@ -16,7 +16,7 @@ import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import Where, build_filter
-from scannery.client.request.identifiers import as_identifier
+from scannery.client.request.identifiers import Identifier, as_identifier
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
 
@@ -45,7 +45,7 @@ HighlightBy = Literal["encoder", "words"]
 class Like:
     """The query "more like this": the vector of a datapoint, which itself is not returned."""
 
-    id: str | int
+    id: Identifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from scannery.cli.output import size_text
+from scannery.client import IndexInfo
 from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store, StoreError
 from scannery.indexer.tuning.settings_choice import pick_point
 
@@ -54,12 +55,12 @@ def unsealed_batches(store: Store, manifest: Manifest, log_root: Path | None = N
         status = log_status(store, manifest, log_root=log_root)
     except (StoreError, WrongLogError):
         return None
-    return status and status.mutations
+    return None if status is None else status.mutations
 
 
-def time_text(manifest: Manifest) -> str:
+def time_text(version: Manifest | IndexInfo) -> str:
     """Return the time of a version as text, in UTC."""
-    return manifest.created_at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return version.created_at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _attributes(spec: IndexSpec) -> str:

@@ -158,6 +158,19 @@ def test_an_empty_index_is_a_version_like_any_other(
     assert (status, "is an alias" in err) == (2, True)
 
 
+def test_indexes_are_listed_and_take_vectors_or_none(
+    where: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "There is no index" in run(capsys, "list", *where)[1] or where[0] == "--store"
+    assert run(capsys, "create", "notes", "--dimensions", "2", "--vectors", "required", *where)[0] == 0
+    [listed] = json.loads(run(capsys, "list", "--json", *where)[1])
+    assert (listed["index"], listed["version"], listed["rows"]) == ("notes", 1, 0)
+    assert "notes" in run(capsys, "list", *where)[1]
+    assert run(capsys, "alter", "notes", "--optional-vectors", *where)[0] == 0
+    assert "vectors: optional" in run(capsys, "show", "notes", "--spec", *where)[1]
+    assert run(capsys, "list")[0] == 2
+
+
 def test_live_updates_are_told_before_they_are_dropped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
