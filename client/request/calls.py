@@ -11,6 +11,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from scannery.client.errors import InvalidArgumentError
+from scannery.client.request.batches import MAX_BATCH
 from scannery.client.request.identifiers import Identifier, as_identifier
 from scannery.client.request.queries import (
     Queries,
@@ -189,7 +190,11 @@ def upsert(
     timeout_s: float | None = None,
 ) -> Call[index_pb2.UpsertRequest, index_pb2.UpsertResponse, Written]:
     """Return the call that inserts or replaces datapoints."""
-    return _upsert(index, build_upserts(points), request_id, timeout_s)
+    upserts = build_upserts(points)
+    if len(upserts) > MAX_BATCH:
+        what = f"must have 1 to {MAX_BATCH} items, got {len(upserts)}; upsert_many writes any number"
+        raise InvalidArgumentError(f"upserts: {what}", field="upserts")
+    return _upsert(index, upserts, request_id, timeout_s)
 
 
 @refuses_surrogates

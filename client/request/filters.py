@@ -9,6 +9,7 @@ import datetime as dt
 import decimal
 import difflib
 import math
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -20,9 +21,9 @@ from scannery.v1 import types_pb2 as pb
 
 __all__ = ["Scalar", "Where", "build_filter", "build_value"]
 
-Scalar: TypeAlias = str | int | float | bool | dt.datetime | dt.date | None
-"""A value to compare with. Naive datetimes and dates are UTC; timestamps may be ISO 8601 strings too. None stands for
-"not set"."""
+Scalar: TypeAlias = str | int | float | bool | uuid.UUID | np.datetime64 | dt.datetime | dt.date | None
+"""A value to compare with. UUIDs are strings, naive datetimes and dates UTC; timestamps may be ISO 8601 strings too. None
+stands for "not set"."""
 
 _Operand: TypeAlias = Scalar | Collection[Scalar | None] | Mapping[str, Any] | None
 Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Where] | Where | None"]
@@ -30,6 +31,7 @@ Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Wher
 
 # Deeper is refused by the server; this bound only keeps a dictionary that holds itself from recursing for ever.
 _MAX_DEPTH = 40
+_IDS = ("id", "document_id")
 _INT64 = range(-(2**63), 2**63)
 
 _COMPARISONS = {
@@ -136,6 +138,12 @@ def _value(value: object, operator: pb.Operator.ValueType, path: str) -> pb.Valu
 
 
 def _condition(name: str, operator: pb.Operator.ValueType, values: Sequence[pb.Value]) -> pb.Filter:
+    if name in _IDS:
+        # Ids are given as integers, too, and become their digits.
+        values = [
+            pb.Value(string_value=str(value.int_value)) if value.HasField("int_value") else value
+            for value in values
+        ]
     return pb.Filter(condition=pb.Condition(field=name, operator=operator, values=values))
 
 
@@ -210,6 +218,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _BUILDERS: tuple[tuple[tuple[type, ...], Callable[[Any, str], pb.Value]], ...] = (
     ((bool, np.bool_), lambda value, _: pb.Value(bool_value=bool(value))),
     ((str,), _string),
+    ((uuid.UUID,), lambda value, _: pb.Value(string_value=str(value))),
     ((int, np.integer), _int),
     ((float, np.floating), _float),
     ((dt.datetime,), _datetime),

@@ -62,7 +62,11 @@ def test_values_of_numpy_and_pandas(client: scannery.Client) -> None:
     assert point.attributes["days"] == [f"{day}+00:00", "2024-05-02T00:00:00+00:00"]
     assert point.attributes["deep"] == {"day": day, "days": [day, "2024-05-02T00:00:00"]}
     assert index.count({"a": np.datetime64(moment), "days": days[0]}) == 1
+    assert index.count({"id": name}) == index.count({"document_id": {"$in": [name]}}) == 1
     assert index.delete([name]).deleted == 1
+    index.upsert([{"id": 7, "vector": VECTOR, "attributes": {"key": name, "keys": [name]}}])
+    assert index.count({"id": 7, "key": name, "keys": name, "document_id": {"$in": [7, "8"]}}) == 1
+    assert index.count({"id": {"$ne": 7}}) == 0
 
 
 @pytest.mark.parametrize("value", [float("nan"), np.nan, pd.NaT, pd.NA, np.datetime64("NaT")])
@@ -113,6 +117,7 @@ def test_attributes_may_have_those_names(client: scannery.Client) -> None:
         (lambda c, i: i.delete({"show": "a"}), "ids: must be a list of ids.*where="),
         (lambda c, i: i.get({"show": "a"}), "ids: must be a list of ids.*where="),
         (lambda c, i: i.upsert([{"vector": VECTOR}]), r"upserts\[0\].datapoint.id: is required"),
+        (lambda c, i: i.upsert([{"id": n} for n in range(1001)]), "got 1001; upsert_many writes any number"),
         (lambda c, i: list(i.scan(order_by="n")), "order_by: 'n' is not declared"),
         (lambda c, i: c.create_index("x"), "dimensions: is required for an index without an encoder"),
         (
