@@ -22,8 +22,8 @@ from scannery.v1 import types_pb2 as pb
 __all__ = ["Scalar", "Where", "build_filter", "build_value"]
 
 Scalar: TypeAlias = str | int | float | bool | uuid.UUID | np.datetime64 | dt.datetime | dt.date | None
-"""A value to compare with. UUIDs are strings, naive datetimes and dates UTC; timestamps may be ISO 8601 strings too. None
-stands for "not set"."""
+"""A value to compare with. UUIDs are strings, naive datetimes and dates UTC; timestamps may be ISO 8601 strings too.
+None stands for "not set"."""
 
 _Operand: TypeAlias = Scalar | Collection[Scalar | None] | Mapping[str, Any] | None
 Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Where] | Where | None"]
