@@ -75,26 +75,12 @@ def existing_ids(index: Index, ids: Sequence[str]) -> set[str]:
 
 
 def existing_documents(index: Index, ids: Sequence[str]) -> set[str]:
-    """Return those of the ids that documents of the index have.
-
-    Documents without a vector are found only in an index without vectors, where each is one datapoint with its id.
-    """
-    if not (dimensions := index.stats().dimensions):
-        return existing_ids(index, ids)
-    direction_D = np.ones(dimensions, np.float32)
+    """Return those of the ids that documents of the index have."""
     possible = [name for name in ids if _is_possible(name)]
     found: set[str] = set()
     for start in range(0, len(possible), MOST_IDS):
         part = possible[start : start + MOST_IDS]
-        hits = index.search(
-            direction_D,
-            len(part),
-            where={"document_id": {"$in": part}},
-            max_per_group=1,
-            mode="dense",
-            fields=[],
-        )
-        found |= {hit.document_id for hit in hits}
+        found |= {point.document_id for point in index.scan(where={"document_id": {"$in": part}}, fields=[])}
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from scannery.indexer import (
     with_known_terms,
     written_schema,
 )
-from scannery.indexer.datapoints.dynamic import changed_dynamic
+from scannery.indexer.datapoints.dynamic import changed_dynamic, has_dynamic
 from scannery.live.log.records import Mutation, with_words
 from scannery.live.memtable import LiveState
 from scannery.live.prepare import PreparedUpsert
@@ -167,15 +168,20 @@ def changed_rows(places: Places, item: PartialUpdate, manifest: Manifest, known:
         field = schema.field(column)
         values = pa.array([value] * table.num_rows, field.type)
         table = table.set_column(schema.get_field_index(column), field, values)
-    if item.dynamic:
-        table = _with_dynamic(table, item)
+    if manifest.spec.dynamic:
+        table = _with_dynamic(table, item, manifest.spec.attributes)
     return with_known_terms(table, manifest.spec.lexical, known)
 
 
-def _with_dynamic(table: pa.Table, item: PartialUpdate) -> pa.Table:
+def _with_dynamic(table: pa.Table, item: PartialUpdate, declared: Collection[str]) -> pa.Table:
+    column = table.column(DYNAMIC_COLUMN)
+    # An attribute that was declared later: rows of before may still have the old value as a dynamic one.
+    old = [name for name in item.values if name in declared and has_dynamic(column, name)]
+    if not (changes := dict.fromkeys(old) | dict(item.dynamic)):
+        return table
     front = f"{item.path}.datapoint." if item.path else ""
     try:
-        column = changed_dynamic(table.column(DYNAMIC_COLUMN), item.dynamic, path="attributes")
+        column = changed_dynamic(column, changes, path="attributes")
     except InvalidRecordError as error:
         raise InvalidRequestError(f"{front}{error.message}", field=f"{front}{error.field}") from error
     return table.set_column(table.schema.get_field_index(DYNAMIC_COLUMN), DYNAMIC_COLUMN, column)

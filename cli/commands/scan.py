@@ -23,7 +23,10 @@ PAGE = 1000
 
 
 def scan(
-    index: Annotated[str, typer.Argument(metavar="INDEX", help="Name of the index.")],
+    name: Annotated[str | None, typer.Argument(metavar="[INDEX]", help="Name of the index.")] = None,
+    index: Annotated[
+        str | None, typer.Option("--index", "-i", help="Name of the index, as other commands take it.")
+    ] = None,
     target: TargetOption = None,
     store: StoreOption = None,
     where: Annotated[str | None, typer.Option("--where", metavar="JSON", help="Filter.")] = None,
@@ -60,8 +63,10 @@ def scan(
     Writes while it runs change nothing of what is printed. A scan that ends early prints a token to standard error,
     with which another one continues.
     """
+    if (name is None) == (index is None):
+        raise typer.BadParameter("give the name of the index: INDEX, or --index INDEX")
     with connected(target, store, timeout_s=timeout) as client:
-        running = client.index(index).scan(
+        running = client.index(str(name or index)).scan(
             where=parsed_json(where, "--where"),
             fields=None if fields is None else [name.strip() for name in fields.split(",") if name.strip()],
             order_by=order_by,

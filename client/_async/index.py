@@ -19,6 +19,7 @@ from scannery.client.request.batches import Errors, QueryStream, query_batches, 
 from scannery.client.request.calls import Call, TextKind
 from scannery.client.request.filtered_writes import BatchCall, FilteredBatch
 from scannery.client.request.filters import Where
+from scannery.client.request.identifiers import Identifier
 from scannery.client.request.queries import Queries, QueryLike, SearchOptions
 from scannery.client.request.records import Extra, RecordReader, is_foreign
 from scannery.client.request.scans import build_scan, checked_token
@@ -123,7 +124,7 @@ class AsyncIndex(AsyncAggregations):
 
     async def get(
         self,
-        ids: Sequence[str | int],
+        ids: Sequence[Identifier],
         *,
         fields: Sequence[str] | None = None,
         vectors: bool = False,
@@ -360,9 +361,9 @@ class AsyncIndex(AsyncAggregations):
 
     async def delete(
         self,
-        ids: Sequence[str | int] = (),
+        ids: Sequence[Identifier] = (),
         *,
-        document_ids: Sequence[str | int] = (),
+        document_ids: Sequence[Identifier] = (),
         where: Where | None = None,
         if_revision: int | None = None,
         dry_run: bool = False,

@@ -16,6 +16,7 @@ from scannery.client.request.tables import is_table, row_count, table_rows
 from scannery.client.request.writes import Refused
 
 __all__ = [
+    "MAX_BATCH",
     "Errors",
     "QueryStream",
     "WriteBatch",

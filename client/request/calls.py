@@ -11,7 +11,8 @@ import numpy as np
 from google.protobuf.message import Message
 
 from scannery.client.errors import InvalidArgumentError
-from scannery.client.request.identifiers import as_identifier
+from scannery.client.request.batches import MAX_BATCH
+from scannery.client.request.identifiers import Identifier, as_identifier
 from scannery.client.request.queries import (
     Queries,
     QueryLike,
@@ -150,7 +151,7 @@ def search_many(
 @refuses_surrogates
 def get(
     index: str,
-    ids: Sequence[str | int],
+    ids: Sequence[Identifier],
     *,
     fields: Sequence[str] | None = None,
     vectors: bool = False,
@@ -189,7 +190,11 @@ def upsert(
     timeout_s: float | None = None,
 ) -> Call[index_pb2.UpsertRequest, index_pb2.UpsertResponse, Written]:
     """Return the call that inserts or replaces datapoints."""
-    return _upsert(index, build_upserts(points), request_id, timeout_s)
+    upserts = build_upserts(points)
+    if len(upserts) > MAX_BATCH:
+        what = f"must have 1 to {MAX_BATCH} items, got {len(upserts)}; upsert_many writes any number"
+        raise InvalidArgumentError(f"upserts: {what}", field="upserts")
+    return _upsert(index, upserts, request_id, timeout_s)
 
 
 @refuses_surrogates
@@ -214,9 +219,9 @@ def _upsert(
 @refuses_surrogates
 def delete(
     index: str,
-    ids: Sequence[str | int],
+    ids: Sequence[Identifier],
     *,
-    document_ids: Sequence[str | int] = (),
+    document_ids: Sequence[Identifier] = (),
     if_revision: int | None = None,
     request_id: str | None = None,
     timeout_s: float | None = None,
@@ -233,10 +238,15 @@ def delete(
     return Call(DELETE, request, lambda answer: Deleted(answer.sequence, answer.deleted), timeout_s)
 
 
-def _identifiers(ids: Sequence[str | int], field: str) -> list[str]:
+def _identifiers(ids: Sequence[Identifier], field: str) -> list[str]:
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
         raise InvalidArgumentError(
             f"{field}: must be a list of strings or integers, got {ids!r:.80}", field=field
+        )
+    if isinstance(ids, Mapping):
+        raise InvalidArgumentError(
+            f"{field}: must be a list of ids, got {ids!r:.80}; a filter is `where=`, of count, scan, update and delete",
+            field=field,
         )
     return [as_identifier(identifier, f"{field}[{i}]") for i, identifier in enumerate(ids)]
 

@@ -9,6 +9,7 @@ import datetime as dt
 import decimal
 import difflib
 import math
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -20,9 +21,9 @@ from scannery.v1 import types_pb2 as pb
 
 __all__ = ["Scalar", "Where", "build_filter", "build_value"]
 
-Scalar: TypeAlias = str | int | float | bool | dt.datetime | dt.date | None
-"""A value to compare with. Naive datetimes and dates are UTC; timestamps may be ISO 8601 strings too. None stands for
-"not set"."""
+Scalar: TypeAlias = str | int | float | bool | uuid.UUID | np.datetime64 | dt.datetime | dt.date | None
+"""A value to compare with. UUIDs are strings, naive datetimes and dates UTC; timestamps may be ISO 8601 strings too.
+None stands for "not set"."""
 
 _Operand: TypeAlias = Scalar | Collection[Scalar | None] | Mapping[str, Any] | None
 Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Where] | Where | None"]
@@ -30,6 +31,7 @@ Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Wher
 
 # Deeper is refused by the server; this bound only keeps a dictionary that holds itself from recursing for ever.
 _MAX_DEPTH = 40
+_IDS = ("id", "document_id")
 _INT64 = range(-(2**63), 2**63)
 
 _COMPARISONS = {
@@ -68,7 +70,11 @@ def build_value(value: object, *, path: str) -> pb.Value:
     for kinds, build in _BUILDERS:
         if isinstance(value, kinds):
             return build(value, path)
-    hint = "; use $in for several values" if isinstance(value, (list, tuple, set, frozenset)) else ""
+    hint = (
+        "; use $in for several values" if isinstance(value, (list, tuple, set, frozenset, np.ndarray)) else ""
+    )
+    if type(value).__name__ == "NAType":  # of pandas
+        hint = _NONE
     raise _invalid(path, f"must be a string, number, boolean, date or datetime, got {_shown(value)}{hint}")
 
 
@@ -132,6 +138,12 @@ def _value(value: object, operator: pb.Operator.ValueType, path: str) -> pb.Valu
 
 
 def _condition(name: str, operator: pb.Operator.ValueType, values: Sequence[pb.Value]) -> pb.Filter:
+    if name in _IDS:
+        # Ids are given as integers, too, and become their digits.
+        values = [
+            pb.Value(string_value=str(value.int_value)) if value.HasField("int_value") else value
+            for value in values
+        ]
     return pb.Filter(condition=pb.Condition(field=name, operator=operator, values=values))
 
 
@@ -159,7 +171,7 @@ def _int(value: Any, path: str) -> pb.Value:
 
 def _float(value: Any, path: str) -> pb.Value:
     if not math.isfinite(value):
-        raise _invalid(path, f"must be finite, got {value}")
+        raise _invalid(path, f"must be finite, got {value}{_NONE if math.isnan(value) else ''}")
     return pb.Value(float_value=float(value))
 
 
@@ -176,6 +188,8 @@ def _string(value: Any, path: str) -> pb.Value:
 
 
 def _datetime(value: Any, path: str) -> pb.Value:
+    if type(value).__name__ == "NaTType":  # of pandas; it is a datetime
+        raise _invalid(path, f"must be a date, got NaT{_NONE}")
     aware = value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
     micros = (aware - _EPOCH) // dt.timedelta(microseconds=1)
     message = pb.Value()
@@ -188,15 +202,28 @@ def _date(value: Any, path: str) -> pb.Value:
     return _datetime(dt.datetime(value.year, value.month, value.day), path)
 
 
+def _datetime64(value: Any, path: str) -> pb.Value:
+    if np.isnat(value):
+        raise _invalid(path, f"must be a date, got NaT{_NONE}")
+    # Microseconds are those of a datetime; beyond the years of one, this is an integer.
+    moment = value.astype("datetime64[us]").item()
+    if not isinstance(moment, dt.datetime):
+        raise _invalid(path, f"must be within the years 1 to 9999, got {_shown(value)}")
+    return _datetime(moment, path)
+
+
+_NONE = "; None stands for no value"
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 # In this order: a bool is an int, and a datetime is a date.
 _BUILDERS: tuple[tuple[tuple[type, ...], Callable[[Any, str], pb.Value]], ...] = (
     ((bool, np.bool_), lambda value, _: pb.Value(bool_value=bool(value))),
     ((str,), _string),
+    ((uuid.UUID,), lambda value, _: pb.Value(string_value=str(value))),
     ((int, np.integer), _int),
     ((float, np.floating), _float),
     ((dt.datetime,), _datetime),
     ((dt.date,), _date),
+    ((np.datetime64,), _datetime64),
     ((decimal.Decimal,), _decimal),
 )
 

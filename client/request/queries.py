@@ -16,7 +16,7 @@ import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import Where, build_filter
-from scannery.client.request.identifiers import as_identifier
+from scannery.client.request.identifiers import Identifier, as_identifier
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
 
@@ -45,7 +45,7 @@ HighlightBy = Literal["encoder", "words"]
 class Like:
     """The query "more like this": the vector of a datapoint, which itself is not returned."""
 
-    id: str | int
+    id: Identifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,19 @@ def build_queries(queries: Queries) -> dict[str, Any]:
     return {"vectors": Matrix(packed=vectors_QD.tobytes(), dimensions=vectors_QD.shape[1])}
 
 
+_OPTIONS_OF_PEERS = {
+    **dict.fromkeys(("top_k", "topk", "limit", "n_results", "n", "size"), "k"),
+    **dict.fromkeys(("filter", "filters", "query_filter", "expr"), "where"),
+    **dict.fromkeys(("include", "with_payload", "output_fields", "return_properties"), "fields"),
+    **dict.fromkeys(("include_vector", "include_vectors", "include_values", "with_vectors"), "vectors"),
+    **dict.fromkeys(("score_threshold", "threshold"), "min_score"),
+}
+"""Options of searches in other systems, and what they are called here."""
+
+
 def _meant(name: str) -> str:
+    if (option := _OPTIONS_OF_PEERS.get(name.lower())) is not None:
+        return f"; it is {option!r} here"
     near = difflib.get_close_matches(name, SearchOptions.__annotations__, 1)
     return f"; did you mean {near[0]!r}?" if near else ""
 

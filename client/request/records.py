@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
 
 from scannery.client.request.writes import DATAPOINT_KEYS, Refused
 
@@ -81,6 +83,10 @@ class RecordReader:
         known = DATAPOINT_KEYS if form == "datapoint" else mapping.names | {_MADE_AGAIN}
         more = self._more if form == "source" else frozenset()
         takes = mapping.is_other if form != "datapoint" else lambda _: False
+        if form == "source" and self._extra == "refuse":
+            unknown = record.keys() - known - more
+            if unknown and unknown <= _OF_PEERS.keys() and (hint := _peer_hint(record, unknown)):
+                return Refused(_identifier(record, mapping), hint)
         if extra := {name for name in record.keys() - known - more if not takes(str(name))}:
             if self._extra == "refuse" or form == "datapoint":
                 return _refused(record, str(min(extra, key=str)), known | more, form)
@@ -106,6 +112,29 @@ class RecordReader:
             # Files hold payloads as JSON in text, too.
             point["payload"] = _parsed(point["payload"])
         return point | {name: record[name] for name in more if record.get(name) is not None}
+
+
+_OF_PEERS: dict[str, tuple[str, type | tuple[type, ...]]] = {
+    "metadata": ("attributes", Mapping),
+    "properties": ("attributes", Mapping),
+    "values": ("vector", (list, tuple, np.ndarray)),
+    "embeddings": ("vector", (list, tuple, np.ndarray)),
+    "sparse_values": ("sparse_vector", Mapping),
+    "document": ("text", str),
+    "page_content": ("text", str),
+}
+"""Keys of records in other systems: what a datapoint calls them, and what they hold there."""
+
+
+def _peer_hint(record: Mapping[str, Any], keys: Collection[Any]) -> str | None:
+    """Return what is wrong with a record that differs from a datapoint only by such keys; None: nothing."""
+    for key in sorted(keys):
+        name, kinds = _OF_PEERS[key]
+        if isinstance(record[key], kinds) and record.get(name) is None:
+            return (
+                f"{key!r}: a datapoint calls this {name!r}; an attribute of this name goes into 'attributes'"
+            )
+    return None
 
 
 AsyncReaderOf: TypeAlias = Callable[[], Awaitable[RecordReader]]

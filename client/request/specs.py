@@ -41,6 +41,11 @@ def build_spec(
         if dimensions or sparse or made.get("encoder") or made.get("lexical"):
             made.setdefault("vectors", "optional")
     elif isinstance(spec, Mapping):
+        if "dimensions" in spec:
+            raise InvalidArgumentError(
+                "spec.dimensions: is no key of a spec; give it as an argument: create_index(…, dimensions=…)",
+                field="spec.dimensions",
+            )
         made = {**spec, **given}
     else:
         raise InvalidArgumentError(
@@ -99,7 +104,14 @@ def _name_models(parts: dict[str, Any]) -> None:
             parts[name] = {"model": parts[name]}
 
 
-def _json(value: object, field: str) -> str:
+def _json(value: Mapping[str, Any], field: str) -> str:
+    attributes = value.get("attributes")
+    for name, kind in attributes.items() if isinstance(attributes, Mapping) else ():
+        if isinstance(kind, type):
+            raise InvalidArgumentError(
+                f"{field}.attributes.{name}: must be the name of a type, such as 'string', got {kind!r}",
+                field=f"{field}.attributes.{name}",
+            )
     try:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

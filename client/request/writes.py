@@ -13,7 +13,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import build_value
-from scannery.client.request.identifiers import as_identifier
+from scannery.client.request.identifiers import Identifier, as_identifier
 from scannery.client.request.queries import build_sparse
 from scannery.client.request.unicode import not_unicode
 from scannery.v1 import index_pb2 as pb
@@ -35,22 +35,22 @@ __all__ = [
 class NewDatapoint(TypedDict, total=False):
     """A datapoint, or a whole document, to insert or replace."""
 
-    id: str | int
+    id: Identifier
     """Required. Where texts are cut into passages, the id of the document. An integer becomes its digits."""
     text: str
-    """What the index's encoder encodes. Text or vector is required."""
+    """What the index's encoder encodes. Text or vector is required, unless vectors are `optional`."""
     vector: Any
     """Array-like; then text is only stored (and its words indexed)."""
     sparse_vector: Mapping[int, float]
     """Weights by dimension, where the spec names `source.sparse_vector`."""
     title: str | None
-    document_id: str | int
+    document_id: Identifier
     """The document it is a passage of; default: the id."""
     attributes: Mapping[str, Any]
-    """Values of the declared attributes. An index with `dynamic: true` takes any other names, too, and keeps their
-    values exactly: what JSON can hold, None included; dates and datetimes become ISO 8601 text."""
+    """Filtered and returned: values of the declared attributes. An index with `dynamic: true` takes any other names,
+    too, and keeps their values exactly: what JSON can hold, None included; dates and datetimes become ISO 8601 text."""
     payload: Any
-    """Anything that JSON can hold."""
+    """Anything that JSON can hold. Only returned: what filters ask for belongs into `attributes`."""
     text_start: int
     text_end: int
     time_start_s: float
@@ -67,7 +67,7 @@ class Update(TypedDict, total=False):
     None clears a field, and removes a dynamic attribute.
     """
 
-    id: str | int
+    id: Identifier
     """Required."""
     title: str | None
     attributes: Mapping[str, Any]
@@ -158,6 +158,8 @@ def _checked(
 
 def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
     message = Datapoint()
+    if point.get("id") is None:
+        raise _invalid(f"{path}.datapoint.id", "is required, a string or an integer")
     for name in _IDS & point.keys():
         if point[name] is not None:
             _set(message, name, as_identifier(point[name], f"{path}.datapoint.{name}"), path)
@@ -212,7 +214,8 @@ def _packed(value: Any, path: str) -> bytes:
 
 def _value(value: Any, path: str) -> Value:
     if isinstance(value, np.ndarray):
-        value = value.tolist()
+        # `tolist` makes integers of nanoseconds.
+        value = list(value) if value.dtype.kind == "M" and value.ndim else value.tolist()
     if isinstance(value, (list, tuple, set, frozenset)):
         return _list_value(value, path)
     if isinstance(value, Mapping):
@@ -251,6 +254,10 @@ def _json(value: Any, path: str) -> str:
 
 def _jsonable(value: Any) -> Any:
     # What tables and frames hold beside JSON's own types.
+    if isinstance(value, np.datetime64):
+        return None if np.isnat(value) else value.astype("datetime64[us]").item().isoformat()
+    if isinstance(value, np.ndarray) and value.dtype.kind == "M" and value.ndim:
+        return list(value)
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, (dt.date, dt.datetime)):

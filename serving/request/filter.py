@@ -157,7 +157,7 @@ def parse_filter(
     message: pb.Filter,
     attributes: Mapping[str, AttributeType],
     *,
-    dynamic: bool = False,
+    dynamic: bool,
     path: str = "where",
 ) -> Node | None:
     """Return the filter as a tree, or None if it allows every row.

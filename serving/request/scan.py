@@ -156,6 +156,9 @@ def _order(message: pb.OrderBy, spec: IndexSpec) -> RowOrder:
     name = message.field
     known = {"id": "string", "document_id": "string", **spec.attributes}
     kind = known.get(name)
+    if kind is None and spec.dynamic:
+        what = "is not declared: scans are ordered by declared attributes, id or document_id"
+        raise InvalidRequestError.at("order_by", f"{name!r:.80} {what}")
     if kind is None:
         raise InvalidRequestError.at("order_by", f"{name!r:.80}: {unknown_name(name, known, 'attribute')}")
     if kind in _UNSORTED:

@@ -118,6 +118,11 @@ class Creation:
         if spec.encoder is None:
             if dimensions == 0 and spec.vectors == "optional" and spec.source.vector is None:
                 return _Space(0, None)
+            if dimensions == 0:
+                raise InvalidRequestError.at(
+                    "dimensions",
+                    "is required for an index without an encoder, unless it has only words (lexical) or sparse vectors",
+                )
             if not 1 <= dimensions <= limits.MAX_DIMENSIONS:
                 raise InvalidRequestError.at(
                     "dimensions",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import scannery
+from scannery.cli.index_samples import existing_documents
 from scannery.pipelines.evaluation.judgements import query_id_of
 from tests.cli.test_commands import in_json, run
 from tests.embed.tiny_models import make_cross_encoder
@@ -288,3 +289,10 @@ def test_wrong_options_are_clear_errors(
 def test_files_or_derived_queries_are_needed(capsys: pytest.CaptureFixture[str], store: Path) -> None:
     status, _, errors = run(capsys, "evaluate", "-i", "texts", "-s", str(store))
     assert (status, "give --queries and --qrels, or --derive N" in errors) == (2, True)
+
+
+def test_documents_without_vectors_exist(tmp_path: Path) -> None:
+    with scannery.connect(tmp_path) as client:
+        index = client.create_index("mixed", dimensions=2)
+        index.upsert([{"id": "a", "vector": [1, 0]}, {"id": "b"}, {"id": "c/0", "document_id": "c"}])
+        assert existing_documents(index, ["a", "b", "c", "c/0", "d", "", "\n"]) == {"a", "b", "c"}

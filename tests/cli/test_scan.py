@@ -69,7 +69,7 @@ def test_a_scan_with_a_limit_continues_by_its_token(
 
 
 def test_a_sample_is_printed(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("scan", "library", "-s", str(library), "--sample", "9")
+    asked = ("scan", "--index", "library", "-s", str(library), "--sample", "9")
     _, one, _ = run(capsys, *asked, "--seed", "4")
     _, other, _ = run(capsys, *asked, "--seed", "4")
     assert len({point["id"] for point in one}) == 9

@@ -68,6 +68,13 @@ def create_command(
     dynamic: DynamicOption = False,
     lexical: Annotated[bool, typer.Option("--lexical", help="Also index the words of texts.")] = False,
     sparse: Annotated[bool, typer.Option("--sparse", help="Allow sparse vectors.")] = False,
+    vectors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="optional|required",
+            help="Whether a datapoint must have a vector. Default: optional; of a --spec, required.",
+        ),
+    ] = None,
     chunk_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Cut texts into passages of at most this many tokens.")
     ] = None,
@@ -92,6 +99,7 @@ def create_command(
         "dynamic": dynamic or None,
         "lexical": lexical or None,
         "sparse": sparse or None,
+        "vectors": vectors,
         "chunk": None if chunk_tokens is None else {"max_tokens": chunk_tokens},
         "target_recall": target_recall,
         "reranker": reranker,
@@ -112,6 +120,9 @@ def alter_command(
     store: StoreOption = None,
     attribute: AttributeOption = None,
     dynamic: DynamicOption = False,
+    optional_vectors: Annotated[
+        bool, typer.Option("--optional-vectors", help="Allow datapoints without a vector.")
+    ] = False,
     target_recall: RecallOption = None,
     reranker: RerankerOption = None,
     search: SearchOption = None,
@@ -127,6 +138,7 @@ def alter_command(
         info = client.index(name).alter(
             attributes=_attributes(attribute),
             dynamic=True if dynamic else None,
+            vectors="optional" if optional_vectors else None,
             target_recall=target_recall,
             reranker=reranker,
             search=parsed_json(search, "--search"),

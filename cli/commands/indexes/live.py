@@ -13,6 +13,7 @@ import typer
 
 from scannery.cli.client_options import StoreOption as OptionalStore
 from scannery.cli.client_options import TargetOption, TimeoutOption, connected
+from scannery.cli.commands.indexes.show import unsealed_batches
 from scannery.cli.commands.indexes.versions import JsonOption, NameArgument, StoreOption, index_app, index_of
 from scannery.cli.output import print_json, size_text
 from scannery.cli.progress import counting_bar
@@ -178,7 +179,7 @@ def _drop_served(
     with connected(target, store, timeout_s=timeout_s) as client:
         if not yes:
             info = client.index(name).stats()
-            _confirm(name, info.rows, f"version {info.version}")
+            _confirm(name, f"{info.rows:,} datapoints", f"version {info.version}")
         client.drop_index(name)
     if as_json:
         print_json({"index": name, "dropped": True})
@@ -186,10 +187,19 @@ def _drop_served(
         typer.echo(f"Removed {name}.")
 
 
-def _confirm(name: str, rows: int, versions: str) -> None:
+def _confirm(name: str, content: str, versions: str) -> None:
     if not sys.stdin.isatty():
-        raise typer.BadParameter(f"{name} has {rows:,} datapoints; --yes removes them")
-    typer.confirm(f"Remove {name}: {rows:,} datapoints, {versions}? This cannot be undone", abort=True)
+        raise typer.BadParameter(f"{name} has {content}; --yes removes them")
+    typer.confirm(f"Remove {name}: {content}, {versions}? This cannot be undone", abort=True)
+
+
+def _content(opened: Store, name: str, log: Path | None) -> str:
+    """Return what an index holds, with the live updates that are in no segment."""
+    manifest = read_manifest(opened, name)
+    waiting = unsealed_batches(opened, manifest, log)
+    return f"{manifest.rows:,} datapoints" + (
+        f" in segments and {waiting:,} batches of live updates" if waiting else ""
+    )
 
 
 def _drop_stored(
@@ -201,7 +211,7 @@ def _drop_stored(
         raise typer.BadParameter(f"{name} has the aliases {', '.join(names)}: move or delete them first")
     versions = list_versions(opened, name)
     if not yes and versions:
-        _confirm(name, read_manifest(opened, name).rows, f"{len(versions)} version(s)")
+        _confirm(name, _content(opened, name, log), f"{len(versions)} version(s)")
     with counting_bar("removing") as progress:
         report, elsewhere = drop(opened, name, log_root=log, force=force, progress=progress)
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import timezone
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,10 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from scannery.cli.output import size_text
-from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store
+from scannery.client import IndexInfo
+from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store, StoreError
 from scannery.indexer.tuning.settings_choice import pick_point
 
-__all__ = ["documents_of", "print_version", "time_text"]
+__all__ = ["documents_of", "print_version", "time_text", "unsealed_batches"]
 
 
 def print_version(console: Console, store: Store, manifest: Manifest, *, current: bool) -> None:
@@ -43,9 +45,22 @@ def documents_of(manifest: Manifest) -> tuple[int, bool] | None:
     return sum(known), whole or all(count == 1 for count in segments.values())
 
 
-def time_text(manifest: Manifest) -> str:
+def unsealed_batches(store: Store, manifest: Manifest, log_root: Path | None = None) -> int | None:
+    """Return the number of batches in the log that are not in the version; None if the log is not here."""
+    # Importing this takes as long as importing a server.
+    from scannery.live.log.mutation_log import WrongLogError
+    from scannery.live.maintenance.lag import log_status
+
+    try:
+        status = log_status(store, manifest, log_root=log_root)
+    except (StoreError, WrongLogError):
+        return None
+    return None if status is None else status.mutations
+
+
+def time_text(version: Manifest | IndexInfo) -> str:
     """Return the time of a version as text, in UTC."""
-    return manifest.created_at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return version.created_at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _attributes(spec: IndexSpec) -> str:

@@ -12,11 +12,12 @@ from rich.table import Table
 
 from scannery.cli.client_options import TargetOption, connected
 from scannery.cli.commands.build import quiet_beam
-from scannery.cli.commands.indexes.show import documents_of, print_version, time_text
+from scannery.cli.commands.indexes.show import documents_of, print_version, time_text, unsealed_batches
 from scannery.cli.errors import NO
 from scannery.cli.output import console, print_json, size_text
 from scannery.cli.plots import plot_curves
 from scannery.cli.progress import counting_bar, stage_bar
+from scannery.client import IndexInfo
 from scannery.indexer import (
     Manifest,
     Store,
@@ -42,25 +43,68 @@ VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Def
 
 
 @index_app.command("list")
-def list_command(store: StoreOption, as_json: JsonOption = False) -> None:
-    """List the indexes of a store."""
+def list_command(
+    store: Annotated[
+        str | None, typer.Option("--store", "-s", help="Folder or bucket with the indexes.")
+    ] = None,
+    target: TargetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the indexes of a store, or of a server."""
+    if (store is None) == (target is None):
+        raise typer.BadParameter("give either --target HOST:PORT or --store URI")
+    if store is None:
+        _list_served(str(target), as_json=as_json)
+        return
     opened = Store.open(store)
     manifests = [read_manifest(opened, name) for name in list_indexes(opened)]
+    waiting = {manifest.index: unsealed_batches(opened, manifest) for manifest in manifests}
     if as_json:
-        print_json([_summary(manifest) for manifest in manifests])
+        print_json([_summary(manifest) | {"live_batches": waiting[manifest.index]} for manifest in manifests])
         return
-    table = Table("index", "version", "datapoints", "dimensions", "distance", "size", "made")
+    table = Table(*_LISTED)
     for manifest in manifests:
         table.add_row(
             manifest.index,
             str(manifest.version),
-            f"{manifest.rows:,}",
+            f"{manifest.rows:,}{'*' if waiting[manifest.index] else ''}",
             str(manifest.dimensions),
             manifest.spec.distance,
             size_text(manifest.size_bytes),
             time_text(manifest),
         )
     console().print(table if manifests else f"There is no index in {escape(store)}.")
+    if any(waiting.values()):
+        console().print("*: and live updates that are in no segment yet")
+
+
+_LISTED = ("index", "version", "datapoints", "dimensions", "distance", "size", "made")
+
+
+def _list_served(target: str, *, as_json: bool) -> None:
+    with connected(target, None, timeout_s=30.0) as client:
+        found = client.indexes()
+    if as_json:
+        print_json([_served_summary(info) for info in found])
+        return
+    table = Table(*_LISTED)
+    for info in found:
+        counts = (f"{info.rows:,}", str(info.dimensions), info.distance, size_text(info.size_bytes))
+        table.add_row(info.name, str(info.version), *counts, time_text(info))
+    console().print(table if found else f"There is no index on {escape(target)}.")
+
+
+def _served_summary(info: IndexInfo) -> dict[str, object]:
+    return {
+        "index": info.name,
+        "version": info.version,
+        "rows": info.rows,
+        "size_bytes": info.size_bytes,
+        "dimensions": info.dimensions,
+        "distance": info.distance,
+        "aliases": list(info.aliases),
+        "created_at": info.created_at.isoformat(),
+    }
 
 
 @index_app.command("show")

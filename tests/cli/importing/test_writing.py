@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +81,6 @@ def test_a_server_takes_it_too(client: scannery.Client, tmp_path: Path) -> None:
         assert import_collection(remote, "copy", collection(), PAYLOAD_ONLY).written == ROWS
 
 
-@pytest.mark.skipif(
-    find_spec("scannery.indexer.datapoints.dynamic") is None, reason="needs dynamic attributes"
-)
 def test_fields_become_attributes(client: scannery.Client) -> None:
     import_collection(client, "copy", collection(), ImportSettings(text="body"))
     [hit] = client.index("copy").search(VECTORS[7], 5, where={"n": 7})

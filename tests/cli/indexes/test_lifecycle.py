@@ -156,3 +156,32 @@ def test_an_empty_index_is_a_version_like_any_other(
     run(capsys, "alias", "notes", "other", *where)
     status, _, err = run(capsys, "restore", "notes", "--from", str(copy), *where)
     assert (status, "is an alias" in err) == (2, True)
+
+
+def test_indexes_are_listed_and_take_vectors_or_none(
+    where: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "There is no index" in run(capsys, "list", *where)[1] or where[0] == "--store"
+    assert run(capsys, "create", "notes", "--dimensions", "2", "--vectors", "required", *where)[0] == 0
+    [listed] = json.loads(run(capsys, "list", "--json", *where)[1])
+    assert (listed["index"], listed["version"], listed["rows"]) == ("notes", 1, 0)
+    assert "notes" in run(capsys, "list", *where)[1]
+    assert run(capsys, "alter", "notes", "--optional-vectors", *where)[0] == 0
+    assert "vectors: optional" in run(capsys, "show", "notes", "--spec", *where)[1]
+    assert run(capsys, "list")[0] == 2
+
+
+def test_live_updates_are_told_before_they_are_dropped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--store", str(tmp_path))
+    with scannery.connect(tmp_path) as client:
+        client.create_index("notes", dimensions=2).upsert([{"id": 1, "vector": [1, 0]}])
+    status, _, err = run(capsys, "drop", "notes", *where)
+    assert status == 2
+    assert "notes has 0 datapoints in segments and 1 batches of live updates; --yes removes them" in err
+    [listed] = json.loads(run(capsys, "list", "--json", *where)[1])
+    assert (listed["rows"], listed["live_batches"]) == (0, 1)
+    out = run(capsys, "list", *where)[1]
+    assert "0*" in out
+    assert "*: and live updates that are in no segment yet" in out

@@ -129,6 +129,6 @@ def test_what_is_no_message_is_none_with_the_count_either() -> None:
 
 def test_filters_that_say_nothing_are_counted() -> None:
     some = Filter(any_of=FilterList(filters=[Filter()] * 256))
-    assert parse_filter(some, {}) is None
+    assert parse_filter(some, {}, dynamic=False) is None
     with pytest.raises(InvalidRequestError, match="more than 4096 parts"):
-        parse_filter(Filter(all_of=FilterList(filters=[some] * 256)), {})
+        parse_filter(Filter(all_of=FilterList(filters=[some] * 256)), {}, dynamic=False)

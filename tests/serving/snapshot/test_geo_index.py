@@ -168,7 +168,7 @@ def test_many_places_are_found_as_by_a_search_of_all() -> None:
 )
 def test_areas_that_are_none_are_named(condition: Any, field: str, message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        parse_filter(build_filter({"at": condition}), {"at": "geo"})
+        parse_filter(build_filter({"at": condition}), {"at": "geo"}, dynamic=False)
     assert caught.value.field == f"where.at.{field}".rstrip(".")
     assert message in caught.value.message
 
@@ -180,13 +180,13 @@ def test_areas_that_no_dictionary_makes_are_refused_too(
 ) -> None:
     message = pb.Filter(condition=pb.Condition(field="at", operator=operator, values=values))
     with pytest.raises(InvalidRequestError, match=r"where\.at\.\$geo_"):
-        parse_filter(message, {"at": "geo"})
+        parse_filter(message, {"at": "geo"}, dynamic=False)
 
 
 def test_whole_metres_are_taken_and_areas_are_counted() -> None:
     point = pb.Value(geo_value=pb.GeoPoint(latitude=1, longitude=2))
     message = pb.Condition(field="at", operator=pb.OPERATOR_GEO_RADIUS, values=[point, pb.Value(int_value=7)])
-    node = parse_filter(pb.Filter(condition=message), {"at": "geo"})
+    node = parse_filter(pb.Filter(condition=message), {"at": "geo"}, dynamic=False)
     assert node == GeoWithin("at", Circle(1, 2, 7))
     assert node is not None
     assert size_of(node) > 100
