@@ -115,7 +115,7 @@ def _stale_offset(within: Any) -> Any:
 INJECTED: dict[str, Fault] = {
     "log-loses-its-end": Fault(SqliteLog, "read", _log_loses_its_end, {"reopen": 5}),
     "merge-forgets-tombstones": Fault(
-        merging, "_died_since", _no_tombstones, {"sealed": 20, "merged": 30, "delete": 20}
+        merging, "_died_since", _no_tombstones, {"sealed": 30, "merged": 45, "delete": 30}
     ),
     "seal-drops-a-row": Fault(sealing, "live_rows", _row_dropped, {"sealed": 4}),
     "seal-forgets-tombstones": Fault(sealing, "_dead_rows", _dead_rows_stay, {"sealed": 4}),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import scannery
-from tests.model.errors import check
+from tests.model.actors import Actor
+from tests.model.errors import WrongError, check
 from tests.model.operations import Op, operation
 from tests.model.rows import INDEX
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 OTHER, ALIAS = "other", "named"
+NOTICED_S = 5.0
 
 
 @operation(0.4)
@@ -37,7 +42,7 @@ def other_index(machine: Machine, rng: random.Random, op: Op) -> None:
         machine.other = None
     for one in machine.actors.values():
         one.look()
-        compare_other(machine, one.client)
+        _patiently(one, partial(compare_other, machine, one.client))
 
 
 def _point(name: str, number: int) -> Any:
@@ -65,10 +70,27 @@ def alias_moved(machine: Machine, rng: random.Random, op: Op) -> None:
     machine.aliased = target
     for one in machine.actors.values():
         one.look()
-        check(one.client.aliases() == {ALIAS: target}, f"{one.name} has the aliases {one.client.aliases()}")
-        wanted = len(machine.other or {}) if target == OTHER else len(machine.checker.readable(one))
-        found = one.client.index(ALIAS).count()
-        check(found == wanted, f"{one.name} counts {found} of {wanted} rows of {target} by its alias")
+        _patiently(one, partial(_compare_alias, machine, one, target))
+
+
+def _compare_alias(machine: Machine, actor: Actor, target: str) -> None:
+    aliases = actor.client.aliases()
+    check(aliases == {ALIAS: target}, f"{actor.name} has the aliases {aliases}")
+    wanted = len(machine.other or {}) if target == OTHER else len(machine.checker.readable(actor))
+    found = actor.client.index(ALIAS).count()
+    check(found == wanted, f"{actor.name} counts {found} of {wanted} rows of {target} by its alias")
+
+
+def _patiently(actor: Actor, compare: Callable[[], None]) -> None:
+    """Compare until it is right, where the workers of a server follow within a second."""
+    end = time.monotonic() + (NOTICED_S if actor.many else 0.0)
+    while True:
+        try:
+            return compare()
+        except (WrongError, scannery.ScanneryError):
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.2)
 
 
 def _refused(call: Any, what: str) -> None:
