@@ -324,6 +324,8 @@ def _typed(message: pb.Value, kind: FieldKind, path: str) -> Scalar:
     if given not in _ACCEPTED[kind]:
         raise InvalidRequestError.at(path, f"must be {_ARTICLES[kind]}, got {_shown(message)}")
     value = _datetime(message, path) if given == "timestamp_value" else getattr(message, given)
+    if kind == "float" and given == "int_value" and float(value) != value:
+        return int(value)  # between two floats: compared exactly, and equal to none
     element: AttributeType = "string" if kind == "string_list" else kind
     try:
         typed: Scalar = attribute_value(value, element, field=path)
