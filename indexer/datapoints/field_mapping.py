@@ -194,7 +194,12 @@ class FieldMapping:
         names = [name for name in batch.schema.names if self.is_other(name)]
         if not names:
             return [{} for _ in range(batch.num_rows)]
-        rows = batch.select(names).to_pylist()
+        own = batch.select(names)
+        rows = own.to_pylist()
+        for field in own.schema:
+            if pa.types.is_map(field.type) and _is_string(field.type.key_type):
+                for row in rows:
+                    row[field.name] = None if row[field.name] is None else dict(row[field.name])
         return [
             self.others({name: value for name, value in row.items() if not _is_missing(value)})
             for row in rows
@@ -238,6 +243,10 @@ class FieldMapping:
         spans.pop(SPOKEN_COLUMN, None)
         attributes = others | values
         return point | spans | ({"attributes": attributes} if attributes else {})
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_missing(value: object) -> bool:
