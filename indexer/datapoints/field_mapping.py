@@ -194,7 +194,7 @@ class FieldMapping:
         names = [name for name in batch.schema.names if self.is_other(name)]
         if not names:
             return [{} for _ in range(batch.num_rows)]
-        own = batch.select(names)
+        own = _in_microseconds(batch.select(names))
         rows = own.to_pylist()
         for field in own.schema:
             if pa.types.is_map(field.type) and _is_string(field.type.key_type):
@@ -243,6 +243,28 @@ class FieldMapping:
         spans.pop(SPOKEN_COLUMN, None)
         attributes = others | values
         return point | spans | ({"attributes": attributes} if attributes else {})
+
+
+def _in_microseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with times to the microsecond: Arrow makes Python's objects of nanoseconds by pandas only."""
+    columns = [
+        column if (kind := _micros(column.type)) == column.type else column.cast(kind, safe=False)
+        for column in batch.columns
+    ]
+    return pa.record_batch(columns, names=batch.schema.names)
+
+
+def _micros(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_micros(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_micros(each.type)) for each in kind])
+    return kind
 
 
 def _is_string(kind: pa.DataType) -> bool:

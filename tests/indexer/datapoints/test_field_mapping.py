@@ -172,7 +172,8 @@ def test_other_columns_have_the_values_that_live_updates_give_them() -> None:
             "numbers": pa.array([[(1, 2)], None, []], pa.map_(pa.int64(), pa.int64())),
         }
     )
-    rows = [dynamic_json(row) for row in FieldMapping.of(taken).others_of(batch) if isinstance(row, dict)]
+    others = FieldMapping.of(taken).others_of(batch)
+    rows = [dynamic_json(row) for row in others if isinstance(row, dict)]
     day, year = "2024-05-01T00:00:00+00:00", "0001-01-01T00:00:00+00:00"
     nanos, first = "2020-01-01T00:00:00+00:00", "1970-01-01T00:00:00+00:00"
     assert [row and json.loads(row) for row in rows] == [
@@ -180,3 +181,17 @@ def test_other_columns_have_the_values_that_live_updates_give_them() -> None:
         None,
         {"day": year, "days": [], "map": {}, "nanos": first, "numbers": []},
     ]
+
+
+def test_no_pandas_is_needed_for_nanoseconds_in_other_columns() -> None:
+    taken = parse_spec({"index": "i", "source": {"vector": "vector"}, "dynamic": True})
+    times = pa.array([1_577_836_800_000_000_001], pa.timestamp("ns", "UTC"))
+    lists = pa.ListArray.from_arrays([0, 1], times)
+    batch = pa.record_batch(
+        {"a": times, "b": lists, "c": pa.StructArray.from_arrays([times, lists], names=["x", "y"])}
+    )
+    at = dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc)
+    [row] = FieldMapping.of(taken).others_of(batch)
+    assert isinstance(row, dict)
+    assert row == {"a": at, "b": [at], "c": {"x": at, "y": [at]}}
+    assert type(row["a"]) is type(row["b"][0]) is type(row["c"]["x"]) is dt.datetime
