@@ -71,8 +71,8 @@ def column_names(points: Any) -> list[str] | None:
 def table_rows(points: Any) -> Iterator[dict[str, Any]]:
     """Yield each row as a mapping of the columns that have a value: null, NaN and NaT are left out.
 
-    Lists of floats, such as vectors, are arrays, timestamps datetimes, periods the time when they begin, UUIDs texts, decimals integers
-    where they are whole, else floats. A named index is a column.
+    Lists of floats, such as vectors, are arrays, timestamps datetimes, periods the time when they begin, UUIDs texts,
+    decimals integers where they are whole, else floats. A named index is a column.
 
     Raises:
         InvalidArgumentError: it is no table of named columns.
@@ -211,7 +211,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _float_lists(array: pa.Array) -> list[Any]:
-    """Return lists of floats as arrays of their type, without making an object of each number; those with nulls as lists."""
+    """Return lists of floats as arrays of their type, without an object for each number; those with nulls as lists."""
     flat = array.flatten()
     if flat.null_count:
         return [value if value is None or None in value else np.array(value) for value in array.to_pylist()]

@@ -196,10 +196,10 @@ class FieldMapping:
             return [{} for _ in range(batch.num_rows)]
         own = _in_microseconds(batch.select(names))
         rows = own.to_pylist()
-        for field in own.schema:
-            if pa.types.is_map(field.type) and _is_string(field.type.key_type):
+        for column in own.schema:
+            if pa.types.is_map(column.type) and _is_string(column.type.key_type):
                 for row in rows:
-                    row[field.name] = None if row[field.name] is None else dict(row[field.name])
+                    row[column.name] = None if row[column.name] is None else dict(row[column.name])
         return [
             self.others({name: value for name, value in row.items() if not _is_missing(value)})
             for row in rows

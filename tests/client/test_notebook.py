@@ -81,7 +81,12 @@ async def test_views_without_anything_to_show(library: Path) -> None:
 
 
 def test_invisible_characters_of_words_are_kept_in_html() -> None:
-    family, scotland = "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f3f4\U000e0067\U000e0062\U000e007f"
-    text = f"{family} {scotland} \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 co\u00adop \U0001fae8 \ue000"
+    family, scotland = (
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+        "\U0001f3f4\U000e0067\U000e0062\U000e007f",
+    )
+    text = (
+        f"{family} {scotland} \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 co\u00adop \U0001fae8 \ue000"
+    )
     assert marked_html(text, [(0, len(family))], "mark") == text.replace(family, f"<mark>{family}</mark>")
     assert marked_html("a\x1bb\u202ec\u2066d\x00 <e>\n", [], "mark") == "a bcd  &lt;e&gt;"

@@ -133,7 +133,9 @@ def dynamic(*rows: dict[str, Any] | None) -> DynamicField:
     return DynamicField(dynamic_values(pa.chunked_array([pa.array(texts, pa.string())]), "a"))
 
 
-@pytest.mark.parametrize("value", [2**53 + 1, 2**53 + 3, -(2**53) - 1, 2**63 - 1, -(2**63) + 1, 2**53, 1, 1.5])
+@pytest.mark.parametrize(
+    "value", [2**53 + 1, 2**53 + 3, -(2**53) - 1, 2**63 - 1, -(2**63) + 1, 2**53, 1, 1.5]
+)
 def test_floats_compare_exactly_with_integers_that_are_no_floats(value: float) -> None:
     floats = [2.0**53, 2.0**53 + 2, 2.0**53 + 4, -(2.0**53), -(2.0**53) - 2, 2.0**63, -(2.0**63), 1.0, 1.5]
     field = AttributePostings(pa.chunked_array([pa.array(floats)]))
