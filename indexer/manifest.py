@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ __all__ = [
     "Manifest",
     "Recall",
     "SegmentEntry",
+    "documents_in",
 ]
 
 FORMAT_VERSION = 1
@@ -106,6 +108,19 @@ class SegmentEntry(_Record):
     def keys(self) -> tuple[str, ...]:
         """Keys of the segment's files. Entries with equal keys have the same live rows."""
         return (self.key, self.deleted.key) if self.deleted else (self.key,)
+
+
+def documents_in(entries: Sequence[SegmentEntry]) -> int | None:
+    """Return the number of documents in the segments of a build; None where it is not known.
+
+    A document is in one segment. But rows with and without vectors are in different ones, so that passages of one
+    document may be in both.
+    """
+    known = [entry.documents for entry in entries if entry.documents is not None]
+    kinds = {(entry.shard, entry.vectors) for entry in entries}
+    may_share = len(kinds) > len({entry.shard for entry in entries})
+    whole = all(entry.documents == entry.live_rows for entry in entries)
+    return sum(known) if len(known) == len(entries) and (whole or not may_share) else None
 
 
 class Recall(_Record):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scannery.indexer.manifest import Manifest
+from scannery.indexer.manifest import Manifest, documents_in
 from scannery.pipelines.sources import InputFile
 from scannery.pipelines.stages.publish import BuildRecord
 from scannery.pipelines.state.job import Job
@@ -209,7 +209,7 @@ class BuildReport:
             "files": len(files),
             "input_bytes": sum(file.size_bytes for file in files),
             "passages": manifest.rows,
-            "indexed_documents": _documents(manifest),
+            "indexed_documents": documents_in(manifest.segments),
             "dimensions": manifest.dimensions,
             "shards": manifest.shards,
             "index_bytes": manifest.size_bytes,
@@ -265,8 +265,3 @@ def _alpha(manifest: Manifest) -> float | None:
     if spec.search.alpha is not None:
         return spec.search.alpha
     return manifest.fusion.alpha if manifest.fusion else 0.5
-
-
-def _documents(manifest: Manifest) -> int | None:
-    known = [entry.documents for entry in manifest.segments if entry.documents is not None]
-    return sum(known) if len(known) == len(manifest.segments) else None

@@ -71,8 +71,8 @@ def column_names(points: Any) -> list[str] | None:
 def table_rows(points: Any) -> Iterator[dict[str, Any]]:
     """Yield each row as a mapping of the columns that have a value: null, NaN and NaT are left out.
 
-    Vectors are float32 arrays, timestamps datetimes, periods the time when they begin, UUIDs texts, decimals integers
-    where they are whole, else floats. A named index is a column.
+    Lists of floats, such as vectors, are arrays, timestamps datetimes, periods the time when they begin, UUIDs texts,
+    decimals integers where they are whole, else floats. A named index is a column.
 
     Raises:
         InvalidArgumentError: it is no table of named columns.
@@ -181,7 +181,7 @@ def _column(array: pa.Array) -> list[Any]:
         words = _column(array.dictionary)
         return [None if place is None else words[place] for place in array.indices.to_pylist()]
     if _is_list(kind) and pa.types.is_floating(kind.value_type):
-        return _vectors(array)
+        return _float_lists(array)
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         # Python's datetimes hold microseconds; the attribute does, too.
         array = array.cast(pa.timestamp("us", kind.tz), safe=False)
@@ -210,19 +210,15 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def _vectors(array: pa.Array) -> list[Any]:
-    """Return lists of floats as float32 arrays, without making an object of each number."""
-    if array.null_count:
-        return [None if not value.is_valid else _vector(value.values) for value in array]
-    sizes = array.value_lengths().to_numpy(zero_copy_only=False)
+def _float_lists(array: pa.Array) -> list[Any]:
+    """Return lists of floats as arrays of their type, without an object for each number; those with nulls as lists."""
     flat = array.flatten()
-    numbers_F = flat.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-    return list(np.split(numbers_F, np.cumsum(sizes)[:-1])) if len(sizes) else []
-
-
-def _vector(values: pa.Array) -> np.ndarray:
-    vector_D: np.ndarray = values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-    return vector_D
+    if flat.null_count:
+        return [value if value is None or None in value else np.array(value) for value in array.to_pylist()]
+    if array.null_count:
+        return [value.values.to_numpy() if value.is_valid else None for value in array]
+    sizes = array.value_lengths().to_numpy(zero_copy_only=False)
+    return list(np.split(flat.to_numpy(), np.cumsum(sizes)[:-1])) if len(sizes) else []
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -237,7 +237,7 @@ def _list_value(items: Collection[Any], path: str) -> Value:
 
 def _nested_value(value: Any, path: str) -> Value:
     try:
-        return Value(json_value=_json(value, path))
+        return Value(json_value=_json(value, path, default=_attribute_part))
     except UnicodeEncodeError as error:
         raise not_unicode(path, error) from error
 
@@ -245,11 +245,21 @@ def _nested_value(value: Any, path: str) -> Value:
 _NESTED = (Mapping, list, tuple, set, frozenset, np.ndarray)
 
 
-def _json(value: Any, path: str) -> str:
+def _json(value: Any, path: str, default: Callable[[Any], Any] | None = None) -> str:
     try:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False, default=_jsonable)
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, default=default or _jsonable)
     except (TypeError, ValueError, RecursionError) as error:
         raise _invalid(path, f"is not JSON: {error}") from error
+
+
+def _attribute_part(value: Any) -> Any:
+    """Return a part of a nested attribute; dates and datetimes as those that are not nested: ISO 8601 in UTC."""
+    if isinstance(value, dt.date):
+        if not isinstance(value, dt.datetime):
+            value = dt.datetime(value.year, value.month, value.day)
+        aware = value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
+        return dt.datetime.isoformat(aware.astimezone(dt.timezone.utc))
+    return _jsonable(value)
 
 
 def _jsonable(value: Any) -> Any:

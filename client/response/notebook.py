@@ -36,6 +36,8 @@ SHOWN_ATTRIBUTES = 12
 HANDLE_TIMEOUT_S = 2.0
 
 _SPACES = re.compile(r"\s+")
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]|[\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and marks that turn the direction of what follows. Joiners and soft hyphens are part of words."""
 _BORDER = "1px solid rgba(128,128,128,.35)"
 _CELL = f"text-align:left;vertical-align:top;padding:4px 10px 4px 0;border:0;border-bottom:{_BORDER};background:none"
 _NUMBER = f"{_CELL};font-variant-numeric:tabular-nums;white-space:nowrap"
@@ -151,8 +153,7 @@ def marked_html(text: str, words: Iterable[tuple[int, int]], tag: str) -> str:
 
 def _inline(text: str) -> str:
     """Return a part of a line, escaped, without control characters; a break of the line is a space."""
-    line = _SPACES.sub(" ", text)
-    return html.escape("".join(char if char.isprintable() else " " for char in line))
+    return html.escape(_seen(_SPACES.sub(" ", text)))
 
 
 def _chips(values: dict[str, Any]) -> str:
@@ -197,8 +198,11 @@ def _dim(text: str, tag: str = "div") -> str:
 
 def _text(text: str) -> str:
     """Return a text on one line, escaped, without control characters."""
-    line = " ".join(text.split())
-    return html.escape("".join(char if char.isprintable() else " " for char in line))
+    return html.escape(_seen(" ".join(text.split())))
+
+
+def _seen(text: str) -> str:
+    return _UNSEEN.sub(lambda match: "" if match[0] >= "\u2000" and match[0] < "\ud800" else " ", text)
 
 
 def _shortened(text: str, size: int) -> str:

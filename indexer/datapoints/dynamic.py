@@ -146,9 +146,12 @@ def check_dynamic_name(name: object, *, path: str) -> None:
 
 
 def timestamp_text(value: dt.datetime) -> str:
-    """Return a timestamp as ISO 8601 in UTC; texts of this form are in the order of time. Naive ones are UTC."""
+    """Return a timestamp as ISO 8601 in UTC; texts of this form are in the order of time. Naive ones are UTC.
+
+    To the microsecond, also of pandas, whose own text has nanoseconds.
+    """
     aware = value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
-    return aware.astimezone(dt.timezone.utc).isoformat()
+    return dt.datetime.isoformat(aware.astimezone(dt.timezone.utc))
 
 
 MAX_SHOWN_BITS = 256
@@ -178,6 +181,8 @@ def _exact(value: Any, path: str, depth: int) -> Any:
 def _plain(value: object, path: str) -> object:
     if isinstance(value, dt.datetime):
         return timestamp_text(value)
+    if isinstance(value, dt.date):  # the beginning of the day, as the SDK writes and compares it
+        return timestamp_text(dt.datetime(value.year, value.month, value.day))
     try:
         return json_value(value)
     except (TypeError, ValueError, OverflowError) as error:

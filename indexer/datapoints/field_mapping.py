@@ -194,7 +194,12 @@ class FieldMapping:
         names = [name for name in batch.schema.names if self.is_other(name)]
         if not names:
             return [{} for _ in range(batch.num_rows)]
-        rows = batch.select(names).to_pylist()
+        own = _in_microseconds(batch.select(names))
+        rows = own.to_pylist()
+        for column in own.schema:
+            if pa.types.is_map(column.type) and _is_string(column.type.key_type):
+                for row in rows:
+                    row[column.name] = None if row[column.name] is None else dict(row[column.name])
         return [
             self.others({name: value for name, value in row.items() if not _is_missing(value)})
             for row in rows
@@ -238,6 +243,32 @@ class FieldMapping:
         spans.pop(SPOKEN_COLUMN, None)
         attributes = others | values
         return point | spans | ({"attributes": attributes} if attributes else {})
+
+
+def _in_microseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with times to the microsecond: Arrow makes Python's objects of nanoseconds by pandas only."""
+    columns = [
+        column if (kind := _micros(column.type)) == column.type else column.cast(kind, safe=False)
+        for column in batch.columns
+    ]
+    return pa.record_batch(columns, names=batch.schema.names)
+
+
+def _micros(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_micros(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_micros(each.type)) for each in kind])
+    return kind
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_missing(value: object) -> bool:

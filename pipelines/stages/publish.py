@@ -14,7 +14,7 @@ from typing import Any
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError
 from scannery.indexer.local.scratch_folders import scratch_folder
-from scannery.indexer.manifest import Manifest, SegmentEntry
+from scannery.indexer.manifest import Manifest, SegmentEntry, documents_in
 from scannery.indexer.spec.error_limit import exceeds_limit
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
@@ -147,10 +147,10 @@ def _coverage(job: Job, counts: Counts, entries: Sequence[SegmentEntry]) -> dict
         return {}
     changes = {name: counts.changes.get(name, 0) for name in ("added", "replaced", "unchanged", "removed")}
     mentioned = changes["added"] + changes["replaced"] + changes["unchanged"]
-    known = [entry.documents for entry in entries if entry.documents is not None]
+    documents = documents_in(entries)
     return changes | {
         "unknown_deletes": job.deletes - changes["removed"],
-        "not_in_input": sum(known) - mentioned if len(known) == len(entries) else None,
+        "not_in_input": None if documents is None else documents - mentioned,
     }
 
 

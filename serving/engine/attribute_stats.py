@@ -101,8 +101,19 @@ def _sortable(values: pa.Array) -> pa.Array:
     return values.cast(pa.int8()) if pa.types.is_boolean(values.type) else values
 
 
-def _number_keys(parts: Sequence[ValueCounts]) -> tuple[np.ndarray, np.ndarray]:
-    """Return what numbers are sorted by: as floats, and integers that are the same float by their exact value."""
+def _number_keys(parts: Sequence[ValueCounts]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what numbers are sorted by: as floats, those that are the same float by their exact value."""
     arrays = [part.values.to_numpy() for part in parts]
-    exact = [array if array.dtype.kind == "i" else np.zeros(len(array), np.int64) for array in arrays]
-    return np.concatenate(exact), np.concatenate([array.astype(np.float64) for array in arrays])
+    floats = [array.astype(np.float64) for array in arrays]
+    is_float = [np.full(len(array), array.dtype.kind == "f") for array in arrays]
+    whole = [_whole(array) if array.dtype.kind == "f" else array for array in arrays]
+    # 2.0**63 has no int64, and is after the greatest one.
+    return np.concatenate(is_float), np.concatenate(whole), np.concatenate(floats)
+
+
+def _whole(values: np.ndarray) -> np.ndarray:
+    """Return floats as int64: exact from 2**53 on, where integers may be rounded to the same float."""
+    whole = np.full(len(values), np.iinfo(np.int64).max)
+    fits = values < 2.0**63
+    whole[fits] = np.maximum(values[fits], -(2.0**63)).astype(np.int64)
+    return whole

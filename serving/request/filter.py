@@ -323,6 +323,8 @@ def _typed(message: pb.Value, kind: FieldKind, path: str) -> Scalar:
     given = message.WhichOneof("kind")
     if given not in _ACCEPTED[kind]:
         raise InvalidRequestError.at(path, f"must be {_ARTICLES[kind]}, got {_shown(message)}")
+    if kind == "float" and given == "int_value" and float(message.int_value) != message.int_value:
+        return message.int_value  # between two floats: compared exactly, and equal to none
     value = _datetime(message, path) if given == "timestamp_value" else getattr(message, given)
     element: AttributeType = "string" if kind == "string_list" else kind
     try:

@@ -161,6 +161,8 @@ class AttributePostings(NothingMatches):
         if isinstance(self._values, np.ndarray):
             if pa.types.is_timestamp(self._type):
                 values = pa.array(values, self._type).cast(pa.int64()).to_pylist()
+            elif pa.types.is_floating(self._type):
+                values = [value for value in values if float(value) == value]  # Python compares exactly
             return _places(self._values, np.array(values))
         if FEW_VALUES * len(values) < len(self._values):
             strings = ArrowStrings(self._values)
@@ -269,6 +271,9 @@ class AttributePostings(NothingMatches):
         if pa.types.is_timestamp(self._type):
             value = pa.scalar(value, self._type).value
         if isinstance(self._values, np.ndarray):
+            if pa.types.is_floating(self._type) and (near := float(value)) != value:  # between two floats
+                place = int(np.searchsorted(self._values, near, "left" if near > value else "right"))
+                return place, place
             bounds = [int(np.searchsorted(self._values, value, side)) for side in ("left", "right")]
             return bounds[0], bounds[1]
         strings = ArrowStrings(self._values)

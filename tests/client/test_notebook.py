@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import scannery
+from scannery.client.response.notebook import marked_html
 from tests.served import DIMENSIONS, copied
 
 EVIL = '<script>alert(1)</script><img src=x onerror=alert(2)>" onmouseover="alert(3) $x$ \x1b[31m'
@@ -77,3 +78,15 @@ async def test_views_without_anything_to_show(library: Path) -> None:
     async with scannery.aio.connect(library) as client:
         assert "await index.stats()" in client.index("library")._repr_html_()
         assert "library" in (await client.indexes())._repr_html_()
+
+
+def test_invisible_characters_of_words_are_kept_in_html() -> None:
+    family, scotland = (
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+        "\U0001f3f4\U000e0067\U000e0062\U000e007f",
+    )
+    text = (
+        f"{family} {scotland} \u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 co\u00adop \U0001fae8 \ue000"
+    )
+    assert marked_html(text, [(0, len(family))], "mark") == text.replace(family, f"<mark>{family}</mark>")
+    assert marked_html("a\x1bb\u202ec\u2066d\x00 <e>\n", [], "mark") == "a bcd  &lt;e&gt;"

@@ -239,3 +239,14 @@ def test_two_columns_of_one_name_are_refused() -> None:
     twice = pd.DataFrame([["a", 1, 2]], columns=["id", "n", "n"])
     with pytest.raises(scannery.InvalidArgumentError, match="two columns are called 'n'"):
         list(table_rows(twice))
+
+
+@pytest.mark.parametrize("rows", [[[0.1, 2**53 + 2.0], [1e300]], [[0.1, None], [], None, [3.5]]])
+@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.large_list(pa.float64())])
+def test_lists_of_floats_are_kept_exactly(tmp_path: Path, rows: list[Any], kind: pa.DataType) -> None:
+    with scannery.connect(tmp_path / "store", create=True) as client:
+        index = client.create_index("floats", dynamic=True, vectors="optional")
+        names = [f"id{i}" for i in range(len(rows))]
+        index.upsert(pa.table({"id": names, "floats": pa.array(rows, kind)}))
+        assert [point.attributes.get("floats") for point in index.get(names) if point] == rows
+        assert index.count({"floats": 0.1}) == 1

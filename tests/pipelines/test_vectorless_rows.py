@@ -256,3 +256,17 @@ def test_scann_and_its_recall_are_those_of_the_rows_with_vectors(store: Store, w
         | expected(without_vectors(vector_records(0, 2)))
     )
     assert found(store) == want
+
+
+def test_documents_with_rows_of_both_kinds_are_not_counted_twice(store: Store, write: Write):
+    records = vector_records(0, 12) + without_vectors(vector_records(12, 20))
+    for number, record in enumerate(records):
+        record["episode"] = f"e{number % 4}"
+    spec = {**OPTIONAL, "shards": 1, "source": {**OPTIONAL["source"], "document_id": "episode"}}
+    first = run(store, write("a.jsonl", records), spec=spec)
+    assert (first.passages, first.indexed_documents) == (20, None)
+    [*own] = vector_records(0, 12)
+    for number, record in enumerate(own):
+        record["episode"] = f"e{number % 4}"
+    whole = run(store, write("b.jsonl", own), spec={**spec, "index": "vectors-only"})
+    assert whole.indexed_documents == 4

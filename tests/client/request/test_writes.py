@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import scannery
 from scannery.client import Deleted, Written
+from scannery.client.request.writes import build_upserts
 from scannery.v1 import index_pb2, types_pb2
 from tests.served import DIMENSIONS, copied, serving
 
@@ -113,3 +116,11 @@ def test_a_stream_acknowledges_each_batch_and_ends_at_the_first_error(store: Pat
                 True,
                 False,
             ]
+
+
+def test_dates_in_nested_attributes_are_in_utc() -> None:
+    east = dt.datetime(2024, 5, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2)))
+    value: Any = {"a": [dt.date(2024, 5, 1), {"b": dt.datetime(2024, 5, 1)}, east]}
+    [upsert] = build_upserts([{"id": "a", "attributes": {"x": value}}])
+    at = "2024-05-01T00:00:00+00:00"
+    assert json.loads(upsert.datapoint.attributes["x"].json_value) == {"a": [at, {"b": at}, at]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from decimal import Decimal
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from scannery.indexer import FieldMapping, IndexSpec, InvalidRecordError, parse_spec
+from scannery.indexer.datapoints.dynamic import dynamic_json
 from scannery.indexer.datapoints.field_paths import FieldExpression
 
 RECORD: dict[str, Any] = {
@@ -156,3 +158,40 @@ def test_a_column_without_anything_to_convert_stays_one():
     assert isinstance(fields["m"].values(batch), pa.Array)
     assert fields["q"].values(batch) == [Decimal("1.5")]
     assert fields["c"].values(batch) == [3]
+
+
+def test_other_columns_have_the_values_that_live_updates_give_them() -> None:
+    taken = parse_spec({"index": "i", "source": {"vector": "vector"}, "dynamic": True})
+    pairs = [[("k", 1), ("l", None)], None, []]
+    batch = pa.record_batch(
+        {
+            "day": pa.array([dt.date(2024, 5, 1), None, dt.date(1, 1, 1)]),
+            "days": pa.array([[dt.date(2024, 5, 1)], None, []]),
+            "nanos": pa.array([1_577_836_800_000_000_001, None, 1], pa.timestamp("ns")),
+            "map": pa.array(pairs, pa.map_(pa.string(), pa.int64())),
+            "numbers": pa.array([[(1, 2)], None, []], pa.map_(pa.int64(), pa.int64())),
+        }
+    )
+    others = FieldMapping.of(taken).others_of(batch)
+    rows = [dynamic_json(row) for row in others if isinstance(row, dict)]
+    day, year = "2024-05-01T00:00:00+00:00", "0001-01-01T00:00:00+00:00"
+    nanos, first = "2020-01-01T00:00:00+00:00", "1970-01-01T00:00:00+00:00"
+    assert [row and json.loads(row) for row in rows] == [
+        {"day": day, "days": [day], "map": {"k": 1, "l": None}, "nanos": nanos, "numbers": [[1, 2]]},
+        None,
+        {"day": year, "days": [], "map": {}, "nanos": first, "numbers": []},
+    ]
+
+
+def test_no_pandas_is_needed_for_nanoseconds_in_other_columns() -> None:
+    taken = parse_spec({"index": "i", "source": {"vector": "vector"}, "dynamic": True})
+    times = pa.array([1_577_836_800_000_000_001], pa.timestamp("ns", "UTC"))
+    lists = pa.ListArray.from_arrays([0, 1], times)
+    batch = pa.record_batch(
+        {"a": times, "b": lists, "c": pa.StructArray.from_arrays([times, lists], names=["x", "y"])}
+    )
+    at = dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc)
+    [row] = FieldMapping.of(taken).others_of(batch)
+    assert isinstance(row, dict)
+    assert row == {"a": at, "b": [at], "c": {"x": at, "y": [at]}}
+    assert type(row["a"]) is type(row["b"][0]) is type(row["c"]["x"]) is dt.datetime

@@ -272,3 +272,23 @@ def test_rows_without_vectors_are_counted_changed_and_deleted(tmp_path: Path) ->
             seal(Store.open(path), "live")
         assert index.delete(where={"show": "late"}, batch_size=4).deleted == 6
         assert index.count() == 5
+
+
+def test_statistics_order_integers_and_floats_exactly(tmp_path: Path) -> None:
+    big, most = 2**53, 2**63 - 1
+    values: list[float] = [big + 3, float(big + 4), big + 4, big + 5, -big - 3, -float(big + 4), -big - 5]
+    values += [most, float(2**63), -(2**63), -float(2**63), 1e300, -1e300, 0.5, 0, -0.5]
+    path = make_store(tmp_path, [], spec=parse_spec({**LIVE.model_dump(), "dynamic": True}))
+    with scannery.connect(path) as client:
+        index = client.index("live")
+        for size in (4, len(values)):  # a share is exact
+            index.upsert(
+                [
+                    {"id": f"id{i}", "vector": [1.0] * 8, "attributes": {"any": value}}
+                    for i, value in enumerate(values[:size])
+                ]
+            )
+            shares = [(i + 1) / size for i in range(size)]
+            stats = index.attribute_stats("any", quantiles=shares)
+            assert list(stats.quantiles.values()) == sorted(values[:size])
+            assert (stats.min, stats.max) == (min(values[:size]), max(values[:size]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import operator
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,21 @@ import pytest
 from scannery.indexer import MemorySegment, parse_spec
 from scannery.indexer.datapoints.dynamic import dynamic_json
 from scannery.indexer.datapoints.dynamic_values import dynamic_values
-from scannery.serving.request.filter import Truth
-from scannery.serving.snapshot.attribute_index import AttributePostings, Field
+from scannery.serving.request.filter import Compare, Truth, parse_filter
+from scannery.serving.snapshot.attribute_index import AttributePostings, Field, Operator
 from scannery.serving.snapshot.dynamic_index import DynamicField
 from scannery.serving.snapshot.filter_cache import FilterCache
+from scannery.v1 import types_pb2 as pb
 from tests.served import LIBRARY, library_table
 
 TABLE = library_table()
+ORDERS: dict[Operator, Callable[[Any, Any], bool]] = {
+    "eq": operator.eq,
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+}
 
 
 def read(field: Field) -> dict[str, list[tuple[Any, list[int]]]]:
@@ -121,3 +131,19 @@ def test_segments_of_before_an_attribute_was_declared_have_it_as_a_dynamic_one_o
 def dynamic(*rows: dict[str, Any] | None) -> DynamicField:
     texts = [None if row is None else dynamic_json(row) for row in rows]
     return DynamicField(dynamic_values(pa.chunked_array([pa.array(texts, pa.string())]), "a"))
+
+
+@pytest.mark.parametrize(
+    "value", [2**53 + 1, 2**53 + 3, -(2**53) - 1, 2**63 - 1, -(2**63) + 1, 2**53, 1, 1.5]
+)
+def test_floats_compare_exactly_with_integers_that_are_no_floats(value: float) -> None:
+    floats = [2.0**53, 2.0**53 + 2, 2.0**53 + 4, -(2.0**53), -(2.0**53) - 2, 2.0**63, -(2.0**63), 1.0, 1.5]
+    field = AttributePostings(pa.chunked_array([pa.array(floats)]))
+    for name, compares in ORDERS.items():
+        expected = [compares(each, value) for each in floats]
+        assert field.compare(name, value).tolist() == expected, name
+    assert field.among([value, 0.5]).tolist() == [each == value for each in floats]
+    where = pb.Filter(condition=pb.Condition(field="rating", operator=pb.OPERATOR_EQ))
+    kind = "int_value" if isinstance(value, int) else "float_value"
+    where.condition.values.add(**{kind: value})
+    assert parse_filter(where, LIBRARY.attributes) == Compare("rating", "eq", value)
