@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
-import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import apsw
 import numpy as np
 import pytest
 
@@ -149,10 +149,9 @@ class TestQdrant:
 
     def test_a_hostile_pickle_is_not_loaded(self, tmp_path: Path, run: Run) -> None:
         source = self.written(tmp_path / "source")
-        with sqlite3.connect(next(source.rglob("storage.sqlite"))) as points:
-            points.execute(
-                "INSERT INTO points VALUES ('x', ?)", (pickle.dumps(_Touching(tmp_path / "touched")),)
-            )
+        points = apsw.Connection(str(next(source.rglob("storage.sqlite"))))
+        points.execute("INSERT INTO points VALUES ('x', ?)", (pickle.dumps(_Touching(tmp_path / "touched")),))
+        points.close()
         code, printed = run("qdrant", source)
         assert code == 2 and "could run any code" in printed
         assert not (tmp_path / "touched").exists()
