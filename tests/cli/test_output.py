@@ -32,7 +32,7 @@ def test_names_values_and_ids_do_not_control_the_terminal(capsys: pytest.Capture
     attributes = {EVIL: EVIL, "list": [EVIL], "nested": {EVIL: EVIL}}
     print_points([Datapoint(id=f"a{EVIL}", document_id="a", attributes=attributes)])
     print_hits(Hits([Hit(id=f"a{EVIL}", document_id="a", attributes=attributes, score=1.0)]))
-    assert not set(capsys.readouterr().out) & set(EVIL.strip("]0;t31m"))
+    assert not set(capsys.readouterr().out) & set("\x1b\x07\x9b\x7f\u202e")
 
 
 def test_json_does_not_control_the_terminal_and_stays_the_same() -> None:
