@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "console",
     "hit_json",
+    "json_text",
     "point_json",
     "print_explanation",
     "print_hits",
@@ -47,8 +49,18 @@ def console() -> Console:
 
 
 def print_json(value: object) -> None:
-    """Print indented JSON, without escapes for non-ASCII characters."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print indented JSON, with escapes for control characters only."""
+    typer.echo(json_text(value, indent=2))
+
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """Return a value as JSON; what controls a terminal is escaped, other characters are as they are."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+_CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters that JSON allows in strings, and those that change the direction of text."""
 
 
 def size_text(size_bytes: int) -> str:
@@ -140,7 +152,7 @@ def _table(hits: Hits, columns: int) -> Table:
     width = max(20, (columns - 16) * 3 // 5)
     for rank, hit in enumerate(hits, 1):
         source = Text(_heading(hit), style="bold")
-        if details := _details(hit):
+        if details := _inline(_details(hit)):
             source.append(f"\n{details}", style="dim")
         if hit.snippet is not None and hit.snippet.text is not None:
             passage = _marked(hit.snippet.text, hit.snippet)
@@ -183,7 +195,7 @@ def _lines(point: Datapoint) -> list[str]:
         passage = [_one_line(_starred(snippet.text, snippet.words_within(snippet.start, snippet.end)))]
     else:
         passage = _passage(point.text or "")
-    lines = [_heading(point), f"id: {point.id}", _details(point), *passage]
+    lines = [_heading(point), f"id: {_inline(point.id)}", _inline(_details(point)), *passage]
     return [line for line in lines if line]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import typer
 
 from scannery.cli.errors import PARTIAL
-from scannery.cli.output import hit_json
+from scannery.cli.output import hit_json, json_text
 from scannery.client import Index, QueryLike, ScanneryError, SearchOptions
 
 __all__ = ["answer_queries"]
@@ -38,7 +37,7 @@ def answer_queries(index: Index, file: str, k: int, options: SearchOptions) -> N
             line["error"] = answer.message
         else:
             line |= {"version": answer.version, "hits": [hit_json(hit) for hit in answer]}
-        typer.echo(json.dumps(line, ensure_ascii=False))
+        typer.echo(json_text(line))
         asked += 1
     if failed:
         typer.echo(f"{failed:,} of {asked:,} queries failed", err=True)

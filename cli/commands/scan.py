@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from typing import Annotated
 import typer
 
 from scannery.cli.client_options import StoreOption, TargetOption, TimeoutOption, connected, parsed_json
-from scannery.cli.output import point_json
+from scannery.cli.output import json_text, point_json
 from scannery.client import Scan
 
 __all__ = ["scan"]
@@ -95,7 +94,7 @@ def _print(running: Scan, limit: int | None) -> None:
                     point = next(running, None)
                 if point is None:
                     return
-                sys.stdout.write(json.dumps(point_json(point), ensure_ascii=False) + "\n")
+                sys.stdout.write(json_text(point_json(point)) + "\n")
                 count, token = count + 1, running.token
         except KeyboardInterrupt:
             _print_token(token)

@@ -24,9 +24,11 @@ __all__ = [
     "MAX_DYNAMIC_NAMES",
     "MAX_NAME_BYTES",
     "NOT_DYNAMIC",
+    "CanonicalJson",
     "canonical_json",
     "changed_dynamic",
     "check_dynamic_name",
+    "check_json_size",
     "dynamic_json",
     "has_dynamic",
     "parsed_dynamic",
@@ -35,6 +37,8 @@ __all__ = [
 ]
 
 MAX_DYNAMIC_BYTES = 1 << 20
+PARSED_PER_KEPT = 6
+"""Most characters that an escape in JSON takes for a byte of UTF-8."""
 MAX_DYNAMIC_NAMES = 256
 MAX_NAME_BYTES = 256
 MAX_DEPTH = 64
@@ -46,6 +50,12 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True,
 
 canonical_json = _ENCODER.encode
 """Return a value as canonical JSON."""
+
+
+class CanonicalJson(str):
+    """What `dynamic_json` returned: it is not parsed again."""
+
+    __slots__ = ()
 
 
 def dynamic_json(values: Mapping[str, Any] | str, *, path: str = "") -> str | None:
@@ -60,6 +70,8 @@ def dynamic_json(values: Mapping[str, Any] | str, *, path: str = "") -> str | No
         InvalidRecordError: a name or a value that cannot be kept, or too many of them.
 
     """
+    if isinstance(values, CanonicalJson):
+        return values
     if isinstance(values, str):
         values = parsed_dynamic(values, path=path)
     if not values:
@@ -76,7 +88,7 @@ def dynamic_json(values: Mapping[str, Any] | str, *, path: str = "") -> str | No
     text = canonical_json(exact)
     if 4 * len(text) > MAX_DYNAMIC_BYTES and (size := len(text.encode())) > MAX_DYNAMIC_BYTES:
         raise _invalid(path, f"undeclared attributes must have at most {MAX_DYNAMIC_BYTES} bytes, got {size}")
-    return text
+    return CanonicalJson(text)
 
 
 def parsed_dynamic(value: object, *, path: str = "") -> Mapping[str, Any]:
@@ -86,6 +98,8 @@ def parsed_dynamic(value: object, *, path: str = "") -> Mapping[str, Any]:
         InvalidRecordError: it is no JSON object.
 
     """
+    if isinstance(value, str):
+        check_json_size(len(value), path=path)
     try:
         values = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
@@ -93,6 +107,13 @@ def parsed_dynamic(value: object, *, path: str = "") -> Mapping[str, Any]:
     if values is not None and not isinstance(values, Mapping):
         raise _invalid(path, f"must be a JSON object, got {value!r:.80}")
     return values or {}
+
+
+def check_json_size(size: int, *, path: str) -> None:
+    """Raise InvalidRecordError for JSON that is too long to be parsed: its values take up to 30 times its size."""
+    # White space and escapes of characters do not count, so the text may be longer than what is kept.
+    if size > PARSED_PER_KEPT * MAX_DYNAMIC_BYTES:
+        raise _invalid(path, f"undeclared attributes must have at most {MAX_DYNAMIC_BYTES} bytes, got {size}")
 
 
 def changed_dynamic(column: pa.ChunkedArray, changes: Mapping[str, Any], *, path: str = "") -> pa.Array:

@@ -41,7 +41,8 @@ def open_chroma(source: str, options: PeerOptions, _: ExitStack) -> PeerCollecti
     first = collection.get(limit=1, include=["embeddings"])["embeddings"] if rows else []
     if not len(first):
         raise PeerError(f"collection {name!r} has no vectors")
-    configuration = collection.configuration
+    # As JSON: `configuration` would also make the embedding function that the folder names, and load its model.
+    configuration = collection.configuration_json
     space = (configuration.get("hnsw") or configuration.get("spann") or {}).get("space")
     return PeerCollection(
         name=name,

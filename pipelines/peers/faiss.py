@@ -31,7 +31,8 @@ def open_faiss(source: str, options: PeerOptions, _: ExitStack) -> PeerCollectio
     if options.vector is not None or options.collection is not None:
         raise PeerError("--vector, --collection: a FAISS file has one index, without a name; leave them out")
     try:
-        index = faiss.read_index(source)
+        # The file of lists on disk is looked for beside the index, and not where the index says.
+        index = faiss.read_index(source, faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY)
     except RuntimeError as error:
         raise PeerError(f"{source}: FAISS cannot read it: {error}") from error
     metric = _name_of(faiss, index.metric_type)

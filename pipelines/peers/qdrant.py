@@ -22,6 +22,7 @@ from scannery.pipelines.peers.collection import (
     loaded,
 )
 from scannery.pipelines.peers.options import PeerOptions
+from scannery.pipelines.peers.pickles import only_plain_pickles
 
 __all__ = ["open_qdrant"]
 
@@ -70,7 +71,8 @@ def _client(source: str) -> Any:
         return qdrant.QdrantClient(url=source, api_key=os.environ.get("QDRANT_API_KEY"), timeout=60)
     if not (Path(source) / "meta.json").exists():
         raise InputNotFoundError(f"{source}: is no folder of Qdrant's local mode (it has no meta.json)")
-    return qdrant.QdrantClient(path=source)
+    with only_plain_pickles(source):  # all points are loaded here
+        return qdrant.QdrantClient(path=source)
 
 
 def _records(client: Any, name: str, vector: str | None, size: int) -> Iterator[list[PeerRecord]]:

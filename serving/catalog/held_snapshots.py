@@ -30,6 +30,8 @@ MAX_BYTES = 1 << 30
 """Memory of the rows in memory and the live rows of all kept snapshots."""
 MAX_RESULT_BYTES = 256 << 20
 """Memory of the results of all kept snapshots; they can be computed again."""
+MAX_RESULTS = 1024
+"""Results of all kept snapshots: each takes some kilobytes besides its rows."""
 
 Key: TypeAlias = tuple[str, str | None, int, int]
 
@@ -138,13 +140,14 @@ class HeldSnapshots:
             del self._held[key]
 
     def _drop_results(self, newest: ScanResult) -> None:
-        size_bytes = sum(each.size_bytes for held in self._held.values() for each in held.results.values())
+        results = [each for held in self._held.values() for each in held.results.values()]
+        size_bytes, count = sum(each.size_bytes for each in results), len(results)
         for held in self._held.values():
             for digest, result in list(held.results.items()):
-                if size_bytes <= MAX_RESULT_BYTES:
+                if size_bytes <= MAX_RESULT_BYTES and count <= MAX_RESULTS:
                     return
                 if result is not newest:
-                    size_bytes -= result.size_bytes
+                    size_bytes, count = size_bytes - result.size_bytes, count - 1
                     del held.results[digest]
 
     def _size_bytes(self) -> int:

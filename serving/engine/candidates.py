@@ -36,7 +36,7 @@ class Candidates:
                 )
         batch.deadline.check()
         with stats.stage("filter"):
-            self._searches = prepared.segments(snapshot)
+            self._searches = prepared.segments(snapshot, batch.deadline)
         self.total = sum(each.rows for each in self._searches)
         """Rows that the filter allows; in mode `dense` those of them with a vector."""
         self._by_vectors = [each for each in self._searches if each.segment.has_vectors]

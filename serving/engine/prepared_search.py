@@ -71,11 +71,11 @@ class PreparedSearch:
             first = replace(options, k=options.deepest, offset=0, rerank=None)
             self.first_stage = PreparedSearch(snapshot, first)
 
-    def segments(self, snapshot: Snapshot) -> Sequence[SegmentSearch]:
-        """Return the searches of the segments that have allowed rows."""
+    def segments(self, snapshot: Snapshot, deadline: Deadline) -> Sequence[SegmentSearch]:
+        """Return the searches of the segments that have allowed rows; DeadlineError if that takes too long."""
         if self._unfiltered is not None:
             return self._unfiltered
-        return segment_searches(snapshot, self.options, self._settings)
+        return segment_searches(snapshot, self.options, self._settings, deadline)
 
     @property
     def is_quick(self) -> bool:

@@ -172,7 +172,11 @@ class ScanResult:
 def _selected(snapshot: Snapshot, query: ScanQuery, deadline: Deadline) -> Iterator[PackedRows]:
     for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
         deadline.check()
-        allowed = alive if query.where is None else snapshot.masks.allowed(segment, query.where, alive)
+        allowed = (
+            alive
+            if query.where is None
+            else snapshot.masks.allowed(segment, query.where, alive, deadline=deadline)
+        )
         yield PackedRows(segment.rows, allowed)
 
 

@@ -134,7 +134,7 @@ def _search_one_segment(
     prepared: PreparedSearch, batch: QueryBatch, vectors_QD: np.ndarray
 ) -> Written | None:
     """Return the hits of queries by vector in the only segment; None if it has no allowed rows."""
-    segments = prepared.segments(batch.snapshot)
+    segments = prepared.segments(batch.snapshot, batch.deadline)
     if not segments:
         return None
     batch.deadline.check()

@@ -12,6 +12,7 @@ import numpy as np
 
 from scannery.indexer import AllowedRows, Found, SearchSettings, Segment
 from scannery.indexer.planning.planner import EXACT_ABOVE_SHARE
+from scannery.runtime.deadline import Deadline
 from scannery.serving.request.options import Options
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -94,7 +95,10 @@ class SegmentSearch:
 
 
 def segment_searches(
-    snapshot: Snapshot, options: Options, settings: Sequence[SearchSettings | None]
+    snapshot: Snapshot,
+    options: Options,
+    settings: Sequence[SearchSettings | None],
+    deadline: Deadline | None = None,
 ) -> list[SegmentSearch]:
     """Return the searches of all segments that have allowed rows; `settings` as `settings_of` returns them.
 
@@ -105,7 +109,9 @@ def segment_searches(
     for number, (segment, alive) in enumerate(zip(snapshot.segments, snapshot.alive, strict=True)):
         if options.mode == "dense" and not segment.has_vectors:
             continue
-        allowed = alive if options.where is None else snapshot.masks.allowed(segment, options.where, alive)
+        allowed = alive
+        if options.where is not None:
+            allowed = snapshot.masks.allowed(segment, options.where, alive, deadline=deadline)
         rows = segment.rows if allowed is None else allowed.count
         if rows == segment.rows:
             allowed = None

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from scannery.indexer import AttributeType
-from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN
+from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, MAX_NAME_BYTES
 
-__all__ = ["FIXED_FIELDS", "FieldKind", "dynamic_name", "field_name"]
+__all__ = ["FIXED_FIELDS", "FieldKind", "dynamic_name", "field_name", "is_too_long"]
 
 FieldKind: TypeAlias = AttributeType | Literal["dynamic"]
 """Type of a field in a filter; a dynamic one has values of any type."""
@@ -32,7 +32,12 @@ def field_name(name: str, attributes: Mapping[str, AttributeType], *, dynamic: b
     """
     if name in FIXED_FIELDS or name in attributes:
         return name
-    return f"{_PREFIX}{name}" if dynamic else None
+    return f"{_PREFIX}{name}" if dynamic and not is_too_long(name) else None
+
+
+def is_too_long(name: str) -> bool:
+    """Return whether no attribute can have this name; such names would fill the caches that have names as keys."""
+    return len(name) > MAX_NAME_BYTES or len(name.encode()) > MAX_NAME_BYTES
 
 
 def dynamic_name(field: str) -> str | None:

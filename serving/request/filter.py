@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from scannery.indexer import AttributeType, InvalidRecordError, attribute_value
-from scannery.indexer.datapoints.dynamic import timestamp_text
+from scannery.indexer.datapoints.dynamic import MAX_NAME_BYTES, timestamp_text
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.limits import (
     MAX_FILTER_CONDITIONS,
@@ -32,7 +32,7 @@ from scannery.serving.limits import (
     MAX_FILTER_PARTS,
     MAX_FILTER_VALUES,
 )
-from scannery.serving.request.field_names import FIXED_FIELDS, FieldKind, field_name
+from scannery.serving.request.field_names import FIXED_FIELDS, FieldKind, field_name, is_too_long
 from scannery.serving.request.geo_conditions import GEO, GeoWithin, parse_geo
 from scannery.serving.request.match_conditions import (
     HAS_ALL,
@@ -58,6 +58,7 @@ __all__ = [
     "Scalar",
     "StringMatch",
     "Truth",
+    "has_condition",
     "parse_filter",
     "size_of",
     "unknown_name",
@@ -127,7 +128,7 @@ Node: TypeAlias = Condition | Not | AllOf | AnyOf
 
 def size_of(node: Node) -> int:
     """Return the memory of a filter in bytes."""
-    own = sys.getsizeof(node)
+    own = sys.getsizeof(node) + sys.getsizeof(getattr(node, "field", None))
     match node:
         case AllOf(parts) | AnyOf(parts):
             return own + sys.getsizeof(parts) + sum(map(size_of, parts))
@@ -140,6 +141,16 @@ def size_of(node: Node) -> int:
         case GeoWithin(_, area):
             return own + sys.getsizeof(area) + 4 * sys.getsizeof(0.0)
     return own
+
+
+def has_condition(node: Node) -> bool:
+    """Return whether a filter compares anything: the negation of a negated empty filter does not."""
+    match node:
+        case AllOf(parts) | AnyOf(parts):
+            return any(map(has_condition, parts))
+        case Not(part):
+            return has_condition(part)
+    return True
 
 
 _ORDERS: dict[int, Literal["gt", "gte", "lt", "lte"]] = {
@@ -266,6 +277,8 @@ def _compare(message: pb.Condition, name: str, kind: FieldKind, path: str) -> No
 
 def unknown_name(name: str, known: Mapping[str, object], what: str) -> str:
     """Return "no such `what`" with the most similar known name, or all known names if none is similar."""
+    if is_too_long(name):
+        return f"no such {what}; names have at most {MAX_NAME_BYTES} bytes"
     near = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.5)
     return f"no such {what}; " + (f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}")
 

@@ -12,6 +12,7 @@ from scannery.indexer import IndexSpec, Manifest, SearchSettings
 from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
+from scannery.serving.request.field_names import is_too_long
 from scannery.serving.request.filter import Node, parse_filter, unknown_name
 from scannery.serving.request.query import ByText, Query, WithSparse, check_has_vectors
 from scannery.v1 import search_pb2 as pb
@@ -242,7 +243,7 @@ def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fiel
     others = tuple(dict.fromkeys(name for name in names if name not in known))
     for name in names:
         if name not in known and not (
-            spec.dynamic and name
+            spec.dynamic and name and not is_too_long(name)
         ):  # another name is of an attribute that no row has
             raise InvalidRequestError.at("fields", f"{name!r:.80}: {unknown_name(name, known, 'field')}")
     wanted = set(names) or set(known)

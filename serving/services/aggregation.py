@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +54,7 @@ class Aggregation:
             count = 0
             for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
                 deadline.check()
-                count += snapshot.masks.allowed(segment, where, alive).count
+                count += snapshot.masks.allowed(segment, where, alive, deadline=deadline).count
         return pb.CountResponse(count=count, version=snapshot.manifest.version, sequence=snapshot.sequence)
 
     def facets(self, request: pb.FacetsRequest, deadline: Deadline) -> pb.FacetsResponse:
@@ -84,6 +84,7 @@ class Aggregation:
         stats = type_stats(counts.kinds, request.quantiles, declared=declared)
         if counts.rows and _is_geo(request.attribute, snapshot):
             stats = [TypeStats("geo", counts.rows, 0, None, None, [])]
+        _check_size(stats)
         return pb.AttributeStatsResponse(
             rows=counts.rows,
             missing=counts.missing,
@@ -112,7 +113,7 @@ def _rows(
     """Yield the arguments of `counted`; segments without an allowed row are left out."""
     for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
         deadline.check()
-        allowed = alive if where is None else snapshot.masks.allowed(segment, where, alive)
+        allowed = alive if where is None else snapshot.masks.allowed(segment, where, alive, deadline=deadline)
         if allowed is None or allowed.count:
             mask_N = None if allowed is None else allowed.mask_N
             yield snapshot.masks.field(segment, field), segment.rows, mask_N
@@ -147,6 +148,17 @@ def _check_shares(request: pb.AttributeStatsRequest) -> None:
     for number, share in enumerate(request.quantiles):
         if not 0 <= share <= 1:
             raise InvalidRequestError.at(f"quantiles[{number}]", f"must be 0 to 1, got {share}")
+
+
+def _check_size(stats: Sequence[TypeStats]) -> None:
+    """Check the size of an answer: each quantile of strings may have a MiB."""
+    size = sum(len(each.value) for one in stats for each in one.quantiles if isinstance(each.value, str))
+    if size > limits.MAX_FACETS_BYTES:
+        raise InvalidRequestError.at(
+            "quantiles",
+            f"must be fewer: their values have {size >> 20} MiB, and an answer has at most "
+            f"{limits.MAX_FACETS_BYTES >> 20}",
+        )
 
 
 def _stats(one: TypeStats) -> pb.TypeStats:

@@ -14,7 +14,7 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.contract import INDEX_SERVICE
-from scannery.serving.request.filter import Node, parse_filter
+from scannery.serving.request.filter import Node, has_condition, parse_filter
 from scannery.serving.request.write import check_request_id, parse_attribute_change
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.services.write import Indexes, identified, writable
@@ -79,7 +79,7 @@ class FilteredWrites:
         index = writable(self._indexes, request.index)
         where, change = parse(request, index.state.manifest)
         write = FilteredWrite(
-            None if where is None else partial(_matching, index.snapshot.masks, where),
+            None if where is None else partial(_matching, index.snapshot.masks, where, deadline),
             limit=_limit(request),
             until_sequence=request.until_sequence if request.HasField("until_sequence") else None,
             change=change,
@@ -102,7 +102,7 @@ def _counted(index: LiveIndex[Snapshot], write: FilteredWrite) -> _Done:
 
 def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest) -> tuple[Node | None, None]:
     where = parse_filter(request.where, manifest.spec.attributes, dynamic=manifest.spec.dynamic)
-    if where is None:
+    if where is None or not has_condition(where):
         raise InvalidRequestError.at(
             "where", "must have a condition: without one, every datapoint would be deleted"
         )
@@ -123,5 +123,5 @@ def _limit(request: _Request) -> int:
     return limit
 
 
-def _matching(masks: FilterCache, where: Node, segment: Segment) -> AllowedRows:
-    return masks.allowed(segment, where)
+def _matching(masks: FilterCache, where: Node, deadline: Deadline, segment: Segment) -> AllowedRows:
+    return masks.allowed(segment, where, deadline=deadline)

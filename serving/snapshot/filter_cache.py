@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from scannery.indexer import FEW_ROWS, AllowedRows, Segment
 from scannery.runtime.bounded_cache import BoundedCache
+from scannery.runtime.deadline import Deadline
 from scannery.serving.request.field_names import dynamic_name
 from scannery.serving.request.filter import (
     AllOf,
@@ -116,13 +117,31 @@ class FilterCache:
         """Memory of the cache and the attribute indexes."""
         return self._allowed.size_bytes + self._indexes.size_bytes
 
-    def allowed(self, segment: Segment, node: Node, alive: AllowedRows | None = None) -> AllowedRows:
-        """Return the rows of a segment that a filter allows, and that are among the live ones if these are given."""
+    def allowed(
+        self,
+        segment: Segment,
+        node: Node,
+        alive: AllowedRows | None = None,
+        *,
+        deadline: Deadline | None = None,
+    ) -> AllowedRows:
+        """Return the rows of a segment that a filter allows.
+
+        Args:
+            segment: the segment.
+            node: the filter.
+            alive: the live rows, of which those are returned that the filter allows; None: all rows.
+            deadline: checked before each index of a field is made.
+
+        Raises:
+            DeadlineError: the deadline passed.
+
+        """
         key = (segment.entry.sha256, node, None if alive is None else weakref.ref(alive))
         known = self._allowed.find(key)
         if known is None:
             # Evaluated without a lock: two threads may evaluate the same filter, and neither waits.
-            known = self._evaluated(segment, node, alive)
+            known = self._evaluated(segment, node, alive, deadline)
             self._allowed.keep(key, known, size_of(node) + known.size_bytes)
         return known
 
@@ -130,25 +149,29 @@ class FilterCache:
         """Return the rows of a segment that a filter allows, bool (N,), read-only."""
         return self.allowed(segment, node).mask_N
 
-    def _evaluated(self, segment: Segment, node: Node, alive: AllowedRows | None) -> AllowedRows:
+    def _evaluated(
+        self, segment: Segment, node: Node, alive: AllowedRows | None, deadline: Deadline | None
+    ) -> AllowedRows:
         most = int(FEW_ROWS * segment.rows)
         if alive is not None:
             # The filter alone is cached too: it stays valid when rows are deleted.
-            matching = self.allowed(segment, node)
+            matching = self.allowed(segment, node, deadline=deadline)
             if matching.count <= most:
                 return segment.allow(matching.rows[alive.mask_N[matching.rows]])
             allowed = matching.mask_N & alive.mask_N
         else:
-            allowed = self._matching(segment, node, most)
+            allowed = self._matching(segment, node, most, deadline)
         allowed.setflags(write=False)
         return segment.allow(allowed)
 
-    def _matching(self, segment: Segment, node: Node, most: int) -> np.ndarray:
+    def _matching(self, segment: Segment, node: Node, most: int, deadline: Deadline | None) -> np.ndarray:
         """Return the rows that a filter allows: their numbers if they are few, else a mask."""
         used: dict[str, Field] = {}  # a field may be too large to be kept any longer
 
         def field(name: str) -> Field:
             if name not in used:
+                if deadline is not None:  # a filter may name many fields, and an index takes up to a second
+                    deadline.check()
                 used[name] = self.field(segment, name)
             return used[name]
 

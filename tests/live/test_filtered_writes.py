@@ -271,6 +271,7 @@ def test_a_batch_is_chosen_from_what_other_processes_wrote_before_it(store: Path
     [
         (lambda i: i.delete(where={}), "where", "must have a condition"),
         (lambda i: i.delete(where={"$and": [{}]}), "where", "must have a condition"),
+        (lambda i: i.delete(where={"$not": {"$not": {}}}), "where", "must have a condition"),
         (lambda i: i.delete(where={"yaer": 1}), "where.yaer", "did you mean year"),
         (lambda i: i.delete(["a"], where=GOTIME), "ids", "cannot be given together with where"),
         (lambda i: i.delete(document_ids=["a"], where=GOTIME), "document_ids", "cannot be given"),

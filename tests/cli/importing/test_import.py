@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import apsw
 import numpy as np
 import pytest
 
 import scannery
 from scannery.cli.main import main
+from scannery.pipelines.errors import PeerError
+from scannery.pipelines.peers.pickles import only_plain_pickles
 
 ROWS = 600
 VECTORS = np.random.default_rng(0).normal(size=(ROWS, 8)).astype(np.float32)
@@ -80,6 +86,28 @@ def same(index: scannery.Index, payloads: list[dict[str, Any]], *, units: bool =
     assert index.stats().rows + index.stats().memory_rows >= ROWS
 
 
+class _Touching:
+    """Makes a file where its pickle is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._path,)
+
+
+def test_only_plain_values_are_loaded_from_pickles(tmp_path: Path) -> None:
+    plain = [{1: "a"}, {2, 3}, datetime(2024, 5, 1), np.arange(3), np.float32(1), uuid4()]
+    data, hostile = pickle.dumps(plain), pickle.dumps(_Touching(tmp_path / "touched"))
+    with only_plain_pickles("source"):
+        assert repr(pickle.loads(data)) == repr(plain)
+        with pytest.raises(PeerError, match=r"source: a pickle in it refers to 'pathlib.*could run any code"):
+            pickle.loads(hostile)
+    assert not (tmp_path / "touched").exists()
+    pickle.loads(hostile)
+    assert (tmp_path / "touched").exists()
+
+
 class TestQdrant:
     @pytest.fixture(autouse=True)
     def _package(self) -> None:
@@ -118,6 +146,15 @@ class TestQdrant:
         report = run("qdrant", source)
         assert (report["written"], report["present"]) == (2, ROWS - 2)
         assert run("qdrant", source, "--overwrite")["written"] == ROWS
+
+    def test_a_hostile_pickle_is_not_loaded(self, tmp_path: Path, run: Run) -> None:
+        source = self.written(tmp_path / "source")
+        points = apsw.Connection(str(next(source.rglob("storage.sqlite"))))
+        points.execute("INSERT INTO points VALUES ('x', ?)", (pickle.dumps(_Touching(tmp_path / "touched")),))
+        points.close()
+        code, printed = run("qdrant", source)
+        assert code == 2 and "could run any code" in printed
+        assert not (tmp_path / "touched").exists()
 
     def test_named_sparse_and_missing_vectors(self, tmp_path: Path, run: Run, copy: Any) -> None:
         models = self.qdrant.models
@@ -180,6 +217,20 @@ class TestChroma:
         same(copy(), flat)
         assert [point and point.text for point in copy().get(["5"])] == ["Text 5"]
 
+    @pytest.mark.filterwarnings("ignore")
+    def test_no_model_that_the_folder_names_is_loaded(
+        self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        chromadb = pytest.importorskip("chromadb", reason="needs scannery[import-chroma]")
+        from chromadb.api.collection_configuration import known_embedding_functions
+
+        client = chromadb.PersistentClient(
+            str(tmp_path / "source"), settings=chromadb.Settings(anonymized_telemetry=False)
+        )
+        client.create_collection("pages").add(ids=["a"], embeddings=[[1.0, 2.0]])
+        monkeypatch.setitem(known_embedding_functions, "default", None)  # would fail if it was made
+        assert run("chroma", tmp_path / "source")["written"] == 1
+
 
 class TestLanceDB:
     @pytest.mark.filterwarnings("ignore")
@@ -225,6 +276,20 @@ class TestFaiss:
         assert run("faiss", tmp_path / "a.faiss")["written"] == ROWS
         assert copy().stats().distance == "squared_l2"
         same(copy(), [{}] * ROWS)
+
+    def test_lists_on_disk_are_read_beside_the_index_only(self, tmp_path: Path, run: Run) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        lists = tmp_path / "elsewhere" / "lists"
+        index = self.faiss.index_factory(8, "IVF4,Flat")
+        index.train(VECTORS)
+        on_disk = self.faiss.OnDiskInvertedLists(4, index.code_size, str(lists))  # the index does not own it
+        index.replace_invlists(on_disk)
+        index.add(VECTORS)
+        self.faiss.write_index(index, str(tmp_path / "a.faiss"))
+        code, printed = run("faiss", tmp_path / "a.faiss")
+        assert code == 2 and "FAISS cannot read it" in printed
+        lists.rename(tmp_path / "lists")
+        assert run("faiss", tmp_path / "a.faiss")["written"] == ROWS
 
     def test_ids_of_a_file(self, tmp_path: Path, run: Run, copy: Any) -> None:
         index = self.faiss.IndexFlatIP(8)

@@ -103,8 +103,9 @@ def test_memory_of_snapshots_is_bounded(
         assert kept._size_bytes() <= 200_000
 
 
+@pytest.mark.parametrize("limit", ["bytes", "number"])
 def test_results_beyond_their_memory_are_computed_again(
-    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+    limit: str, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = HeldSnapshots(Clock())
     held = kept.hold(snapshot)
@@ -120,7 +121,10 @@ def test_results_beyond_their_memory_are_computed_again(
 
     first = result(1)
     assert result(1) is first
-    monkeypatch.setattr(held_snapshots, "MAX_RESULT_BYTES", 3 * first.size_bytes)
+    if limit == "bytes":
+        monkeypatch.setattr(held_snapshots, "MAX_RESULT_BYTES", 3 * first.size_bytes)
+    else:
+        monkeypatch.setattr(held_snapshots, "MAX_RESULTS", 3)
     for seed in (2, 3, 1, 4):
         result(seed)
     assert made == [1, 2, 3, 4]

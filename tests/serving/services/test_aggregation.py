@@ -292,3 +292,15 @@ def test_statistics_order_integers_and_floats_exactly(tmp_path: Path) -> None:
             stats = index.attribute_stats("any", quantiles=shares)
             assert list(stats.quantiles.values()) == sorted(values[:size])
             assert (stats.min, stats.max) == (min(values[:size]), max(values[:size]))
+
+
+def test_the_size_of_an_answer_is_bounded(tmp_path: Path) -> None:
+    with scannery.connect(tmp_path / "store", create=True) as client:
+        index = client.create_index(
+            {"index": "long", "source": {"vector": "v"}, "attributes": {"s": "string"}}, dimensions=1
+        )
+        index.upsert([{"id": "a", "vector": [1], "attributes": {"s": "x" * 1_000_000}}])
+        assert index.attribute_stats("s", quantiles=[0.5]).max == "x" * 1_000_000
+        with pytest.raises(scannery.InvalidArgumentError, match="their values have 39 MiB") as caught:
+            index.attribute_stats("s", quantiles=[i / 40 for i in range(41)])
+        assert caught.value.field == "quantiles"

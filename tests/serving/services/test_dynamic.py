@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.indexer import Store
+from scannery.indexer import DYNAMIC_COLUMN, InvalidRecordError, Store, parse_spec
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
+from scannery.serving.request.datapoint_columns import datapoint_columns
+from scannery.v1.types_pb2 import Datapoint
 from tests.served import WIRES, connected
 
 SPEC: dict[str, Any] = {
@@ -256,6 +258,50 @@ def test_filters_that_make_no_sense_are_refused(dynamic: scannery.Index, where: 
     with pytest.raises(scannery.InvalidArgumentError) as caught:
         found(dynamic, where)
     assert (caught.value.field or "").startswith("where.")
+
+
+@pytest.mark.parametrize(
+    ("ask", "field"),
+    [
+        (lambda i, name: i.count({name: 1}), "where."),
+        (lambda i, name: i.search([1, 0, 0, 0], where={name: {"$in": [1] * 9}}), "where."),
+        (lambda i, name: i.facets(name), "attribute"),
+        (lambda i, name: i.attribute_stats(name), "attribute"),
+        (lambda i, name: next(i.scan(fields=[name])), "fields"),
+    ],
+)
+def test_names_that_no_attribute_can_have_are_refused(
+    dynamic: scannery.Index, ask: Callable[[scannery.Index, str], Any], field: str
+) -> None:
+    for name in ("n" * 257, "ü" * 129, "n" * 1_000_000):  # caches would keep them
+        with pytest.raises(scannery.InvalidArgumentError, match="at most 256 bytes") as caught:
+            ask(dynamic, name)
+        assert (caught.value.field or "").startswith(field)
+        assert len(caught.value.message) < 500
+
+
+@pytest.mark.parametrize("form", ["dynamic_json", "json_value", "list_value"])
+def test_json_that_is_far_too_long_is_not_parsed(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = '{"x": [' + "[]," * 3_000_000 + "1]}"
+    point = Datapoint(id="a")
+    if form == "dynamic_json":
+        point.dynamic_json = data
+    elif form == "json_value":
+        point.attributes["x"].json_value = data
+    else:
+        point.attributes["x"].list_value.values.add(json_value=data)
+    monkeypatch.setattr(json, "loads", None)
+    [error] = datapoint_columns([point], parse_spec(SPEC), 4).fields[DYNAMIC_COLUMN].values
+    assert isinstance(error, InvalidRecordError)
+    assert "must have at most 1048576 bytes, got 9" in error.message
+
+
+def test_refused_attributes_are_not_kept_by_their_error() -> None:
+    point = Datapoint(id="a", dynamic_json='{"x": {"a": [1' + "0" * 30 + "]}}")
+    [error] = datapoint_columns([point], parse_spec(SPEC), 4).fields[DYNAMIC_COLUMN].values
+    assert isinstance(error, InvalidRecordError) and "must fit 64 bits" in error.message
+    assert error.__traceback__ is None
+    assert error.__cause__ is None
 
 
 def test_groups_are_of_declared_attributes(dynamic: scannery.Index) -> None:

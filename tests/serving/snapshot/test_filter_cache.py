@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 from scannery.client.request.filters import build_filter
 from scannery.indexer import AllowedRows
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import DeadlineError
 from scannery.serving.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_DEPTH, MAX_FILTER_VALUES
 from scannery.serving.request.filter import Node, parse_filter
 from scannery.serving.request.match_conditions import MatchOperator
@@ -240,6 +242,17 @@ def test_few_rows_are_kept_by_number() -> None:
     left = cache.allowed(segment, node, alive)  # type: ignore[arg-type]
     assert left.rows.tolist() == [row for row in cache.allowed(segment, node).rows if mask_N[row]]  # type: ignore[arg-type]
     assert 0 < left.count < allowed.count
+
+
+def test_the_deadline_is_checked_before_each_index_is_made() -> None:
+    cache, segment = FilterCache(), _Segment("one")
+    [node] = nodes_of({"$or": [{name: {"$exists": True}} for name in ("show", "year", "rating", "live")]})
+    clock = iter(range(10))
+    with pytest.raises(DeadlineError):
+        cache.allowed(segment, node, deadline=Deadline(1.5, lambda: next(clock)))  # type: ignore[arg-type]
+    assert segment.asked == 2
+    assert cache.allowed(segment, node, deadline=Deadline.after(None)).count > 0  # type: ignore[arg-type]
+    assert segment.asked == 4
 
 
 def test_equal_filters_are_evaluated_once_per_segment() -> None:
