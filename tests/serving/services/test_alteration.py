@@ -137,6 +137,22 @@ def test_a_rollback_to_before_and_another_type_of_the_same_name(store: Store) ->
         assert len(index.search(VECTORS[0], 10, where={"year": {"$exists": False}})) == 5
 
 
+def test_a_rollback_keeps_rows_without_a_vector_that_are_not_sealed(store: Store) -> None:
+    with scannery.connect(store.uri) as client:
+        index = client.create_index("notes", dimensions=8, vectors="required")
+        index.upsert(points(0, 3))
+        index.alter(vectors="optional", attributes={"year": "int"})
+        index.upsert([{"id": "w"}, *points(3, 4)])
+        index.upsert([{"id": "only"}])
+        assert rollback(store, "notes", 1).spec.vectors == "optional"
+    with scannery.connect(store.uri) as client:
+        index = client.index("notes")
+        assert index.stats().attributes == {}
+        assert {point.id for point in index.scan()} == {"p0", "p1", "p2", "p3", "w", "only"}
+    seal(store, "notes")
+    assert verify(store, "notes").problems == ()
+
+
 def moved(index: scannery.Index, version: int) -> None:
     """Wait until an embedded client, which looks once a second, has a version."""
     end_s = time.monotonic() + 5
