@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Generic, Protocol, TypeVar
 
+import pyarrow as pa
+
 from scannery.indexer import (
+    DYNAMIC_COLUMN,
     CorruptError,
     IndexerError,
     IndexSpec,
@@ -22,6 +25,7 @@ from scannery.indexer import (
     StoreError,
     attribute_columns,
 )
+from scannery.indexer.datapoints.declaring import rows_with_dynamic
 from scannery.live.filtered_write import FilteredWrite
 from scannery.live.group_commit import Resolved, Write, Writer
 from scannery.live.log.mutation_log import (
@@ -311,6 +315,20 @@ class LiveIndex(Generic[SnapshotT]):
                         return name
         return None
 
+    def rows_with_dynamic(self, names: Collection[str]) -> dict[str, int]:
+        """Return how many datapoints have dynamic attributes of these names; only names that some have.
+
+        Attributes with the value null count. Datapoints are those of this object's version and of the log after it.
+        """
+        self.catch_up()
+        counts: dict[str, int] = {}
+        for segment, rows_R in self._state.opened().live_rows():
+            if DYNAMIC_COLUMN in segment.table.column_names:
+                column = segment.column(DYNAMIC_COLUMN).take(pa.array(rows_R))
+                for name, own_R in rows_with_dynamic(column, names).items():
+                    counts[name] = counts.get(name, 0) + len(own_R)
+        return counts
+
     def close(self) -> None:
         """Finish the running write and close the log."""
         with self._applied:
@@ -411,7 +429,7 @@ class LiveIndex(Generic[SnapshotT]):
                     continue
                 mutation, data, count = resolved
                 # The index may have moved to another version since it was prepared.
-                mutation = rows_fit(mutation, state.manifest, sequence=transaction.position + 1)
+                mutation = rows_fit(mutation, state.manifest, sequence=transaction.position + 1, new=True)
             except Exception as error:  # noqa: BLE001  fails this request only
                 answers[number] = error
                 continue

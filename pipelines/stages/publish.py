@@ -178,7 +178,9 @@ def _decide(
         return "unchanged", parent
     manifest = _measured(manifest, parent, job, store, encoder)
     _check_log(job, store, parent, manifest)
-    check_vectors(job.spec, parent, store)  # again: the first live update may have been written during the build
+    check_vectors(
+        job.spec, parent, store
+    )  # again: the first live update may have been written during the build
     try:
         return "committed", commit(store, manifest)
     except AlreadyExistsError:
