@@ -65,6 +65,17 @@ def test_an_alias_works_where_a_name_does_and_is_moved(client: scannery.Client) 
     assert caught.value.field == "alias"
 
 
+def test_a_scan_goes_on_with_its_index_when_the_alias_is_moved(client: scannery.Client) -> None:
+    client.alias("live", "blue")
+    want = [point.id for point in client.index("blue").scan()]
+    running = client.index("live").scan(page_size=1)
+    first = next(running)
+    client.alias("live", "green")
+    assert running.index == "blue"
+    assert [first.id, *(point.id for point in running)] == want
+    assert len(list(client.index("live").scan(page_size=1))) == 4
+
+
 def test_a_remembered_sequence_is_not_asked_of_another_index(client: scannery.Client) -> None:
     client.alias("live", "blue")
     index = client.index("live")
