@@ -50,6 +50,7 @@ from scannery.runtime.errors import (
     InvalidRequestError,
     OverloadedError,
     ReadOnlyError,
+    UnknownIndexError,
 )
 
 __all__ = ["LiveIndex", "Sequenced"]
@@ -103,6 +104,8 @@ class LiveIndex(Generic[SnapshotT]):
         self._home = home
         self._claimed = False
         self._closed = False
+        self.dropped = False
+        """Whether it is closed because the index was dropped: writes then fail as for any unknown index."""
         self._on_gap = on_gap
         self.replaced = False
         """Whether the log or the index was replaced: this object must be created again."""
@@ -275,10 +278,11 @@ class LiveIndex(Generic[SnapshotT]):
             ReadOnlyError: the store is a bucket, and there is no folder for a log.
             OverloadedError: the rows in memory or the log exceed their limit until they are sealed.
             ClosedError: the engine is closed.
+            UnknownIndexError: the index was dropped.
 
         """
         if self._closed:
-            raise ClosedError("the engine is closed")
+            raise self._closed_error()
         if not self._home.writable:
             raise ReadOnlyError(
                 f"index {self._state.manifest.index!r} takes no writes: its store is a bucket, and the log of live "
@@ -344,10 +348,20 @@ class LiveIndex(Generic[SnapshotT]):
         self.check_writable()
         with self._applied:
             if self._closed:
-                raise ClosedError("the engine is closed")
+                raise self._closed_error()
             if self._writer is None:
                 self._writer = Writer(self._state.manifest.index, self._commit, waiting=self._waiting)
-        return self._writer.submit(write, deadline)
+        try:
+            return self._writer.submit(write, deadline)
+        except ClosedError:
+            raise self._closed_error() from None
+
+    def _closed_error(self) -> Exception:
+        if self.dropped:
+            return UnknownIndexError(
+                f"index: index {self._state.manifest.index!r} was dropped", field="index"
+            )
+        return ClosedError("the engine is closed")
 
     def _commit(self, group: Sequence[Write]) -> None:
         try:
