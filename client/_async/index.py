@@ -190,7 +190,7 @@ class AsyncIndex(AsyncAggregations):
             page = await self._client._run(
                 calls.scan_page(request, at, min_sequence=known, timeout_s=timeout_s)
             )
-            request.index = page.index or self.name  # an alias may be moved while the scan runs
+            request.index = page.index_name or self.name  # an alias may be moved while the scan runs
             return page
 
         return AsyncScan(read, checked_token(token))

@@ -91,4 +91,4 @@ class Scan:
         self._snapshot, self._position, self._last = page.snapshot, page.position, page.last
         self._rest = page.points
         self.total, self.version, self.sequence = page.total, page.version, page.sequence
-        self.index = page.index or None
+        self.index = page.index_name or None

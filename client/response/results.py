@@ -238,8 +238,8 @@ class ScanPage(NamedTuple):
     total: int
     version: int
     sequence: int
-    index: str
-    """Name of the index; empty: the server does not say it."""
+    index_name: str
+    """Empty: the server does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
