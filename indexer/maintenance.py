@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -171,7 +172,9 @@ def near_stored(index: OpenIndex) -> np.ndarray:
     return near(np.concatenate(stored), generator)
 
 
-def rollback(store: Store, index: str, version: int, *, log_after: int | None = None) -> Manifest:
+def rollback(
+    store: Store, index: str, version: int, *, log_after: int | None = None, written: bool = False
+) -> Manifest:
     """Publish the content of an earlier version as a new version, which servers then open.
 
     No file is copied or removed, so a rollback can itself be rolled back. The new version has the log position of the
@@ -184,6 +187,7 @@ def rollback(store: Store, index: str, version: int, *, log_after: int | None = 
         index: name of the index.
         version: the earlier version.
         log_after: the log has all mutations after this sequence; None: unknown.
+        written: whether the index has a log. It may have rows without a vector then, so `vectors: optional` stays.
 
     Raises:
         NotFoundError: no such index or version, or a file of the version is missing.
@@ -199,7 +203,9 @@ def rollback(store: Store, index: str, version: int, *, log_after: int | None = 
     position = newest.log_sequence
     if log_after is not None and log_after <= old.log_sequence and lost_since(store, old):
         position = old.log_sequence
-    update = {"parent": current, "log_sequence": position, "log_floor": position}
+    update: dict[str, Any] = {"parent": current, "log_sequence": position, "log_floor": position}
+    if written and newest.spec.vectors == "optional":
+        update["spec"] = old.spec.model_copy(update={"vectors": "optional"})
     return commit(store, old.model_copy(update=update | {"log_reached": newest.log_reached}))
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Generic, Protocol, TypeVar
 
+import pyarrow as pa
+
 from scannery.indexer import (
+    DYNAMIC_COLUMN,
     CorruptError,
     IndexerError,
     IndexSpec,
@@ -22,6 +25,7 @@ from scannery.indexer import (
     StoreError,
     attribute_columns,
 )
+from scannery.indexer.datapoints.declaring import rows_with_dynamic
 from scannery.live.filtered_write import FilteredWrite
 from scannery.live.group_commit import Resolved, Write, Writer
 from scannery.live.log.mutation_log import (
@@ -46,6 +50,7 @@ from scannery.runtime.errors import (
     InvalidRequestError,
     OverloadedError,
     ReadOnlyError,
+    UnknownIndexError,
 )
 
 __all__ = ["LiveIndex", "Sequenced"]
@@ -99,6 +104,8 @@ class LiveIndex(Generic[SnapshotT]):
         self._home = home
         self._claimed = False
         self._closed = False
+        self.dropped = False
+        """Whether it is closed because the index was dropped: writes then fail as for any unknown index."""
         self._on_gap = on_gap
         self.replaced = False
         """Whether the log or the index was replaced: this object must be created again."""
@@ -271,10 +278,11 @@ class LiveIndex(Generic[SnapshotT]):
             ReadOnlyError: the store is a bucket, and there is no folder for a log.
             OverloadedError: the rows in memory or the log exceed their limit until they are sealed.
             ClosedError: the engine is closed.
+            UnknownIndexError: the index was dropped.
 
         """
         if self._closed:
-            raise ClosedError("the engine is closed")
+            raise self._closed_error()
         if not self._home.writable:
             raise ReadOnlyError(
                 f"index {self._state.manifest.index!r} takes no writes: its store is a bucket, and the log of live "
@@ -311,6 +319,20 @@ class LiveIndex(Generic[SnapshotT]):
                         return name
         return None
 
+    def rows_with_dynamic(self, names: Collection[str]) -> dict[str, int]:
+        """Return how many datapoints have dynamic attributes of these names; only names that some have.
+
+        Attributes with the value null count. Datapoints are those of this object's version and of the log after it.
+        """
+        self.catch_up()
+        counts: dict[str, int] = {}
+        for segment, rows_R in self._state.opened().live_rows():
+            if DYNAMIC_COLUMN in segment.table.column_names:
+                column = segment.column(DYNAMIC_COLUMN).take(pa.array(rows_R))
+                for name, own_R in rows_with_dynamic(column, names).items():
+                    counts[name] = counts.get(name, 0) + len(own_R)
+        return counts
+
     def close(self) -> None:
         """Finish the running write and close the log."""
         with self._applied:
@@ -326,10 +348,20 @@ class LiveIndex(Generic[SnapshotT]):
         self.check_writable()
         with self._applied:
             if self._closed:
-                raise ClosedError("the engine is closed")
+                raise self._closed_error()
             if self._writer is None:
                 self._writer = Writer(self._state.manifest.index, self._commit, waiting=self._waiting)
-        return self._writer.submit(write, deadline)
+        try:
+            return self._writer.submit(write, deadline)
+        except ClosedError:
+            raise self._closed_error() from None
+
+    def _closed_error(self) -> Exception:
+        if self.dropped:
+            return UnknownIndexError(
+                f"index: index {self._state.manifest.index!r} was dropped", field="index"
+            )
+        return ClosedError("the engine is closed")
 
     def _commit(self, group: Sequence[Write]) -> None:
         try:
@@ -411,7 +443,7 @@ class LiveIndex(Generic[SnapshotT]):
                     continue
                 mutation, data, count = resolved
                 # The index may have moved to another version since it was prepared.
-                mutation = rows_fit(mutation, state.manifest, sequence=transaction.position + 1)
+                mutation = rows_fit(mutation, state.manifest, sequence=transaction.position + 1, new=True)
             except Exception as error:  # noqa: BLE001  fails this request only
                 answers[number] = error
                 continue

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
-from typing import TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,18 +19,26 @@ from scannery.indexer import (
     with_known_terms,
     written_schema,
 )
-from scannery.indexer.datapoints.dynamic import changed_dynamic, has_dynamic
+from scannery.indexer.datapoints.declaring import rows_with_dynamic
+from scannery.indexer.datapoints.dynamic import changed_dynamic
 from scannery.live.log.records import Mutation, with_words
 from scannery.live.memtable import LiveState
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.row_tables import whole_rows
 from scannery.live.write_request import Condition, Deletion, PartialUpdate
-from scannery.runtime.errors import ConditionError, InvalidRequestError, UnknownDatapointError
+from scannery.runtime.errors import (
+    ConditionError,
+    InvalidRequestError,
+    OverloadedError,
+    UnknownDatapointError,
+)
 
 __all__ = ["Places", "changed_rows", "look_ahead", "resolve_deletion", "resolve_upsert"]
 
 Places: TypeAlias = list[tuple[Segment, np.ndarray]]
 """Rows by segment."""
+
+RETRY_S = 0.1
 
 
 def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
@@ -163,25 +171,29 @@ def changed_rows(places: Places, item: PartialUpdate, manifest: Manifest, known:
 
     """
     schema = written_schema(manifest.spec, manifest.dimensions)
+    if not (
+        item.values.keys() <= set(schema.names) and manifest.spec.attributes.keys().isdisjoint(item.dynamic)
+    ):
+        # The values were checked against the spec of another version.
+        raise OverloadedError("the index has just got another spec", retry_after_s=RETRY_S)
     table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in places])
     for column, value in item.values.items():
         field = schema.field(column)
         values = pa.array([value] * table.num_rows, field.type)
         table = table.set_column(schema.get_field_index(column), field, values)
-    if manifest.spec.dynamic:
-        table = _with_dynamic(table, item, manifest.spec.attributes)
+    if item.dynamic:
+        table = _with_dynamic(table, item.dynamic, item.path)
+    if manifest.spec.dynamic and (set_names := manifest.spec.attributes.keys() & item.values):
+        # A value of before the attribute was declared, if it did not fit (`with_declared`).
+        stale = rows_with_dynamic(table.column(DYNAMIC_COLUMN), set_names)
+        table = _with_dynamic(table, dict.fromkeys(stale), item.path) if stale else table
     return with_known_terms(table, manifest.spec.lexical, known)
 
 
-def _with_dynamic(table: pa.Table, item: PartialUpdate, declared: Collection[str]) -> pa.Table:
-    column = table.column(DYNAMIC_COLUMN)
-    # An attribute that was declared later: rows of before may still have the old value as a dynamic one.
-    old = [name for name in item.values if name in declared and has_dynamic(column, name)]
-    if not (changes := dict.fromkeys(old) | dict(item.dynamic)):
-        return table
-    front = f"{item.path}.datapoint." if item.path else ""
+def _with_dynamic(table: pa.Table, changes: Mapping[str, Any], path: str) -> pa.Table:
+    front = f"{path}.datapoint." if path else ""
     try:
-        column = changed_dynamic(column, changes, path="attributes")
+        column = changed_dynamic(table.column(DYNAMIC_COLUMN), changes, path="attributes")
     except InvalidRecordError as error:
         raise InvalidRequestError(f"{front}{error.message}", field=f"{front}{error.field}") from error
     return table.set_column(table.schema.get_field_index(DYNAMIC_COLUMN), DYNAMIC_COLUMN, column)

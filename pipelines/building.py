@@ -32,6 +32,7 @@ from scannery.pipelines.execution.run import Engine, embed_only, execute
 from scannery.pipelines.execution.runners import check_engine, check_processes
 from scannery.pipelines.job_planning import build_id, plan_job, same_space
 from scannery.pipelines.planning.build_plan import cut_input
+from scannery.pipelines.planning.compatibility import check_vectors
 from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.input_parts import CutMemory
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
@@ -144,6 +145,7 @@ def build(
                 started_at=clock.started_at,
                 plan_seconds=clock.laps["plan"],
             )
+            check_vectors(job.spec, parent, store)
             _check_overtaken(job, parent)
             units = group(parts, limit, job.recipe)
             shard_changes = _shard_changes(job, store, gone if parent else (), parent)

@@ -188,9 +188,11 @@ class AsyncIndex(AsyncAggregations):
 
         async def read(at: str | None) -> ScanPage:
             known = self._client._sequences.get(self.name, 0)
-            return await self._client._run(
+            page = await self._client._run(
                 calls.scan_page(request, at, min_sequence=known, timeout_s=timeout_s)
             )
+            request.index = page.index_name or self.name  # an alias may be moved while the scan runs
+            return page
 
         return AsyncScan(read, checked_token(token))
 

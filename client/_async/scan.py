@@ -36,6 +36,8 @@ class AsyncScan:
         self._last = False
         self.total: int | None = None
         """Datapoints of the whole scan; None before the first page is read."""
+        self.index: str | None = None
+        """Name of the index, also where the scan was asked of an alias; None before the first page is read."""
         self.version: int | None = None
         """Version of the index; None before the first page is read."""
         self.sequence: int | None = None
@@ -88,3 +90,4 @@ class AsyncScan:
         self._snapshot, self._position, self._last = page.snapshot, page.position, page.last
         self._rest = page.points
         self.total, self.version, self.sequence = page.total, page.version, page.sequence
+        self.index = page.index_name or None

@@ -43,7 +43,10 @@ def write_batches_where(
         report(batch.rows)
         while batch.remaining and batch.rows:
             try:
-                batch = _sent(send, call(batch.until_sequence, uuid.uuid4().hex))
+                following = call(batch.until_sequence, uuid.uuid4().hex)
+                if batch.index:  # an alias may be moved between batches
+                    following.request.index = batch.index
+                batch = _sent(send, following)
             except ScanneryError as error:
                 raise _part_way(error, rows, batch.remaining) from error
             rows += batch.rows

@@ -187,7 +187,9 @@ class Index(Aggregations):
 
         def read(at: str | None) -> ScanPage:
             known = self._client._sequences.get(self.name, 0)
-            return self._client._run(calls.scan_page(request, at, min_sequence=known, timeout_s=timeout_s))
+            page = self._client._run(calls.scan_page(request, at, min_sequence=known, timeout_s=timeout_s))
+            request.index = page.index_name or self.name  # an alias may be moved while the scan runs
+            return page
 
         return Scan(read, checked_token(token))
 

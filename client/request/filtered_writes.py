@@ -31,6 +31,8 @@ class FilteredBatch:
     sequence: int
     until_sequence: int
     """To be sent with the next batch."""
+    index: str
+    """Name of the index, for the next batch; empty: the server does not say it."""
 
 
 BatchCall: TypeAlias = Callable[[int | None, str], Call[Any, Any, FilteredBatch]]
@@ -97,7 +99,7 @@ def update_where(
 
 
 def _batch(rows: int, answer: pb.DeleteWhereResponse | pb.UpdateWhereResponse) -> FilteredBatch:
-    return FilteredBatch(rows, answer.remaining, answer.sequence, answer.until_sequence)
+    return FilteredBatch(rows, answer.remaining, answer.sequence, answer.until_sequence, answer.index)
 
 
 def _limit(limit: object) -> int:

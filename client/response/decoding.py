@@ -83,6 +83,7 @@ def parse_page(response: search_pb2.ScanResponse) -> ScanPage:
         total=response.total,
         version=response.version,
         sequence=response.sequence,
+        index_name=response.index,
     )
 
 

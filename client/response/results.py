@@ -238,6 +238,8 @@ class ScanPage(NamedTuple):
     total: int
     version: int
     sequence: int
+    index_name: str
+    """Empty: the server does not say it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ __all__ = [
     "check_dynamic_name",
     "check_json_size",
     "dynamic_json",
-    "has_dynamic",
     "parsed_dynamic",
     "some_dynamic",
     "timestamp_text",
@@ -136,12 +135,6 @@ def changed_dynamic(column: pa.ChunkedArray, changes: Mapping[str, Any], *, path
             kept = {name: value for name, value in values.items() if changes.get(name, name) is not None}
             known[text] = dynamic_json(kept, path=path)
     return pa.array([known[text] for text in texts], pa.string())
-
-
-def has_dynamic(column: pa.ChunkedArray, name: str) -> bool:
-    """Return whether a row of a `_dynamic` column may have an attribute; True also where its name is a nested one."""
-    key = f"{canonical_json(name)}:"
-    return any(text is not None and key in text for text in column.to_pylist())
 
 
 def some_dynamic(column: pa.ChunkedArray, names: Collection[str]) -> pa.Array:

@@ -33,6 +33,7 @@ __all__ = [
     "latest_version",
     "list_indexes",
     "list_versions",
+    "log_registration_key",
     "manifest_key",
     "new_index_id",
     "no_such_index",
@@ -67,6 +68,11 @@ def list_versions(store: Store, index: str) -> list[int]:
 def tombstone_key(index: str) -> str:
     """Return the store key of the file that marks an index as dropped (dropping.py)."""
     return f"{index}/versions/dropped.json"
+
+
+def log_registration_key(index: str) -> str:
+    """Return the store key of the registration of an index's log; it exists once a live update was accepted."""
+    return f"{index}/log.json"
 
 
 def is_dropped(store: Store, index: str) -> bool:

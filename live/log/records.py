@@ -26,6 +26,8 @@ from scannery.indexer import (
     with_terms,
     written_schema,
 )
+from scannery.indexer.datapoints.declaring import with_declared
+from scannery.runtime.errors import InvalidRequestError
 
 __all__ = ["RECORD_FORMAT", "Mutation", "decode", "encode", "encoder_digest", "rows_fit", "with_words"]
 
@@ -143,15 +145,19 @@ def with_words(mutation: Mutation, spec: IndexSpec) -> Mutation:
     return replace(mutation, rows=with_terms(rows, spec.lexical), words=rules)
 
 
-def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int) -> Mutation:
+def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool = False) -> Mutation:
     """Return the mutation converted to the schema of a version; attributes and vectors that it lacks are null.
+
+    Dynamic attributes that the version declares move into their columns, if their values fit.
 
     Args:
         mutation: the mutation.
         manifest: of the version.
         sequence: sequence of the mutation, for errors.
+        new: whether it is not in the log yet: values that do not fit are an error then.
 
     Raises:
+        InvalidRequestError: a new one has a dynamic attribute with a value that does not fit the declared type.
         FormatError: its vectors were made by another encoder, an attribute has another type, or the version must have
             vectors that it lacks.
 
@@ -174,6 +180,9 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int) -> Mutati
         raise FormatError(
             f"{what}: its vectors have {size} dimensions, those of the version {manifest.dimensions}"
         )
+    rows, misfits = with_declared(rows, manifest.spec.attributes)
+    if misfits and new:
+        raise InvalidRequestError(misfits[0].message, field=f"attributes.{misfits[0].attribute}")
     try:
         rows = conformed(rows, schema)
     except pa.ArrowException as error:

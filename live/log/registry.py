@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from scannery.indexer import AlreadyExistsError, CorruptError, NotFoundError, Store
+from scannery.indexer.versions.versions import log_registration_key
 from scannery.live.log.location import log_folder
 from scannery.live.log.mutation_log import WrongLogError
 
@@ -54,7 +55,7 @@ class Registration:
 
 def registration_key(index: str) -> str:
     """Return the store key of the registration."""
-    return f"{index}/log.json"
+    return log_registration_key(index)
 
 
 def registered(store: Store, index: str) -> Registration | None:

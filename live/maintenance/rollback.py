@@ -19,7 +19,8 @@ def rollback(store: Store, index: str, version: int, *, log_root: Path | None = 
     """Publish the content of an earlier version as a new one, and return its manifest.
 
     Mutations sealed since then are undone, unless the current version is damaged and the log still has all of them:
-    then they are applied again. Raises as `scannery.indexer.rollback`, and as opening the log.
+    then they are applied again. `vectors: optional` stays, since the log may have rows without a vector. Raises as
+    `scannery.indexer.rollback`, and as opening the log.
 
     Args:
         store: of the index.
@@ -40,7 +41,8 @@ def rollback(store: Store, index: str, version: int, *, log_root: Path | None = 
             f"in its log, which is {known.where}: pass its folder with --log, or, if it is lost, first run "
             "`scannery index log --forget`"
         )
-    return rollback_stored(store, index, version, log_after=begins_after)
+    written = known is not None or begins_after is not None
+    return rollback_stored(store, index, version, log_after=begins_after, written=written)
 
 
 def _begins_after(folder: Path, known: Registration | None) -> int | None:

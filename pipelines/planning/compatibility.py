@@ -7,9 +7,11 @@ from typing import Any
 
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.versions import log_registration_key
 from scannery.pipelines.errors import SpecConflictError
 
-__all__ = ["check_compatible", "needs_rewriting"]
+__all__ = ["check_compatible", "check_vectors", "needs_rewriting"]
 
 
 def check_compatible(
@@ -39,6 +41,21 @@ def check_compatible(
         _same(f"attributes.{name}", spec.attributes[name], kind)
     if parent.spec.dynamic and not spec.dynamic:
         _refuse_loss("dynamic", parent)
+
+
+def check_vectors(spec: IndexSpec, parent: Manifest | None, store: Store) -> None:
+    """Raise SpecConflictError if a build would forbid rows without a vector that the index's log may have.
+
+    Such rows may be written until the moment of the commit, and the new version could not be opened with them.
+    """
+    if parent is None or (spec.vectors, parent.spec.vectors) != ("required", "optional"):
+        return
+    if store.exists(log_registration_key(parent.index)):
+        raise SpecConflictError(
+            "vectors: the spec has required, the index has optional and takes live updates, which may be without a "
+            "vector; build another index and move an alias to it, or keep `vectors: optional`",
+            field="vectors",
+        )
 
 
 def needs_rewriting(spec: IndexSpec, parent: Manifest) -> bool:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints.conforming import conformed
+from scannery.indexer.datapoints.declaring import with_declared
 from scannery.indexer.datapoints.schema import REVISION_COLUMN, vectors_of, written_schema
 from scannery.indexer.datapoints.vector_presence import has_vector
 from scannery.indexer.errors import CorruptError
@@ -21,6 +22,7 @@ from scannery.indexer.store.range_file import RangeFile
 from scannery.indexer.vectors.arrays import taken
 from scannery.indexer.versions.tombstones import read_live_mask
 from scannery.indexer.versions.versions import segment_key
+from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.state.job import Job
 
 __all__ = ["newer_rows", "read_live_rows", "stored_schema", "unchanged_documents"]
@@ -44,26 +46,36 @@ def read_live_rows(
 
     Raises:
         CorruptError: a file does not match the manifest.
+        SpecConflictError: rows have a dynamic attribute that the spec declares, with values of another type.
         NotFoundError: a file is missing.
 
     """
-    table = _read_segment(entry, job, store, columns)
-    if len(table) != entry.rows:
-        raise CorruptError(f"{entry.key} has {len(table)} rows, the manifest says {entry.rows}")
-    mask_N = read_live_mask(store, job.index, entry)
-    if mask_N is None:
-        return table, np.arange(len(table))
-    return table.filter(pa.array(mask_N)), np.flatnonzero(mask_N)
-
-
-def _read_segment(entry: SegmentEntry, job: Job, store: Store, columns: Sequence[str] | None) -> pa.Table:
     key = segment_key(job.index, entry.key)
     schema = stored_schema(job)
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
     by_range = columns is not None and store.local_root is None
     table = (_read_columns if by_range else _read_whole)(entry, key, store, schema.names)
-    return conformed(table, schema)
+    if len(table) != entry.rows:
+        raise CorruptError(f"{entry.key} has {len(table)} rows, the manifest says {entry.rows}")
+    mask_N, rows_R = read_live_mask(store, job.index, entry), np.arange(len(table))
+    if mask_N is not None:
+        table, rows_R = table.filter(pa.array(mask_N)), np.flatnonzero(mask_N)
+    return conformed(_declared(table, job), schema), rows_R
+
+
+def _declared(table: pa.Table, job: Job) -> pa.Table:
+    """Return rows with the attributes that the spec declares and they have as dynamic ones."""
+    table, misfits = with_declared(table, job.spec.attributes)
+    if misfits:
+        first = misfits[0]
+        raise SpecConflictError(
+            f"{first.message}: {len(misfits)} datapoints of the index have this dynamic attribute with such values "
+            f"(the first is {table.column('id')[first.row].as_py()!r:.200}); nothing was published. Change or remove "
+            "them, or declare another name",
+            field=f"attributes.{first.attribute}",
+        )
+    return table
 
 
 def _read_whole(entry: SegmentEntry, key: str, store: Store, names: Sequence[str]) -> pa.Table:

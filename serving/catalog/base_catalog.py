@@ -207,7 +207,7 @@ class BaseCatalog(ABC):
         with ExitStack() as held:
             held.callback(self._lock.release)
             self._check_open()
-            self._forget(name, finish=False)
+            self._forget(name, finish=False, dropped=self.drops_open)
             root, force = self._opener.log_root, self.drops_open
             drop(self._store, name, log_root=root, force=force, hidden=held.close)
 
@@ -341,10 +341,12 @@ class BaseCatalog(ABC):
             for name in list(self._entries):
                 self._forget(name)
 
-    def _forget(self, name: str, *, finish: bool = True) -> None:
+    def _forget(self, name: str, *, finish: bool = True, dropped: bool = False) -> None:
         entry = self._entries.pop(name, None)
         self.held.forget(name)
         if entry is not None:
+            if entry.live is not None:
+                entry.live.dropped = dropped
             entry.close(finish=finish and self.finishes_maintenance)
             if not self._closed:
                 _LOG.info("index %s is gone", name)
@@ -371,7 +373,7 @@ class BaseCatalog(ABC):
             entry.opening.failed(f"index {name}: its versions cannot be listed", error)
             return entry
         if version is None:
-            self._forget(name)
+            self._forget(name, dropped=True)
             return None
         entry = self._entry(name)
         self._move(entry, version)

@@ -17,6 +17,8 @@ __all__ = ["ServerCatalog"]
 
 LOOK_WAIT_S = 0.25
 """Most seconds that a request waits for its turn to look into the store for an index that is not known here."""
+SMALL_BYTES = 1 << 20
+"""Size of the segments of an index that opens in milliseconds."""
 
 
 class ServerCatalog(BaseCatalog):
@@ -62,7 +64,7 @@ class ServerCatalog(BaseCatalog):
                 # After each index: opening one may take minutes, and the other leases would expire.
                 self._renew_leases()
             for name in self._entries.keys() - names:
-                self._forget(name)
+                self._forget(name, dropped=True)
 
     def close(self) -> None:
         """Close all indexes; running queries finish on their snapshots."""
@@ -88,17 +90,17 @@ class ServerCatalog(BaseCatalog):
         if entry is None and self.serves(name) and self._looks.acquire(timeout=LOOK_WAIT_S):
             # Another worker may have created it, and its caller may write to it at once.
             try:
-                self._open_if_empty(name)
+                self._open_if_small(name)
             finally:
                 self._looks.release()
             entry = self._entries.get(name)
         return entry
 
-    def _open_if_empty(self, name: str) -> None:
-        """Open an index that was just created; what takes longer to open is left to `refresh`."""
+    def _open_if_small(self, name: str) -> None:
+        """Open an index that may just have been created; what takes longer to open is left to `refresh`."""
         with suppress(IndexerError):
             version = latest_version(self._store, name)
-            if version == 1 and not read_manifest(self._store, name, version).segments:
+            if version is not None and read_manifest(self._store, name, version).size_bytes <= SMALL_BYTES:
                 self.open_created(name)
 
     def _refresh_index(self, name: str) -> None:

@@ -56,12 +56,28 @@ class Alteration:
                     "live updates that are not sealed have values of another type, from before a rollback: seal them "
                     f"first (`scannery index seal {request.index}`), or choose another name",
                 )
+            if manifest.spec.dynamic:
+                self._check_not_dynamic(manifest, added)
             return spec
 
         manifest = alter_index(self._catalog.store, request.index, changed)
         self._catalog.open_created(request.index)
         aliases = self._catalog.aliases_of(request.index)
         return pb.AlterIndexResponse(index=index_info(manifest, details=True, aliases=aliases))
+
+    def _check_not_dynamic(self, manifest: Manifest, names: Collection[str]) -> None:
+        """Refuse to declare names that datapoints have as dynamic attributes: filters would not find their values."""
+        live = self._catalog.live(manifest.index)
+        if live.state.manifest.version != manifest.version:  # another process has just published it
+            self._catalog.open_created(manifest.index)
+            live = self._catalog.live(manifest.index)
+        for name, count in sorted(live.rows_with_dynamic(names).items()):
+            raise ConditionError(
+                f"changes.attributes.{name}: {count} datapoints have it as a dynamic attribute. A build with it in the "
+                "spec moves their values (`scannery build`); or remove it from them first (`update` with None), or "
+                "choose another name",
+                field=f"changes.attributes.{name}",
+            )
 
 
 def _altered(spec: IndexSpec, changes: Mapping[str, Any]) -> IndexSpec:

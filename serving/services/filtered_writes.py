@@ -56,6 +56,7 @@ class FilteredWrites:
             sequence=done.sequence,
             until_sequence=done.until_sequence,
             request_id=request.request_id,
+            index=request.index,
         )
 
     def update(self, request: pb.UpdateWhereRequest, deadline: Deadline) -> pb.UpdateWhereResponse:
@@ -67,6 +68,7 @@ class FilteredWrites:
             sequence=done.sequence,
             until_sequence=done.until_sequence,
             request_id=request.request_id,
+            index=request.index,
         )
 
     def _done(

@@ -62,6 +62,7 @@ class Scans:
             version=snapshot.manifest.version,
             sequence=snapshot.sequence,
             page_token=f"{base}.{token.position}",
+            index=snapshot.manifest.index,
         )
         return datapoints + rest.SerializeToString()
 

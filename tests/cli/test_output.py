@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ EVIL = "\x1b]0;t\x07\x9b31m\x7f\u202e"
 
 
 def test_names_values_and_ids_do_not_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    attributes = {EVIL: EVIL, "list": [EVIL], "nested": {EVIL: EVIL}}
+    attributes: dict[str, Any] = {EVIL: EVIL, "list": [EVIL], "nested": {EVIL: EVIL}}
     print_points([Datapoint(id=f"a{EVIL}", document_id="a", attributes=attributes)])
     print_hits(Hits([Hit(id=f"a{EVIL}", document_id="a", attributes=attributes, score=1.0)]))
     assert not set(capsys.readouterr().out) & set("\x1b\x07\x9b\x7f\u202e")

@@ -270,3 +270,20 @@ def test_documents_with_rows_of_both_kinds_are_not_counted_twice(store: Store, w
         record["episode"] = f"e{number % 4}"
     whole = run(store, write("b.jsonl", own), spec={**spec, "index": "vectors-only"})
     assert whole.indexed_documents == 4
+
+
+@pytest.mark.parametrize("mode", ["upsert", "full"])
+def test_a_build_does_not_forbid_rows_without_a_vector_that_the_log_may_have(
+    store: Store, write: Write, mode: str
+):
+    records = vector_records(0, 6)
+    run(store, write("a.jsonl", records), spec=OPTIONAL)
+    run(store, write("a.jsonl", records), spec=VECTORS, mode=mode)  # no live update yet
+    run(store, write("a.jsonl", records), spec=OPTIONAL)
+    with scannery.connect(store.uri) as client:
+        client.index("vectors").upsert([{"id": "live", "attributes": {"n": 99}}])
+    with pytest.raises(SpecConflictError, match="takes live updates") as caught:
+        run(store, write("a.jsonl", records), spec=VECTORS, mode=mode)
+    assert caught.value.field == "vectors"
+    with scannery.connect(store.uri) as client:
+        assert client.index("vectors").count() == 7

@@ -764,6 +764,7 @@ class DeleteWhereResponse(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     UNTIL_SEQUENCE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     deleted: _builtins.int
     """Datapoints deleted by this batch; with `dry_run`: those that would be deleted by all batches."""
     remaining: _builtins.int
@@ -774,6 +775,10 @@ class DeleteWhereResponse(_message.Message):
     """To be sent with the next batch."""
     request_id: _builtins.str
     """The request's id."""
+    index: _builtins.str
+    """The index that was written to. If the request named an alias, name this index in the requests for further batches: the
+    alias may be moved meanwhile, and `until_sequence` is of this index.
+    """
     def __init__(
         self,
         *,
@@ -782,10 +787,11 @@ class DeleteWhereResponse(_message.Message):
         sequence: _builtins.int = ...,
         until_sequence: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        index: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "remaining", b"remaining", "request_id", b"request_id", "sequence", b"sequence", "until_sequence", b"until_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "index", b"index", "remaining", b"remaining", "request_id", b"request_id", "sequence", b"sequence", "until_sequence", b"until_sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -880,6 +886,7 @@ class UpdateWhereResponse(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     UNTIL_SEQUENCE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     updated: _builtins.int
     """Datapoints changed by this batch; with `dry_run`: those that would be changed by all batches."""
     remaining: _builtins.int
@@ -890,6 +897,10 @@ class UpdateWhereResponse(_message.Message):
     """To be sent with the next batch."""
     request_id: _builtins.str
     """The request's id."""
+    index: _builtins.str
+    """The index that was written to. If the request named an alias, name this index in the requests for further batches: the
+    alias may be moved meanwhile, and `until_sequence` is of this index.
+    """
     def __init__(
         self,
         *,
@@ -898,10 +909,11 @@ class UpdateWhereResponse(_message.Message):
         sequence: _builtins.int = ...,
         until_sequence: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        index: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["remaining", b"remaining", "request_id", b"request_id", "sequence", b"sequence", "until_sequence", b"until_sequence", "updated", b"updated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "remaining", b"remaining", "request_id", b"request_id", "sequence", b"sequence", "until_sequence", b"until_sequence", "updated", b"updated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

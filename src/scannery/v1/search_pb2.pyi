@@ -1347,6 +1347,7 @@ class ScanResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Empty on the last page. Valid for at least five minutes after the page before; then FAILED_PRECONDITION if the snapshot
     is gone.
@@ -1361,6 +1362,10 @@ class ScanResponse(_message.Message):
     """The token of this page. A token ends with `.` and the position of the first datapoint of its page among all: one with a
     greater position, at most `total`, continues there.
     """
+    index: _builtins.str
+    """The index that was read. If the request named an alias, name this index in the requests for further pages: the alias may
+    be moved meanwhile.
+    """
     @_builtins.property
     def datapoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Datapoint]:
         """The datapoints, without scores."""
@@ -1374,10 +1379,11 @@ class ScanResponse(_message.Message):
         version: _builtins.int = ...,
         sequence: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        index: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datapoints", b"datapoints", "next_page_token", b"next_page_token", "page_token", b"page_token", "sequence", b"sequence", "total", b"total", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datapoints", b"datapoints", "index", b"index", "next_page_token", b"next_page_token", "page_token", b"page_token", "sequence", b"sequence", "total", b"total", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

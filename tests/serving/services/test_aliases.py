@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,44 @@ def test_an_alias_works_where_a_name_does_and_is_moved(client: scannery.Client) 
     with pytest.raises(scannery.NotFoundError) as caught:
         client.delete_alias("live")
     assert caught.value.field == "alias"
+
+
+def test_a_scan_goes_on_with_its_index_when_the_alias_is_moved(client: scannery.Client) -> None:
+    client.alias("live", "blue")
+    want = [point.id for point in client.index("blue").scan()]
+    running = client.index("live").scan(page_size=1)
+    first = next(running)
+    client.alias("live", "green")
+    assert running.index == "blue"
+    assert [first.id, *(point.id for point in running)] == want
+    assert len(list(client.index("live").scan(page_size=1))) == 4
+
+
+@pytest.mark.parametrize("what", ["delete", "update"])
+def test_batches_by_filter_stay_with_their_index_when_the_alias_is_moved(
+    client: scannery.Client, what: str
+) -> None:
+    client.alias("live", "blue")
+    green = client.index("green").count()
+    client.index("blue").upsert([{"id": f"x{i}", "vector": VECTOR} for i in range(5)])
+    total = client.index("blue").count()
+    moved: list[int] = []
+
+    def move(done: int) -> None:
+        if not moved:
+            moved.append(done)
+            client.alias("live", "green")
+
+    everything: dict[str, Any] = {"id": {"$ne": "-"}}
+    if what == "delete":
+        assert client.index("live").delete(where=everything, batch_size=2, progress=move).deleted == total
+        assert (client.index("blue").count(), client.index("live").count()) == (0, green)
+    else:
+        client.index("blue").alter(attributes={"n": "int"})
+        client.index("green").alter(attributes={"n": "int"})
+        changed = client.index("live").update(where={}, attributes={"n": 1}, batch_size=2, progress=move)
+        assert changed.written == total
+        assert client.index("green").count({"n": 1}) == 0
 
 
 def test_a_remembered_sequence_is_not_asked_of_another_index(client: scannery.Client) -> None:

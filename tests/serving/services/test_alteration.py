@@ -137,6 +137,84 @@ def test_a_rollback_to_before_and_another_type_of_the_same_name(store: Store) ->
         assert len(index.search(VECTORS[0], 10, where={"year": {"$exists": False}})) == 5
 
 
+DYNAMIC = {"index": "notes", "source": {"id": "id", "vector": "v"}, "dynamic": True}
+
+
+def test_a_name_that_datapoints_have_as_a_dynamic_attribute_cannot_be_declared(
+    client: scannery.Client,
+) -> None:
+    index = client.create_index(DYNAMIC, dimensions=8)
+    index.upsert([*points(0, 2, year=5), *points(2, 3, year=None), *points(3, 4, nested={"month": 1})])
+    for _ in range(2):
+        with pytest.raises(scannery.FailedPreconditionError, match="3 datapoints have it") as caught:
+            index.alter(attributes={"year": "int"})
+        assert caught.value.field == "changes.attributes.year"
+    index.update(where={}, attributes={"year": None})
+    assert index.alter(attributes={"year": "int", "month": "int"}).attributes == {
+        "year": "int",
+        "month": "int",
+    }
+    index.update(where={}, attributes={"year": 6})
+    assert index.count({"year": 6}) == 4
+
+
+def test_a_dynamic_attribute_written_while_its_name_is_declared_is_found(store: Store) -> None:
+    with scannery.connect(store.uri) as one, scannery.connect(store.uri) as other:
+        index = one.create_index(DYNAMIC, dimensions=8)
+        late = other.index("notes")
+        late.upsert(points(0, 1))
+        index.alter(attributes={"year": "int"})
+        late.upsert(points(1, 3, year=7, page=1))  # checked against the spec before
+        for each in (index, late):
+            moved(each, 2)
+            assert each.count({"year": 7}) == 2
+            assert each.count({"page": 1}) == 2
+        late.update([{"id": "p1", "attributes": {"year": 8}}])
+        point = index.get(["p1"])[0]
+        assert point is not None
+        assert point.attributes == {"year": 8, "page": 1}
+    seal(store, "notes")
+    with scannery.connect(store.uri) as one:
+        assert one.index("notes").count({"year": {"$exists": True}}) == 2
+
+
+def test_a_build_that_declares_a_dynamic_attribute_moves_its_values(store: Store, tmp_path: Path) -> None:
+    spec = {**DYNAMIC, "attributes": {"year": "int"}, "vectors": "optional"}
+    with scannery.connect(store.uri) as client:
+        index = client.create_index({**DYNAMIC, "vectors": "optional"}, dimensions=8)
+        index.upsert([*points(0, 2, year=5), *points(2, 3, year="x"), {"id": "w", "attributes": {"year": 5}}])
+    seal(store, "notes")
+    file = tmp_path / "data.jsonl"
+    file.write_text(json.dumps({"id": "p9", "v": VECTORS[9].tolist(), "year": 5}))
+    with pytest.raises(SpecConflictError, match="1 datapoints of the index have this dynamic") as caught:
+        build(spec, [str(file)], store.uri)
+    assert caught.value.field == "attributes.year"
+    with scannery.connect(store.uri) as client:
+        client.index("notes").update([{"id": "p2", "attributes": {"year": None, "page": 1}}])
+    seal(store, "notes")
+    build(spec, [str(file)], store.uri)
+    with scannery.connect(store.uri) as client:
+        index = client.index("notes")
+        assert index.count({"year": 5}) == 4
+        assert index.get(["p2", "w"])[0].attributes == {"page": 1}  # type: ignore[union-attr]
+
+
+def test_a_rollback_keeps_rows_without_a_vector_that_are_not_sealed(store: Store) -> None:
+    with scannery.connect(store.uri) as client:
+        index = client.create_index("notes", dimensions=8, vectors="required")
+        index.upsert(points(0, 3))
+        index.alter(vectors="optional", attributes={"year": "int"})
+        index.upsert([{"id": "w"}, *points(3, 4)])
+        index.upsert([{"id": "only"}])
+        assert rollback(store, "notes", 1).spec.vectors == "optional"
+    with scannery.connect(store.uri) as client:
+        index = client.index("notes")
+        assert index.stats().attributes == {}
+        assert {point.id for point in index.scan()} == {"p0", "p1", "p2", "p3", "w", "only"}
+    seal(store, "notes")
+    assert verify(store, "notes").problems == ()
+
+
 def moved(index: scannery.Index, version: int) -> None:
     """Wait until an embedded client, which looks once a second, has a version."""
     end_s = time.monotonic() + 5

@@ -1,0 +1,47 @@
+"""What a worker knows of indexes that another one creates, alters and drops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import scannery
+from scannery.indexer import Store, read_manifest
+from scannery.live.maintenance.seal import seal
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import UnknownIndexError
+from scannery.serving.catalog.server_catalog import ServerCatalog
+
+
+def test_an_index_that_was_created_and_altered_at_once_is_known_to_other_workers(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, create=True)
+    worker = ServerCatalog(store)
+    worker.refresh()
+    try:
+        with scannery.connect(tmp_path) as client:
+            index = client.create_index("notes", dimensions=2)
+            index.alter(attributes={"year": "int"})
+            index.upsert([{"id": "a", "vector": [1, 0]}])
+        seal(store, "notes")
+        assert worker.live("notes").state.manifest.version == read_manifest(store, "notes").version == 3
+    finally:
+        worker.close()
+
+
+def test_a_write_to_an_index_that_is_dropped_meanwhile_fails_as_to_any_unknown_one(tmp_path: Path) -> None:
+    with scannery.connect(tmp_path) as client:
+        client.create_index("notes", dimensions=2).upsert([{"id": "a", "vector": [1, 0]}])
+    one, other = (ServerCatalog(Store.open(tmp_path)) for _ in range(2))
+    try:
+        for worker in (one, other):
+            worker.refresh()
+        lives = [worker.live("notes") for worker in (one, other)]
+        one.drop("notes", Deadline.after(10))
+        other.refresh()
+        for live in lives:
+            with pytest.raises(UnknownIndexError, match="was dropped"):
+                live.check_writable()
+    finally:
+        one.close()
+        other.close()
