@@ -366,34 +366,6 @@ def test_dynamic_attributes_are_changed_and_removed(tmp_path: Path) -> None:
             index.update(where={}, attributes={"": 1})
 
 
-def test_an_attribute_that_is_declared_later_replaces_the_dynamic_one(tmp_path: Path) -> None:
-    spec = parse_spec({**LIVE.model_dump(), "dynamic": True})
-    path = make_store(tmp_path, [], spec=spec)
-    with scannery.connect(path) as client:
-        index = client.index("live")
-        index.upsert(
-            [
-                {"id": f"id{i}", "vector": VECTOR, "attributes": {"stars": i, "mood": {"stars": i}}}
-                for i in range(4)
-            ]
-        )
-        index.alter(attributes={"stars": "int"})
-        assert found(index)["id3"]["stars"] == 3
-        assert index.count({"stars": {"$exists": True}}) == 0
-        index.update([{"id": "id0", "attributes": {"stars": 10}}])
-        assert index.update(where={"id": "id1"}, attributes={"stars": None}).written == 1
-        seal(Store.open(path), "live")
-        index.update([{"id": "id2", "attributes": {"stars": 12}}])
-        assert {name: attributes.get("stars") for name, attributes in found(index).items()} == {
-            "id0": 10,
-            "id1": None,
-            "id2": 12,
-            "id3": 3,
-        }
-        assert found(index)["id2"] == {"stars": 12, "mood": {"stars": 2}}
-        assert index.count({"stars": {"$gte": 10}}) == 2
-
-
 @pytest.mark.long
 def test_a_change_of_more_rows_than_fit_in_memory_waits_for_seals(tmp_path: Path) -> None:
     live = {"seal_rows": 500, "max_rows": 1000}
