@@ -174,6 +174,7 @@ def main() -> None:
             "random",
             "by words",
             "by the encoder",
+            "by both",
         ]
         rows = [answers(language, folder, arguments.every) for language in arguments.languages.split(",")]
         print(table(header, rows), end="\n\n")

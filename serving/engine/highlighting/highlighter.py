@@ -44,7 +44,8 @@ MAX_ENCODED = 512
 SHARE_OF_TIME = 0.5
 """Of the request's time that is left, for encoding sentences."""
 WORDS_SHARE = 0.5
-"""What a sentence with all words of the query gains in cosine: chosen on XQuAD-R (docs/benchmarks/collections.md)."""
+"""What the sentence with the most weight of words gains in cosine, others less in proportion: chosen on XQuAD-R
+(docs/benchmarks/collections.md)."""
 SAMPLED_TEXTS = 4
 """By which the language of an index without words is told."""
 
@@ -142,7 +143,7 @@ class Highlighter:
 
     def _gained(self, hit: _Hit, places: Sequence[int]) -> np.ndarray | float:
         """Return what the words of the query add to the cosines of some sentences, (S,)."""
-        most = hit.words.gain(hit.words.weights)
+        most = max(hit.gains.values(), default=0.0)
         if self._highlight.by_encoder or not most:
             return 0.0
         return WORDS_SHARE / most * np.array([hit.gains.get(place, 0.0) for place in places])

@@ -288,7 +288,9 @@ class Highlight(_message.Message):
 
     BY_ENCODER_FIELD_NUMBER: _builtins.int
     by_encoder: _builtins.bool
-    """Whether the sentence is chosen by the encoder of the index. Absent: if it has one, and else by words."""
+    """Whether the sentence is chosen by the encoder of the index alone, or by words alone. Absent: by both, or by words if the
+    index has no encoder.
+    """
     def __init__(
         self,
         *,

@@ -35,7 +35,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"live": {"$gt": True}}, "where.live.$gt", "booleans have no order"),
         ({"show": 3}, "where.show", "must be a string, got 3"),
         ({"tags": 3}, "where.tags", "must be a string, compared with each element"),
-        ({"id": 3}, "where.id", "must be a string"),
+        ({"id": True}, "where.id", "must be a string"),
         ({"show": {"$contains": "a"}}, "where.show.$contains", "use $eq for the whole value, $prefix for"),
         (
             {"year": {"$contains": 1}},
