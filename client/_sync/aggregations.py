@@ -1,14 +1,15 @@
 # Generated from `_async` by tests/tools/generate_sync.py: edit that one, then `make sync`.
-"""What an index says about all of its datapoints, or those that a filter allows: their number, and their values."""
+"""What an index says about itself, and about all of its datapoints or those that a filter allows: number and values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from scannery.client.request import aggregations
+from scannery.client.request import aggregations, calls
 from scannery.client.request.filters import Where
 from scannery.client.response.aggregations import AttributeStats, Facets
+from scannery.client.response.results import IndexInfo
 
 if TYPE_CHECKING:
     from scannery.client._sync.client import Client
@@ -17,11 +18,15 @@ __all__ = ["Aggregations"]
 
 
 class Aggregations:
-    """The part of a handle on an index that counts."""
+    """The part of a handle on an index that describes and counts."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
         self.name = name
+
+    def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
+        """Return what the index is: version, rows, dimensions, attributes, encoder, recall, segments, spec."""
+        return self._client._run(calls.get_index(self.name, timeout_s=timeout_s))
 
     def count(self, where: Where | None = None, *, timeout_s: float | None = None) -> int:
         """Return the number of datapoints that a filter allows; without one, of all of them."""

@@ -1,0 +1,272 @@
+"""Writes to an index: upserts, updates and deletions, of given datapoints or of those that a filter allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
+
+from scannery.client._async.aggregations import AsyncAggregations
+from scannery.client._async.bulk_upsert import write_all
+from scannery.client._async.filtered_writes import write_batches_where
+from scannery.client.errors import InvalidArgumentError
+from scannery.client.request import calls, filtered_writes
+from scannery.client.request.batches import Errors, size_of, write_batches
+from scannery.client.request.calls import Call
+from scannery.client.request.filtered_writes import BatchCall, FilteredBatch
+from scannery.client.request.filters import Where
+from scannery.client.request.identifiers import Identifier
+from scannery.client.request.records import Extra, RecordReader, is_foreign
+from scannery.client.request.tables import Table, is_table
+from scannery.client.request.writes import NewDatapoint, Update, as_list
+from scannery.client.response.outcomes import Progress
+from scannery.client.response.results import (
+    BulkWritten,
+    Deleted,
+    Written,
+)
+
+__all__ = ["AsyncWrites"]
+
+
+class AsyncWrites(AsyncAggregations):
+    """The part of a handle on an index that writes."""
+
+    @overload
+    async def upsert(
+        self,
+        points: Iterable[NewDatapoint],
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Written: ...
+
+    @overload
+    async def upsert(
+        self, points: Table, *, request_id: None = None, timeout_s: float | None = None
+    ) -> BulkWritten: ...
+
+    async def upsert(
+        self, points: Any, *, request_id: str | None = None, timeout_s: float | None = None
+    ) -> Written | BulkWritten:
+        """Insert or replace datapoints. When this returns, they are durable.
+
+        A list of datapoints, 1 to 1,000, is written completely or not at all. A table (a frame of pandas or polars, an
+        Arrow table or record batch) has any number of rows: they are written in batches, as by `upsert_many`, and what
+        a failure leaves written stays.
+
+        Args:
+            points: see `NewDatapoint`; or records with the fields that the spec of the index names, as builds read
+                them (a type checker takes them as `Any`). A table has columns of either kind; null, NaN and NaT are
+                no values, and columns that the index has no place for are listed in the result's `ignored`. Where
+                texts are cut into passages, all passages of a document are replaced.
+            request_id: makes a repetition harmless: the same id within an hour does nothing and gets the first answer.
+                Not for tables, each batch of which has an id of its own.
+            timeout_s: of a call. After a timeout it is not known whether the datapoints were written.
+
+        """
+        if is_table(points):
+            if request_id is not None:
+                raise InvalidArgumentError("request_id: is not for tables", field="request_id")
+            return await self._write_all(points, timeout_s=timeout_s, extra="ignore")
+        points = as_list(points)
+        if any(map(is_foreign, points)):
+            points = list(map((await self._reader("refuse", timeout_s)).datapoint, points))
+        return await self._upsert(points, request_id, timeout_s)
+
+    async def upsert_many(
+        self,
+        points: Iterable[NewDatapoint] | Table,
+        *,
+        batch_size: int = 200,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Errors = "raise",
+        extra: Extra | None = None,
+        timeout_s: float | None = None,
+    ) -> BulkWritten:
+        """Insert or replace any number of datapoints, in batches of which several are under way at once.
+
+        Each batch is all or nothing, and is tried again without harm. Where an id comes twice, the later datapoint
+        wins. Points are read only as fast as they are written.
+
+        Args:
+            points: as in `upsert`.
+            batch_size: datapoints in one call, 1 to 1,000.
+            in_flight: calls under way at once, 1 to 64.
+            progress: True for a progress bar, or a function that is told how many datapoints are done.
+            errors: `raise` ends at the first batch that fails, and what was written before stays; `return` writes all
+                that can be, and lists the others in `failed`.
+            extra: what becomes of fields that the index has no place for: `refuse` refuses the record, `ignore` writes
+                the rest of it and lists them in `ignored`. Default: `ignore` for tables, else `refuse`.
+            timeout_s: of each call.
+
+        """
+        return await self._write_all(
+            points,
+            batch_size=batch_size,
+            in_flight=in_flight,
+            progress=progress,
+            errors=errors,
+            extra=extra or ("ignore" if is_table(points) else "refuse"),
+            timeout_s=timeout_s,
+        )
+
+    async def _write_all(
+        self,
+        points: Any,
+        *,
+        batch_size: int = 200,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Errors = "raise",
+        extra: Extra,
+        timeout_s: float | None,
+    ) -> BulkWritten:
+        parts = write_batches(points, batch_size, in_flight, errors)
+
+        async def write(batch: Sequence[Any], request_id: str) -> Written:
+            return await self._upsert(batch, request_id, timeout_s)
+
+        async def reader_of() -> RecordReader:
+            return await self._reader(extra, timeout_s)
+
+        return await write_all(write, parts, in_flight, progress, errors, size_of(points), reader_of)
+
+    async def _upsert(
+        self, points: Iterable[Any], request_id: str | None, timeout_s: float | None
+    ) -> Written:
+        return await self._client._written(
+            self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
+        )
+
+    async def _reader(self, extra: Extra, timeout_s: float | None) -> RecordReader:
+        return RecordReader((await self.stats(timeout_s=timeout_s)).spec, extra=extra)
+
+    async def update(
+        self,
+        points: Iterable[Update] = (),
+        *,
+        where: Where | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        dry_run: bool = False,
+        progress: Progress = False,
+        batch_size: int = 10_000,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Written:
+        """Change some fields of existing datapoints, without encoding them again.
+
+        Either `points`, 1 to 1,000: all of them or none. Or `where` and `attributes`, which gives the same new values
+        to all datapoints that the filter allows when the call begins: in batches, each of which is all or nothing. An
+        empty filter changes all datapoints; None clears an attribute. If a batch fails, the error says how many
+        datapoints are left; the batches before it stay.
+
+        Args:
+            points: see `Update`.
+            where: which datapoints to change.
+            attributes: their new values, by name.
+            dry_run: with `where`: change nothing, and return how many datapoints would be changed.
+            progress: with `where`: True for a progress bar, or a function that is told how many datapoints are done.
+            batch_size: with `where`: most datapoints of a batch, 1 to 10,000.
+            request_id: as in `upsert`; not with `where`, where each batch has an id of its own.
+            timeout_s: of a call.
+
+        """
+        if where is None:
+            if attributes is not None:
+                raise InvalidArgumentError("where: is required with attributes", field="where")
+            return await self._client._written(
+                self.name, calls.update(self.name, points, request_id=request_id, timeout_s=timeout_s)
+            )
+        filtered_writes.check_alone(points=points, request_id=request_id)
+        done = await self._write_where(
+            lambda until_sequence, own_id: filtered_writes.update_where(
+                self.name,
+                where,
+                attributes,
+                limit=batch_size,
+                until_sequence=until_sequence,
+                dry_run=dry_run,
+                request_id=own_id,
+                timeout_s=timeout_s,
+            ),
+            "changing",
+            progress,
+            dry_run=dry_run,
+        )
+        return Written(done.sequence, done.rows)
+
+    async def delete(
+        self,
+        ids: Sequence[Identifier] = (),
+        *,
+        document_ids: Sequence[Identifier] = (),
+        where: Where | None = None,
+        if_revision: int | None = None,
+        dry_run: bool = False,
+        progress: Progress = False,
+        batch_size: int = 10_000,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Deleted:
+        """Delete datapoints, or documents with all of their passages; what is not there is no error.
+
+        With `where`, all datapoints that the filter allows when the call begins are deleted: in batches, each of which
+        is all or nothing. Of a document that is cut into passages, only those that the filter allows. If a batch
+        fails, the error says how many datapoints are left; the batches before it stay.
+
+        Args:
+            ids: of datapoints, at most 1,000.
+            document_ids: of documents, at most 1,000.
+            where: which datapoints to delete; must have a condition. Not together with ids.
+            if_revision: delete only if the datapoint has this revision.
+            dry_run: with `where`: delete nothing, and return how many datapoints would be deleted.
+            progress: with `where`: True for a progress bar, or a function that is told how many datapoints are done.
+            batch_size: with `where`: most datapoints of a batch, 1 to 10,000.
+            request_id: as in `upsert`; not with `where`, where each batch has an id of its own.
+            timeout_s: of a call.
+
+        """
+        if where is None:
+            if dry_run:
+                raise InvalidArgumentError("where: is required with dry_run", field="where")
+            return await self._client._written(
+                self.name,
+                calls.delete(
+                    self.name,
+                    ids,
+                    document_ids=document_ids,
+                    if_revision=if_revision,
+                    request_id=request_id,
+                    timeout_s=timeout_s,
+                ),
+            )
+        filtered_writes.check_alone(
+            ids=ids, document_ids=document_ids, if_revision=if_revision, request_id=request_id
+        )
+        done = await self._write_where(
+            lambda until_sequence, own_id: filtered_writes.delete_where(
+                self.name,
+                where,
+                limit=batch_size,
+                until_sequence=until_sequence,
+                dry_run=dry_run,
+                request_id=own_id,
+                timeout_s=timeout_s,
+            ),
+            "deleting",
+            progress,
+            dry_run=dry_run,
+        )
+        return Deleted(done.sequence, done.rows)
+
+    async def _write_where(
+        self, call: BatchCall, what: str, progress: Progress, *, dry_run: bool
+    ) -> FilteredBatch:
+        if dry_run:
+            return await self._client._run(call(None, ""))
+
+        async def send(batch: Call[Any, Any, FilteredBatch]) -> FilteredBatch:
+            return await self._client._written(self.name, batch)
+
+        return await write_batches_where(send, call, what, progress)
