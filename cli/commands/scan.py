@@ -44,11 +44,13 @@ def scan(
         ),
     ] = None,
     sample: Annotated[
-        int | None, typer.Option("--sample", min=1, help="Number of datapoints to choose at random; default: all.")
+        int | None,
+        typer.Option("--sample", min=1, help="Number of datapoints to choose at random; default: all."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the choice.")] = 0,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="End after this number of datapoints, and print a token.")
+        int | None,
+        typer.Option("--limit", min=1, help="End after this number of datapoints, and print a token."),
     ] = None,
     token: Annotated[
         str | None,
