@@ -106,8 +106,10 @@ def _check_own(store: Store, index: str, token: str) -> None:
 def _finish(store: Store, index: str, token: str) -> None:
     """Remove the tombstone, and the empty folders of a local store."""
     root = store.local_root
-    if root is not None:
-        sync_folder(root / index / "versions")  # no manifest may come back after a power loss
+    # Another removal may have taken over, and removed the folder: then the tombstone is not the own one.
+    with contextlib.suppress(FileNotFoundError):
+        if root is not None:
+            sync_folder(root / index / "versions")  # no manifest may come back after a power loss
     _check_own(store, index, token)
     store.delete(tombstone_key(index))
     store.remove_empty_folders(index)  # the others are those of a new index
