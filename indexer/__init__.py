@@ -29,7 +29,12 @@ from scannery.indexer.datapoints.sparse import (
     sparse_value,
 )
 from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, Rejected, Validated, validate
-from scannery.indexer.datapoints.vector_presence import has_vector, is_vectorless, parts_by_vector
+from scannery.indexer.datapoints.vector_presence import (
+    has_vector,
+    is_vectorless,
+    parts_by_vector,
+    without_vectors,
+)
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -235,5 +240,6 @@ __all__ = [
     "with_deleted",
     "with_known_terms",
     "with_terms",
+    "without_vectors",
     "written_schema",
 ]

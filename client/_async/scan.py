@@ -48,7 +48,7 @@ class AsyncScan:
         """Continues this scan after the last datapoint that was taken, in this process or another; None: at its start.
 
         Pass it to `scan` of the same index with the same arguments. It is valid for at least five minutes after the
-        last page was read, and as long as the snapshot can be opened again.
+        last page was read, and while the snapshot can be opened again.
         """
         return self._given if self._snapshot is None else f"{self._snapshot}.{self._position}"
 

@@ -25,8 +25,8 @@ Scalar: TypeAlias = str | int | float | bool | uuid.UUID | np.datetime64 | dt.da
 """A value to compare with. UUIDs are strings, naive datetimes and dates UTC; timestamps may be ISO 8601 strings too.
 None stands for "not set"."""
 
-_Operand: TypeAlias = Scalar | Collection[Scalar | None] | Mapping[str, Any] | None
-Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Where] | Where | None"]
+_Operand: TypeAlias = Scalar | Collection[Scalar] | Mapping[str, Any]
+Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Where] | Where"]
 """For example `{"show": "gotime", "year": {"$gte": 2020}}`; several keys must all match. None equals "not set"."""
 
 # Deeper is refused by the server; this bound only keeps a dictionary that holds itself from recursing for ever.

@@ -12,7 +12,15 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["PRESENT_COLUMN", "filled", "has_vector", "is_vectorless", "parts_by_vector", "unfilled"]
+__all__ = [
+    "PRESENT_COLUMN",
+    "filled",
+    "has_vector",
+    "is_vectorless",
+    "parts_by_vector",
+    "unfilled",
+    "without_vectors",
+]
 
 PRESENT_COLUMN = "_has_vector"
 """Column of `filled` tables: whether a row has a vector, bool."""
@@ -36,12 +44,17 @@ def has_vector(table: pa.Table) -> np.ndarray:
     return present_N
 
 
+def without_vectors(table: pa.Table) -> pa.Table:
+    """Return a table without the column of vectors; the table itself if it has none."""
+    return table.drop_columns(["embedding"]) if "embedding" in table.column_names else table
+
+
 def parts_by_vector(table: pa.Table) -> list[pa.Table]:
     """Return the rows with a vector, and then those without one, whose table lacks `embedding`; no empty tables."""
     present_N = has_vector(table)
     if present_N.all():
         return [table] if table.num_rows else []
-    without = table.drop_columns(["embedding"]) if "embedding" in table.column_names else table
+    without = without_vectors(table)
     if not present_N.any():
         return [without]
     return [table.filter(pa.array(present_N)), without.filter(pa.array(~present_N))]

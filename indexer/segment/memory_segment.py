@@ -15,7 +15,7 @@ import pyarrow as pa
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import vectors_of
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
-from scannery.indexer.datapoints.vector_presence import is_vectorless
+from scannery.indexer.datapoints.vector_presence import is_vectorless, without_vectors
 from scannery.indexer.hashes import in_order, sorted_hashes
 from scannery.indexer.lexical.inverted_index import WORD_COLUMNS, Postings, invert, with_terms
 from scannery.indexer.manifest import SegmentEntry
@@ -156,7 +156,7 @@ class MemorySegment(Segment):
         whole = with_terms(table, spec.lexical).replace_schema_metadata(None).combine_chunks()
         scaled = None
         if is_vectorless(whole):
-            whole = whole.drop_columns([name for name in ("embedding",) if name in whole.column_names])
+            whole = without_vectors(whole)
         else:
             scaled = _scaled(vectors_of(whole), spec.distance)
         ids, documents = whole.column("id"), whole.column("document_id")

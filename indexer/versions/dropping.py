@@ -60,9 +60,9 @@ def drop_index(
         InUseError: a server has it open, a build is running, or another process is removing it.
 
     """
-    known = INDEX_NAME.fullmatch(index) is not None
-    if not known or not store.list(index):
-        if known:  # a writer whose folder a drop removed may have left an empty one
+    is_name = INDEX_NAME.fullmatch(index) is not None
+    if not is_name or not store.list(index):
+        if is_name:  # a writer whose folder a drop removed may have left an empty one
             store.remove_empty_folders(index)
         raise NotFoundError(no_such_index(store, index), field="index")
     versions = list_versions(store, index)

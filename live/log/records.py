@@ -24,6 +24,7 @@ from scannery.indexer import (
     id_hashes,
     is_vectorless,
     with_terms,
+    without_vectors,
     written_schema,
 )
 from scannery.indexer.datapoints.declaring import with_declared
@@ -77,11 +78,8 @@ def encode(mutation: Mutation) -> bytes:
         "encoder": mutation.encoder,
         "words": mutation.words,
     }
-    rows = mutation.rows
-    if (
-        is_vectorless(rows) and "embedding" in rows.column_names
-    ):  # nulls of a fixed size take as much as vectors
-        rows = rows.drop_columns(["embedding"])
+    # Nulls of a fixed size take the space of vectors.
+    rows = without_vectors(mutation.rows) if is_vectorless(mutation.rows) else mutation.rows
     table = rows.append_column(_HASHES, pa.array(mutation.hashes))
     table = table.replace_schema_metadata({_KEY: json.dumps(header).encode()})
     sink = pa.BufferOutputStream()
@@ -175,7 +173,7 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool
     if is_vectorless(rows):
         if manifest.spec.vectors == "required":
             raise FormatError(f"{what}: it has rows without a vector")
-        rows = rows.drop_columns([name for name in ("embedding",) if name in rows.column_names])
+        rows = without_vectors(rows)
     elif (size := rows.schema.field("embedding").type.list_size) != max(1, manifest.dimensions):
         raise FormatError(
             f"{what}: its vectors have {size} dimensions, those of the version {manifest.dimensions}"

@@ -1,7 +1,7 @@
 """What a foreign file may have in a pickle: loading one can otherwise call any function.
 
 Qdrant's local mode keeps its points as pickles. Python tells an audit hook of each name that a pickle refers to, before
-it is looked up, whoever loads it.
+it is looked up, also in loads of other packages.
 """
 
 from __future__ import annotations
