@@ -81,7 +81,10 @@ def hit_json(hit: Hit) -> dict[str, Any]:
         "lexical_score": hit.lexical_score,
         "rerank_score": hit.rerank_score,
     }
-    scores = {"score": hit.score, **{name: score for name, score in sides.items() if score is not None}}
+    scores: dict[str, Any] = {
+        "score": hit.score,
+        **{name: score for name, score in sides.items() if score is not None},
+    }
     if hit.vector_scores:
         scores["vector_scores"] = hit.vector_scores
     snippet = {} if hit.snippet is None else {"snippet": _snippet_json(hit.snippet)}
