@@ -38,8 +38,8 @@ NamedOption = Annotated[
     typer.Option(
         "--named-vector",
         metavar="NAME=MODEL|N|JSON",
-        help="A further vector of datapoints: its model, its number of dimensions, or JSON as in SPEC.yaml; may be given "
-        "several times.",
+        help="A further vector of datapoints: its model, its number of dimensions, or JSON as in SPEC.yaml; may be "
+        "given several times.",
     ),
 ]
 DynamicOption = Annotated[
@@ -145,7 +145,7 @@ def alter_command(
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Add attributes or named vectors, or change other keys of the spec that do not determine what is stored, in a new version."""
+    """Add attributes or named vectors, change keys of the spec that do not change what is stored, in a new version."""
     with connected(target, store, timeout_s=timeout) as client:
         info = client.index(name).alter(
             attributes=_attributes(attribute),
