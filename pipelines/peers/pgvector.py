@@ -126,9 +126,11 @@ def _vectors(
         operator.removesuffix("_ops").rpartition("_")[2]
         for (operator,) in connection.execute(_OPERATORS, (table, name))
     ]
-    return PeerVectors(
-        dimensions, distance_of(operators[0] if operators else None, DISTANCES, options.distance)
-    )
+    try:
+        distance = distance_of(operators[0] if operators else None, DISTANCES, options.distance)
+    except PeerError as error:
+        raise PeerError(f"column {name!r}: {error}; --vector NAME chooses one column") from error
+    return PeerVectors(dimensions, distance)
 
 
 def _identifier(connection: Any, table: str, given: str | None, columns: list[str]) -> str:
