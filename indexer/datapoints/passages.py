@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.named_vectors import is_vector_column
 from scannery.indexer.datapoints.schema import written_schema
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
@@ -48,7 +49,8 @@ def passage_rows(
     """Return a table of `written_schema` with a row for each passage, in order.
 
     Args:
-        documents: good rows as `validate` returns them; their vectors are not used.
+        documents: good rows as `validate` returns them; their unnamed vectors are not used, their named ones become
+            those of the first passage, so that the document is found once.
         counts: passages of each document.
         passages: what passages have of their own, by columns; with `PASSAGE_ATTRIBUTES`.
         vectors_PD: of the passages, float32.
@@ -59,8 +61,12 @@ def passage_rows(
     parents_P = np.repeat(np.arange(documents.num_rows), counts)
     own = PASSAGE_ATTRIBUTES
     shared = [name for name in documents.column_names if name in own or name not in passages]
-    rows = documents.select(shared).take(pa.array(parents_P, pa.int64()))
+    named = [name for name in shared if is_vector_column(name)]
+    rows = documents.select([name for name in shared if name not in named]).take(
+        pa.array(parents_P, pa.int64())
+    )
     columns = dict(zip(rows.column_names, rows.columns, strict=True))
+    columns |= _of_first_passages(documents.select(named), counts)
     for name, values in passages.items():
         if name not in own:
             columns[name] = pa.array(values, schema.field(name).type)
@@ -75,6 +81,16 @@ def passage_rows(
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
+def _of_first_passages(documents: pa.Table, counts: Sequence[int]) -> dict[str, pa.ChunkedArray]:
+    """Return the columns of documents as columns of their passages, null but for the first ones."""
+    starts = np.cumsum([0, *counts])[:-1]
+    parents_P = np.repeat(np.arange(len(counts)), counts)
+    later_P = np.ones(len(parents_P), bool)
+    later_P[starts[np.array(counts, np.int64) > 0]] = False
+    rows = documents.take(pa.array(parents_P, pa.int64(), mask=later_P))
+    return dict(zip(rows.column_names, rows.columns, strict=True))
+
+
 def repeated_bytes(documents: pa.Table, rows: Sequence[int], counts: Sequence[int]) -> list[int]:
     """Return the bytes that the passages of some documents repeat: what each holds besides its text, times its count.
 
@@ -84,7 +100,9 @@ def repeated_bytes(documents: pa.Table, rows: Sequence[int], counts: Sequence[in
         counts: passages of each.
 
     """
-    shared = documents.select([name for name in documents.column_names if name not in _OF_PASSAGES])
+    shared = documents.select([
+        name for name in documents.column_names if name not in _OF_PASSAGES and not is_vector_column(name)
+    ])  # fmt: skip
     if shared.nbytes * max(counts, default=0) <= MAX_REPEATED_BYTES >> 6:
         return [0] * len(counts)  # the usual case: all of them together are far from the limit
     return [shared.slice(row, 1).nbytes * count for row, count in zip(rows, counts, strict=True)]

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from scannery.indexer.datapoints.column_rules import (
     sizes_of,
     text_rule,
 )
+from scannery.indexer.datapoints.named_vectors import NAMED_TYPE, vector_column
 from scannery.indexer.datapoints.schema import (
     DYNAMIC_COLUMN,
     MAX_ID_BYTES,
@@ -43,7 +45,7 @@ from scannery.indexer.datapoints.schema import (
 )
 from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS, sparse_value
 from scannery.indexer.errors import InvalidRecordError
-from scannery.indexer.spec.spec import AttributeType, IndexSpec
+from scannery.indexer.spec.spec import AttributeType, Distance, IndexSpec
 
 __all__ = ["SPAN", "SPARSE", "Field", "Rejected", "Validated", "validate"]
 
@@ -104,6 +106,7 @@ def validate(
     dimensions: int,
     *,
     embeds: bool,
+    named: Mapping[str, int] = MappingProxyType({}),
     partial: bool = False,
     limits: SizeLimits = NO_LIMITS,
     spoken: Callable[[str], str | None] | None = None,
@@ -117,6 +120,7 @@ def validate(
         spec: of the index.
         dimensions: D.
         embeds: whether a row may have a text in place of a vector.
+        named: dimensions of the named vectors, by name; fields are those of `vector_column`.
         partial: rows are changes to datapoints, and need neither text nor vector.
         limits: on sizes.
         spoken: returns what is spoken in a text that is a transcript, None for others; used for texts that are not
@@ -133,12 +137,14 @@ def validate(
         "text", functools.partial(text_rule, lambda text: text if text.strip() else None, limits.text)
     )
     columns |= batch.column(SPOKEN_COLUMN, functools.partial(text_rule, lambda text: text, None))
-    vectors_ND, has_vector_N = batch.vectors(dimensions, zeros=spec.distance != "cosine")
+    vectors_ND, has_vector_N = batch.vectors(dimensions, zeros=spec.distance != "cosine", names=[*named])
     if not partial and not has_vector_N.all():
         if spec.vectors == "required":
             batch.check_texts(~has_vector_N, columns, embeds=embeds)
         if spec.source.chunk is not None:
             batch.check_cut_ids(~has_vector_N, columns)
+    for name, size in named.items():
+        columns |= batch.named_vectors(vector_column(name), size, spec.named_vectors[name].distance)
     columns |= batch.sparse()
     for name in (name for name in spec.attributes if name in fields):
         columns |= batch.column(name, functools.partial(attribute_rule, spec.attributes[name], limits))
@@ -192,13 +198,35 @@ class _Batch:
         converted = self._converted(enumerate(given), lambda value: rule.one(value, name))
         return pa.array([converted.get(row) for row in range(self._rows)], rule.type)
 
-    def vectors(self, dimensions: int, *, zeros: bool) -> tuple[np.ndarray | None, np.ndarray]:
+    def vectors(
+        self, dimensions: int, *, zeros: bool, names: Sequence[str] = ()
+    ) -> tuple[np.ndarray | None, np.ndarray]:
         """Return the vectors as float32 (N, D), None if there is none, and which rows have one, bool (N,)."""
         name, values = self._fields.get("embedding", ("", [None] * self._rows))
         if dimensions == 0:
-            error = invalid("vector", name, "is not possible: the index has no vectors")
+            own = f"but these named ones: {', '.join(names)}; write `vectors`" if names else ""
+            what = f"is not possible: the index has no {'unnamed ' if names else ''}vectors"
+            error = invalid("vector", name, ", ".join(filter(None, (what, own))))
             self._note(np.array([value is not None for value in listed(values)], bool), error)
             return None, np.zeros(self._rows, bool)
+        vectors_ND, has_vector_N = self._vectors(name, values, dimensions, zeros=zeros)
+        return (vectors_ND if has_vector_N.any() else None), has_vector_N
+
+    def named_vectors(self, column: str, dimensions: int, distance: Distance) -> dict[str, pa.Array]:
+        """Return the column of a named vector, null where a row has none; nothing if the batch has no such field."""
+        if column not in self._fields:
+            return {}
+        name, values = self._fields[column]
+        vectors_ND, has_vector_N = self._vectors(name, values, dimensions, zeros=distance != "cosine")
+        offsets = np.concatenate([[0], np.cumsum(has_vector_N * dimensions)])
+        flat = pa.array(vectors_ND[has_vector_N].reshape(-1))
+        missing = pa.array(~has_vector_N)
+        return {column: pa.LargeListArray.from_arrays(pa.array(offsets), flat, type=NAMED_TYPE, mask=missing)}
+
+    def _vectors(
+        self, name: str, values: Values, dimensions: int, *, zeros: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the vectors as float32 (N, D), zeros where there is none, and which rows have one, bool (N,)."""
         if isinstance(values, np.ndarray) and values.shape[1] == dimensions:
             with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as that
                 vectors_ND = np.ascontiguousarray(values, np.float32)
@@ -208,8 +236,6 @@ class _Batch:
             has_vector_N = np.ones(self._rows, bool)
         else:
             has_vector_N = np.array([value is not None for value in listed(values)], bool)
-            if not has_vector_N.any():
-                return None, has_vector_N
             vectors_ND, good_N = np.zeros((self._rows, dimensions), np.float32), ~has_vector_N
         distance = "dot" if zeros else "cosine"
         checked = self._converted(
@@ -218,7 +244,7 @@ class _Batch:
         )
         for row, vector_D in checked.items():
             vectors_ND[row] = vector_D
-        return (vectors_ND if self._rows else None), has_vector_N
+        return vectors_ND, has_vector_N
 
     def check_texts(self, without_N: np.ndarray, columns: Mapping[str, pa.Array], *, embeds: bool) -> None:
         """Check rows without a vector: there is a text to embed."""
