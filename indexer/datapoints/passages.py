@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer.datapoints.named_vectors import is_vector_column
+from scannery.indexer.datapoints.named_vectors import is_vector_column, vector_column
 from scannery.indexer.datapoints.schema import written_schema
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
@@ -48,9 +48,10 @@ def passage_rows(
 ) -> pa.Table:
     """Return a table of `written_schema` with a row for each passage, in order.
 
+    Named vectors of a document are those of its first passage, so that a search finds the document once.
+
     Args:
-        documents: good rows as `validate` returns them; their unnamed vectors are not used, their named ones become
-            those of the first passage, so that the document is found once.
+        documents: good rows as `validate` returns them; their vectors are not used.
         counts: passages of each document.
         passages: what passages have of their own, by columns; with `PASSAGE_ATTRIBUTES`.
         vectors_PD: of the passages, float32.
@@ -61,12 +62,11 @@ def passage_rows(
     parents_P = np.repeat(np.arange(documents.num_rows), counts)
     own = PASSAGE_ATTRIBUTES
     shared = [name for name in documents.column_names if name in own or name not in passages]
-    named = [name for name in shared if is_vector_column(name)]
-    rows = documents.select([name for name in shared if name not in named]).take(
-        pa.array(parents_P, pa.int64())
-    )
+    rows = documents.select(shared).take(pa.array(parents_P, pa.int64()))
     columns = dict(zip(rows.column_names, rows.columns, strict=True))
-    columns |= _of_first_passages(documents.select(named), counts)
+    for column in (column for column in map(vector_column, spec.named_vectors) if column in columns):
+        firsts = np.where(np.diff(parents_P, prepend=-1) > 0, np.arange(len(parents_P)), -1)
+        columns[column] = columns[column].take(pa.array(firsts, mask=firsts < 0))
     for name, values in passages.items():
         if name not in own:
             columns[name] = pa.array(values, schema.field(name).type)
@@ -79,16 +79,6 @@ def passage_rows(
         columns["id"] = pc.binary_join_element_wise(columns["id"], pa.array(numbers, pa.string()), "#")
     columns["embedding"] = embedding_column(vectors_PD, schema)
     return pa.table([columns[name] for name in schema.names], schema=schema)
-
-
-def _of_first_passages(documents: pa.Table, counts: Sequence[int]) -> dict[str, pa.ChunkedArray]:
-    """Return the columns of documents as columns of their passages, null but for the first ones."""
-    starts = np.cumsum([0, *counts])[:-1]
-    parents_P = np.repeat(np.arange(len(counts)), counts)
-    later_P = np.ones(len(parents_P), bool)
-    later_P[starts[np.array(counts, np.int64) > 0]] = False
-    rows = documents.take(pa.array(parents_P, pa.int64(), mask=later_P))
-    return dict(zip(rows.column_names, rows.columns, strict=True))
 
 
 def repeated_bytes(documents: pa.Table, rows: Sequence[int], counts: Sequence[int]) -> list[int]:

@@ -70,7 +70,7 @@ def test_an_unnamed_vector_is_refused_with_the_names_that_there_are() -> None:
     spec = parse_spec({"index": "n", "source": {}, "named_vectors": {"image": {"dimensions": 2}}})
     fields = {"id": Field("id", ["a"]), "embedding": Field("vector", [[1, 2]])}
     done = validate(1, fields, spec, 0, embeds=False, named={"image": 2})
-    assert "no unnamed vectors, but these named ones: image" in done.rejected[0].error.message
+    assert "the index has named vectors only (image); write `vectors`" in done.rejected[0].error.message
 
 
 def passages(spec: IndexSpec, image: list[list[float] | None]) -> pa.Table:
