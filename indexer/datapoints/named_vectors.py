@@ -17,10 +17,12 @@ import pyarrow.compute as pc
 __all__ = [
     "NAMED_TYPE",
     "ROW_COLUMN",
+    "is_vector_column",
     "names_in",
     "vector_column",
     "vectors_array",
     "vectors_table",
+    "with_vectors",
     "without_named",
 ]
 
@@ -37,19 +39,33 @@ def vector_column(name: str) -> str:
     return _PREFIX + name
 
 
+def is_vector_column(column: str) -> bool:
+    """Return whether a column of a table of rows is that of a named vector."""
+    return column.startswith(_PREFIX)
+
+
 def names_in(table: pa.Table) -> list[str]:
     """Return the names of the vectors that at least one row has."""
     return [
         column.removeprefix(_PREFIX)
         for column in table.column_names
-        if column.startswith(_PREFIX) and table.column(column).null_count < table.num_rows
+        if is_vector_column(column) and table.column(column).null_count < table.num_rows
     ]
 
 
 def without_named(table: pa.Table) -> pa.Table:
     """Return a table without the columns of named vectors."""
-    named = [column for column in table.column_names if column.startswith(_PREFIX)]
+    named = [column for column in table.column_names if is_vector_column(column)]
     return table.drop_columns(named) if named else table
+
+
+def with_vectors(table: pa.Table, name: str, vectors: Sequence[np.ndarray | None]) -> pa.Table:
+    """Return a table with other vectors of a name, float32 (D,) or None for each row."""
+    column = vector_column(name)
+    place, array = table.schema.get_field_index(column), vectors_array(vectors)
+    if place < 0:
+        return table.append_column(column, array)
+    return table.set_column(place, column, array)
 
 
 def vectors_table(table: pa.Table, name: str, places_N: np.ndarray | None = None) -> pa.Table:

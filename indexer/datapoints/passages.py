@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.named_vectors import is_vector_column, vector_column
 from scannery.indexer.datapoints.schema import written_schema
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
@@ -47,6 +48,8 @@ def passage_rows(
 ) -> pa.Table:
     """Return a table of `written_schema` with a row for each passage, in order.
 
+    Named vectors of a document are those of its first passage, so that a search finds the document once.
+
     Args:
         documents: good rows as `validate` returns them; their vectors are not used.
         counts: passages of each document.
@@ -61,6 +64,9 @@ def passage_rows(
     shared = [name for name in documents.column_names if name in own or name not in passages]
     rows = documents.select(shared).take(pa.array(parents_P, pa.int64()))
     columns = dict(zip(rows.column_names, rows.columns, strict=True))
+    for column in (column for column in map(vector_column, spec.named_vectors) if column in columns):
+        firsts = np.where(np.diff(parents_P, prepend=-1) > 0, np.arange(len(parents_P)), -1)
+        columns[column] = columns[column].take(pa.array(firsts, mask=firsts < 0))
     for name, values in passages.items():
         if name not in own:
             columns[name] = pa.array(values, schema.field(name).type)
@@ -84,7 +90,9 @@ def repeated_bytes(documents: pa.Table, rows: Sequence[int], counts: Sequence[in
         counts: passages of each.
 
     """
-    shared = documents.select([name for name in documents.column_names if name not in _OF_PASSAGES])
+    shared = documents.select([
+        name for name in documents.column_names if name not in _OF_PASSAGES and not is_vector_column(name)
+    ])  # fmt: skip
     if shared.nbytes * max(counts, default=0) <= MAX_REPEATED_BYTES >> 6:
         return [0] * len(counts)  # the usual case: all of them together are far from the limit
     return [shared.slice(row, 1).nbytes * count for row, count in zip(rows, counts, strict=True)]
