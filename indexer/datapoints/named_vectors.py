@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 __all__ = [
     "NAMED_TYPE",
     "ROW_COLUMN",
+    "named_column",
     "names_in",
     "vector_column",
     "vectors_array",
@@ -80,6 +81,27 @@ def vectors_table(table: pa.Table, name: str, places_N: np.ndarray | None = None
             ROW_COLUMN: rows_V if places_N is None else places_N[rows_V],
         }
     )
+
+
+def named_column(vectors: pa.Table, rows: int) -> pa.Array:
+    """Return the vectors in a file as a column of the rows of their datapoints, of NAMED_TYPE.
+
+    Args:
+        vectors: the columns `embedding` and ROW_COLUMN of the file.
+        rows: number of datapoints.
+
+    """
+    column = vectors.column("embedding")
+    size = column.type.list_size
+    rows_V = vectors.column(ROW_COLUMN).to_numpy()
+    order_V = np.argsort(rows_V)
+    present_N = np.zeros(rows, bool)
+    present_N[rows_V] = True
+    flat = [chunk.flatten().to_numpy() for chunk in column.chunks]
+    vectors_VD = np.concatenate([np.empty(0, np.float32), *flat]).reshape(-1, size)[order_V]
+    ends_N = np.concatenate([[0], np.cumsum(present_N, dtype=np.int64)]) * size
+    values = pa.array(vectors_VD.reshape(-1))
+    return pa.LargeListArray.from_arrays(pa.array(ends_N), values, type=NAMED_TYPE, mask=pa.array(~present_N))
 
 
 def vectors_array(vectors: Sequence[np.ndarray | None]) -> pa.Array:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.named_vectors import vector_column
 from scannery.indexer.datapoints.schema import written_schema
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
@@ -47,6 +48,8 @@ def passage_rows(
 ) -> pa.Table:
     """Return a table of `written_schema` with a row for each passage, in order.
 
+    Named vectors of a document are those of its first passage, so that a search finds the document once.
+
     Args:
         documents: good rows as `validate` returns them; their vectors are not used.
         counts: passages of each document.
@@ -61,6 +64,9 @@ def passage_rows(
     shared = [name for name in documents.column_names if name in own or name not in passages]
     rows = documents.select(shared).take(pa.array(parents_P, pa.int64()))
     columns = dict(zip(rows.column_names, rows.columns, strict=True))
+    for column in (column for column in map(vector_column, spec.named_vectors) if column in columns):
+        firsts = np.where(np.diff(parents_P, prepend=-1) > 0, np.arange(len(parents_P)), -1)
+        columns[column] = columns[column].take(pa.array(firsts, mask=firsts < 0))
     for name, values in passages.items():
         if name not in own:
             columns[name] = pa.array(values, schema.field(name).type)

@@ -12,6 +12,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from scannery.indexer.datapoints.column_rules import (
     sizes_of,
     text_rule,
 )
+from scannery.indexer.datapoints.named_vectors import NAMED_TYPE, vector_column, vectors_array
 from scannery.indexer.datapoints.schema import (
     DYNAMIC_COLUMN,
     MAX_ID_BYTES,
@@ -45,7 +47,7 @@ from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS, sparse_value
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
-__all__ = ["SPAN", "SPARSE", "Field", "Rejected", "Validated", "validate"]
+__all__ = ["NO_NAMES", "SPAN", "SPARSE", "Field", "Rejected", "Validated", "validate"]
 
 SPAN: Mapping[str, AttributeType] = {
     "text_start": "int",
@@ -56,6 +58,7 @@ SPAN: Mapping[str, AttributeType] = {
 """Columns that say where a text stands in its document."""
 SPARSE = "sparse"
 """The column of sparse vectors before validation; in a table they are two, `SPARSE_COLUMNS`."""
+NO_NAMES: Mapping[str, int] = MappingProxyType({})
 PASSAGE_SUFFIX_BYTES = 9
 """Room for "#" and the number of a passage: at most 64 Mi passages of a 64 MiB document."""
 
@@ -107,13 +110,14 @@ def validate(
     partial: bool = False,
     limits: SizeLimits = NO_LIMITS,
     spoken: Callable[[str], str | None] | None = None,
+    named: Mapping[str, int] = NO_NAMES,
 ) -> Validated:
     """Return the good rows of a batch as a table, and why the others are not good.
 
     Args:
         rows: N.
-        fields: by the names of `written_schema`, and `SPARSE`. Those that are left out are null, except: the
-            document id is the id, and without `SPAN` a text is the whole of its document.
+        fields: by the names of `written_schema`, and `SPARSE`; named vectors by their columns. Those that are left
+            out are null, except: the document id is the id, and without `SPAN` a text is the whole of its document.
         spec: of the index.
         dimensions: D.
         embeds: whether a row may have a text in place of a vector.
@@ -121,6 +125,7 @@ def validate(
         limits: on sizes.
         spoken: returns what is spoken in a text that is a transcript, None for others; used for texts that are not
             embedded.
+        named: components of the vectors of each name; any number for those that are left out.
 
     """
     batch = _Batch(rows, fields)
@@ -139,7 +144,7 @@ def validate(
             batch.check_texts(~has_vector_N, columns, embeds=embeds)
         if spec.source.chunk is not None:
             batch.check_cut_ids(~has_vector_N, columns)
-    columns |= batch.sparse()
+    columns |= batch.sparse() | batch.named(spec, named)
     for name in (name for name in spec.attributes if name in fields):
         columns |= batch.column(name, functools.partial(attribute_rule, spec.attributes[name], limits))
     columns |= batch.column(DYNAMIC_COLUMN, dynamic_rule)
@@ -220,6 +225,25 @@ class _Batch:
             vectors_ND[row] = vector_D
         return (vectors_ND if self._rows else None), has_vector_N
 
+    def named(self, spec: IndexSpec, dimensions: Mapping[str, int]) -> dict[str, pa.Array]:
+        """Return the columns of named vectors."""
+        columns: dict[str, pa.Array] = {}
+        for vectors, own in spec.named_vectors.items():
+            column = vector_column(vectors)
+            if column in self._fields:
+                name, values = self._fields[column]
+                columns[column] = self._named(name, values, dimensions.get(vectors), own.distance)
+        return columns
+
+    def _named(self, name: str, values: Values, dimensions: int | None, distance: str) -> pa.Array:
+        if dimensions is not None and (whole := _whole_named(values, dimensions, distance)) is not None:
+            return whole
+        vectors = self._converted(
+            enumerate(listed(values)),
+            lambda value: vector_value(value, dimensions, field=name, distance=distance),
+        )
+        return vectors_array([vectors.get(row) for row in range(self._rows)])
+
     def check_texts(self, without_N: np.ndarray, columns: Mapping[str, pa.Array], *, embeds: bool) -> None:
         """Check rows without a vector: there is a text to embed."""
         vector = self._fields["embedding"].name if "embedding" in self._fields else "vector"
@@ -296,6 +320,35 @@ class _Batch:
             except InvalidRecordError as error:
                 self._add(row, error)
         return converted
+
+
+def _whole_named(values: Values, dimensions: int, distance: str) -> pa.Array | None:
+    """Return a column of lists as named vectors if all of them are good, else None."""
+    if not isinstance(values, pa.Array) or not _is_list_of_numbers(values.type):
+        return None
+    present_N = values.is_valid().to_numpy(zero_copy_only=False)
+    given = values.drop_null()
+    sizes = pc.list_value_length(given)
+    flat = given.flatten()
+    if flat.null_count or (
+        len(sizes) and pc.min_max(sizes).as_py() != {"min": dimensions, "max": dimensions}
+    ):
+        return None
+    with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as that
+        vectors_VD = (
+            flat.to_numpy(zero_copy_only=False).astype(np.float32, copy=False).reshape(-1, dimensions)
+        )
+    largest_V = np.maximum(vectors_VD.max(axis=1), -vectors_VD.min(axis=1))
+    if not ((largest_V <= MAX_MAGNITUDE) & ((largest_V > 0) | (distance != "cosine"))).all():
+        return None
+    ends_N = np.concatenate([[0], np.cumsum(present_N)]) * dimensions
+    flat = pa.array(vectors_VD.reshape(-1))
+    return pa.LargeListArray.from_arrays(pa.array(ends_N), flat, type=NAMED_TYPE, mask=pa.array(~present_N))
+
+
+def _is_list_of_numbers(kind: pa.DataType) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_list and bool(pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type))
 
 
 def _spoken(texts: pa.Array, wanted_N: np.ndarray, spoken: Callable[[str], str | None]) -> pa.Array:
