@@ -17,9 +17,11 @@ import pyarrow.compute as pc
 __all__ = [
     "NAMED_TYPE",
     "ROW_COLUMN",
+    "as_lists",
     "named_column",
     "names_in",
     "vector_column",
+    "vector_name",
     "vectors_array",
     "vectors_table",
     "without_named",
@@ -36,6 +38,11 @@ _PREFIX = "_embedding_"
 def vector_column(name: str) -> str:
     """Return the column of a named vector in tables of rows."""
     return _PREFIX + name
+
+
+def vector_name(column: str) -> str | None:
+    """Return the name of the vectors in a column; None for other columns."""
+    return column.removeprefix(_PREFIX) if column.startswith(_PREFIX) else None
 
 
 def names_in(table: pa.Table) -> list[str]:
@@ -71,15 +78,21 @@ def vectors_table(table: pa.Table, name: str, places_N: np.ndarray | None = None
     sizes = np.unique(pc.list_value_length(column.drop_null()).to_numpy())
     if len(sizes) != 1:
         raise ValueError(f"vectors {name!r} have {sizes.tolist()} dimensions")
-    embedding = pa.FixedSizeListArray.from_arrays(
-        pa.array(values), type=pa.list_(pa.field("item", pa.float32(), nullable=False), int(sizes[0]))
-    )
+    embedding = as_lists(values.reshape(-1, int(sizes[0])))
     return pa.table(
         {
             "id": table.column("id").take(pa.array(rows_V)),
             "embedding": embedding,
             ROW_COLUMN: rows_V if places_N is None else places_N[rows_V],
         }
+    )
+
+
+def as_lists(vectors_ND: np.ndarray) -> pa.Array:
+    """Return float32 vectors as lists of a fixed size."""
+    kind = pa.list_(pa.field("item", pa.float32(), nullable=False), vectors_ND.shape[1])
+    return pa.FixedSizeListArray.from_arrays(
+        pa.array(np.ascontiguousarray(vectors_ND).reshape(-1)), type=kind
     )
 
 

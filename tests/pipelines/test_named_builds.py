@@ -70,7 +70,10 @@ def test_given_vectors_of_names_are_built_updated_compacted_and_rolled_back(
     assert (report.passages, report.dead_letters_key) == (60, None)
     assert named_of(store) == expected(records)
     manifest = manifest_of(store)
-    assert {name: info.dimensions for name, info in manifest.named_vectors.items()} == {"title": 4, "image": 3}
+    assert {name: info.dimensions for name, info in manifest.named_vectors.items()} == {
+        "title": 4,
+        "image": 3,
+    }
     assert run(store, write("a.jsonl", records), spec=spec).up_to_date
     changed = given_records(50, 70, seed=1)
     assert run(store, write("b.jsonl", changed), spec=spec).replaced == 10
@@ -148,7 +151,9 @@ def test_an_export_has_the_vectors_of_names_and_builds_an_equal_index(
         assert all(None not in row.get("vectors", {}).values() for row in rows)
     got = {
         row["id"]: {
-            name: [round(x, 3) for x in vector] for name, vector in (row.get("vectors") or {}).items() if vector
+            name: [round(x, 3) for x in vector]
+            for name, vector in (row.get("vectors") or {}).items()
+            if vector
         }
         for row in rows
     }
