@@ -30,12 +30,12 @@ from scannery.pipelines.execution.chain import Until
 from scannery.pipelines.execution.outcome import check_record
 from scannery.pipelines.execution.run import Engine, embed_only, execute
 from scannery.pipelines.execution.runners import check_engine, check_processes
-from scannery.pipelines.job_planning import build_id, plan_job, same_space
+from scannery.pipelines.job_planning import build_id, changed_names, plan_job, same_space
 from scannery.pipelines.planning.build_plan import cut_input
 from scannery.pipelines.planning.compatibility import check_vectors
 from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.input_parts import CutMemory
-from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.planning.planned_encoder import encoders_in, planned_encoders, recipe_of
 from scannery.pipelines.planning.worker_resources import UNEVEN, row_size, segment_memory
 from scannery.pipelines.report import BuildReport
 from scannery.pipelines.sources import InputFile, Part, arrange, find_files, ids_to_delete
@@ -130,13 +130,14 @@ def build(
         spec = with_headings(spec if files or parent is None else parent.spec, parent, files)
         allowed = spec.source.max_dead_letters if max_dead_letters is None else max_dead_letters
         parts, limit = cut_input(files, spec, progress, _memory(mode, files, store, spec.index))
-        encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
-        given = None if queries is None else read_queries(queries, encoder)
+        engine = _engine(spec, runner, runner_options, accelerator)
+        given = None if queries is None else read_queries(queries, engine.encoder)
         clock.lap("plan")
-        engine = Engine(runner=runner, options=runner_options, encoder=encoder, accelerator=accelerator)
         for attempt in range(1, ATTEMPTS + 1):
             job = dataclasses.replace(
-                plan_job(spec, store, parts, encoder, given, parent, "full" if mode == "full" else "upsert"),
+                plan_job(
+                    spec, store, parts, engine.encoders, given, parent, "full" if mode == "full" else "upsert"
+                ),
                 newer_than=None if parent is None or parent.log_sequence <= began_at else began_at,
                 log_after=began_at,
                 lease=lease.key,
@@ -203,7 +204,7 @@ def _sized(engine: Engine, job: Job, parts: Sequence[Part], parent: Manifest | N
     """Return the engine with the memory that building the largest shard needs."""
     new = expected_rows(parts, job.spec)
     rows = new + (parent.rows if parent is not None and job.mode == "upsert" else 0)
-    row = row_size(parts, new, job.spec, job.dimensions)
+    row = row_size(parts, new, job.spec, job.dimensions).with_named(job.named_dimensions.values())
     return dataclasses.replace(engine, segment_bytes=segment_memory(rows / job.shards * UNEVEN, row))
 
 
@@ -239,6 +240,7 @@ def _check_overtaken(job: Job, parent: Manifest | None) -> None:
     retyped = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
     if job.spec.vectors == "required" and not all(entry.vectors for entry in parent.segments):
         retyped.append("vectors: required")
+    retyped += changed_names(parent, job.named_vectors)
     if retyped or not same_space(parent, job.dimensions, job.fingerprint):
         raise SpecConflictError(
             f"{what}, and do not fit its {', '.join(retyped) or 'encoder and dimensions'}; nothing was published. "
@@ -262,6 +264,12 @@ class _Clock:
         self.laps[name] = self.wall_s
 
 
+def _engine(spec: IndexSpec, runner: str | None, options: Sequence[str], accelerator: str | None) -> Engine:
+    encoders = planned_encoders(spec)
+    encoder = None if spec.encoder is None else encoders[recipe_of(spec.encoder)]
+    return Engine(runner=runner, options=options, encoder=encoder, encoders=encoders, accelerator=accelerator)
+
+
 def _check_engine(
     spec: IndexSpec,
     runner: str | None,
@@ -270,8 +278,8 @@ def _check_engine(
     accelerator: str | None,
 ) -> None:
     check_engine(runner, options, locations, accelerator=accelerator)
-    if spec.encoder is not None:
-        check_processes(spec.encoder.device, options)
+    for encoder in encoders_in(spec):
+        check_processes(encoder.device, options)
 
 
 def _check_mode(mode: str, inputs: Sequence[str], gone: set[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scannery.indexer.manifest import Manifest
+from scannery.indexer.manifest import Manifest, NamedVectorsInfo
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.creation import with_analyser
@@ -16,14 +16,18 @@ from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.planning.build_plan import dimensions_of, shards_of
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
 from scannery.pipelines.planning.compounds import with_compounds
-from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.planning.planned_encoder import (
+    PlannedEncoder,
+    named_vectors_info,
+    recipe_of,
+)
 from scannery.pipelines.sources import Part
 from scannery.pipelines.stages.update import ShardChange
 from scannery.pipelines.state.job import Job, Mode
 from scannery.pipelines.state.work_units import WorkUnit, key_of
 from scannery.pipelines.tuning.tuning_queries import queries_of, write_queries
 
-__all__ = ["build_id", "new_job", "plan_job", "same_space"]
+__all__ = ["build_id", "changed_names", "new_job", "plan_job", "same_space"]
 
 TEXT_VERSION = 2
 """Part of the recipe of indexes with texts: raise it when some text would be embedded or searched differently.
@@ -35,7 +39,7 @@ def plan_job(
     spec: IndexSpec,
     store: Store,
     parts: Sequence[Part],
-    encoder: PlannedEncoder | None,
+    encoders: Mapping[str, PlannedEncoder],
     given_QD: np.ndarray | None,
     parent: Manifest | None,
     mode: Mode,
@@ -49,18 +53,21 @@ def plan_job(
     updates = mode == "upsert" and parent is not None
     spec = with_compounds(spec, parent if updates else None, parts)
     if parent is not None and not parts and updates:  # only deletes: nothing is read, nothing encoded
-        dimensions, fingerprint = parent.dimensions, parent.encoder
+        dimensions, fingerprint, named = parent.dimensions, parent.encoder, dict(parent.named_vectors)
     else:
+        encoder = None if spec.encoder is None else encoders[recipe_of(spec.encoder)]
         dimensions = dimensions_of(spec, parts, encoder, parent)
         fingerprint = _fingerprint(encoder, parent)
+        named = named_vectors_info(spec, encoders, parent.named_vectors if parent is not None else {})
     if parent is not None and updates:
-        check_compatible(spec, parent, dimensions=dimensions, fingerprint=fingerprint)
+        check_compatible(spec, parent, dimensions=dimensions, fingerprint=fingerprint, named=named)
     job = new_job(
         spec,
         store,
         dimensions=dimensions,
-        shards=shards_of(spec, parts, parent, dimensions),
+        shards=shards_of(spec, parts, parent, dimensions, named),
         fingerprint=fingerprint,
+        named_vectors=named,
         parent=parent,
         mode="upsert" if updates else "full",
         queries=None if given_QD is None else write_queries(store, spec.index, given_QD, dimensions),
@@ -80,6 +87,7 @@ def new_job(
     parent: Manifest | None,
     mode: Mode,
     queries: str | None = None,
+    named_vectors: Mapping[str, NamedVectorsInfo] | None = None,
 ) -> Job:
     """Return a job without the caller's options and without a build id.
 
@@ -101,6 +109,10 @@ def new_job(
     }
     if spec.dynamic:
         recipe["dynamic"] = True
+    if named_vectors:
+        recipe["named_vectors"] = {
+            name: _named_recipe(spec, name, named_vectors[name]) for name in named_vectors
+        }
     if spec.vectors == "optional":  # records without a vector become rows, not dead letters
         recipe["vectors"] = spec.vectors
     if spec.source.text is not None:
@@ -111,6 +123,7 @@ def new_job(
         dimensions=dimensions,
         shards=shards,
         fingerprint=fingerprint,
+        named_vectors=dict(named_vectors or {}),
         recipe=recipe,
         build_id="",
         parent=parent.version if parent else None,
@@ -119,6 +132,18 @@ def new_job(
         queries=queries,
         merge=mode == "upsert" and rewritten,
     )
+
+
+def _named_recipe(spec: IndexSpec, name: str, info: NamedVectorsInfo) -> dict[str, Any]:
+    """Return what the vectors of a name depend on besides the input."""
+    own = spec.named_vectors[name]
+    return {
+        "vector": own.vector,
+        "distance": own.distance,
+        "dimensions": info.dimensions,
+        "encoder": info.encoder and info.encoder["digest"],
+        "text": spec.text_field(name) if info.encoder else None,
+    }
 
 
 def build_id(job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange]) -> str:
@@ -135,10 +160,27 @@ def same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | 
     return dimensions == parent.dimensions and digests[0] == digests[1]
 
 
+def changed_names(parent: Manifest, named: Mapping[str, NamedVectorsInfo]) -> list[str]:
+    """Return the named vectors whose dimensions or encoder differ from those of a version that has them, too."""
+    return [
+        f"named_vectors.{name}"
+        for name, info in parent.named_vectors.items()
+        if name in named
+        and (info.dimensions, (info.encoder or {}).get("digest"))
+        != (named[name].dimensions, (named[name].encoder or {}).get("digest"))
+    ]
+
+
 def _can_keep_rows(job: Job, parent: Manifest) -> bool:
     """Return whether this job would make the same segments from the same rows as the index has."""
     try:
-        check_compatible(job.spec, parent, dimensions=job.dimensions, fingerprint=job.fingerprint)
+        check_compatible(
+            job.spec,
+            parent,
+            dimensions=job.dimensions,
+            fingerprint=job.fingerprint,
+            named=job.named_vectors,
+        )
     except SpecConflictError:
         return False
     same_queries = job.queries == queries_of(parent)

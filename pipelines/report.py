@@ -43,6 +43,9 @@ class BuildReport:
     embedded: int
     """Passages that went through the encoder in this run."""
 
+    named_embedded: Mapping[str, int]
+    """Texts that went through the encoder of a named vector in this run, by name; equal texts of a unit count once."""
+
     reused: int
     """Passages whose vectors existed already: those of finished units and of documents embedded before."""
 

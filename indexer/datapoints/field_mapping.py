@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, NOT_DYNAMIC, parsed_dynamic
 from scannery.indexer.datapoints.field_paths import FieldExpression, join_texts
+from scannery.indexer.datapoints.named_vectors import vector_column
 from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, attribute_value, identifier
 from scannery.indexer.datapoints.text_values import (
@@ -129,16 +130,24 @@ class FieldMapping:
         fields: by the column of a datapoint that each is for.
         types: of the attributes.
         dynamic: whether other fields of a record are attributes, too.
+        named: names of vectors.
 
     """
 
     def __init__(
-        self, fields: Mapping[str, MappedField], types: Mapping[str, AttributeType], *, dynamic: bool = False
+        self,
+        fields: Mapping[str, MappedField],
+        types: Mapping[str, AttributeType],
+        *,
+        dynamic: bool = False,
+        named: Collection[str] = (),
     ) -> None:
         self._types = types
+        self._named = named
         self.dynamic = dynamic
         self.fields = fields
-        """By column: `id`, `document_id`, `title`, `text`, `embedding`, `sparse`, `payload`, and the attributes."""
+        """By column: `id`, `document_id`, `title`, `text`, `embedding`, `sparse`, `payload`, the attributes, and named
+        vectors that the source has."""
 
     @classmethod
     def of(cls, spec: IndexSpec) -> FieldMapping:
@@ -148,7 +157,8 @@ class FieldMapping:
             fields |= {name: _field(name) for name in (SPOKEN_COLUMN, *SPAN)}
         for name, kind in spec.attributes.items():
             fields[name] = _attribute(name, kind, spec.attribute_specs.get(name))
-        return cls(fields, spec.attributes, dynamic=spec.dynamic)
+        fields |= _vector_fields(spec)
+        return cls(fields, spec.attributes, dynamic=spec.dynamic, named=spec.named_vectors)
 
     def converting(self, conversions: Mapping[str, Callable[[Any], Any]]) -> FieldMapping:
         """Return this mapping with further conversions of the values of some columns.
@@ -160,7 +170,7 @@ class FieldMapping:
             for column, convert in conversions.items()
             if column in self.fields
         }
-        return FieldMapping({**self.fields, **changed}, self._types, dynamic=self.dynamic)
+        return FieldMapping({**self.fields, **changed}, self._types, dynamic=self.dynamic, named=self._named)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -239,10 +249,17 @@ class FieldMapping:
         if isinstance(others, InvalidRecordError):
             raise others
         point = {_DATAPOINT_KEYS.get(name, name): values.pop(name) for name in _FIXED if name in values}
+        columns = {name: vector_column(name) for name in self._named}
+        vectors = {name: values.pop(column) for name, column in columns.items() if column in values}
         spans = {name: values.pop(name) for name in (SPOKEN_COLUMN, *SPAN) if name in values}
         spans.pop(SPOKEN_COLUMN, None)
         attributes = others | values
-        return point | spans | ({"attributes": attributes} if attributes else {})
+        return (
+            point
+            | spans
+            | ({"vectors": vectors} if vectors else {})
+            | ({"attributes": attributes} if attributes else {})
+        )
 
 
 def _in_microseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -304,6 +321,21 @@ def _source_fields(source: SourceSpec) -> dict[str, MappedField]:
     if source.payload is not None:
         fields["payload"] = _field(source.payload)
     return fields
+
+
+def _vector_fields(spec: IndexSpec) -> dict[str, MappedField]:
+    """Return the fields with named vectors: those that the spec names; in exports, the names below `vectors`."""
+    is_export = spec.source.format == "datapoints"
+    paths = {name: f"vectors.{name}" if is_export else own.vector for name, own in spec.named_vectors.items()}
+    return {
+        vector_column(name): _field(
+            path,
+            convert=partial(_vector, name=path, kind=spec.source.vector_bytes),
+            takes=_is_text_or_bytes,
+        )
+        for name, path in paths.items()
+        if path is not None
+    }
 
 
 def _attribute(name: str, kind: AttributeType, own: AttributeSpec | None) -> MappedField:

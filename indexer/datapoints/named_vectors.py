@@ -17,9 +17,12 @@ import pyarrow.compute as pc
 __all__ = [
     "NAMED_TYPE",
     "ROW_COLUMN",
+    "as_lists",
     "is_vector_column",
+    "named_column",
     "names_in",
     "vector_column",
+    "vector_name",
     "vectors_array",
     "vectors_table",
     "with_missing_vectors",
@@ -44,6 +47,11 @@ def vector_column(name: str) -> str:
 def is_vector_column(column: str) -> bool:
     """Return whether a column of a table of rows is that of a named vector."""
     return column.startswith(_PREFIX)
+
+
+def vector_name(column: str) -> str | None:
+    """Return the name of the vectors in a column; None for other columns."""
+    return column.removeprefix(_PREFIX) if column.startswith(_PREFIX) else None
 
 
 def names_in(table: pa.Table) -> list[str]:
@@ -103,9 +111,7 @@ def vectors_table(table: pa.Table, name: str, places_N: np.ndarray | None = None
     sizes = np.unique(pc.list_value_length(column.drop_null()).to_numpy())
     if len(sizes) != 1:
         raise ValueError(f"vectors {name!r} have {sizes.tolist()} dimensions")
-    embedding = pa.FixedSizeListArray.from_arrays(
-        pa.array(values), type=pa.list_(pa.field("item", pa.float32(), nullable=False), int(sizes[0]))
-    )
+    embedding = as_lists(values.reshape(-1, int(sizes[0])))
     return pa.table(
         {
             "id": table.column("id").take(pa.array(rows_V)),
@@ -113,6 +119,35 @@ def vectors_table(table: pa.Table, name: str, places_N: np.ndarray | None = None
             ROW_COLUMN: rows_V if places_N is None else places_N[rows_V],
         }
     )
+
+
+def as_lists(vectors_ND: np.ndarray) -> pa.Array:
+    """Return float32 vectors as lists of a fixed size."""
+    kind = pa.list_(pa.field("item", pa.float32(), nullable=False), vectors_ND.shape[1])
+    return pa.FixedSizeListArray.from_arrays(
+        pa.array(np.ascontiguousarray(vectors_ND).reshape(-1)), type=kind
+    )
+
+
+def named_column(vectors: pa.Table, rows: int) -> pa.Array:
+    """Return the vectors in a file as a column of the rows of their datapoints, of NAMED_TYPE.
+
+    Args:
+        vectors: the columns `embedding` and ROW_COLUMN of the file.
+        rows: number of datapoints.
+
+    """
+    column = vectors.column("embedding")
+    size = column.type.list_size
+    rows_V = vectors.column(ROW_COLUMN).to_numpy()
+    order_V = np.argsort(rows_V)
+    present_N = np.zeros(rows, bool)
+    present_N[rows_V] = True
+    flat = [chunk.flatten().to_numpy() for chunk in column.chunks]
+    vectors_VD = np.concatenate([np.empty(0, np.float32), *flat]).reshape(-1, size)[order_V]
+    ends_N = np.concatenate([[0], np.cumsum(present_N, dtype=np.int64)]) * size
+    values = pa.array(vectors_VD.reshape(-1))
+    return pa.LargeListArray.from_arrays(pa.array(ends_N), values, type=NAMED_TYPE, mask=pa.array(~present_N))
 
 
 def vectors_array(vectors: Sequence[np.ndarray | None]) -> pa.Array:

@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer.datapoints.named_vectors import names_in, vectors_table, without_named
+from scannery.indexer.datapoints.named_vectors import (
+    ROW_COLUMN,
+    names_in,
+    vectors_table,
+    without_named,
+)
 from scannery.indexer.datapoints.schema import datapoint_schema
 from scannery.indexer.errors import BuildError
 from scannery.indexer.manifest import SegmentEntry
@@ -76,7 +81,7 @@ def build_segment(
 
     """
     rows = write_segment(
-        without_named(table),
+        _datapoints(table),
         spec=spec,
         shard=shard,
         directory=directory,
@@ -97,6 +102,12 @@ def build_segment(
         for name in names_in(table)
     }
     return _built(rows, named)
+
+
+def _datapoints(table: pa.Table) -> pa.Table:
+    """Return the rows without their named vectors; builds have a column of their own that is named ROW_COLUMN."""
+    rows = without_named(table)
+    return rows.drop_columns([ROW_COLUMN]) if ROW_COLUMN in rows.column_names else rows
 
 
 def _vectors(table: pa.Table, name: str, spec: IndexSpec, rows: WrittenSegment) -> pa.Table:

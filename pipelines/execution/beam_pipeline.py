@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam
 from apache_beam.utils import shared
 
+from scannery.embed import Encoder
 from scannery.pipelines.execution.chain import (
     BuildSegment,
     EmbedUnit,
@@ -71,11 +72,19 @@ def add_build(
     _ = outcomes | "Publish" >> _stage(Publish(job, encoders)).with_output_types(str)
 
 
-def new_encoder_handle() -> EncoderHandle:
-    """Return a handle through which all workers of a process share one loaded encoder."""
+def new_encoder_handle(recipes: Iterable[str] = ()) -> EncoderHandle:
+    """Return a handle through which all workers of a process share one loaded encoder of each recipe."""
     handle: Any = shared.Shared
-    made: EncoderHandle = handle()
-    return made
+    return _SharedEncoders({recipe: handle() for recipe in recipes})
+
+
+class _SharedEncoders:
+    def __init__(self, handles: Mapping[str, Any]) -> None:
+        self._handles = handles
+
+    def acquire(self, recipe: str, load: Callable[[], Encoder]) -> Encoder:
+        encoder: Encoder = self._handles[recipe].acquire(load)
+        return encoder
 
 
 class StageFn(beam.DoFn):

@@ -20,16 +20,18 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from scannery.embed import Encoder
 from scannery.indexer.errors import CorruptError, NotFoundError
 from scannery.indexer.manifest import Manifest
+from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.execution.failures import carried
 from scannery.pipelines.planning.agreed_dtype import agreed_encoder
-from scannery.pipelines.planning.planned_encoder import load_encoder
+from scannery.pipelines.planning.planned_encoder import load_encoder, named_encoders, recipe_of
 from scannery.pipelines.records.id_blocks import IdBlock
-from scannery.pipelines.stages.embed import embed_unit, finished_unit
+from scannery.pipelines.stages.embed import NamedEncoding, embed_unit, finished_unit
 from scannery.pipelines.stages.publish import publish
 from scannery.pipelines.stages.resolve import (
     may_move,
@@ -44,12 +46,13 @@ from scannery.pipelines.stages.update import ShardChange, update_shard
 from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.state.embedding_cache import Catalogue
 from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.named_cache import NamedCatalogue
 from scannery.pipelines.state.row_groups import RowGroup, row_groups_of
 from scannery.pipelines.state.stage_outputs import read_parent
 from scannery.pipelines.state.unit_list import read_run
 from scannery.pipelines.state.unit_sums import UnitSums, add_up
 from scannery.pipelines.state.work_units import WorkUnit
-from scannery.pipelines.tuning.synthetic_queries import EncoderSource
+from scannery.pipelines.tuning.synthetic_queries import EncoderSource, EncoderSources
 
 __all__ = [
     "BuildSegment",
@@ -91,10 +94,10 @@ Until: TypeAlias = Literal["embed"]
 
 
 class EncoderHandle(Protocol):
-    """Gives the encoder that all workers of a process share."""
+    """Gives the encoders that all workers of a process share."""
 
-    def acquire(self, load: Callable[[], Encoder]) -> Encoder:
-        """Return the encoder; the first call loads it."""
+    def acquire(self, recipe: str, load: Callable[[], Encoder]) -> Encoder:
+        """Return the encoder of a recipe (`recipe_of`); the first call loads it."""
 
 
 class Stage:
@@ -182,19 +185,19 @@ def _grouped(pairs: Iterable[tuple[KeyT, ValueT]]) -> Iterable[tuple[KeyT, list[
     return groups.items()
 
 
-class _OneEncoder:
+class _OwnEncoders:
     def __init__(self) -> None:
-        self._encoder: Encoder | None = None
+        self._encoders: dict[str, Encoder] = {}
 
-    def acquire(self, load: Callable[[], Encoder]) -> Encoder:
-        if self._encoder is None:
-            self._encoder = load()
-        return self._encoder
+    def acquire(self, recipe: str, load: Callable[[], Encoder]) -> Encoder:
+        if recipe not in self._encoders:
+            self._encoders[recipe] = load()
+        return self._encoders[recipe]
 
 
 def one_encoder() -> EncoderHandle:
     """Return the handle for a chain that runs in one thread."""
-    return _OneEncoder()
+    return _OwnEncoders()
 
 
 class EmbedUnit(Stage):
@@ -217,8 +220,10 @@ class EmbedUnit(Stage):
         """Open the store, once per worker."""
         self._store = self._job.open_store()
         self._encoder: Encoder | None = None
+        self._named: dict[str, Encoder] = {}
         self._open = contextlib.ExitStack()
         self._catalogue: Catalogue | None = None
+        self._named_catalogue: NamedCatalogue | None = None
 
     def teardown(self) -> None:
         """Close the catalogue."""
@@ -258,20 +263,38 @@ class EmbedUnit(Stage):
 
     def _embed(self, unit: WorkUnit) -> UnitOutcome:
         self._prepare()
-        return embed_unit(unit, self._job, self._store, self._encoder, self._catalogue)
+        named = NamedEncoding(self._named, self._named_catalogue)
+        return embed_unit(unit, self._job, self._store, self._encoder, self._catalogue, named)
 
     def _prepare(self) -> None:
-        """Load the encoder and the catalogue for the first unit that needs them; finished units need neither."""
+        """Load encoders and the catalogue for the first unit that needs them; finished units need neither."""
         job, spec = self._job, self._job.spec.encoder
         if job.embeds and spec is not None and self._encoder is None:
-            # One per process, for all threads of the runner.
-            self._encoder = agreed_encoder(
-                job, self._store, spec, lambda own: load_encoder(own, job.widths), self._encoders.acquire
-            )
+            self._encoder = self._agreed(spec)
+        if not self._named:
+            self._named = {name: self._agreed(own) for name, own in named_encoders(job.spec).items()}
         if job.catalogue and self._catalogue is None:
             opened = Catalogue.open(self._store, job.index, job.catalogue)
             with contextlib.suppress(NotFoundError):  # removed by gc, after the launcher was killed
                 self._catalogue = self._open.enter_context(opened)
+        if job.named_catalogue and self._named_catalogue is None:
+            texts = NamedCatalogue.open(self._store, job.spec, job.named_catalogue)
+            with contextlib.suppress(NotFoundError):
+                self._named_catalogue = self._open.enter_context(texts)
+
+    def _agreed(self, spec: EncoderSpec) -> Encoder:
+        """Return an encoder, one per process for all threads of the runner."""
+        job, recipe = self._job, recipe_of(spec)
+        return agreed_encoder(
+            job, self._store, spec, partial(_load, job), partial(self._encoders.acquire, recipe)
+        )
+
+
+def _load(job: Job, spec: EncoderSpec) -> Encoder:
+    """Load an encoder; that of the unnamed vector with the widths that were planned for its texts."""
+    own = job.spec.encoder
+    is_own = own is not None and own.model_copy(update={"dtype": spec.dtype}) == spec
+    return load_encoder(spec, job.widths if is_own else ())
 
 
 def _by_range(block: IdBlock, job: Job) -> Iterator[tuple[int, bytes]]:
@@ -321,20 +344,20 @@ class BuildSegment(Stage):
         yield 0, f"shard {outcome.to_json()}".encode()
 
     def _outcome(self, shard: int, values: list[str]) -> ShardOutcome:
-        job, store, encoder = self._job, self._store, _encoder_source(self._job, self._encoders)
+        job, store, encoders = self._job, self._store, _encoder_sources(self._job, self._encoders)
         parent = read_parent(job, store) if job.mode == "upsert" or job.keep_rows else None
         if job.mode == "upsert" and parent is not None:
-            return update_shard(shard, values, parent, job, store, encoder=encoder)
+            return update_shard(shard, values, parent, job, store, encoders=encoders)
         rows = [RowGroup.from_json(value) for value in values if ShardChange.from_json(value) is None]
         key = shard_key(job, shard, rows)
         if (job.newer_than is None or parent is None) and (done := finished_shard(key, job, store)):
             return done
         if parent is not None:
             try:
-                return update_shard(shard, values, parent, job, store, encoder=encoder)
+                return update_shard(shard, values, parent, job, store, encoders=encoders)
             except (CorruptError, NotFoundError) as error:  # a full build repairs
                 _LOG.warning("shard %d is rebuilt: %s", shard, error)
-        return build_shard(key, shard, rows, job, store, encoder=encoder)
+        return build_shard(key, shard, rows, job, store, encoders=encoders)
 
 
 class Publish(Stage):
@@ -354,10 +377,16 @@ class Publish(Stage):
             else:
                 shards.append(ShardOutcome.from_json(body))
         with carried():
-            encoder = _encoder_source(self._job, self._encoders)
+            encoder = _encoder_sources(self._job, self._encoders).unnamed
             yield publish(self._job, self._job.open_store(), add_up(units), shards, encoder=encoder).status
 
 
-def _encoder_source(job: Job, encoders: EncoderHandle) -> EncoderSource | None:
-    spec = job.spec.encoder
-    return None if spec is None else lambda: encoders.acquire(lambda: load_encoder(spec, job.widths))
+def _encoder_sources(job: Job, encoders: EncoderHandle) -> EncoderSources:
+    def source_of(spec: EncoderSpec) -> EncoderSource:
+        return lambda: encoders.acquire(recipe_of(spec), lambda: _load(job, spec))
+
+    own = job.spec.encoder
+    return EncoderSources(
+        None if own is None else source_of(own),
+        {name: source_of(spec) for name, spec in named_encoders(job.spec).items()},
+    )

@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
+from scannery.embed import Encoder
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.errors import PipelineError, StageDamagedError
 from scannery.pipelines.execution.chain import (
@@ -20,13 +22,19 @@ from scannery.pipelines.execution.failures import restored
 from scannery.pipelines.execution.runners import new_pipeline, stage_pools
 from scannery.pipelines.execution.up_to_date import publish_finished
 from scannery.pipelines.planning.padded_widths import with_widths
-from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.planning.planned_encoder import (
+    PlannedEncoder,
+    encoders_in,
+    named_encoders,
+    recipe_of,
+)
 from scannery.pipelines.stages.finished_units import find_finished, finished_units, read_outcomes
 from scannery.pipelines.stages.publish import BuildRecord, embedded_record, read_record
 from scannery.pipelines.stages.resolve import may_move, ranges_for
 from scannery.pipelines.stages.update import ShardChange
 from scannery.pipelines.state.embedding_cache import remove_catalogue, write_catalogue
 from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.named_cache import remove_named_catalogue, write_named_catalogue
 from scannery.pipelines.state.progress import Progress, ProgressCallback, watched
 from scannery.pipelines.state.stage_outputs import read_parent
 from scannery.pipelines.state.unit_list import new_unit_list, remove_unit_list, write_unit_list
@@ -55,6 +63,9 @@ class Engine:
 
     encoder: PlannedEncoder | None = None
     """Encoder of the job; workers in this process use it if it is already loaded."""
+
+    encoders: Mapping[str, PlannedEncoder] = dataclasses.field(default_factory=dict)
+    """All encoders of the job by recipe, those of named vectors included."""
 
     accelerator: str | None = None
     """Accelerator of the machines that embed, for engines that have machines by stage (worker_options.py)."""
@@ -126,7 +137,7 @@ def _run_until_sound(
 ) -> None:
     """Run the chain, again after it has removed damaged files; `finished`: no unit is left to embed at first."""
     for attempt in range(1, ATTEMPTS + 1):
-        planned = job if finished or not job.embeds else _with_plan(job, units, store, engine)
+        planned = job if finished or not _encodes(job) else _with_plan(job, units, store, engine)
         try:
             with watched(planned, store, units, progress), _catalogue_removed(planned, store):
                 _run(planned, units, shard_changes, engine, until)
@@ -137,13 +148,19 @@ def _run_until_sound(
             finished = finished_units(units, job, store) is not None
 
 
+def _encodes(job: Job) -> bool:
+    """Return whether workers need an encoder for texts of the input."""
+    return job.embeds or bool(named_encoders(job.spec))
+
+
 def _with_plan(job: Job, units: Sequence[WorkUnit], store: Store, engine: Engine) -> Job:
     """Return the job with what its workers need to embed."""
     job = with_widths(job, [part for unit in units for part in unit.parts], engine.encoder)
     # Another process that makes the same build has a catalogue of its own, and removes that when it ends.
     name = f"{job.build_id}.{uuid.uuid4().hex[:8]}"
-    written = write_catalogue(store, job.index, name, dimensions=job.dimensions)
-    return dataclasses.replace(job, catalogue=name if written else "")
+    written = job.embeds and write_catalogue(store, job.index, name, dimensions=job.dimensions)
+    named = bool(named_encoders(job.spec)) and write_named_catalogue(store, job.index, name)
+    return dataclasses.replace(job, catalogue=name if written else "", named_catalogue=name if named else "")
 
 
 def _with_groups(job: Job, units: Sequence[WorkUnit], store: Store) -> Job:
@@ -160,6 +177,8 @@ def _catalogue_removed(job: Job, store: Store) -> Iterator[None]:
     yield
     if job.catalogue:
         remove_catalogue(store, job.index, job.catalogue)
+    if job.named_catalogue:
+        remove_named_catalogue(store, job.index, job.named_catalogue)
 
 
 def _run(
@@ -214,16 +233,22 @@ def _run_by_beam(
     pools = stage_pools(
         engine.runner, engine.options, accelerator=engine.accelerator, segment_bytes=engine.segment_bytes
     )
-    add_build(pipeline, job, elements, _with_loaded(new_encoder_handle(), job, engine), pools, until=until)
+    encoders = new_encoder_handle(map(recipe_of, encoders_in(job.spec)))
+    add_build(pipeline, job, elements, _with_loaded(encoders, job, engine), pools, until=until)
     state = pipeline.run().wait_until_finish()
     if state not in (None, "DONE"):
         raise PipelineError(f"the runner ended in state {state}")
     remove_unit_list(job, store)
 
 
+def _same(encoder: Encoder) -> Encoder:
+    return encoder
+
+
 def _with_loaded(encoders: EncoderHandle, job: Job, engine: Engine) -> EncoderHandle:
-    loaded = engine.encoder.loaded if engine.encoder else None
-    if loaded is not None:
-        loaded.use_widths(job.widths)
-        encoders.acquire(lambda: loaded)
+    known = {recipe: planned.loaded for recipe, planned in engine.encoders.items() if planned.loaded}
+    for recipe, loaded in known.items():
+        if engine.encoder is not None and loaded is engine.encoder.loaded:
+            loaded.use_widths(job.widths)
+        encoders.acquire(recipe, partial(_same, loaded))
     return encoders

@@ -6,14 +6,21 @@ import contextlib
 import gzip
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
+from scannery.indexer.datapoints.named_vectors import (
+    NAMED_TYPE,
+    vector_column,
+    vector_name,
+    without_named,
+)
 from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, SPARSE_COLUMNS, VALUES_COLUMN
 
@@ -23,6 +30,9 @@ SPARSE = "sparse"
 """Column of sparse vectors. No attribute can have this name."""
 
 _SPARSE_TYPE = pa.struct({"indices": pa.list_(pa.uint32()), "values": pa.list_(pa.float32())})
+
+NAMED = "vectors"
+"""Column of named vectors, by name."""
 
 _VECTOR_OR_NULL = pa.list_(pa.float32())
 
@@ -42,13 +52,27 @@ class RowWriter(Protocol):
 def exported_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema of exported files.
 
-    Sparse vectors are one column, as builds and updates read them. Vectors that may be missing are lists of any size:
-    Arrow cannot read nulls among lists of a fixed size from Parquet.
+    Sparse vectors are one column, as builds and updates read them, and so are named vectors. Vectors that may be
+    missing are lists of any size: Arrow cannot read nulls among lists of a fixed size from Parquet.
     """
-    fields = [_exported_field(field) for field in schema if field.name not in SPARSE_COLUMNS]
+    named = _named_in(schema)
+    left_out = {*SPARSE_COLUMNS, *map(vector_column, named)}
+    fields = [_exported_field(field) for field in schema if field.name not in left_out]
+    if named:
+        fields.append(pa.field(NAMED, _named_type(named)))
     if INDICES_COLUMN in schema.names:
         fields.append(pa.field(SPARSE, _SPARSE_TYPE))
     return pa.schema(fields, metadata=schema.metadata)
+
+
+def _named_in(schema: pa.Schema) -> list[str]:
+    return [
+        name for field in schema if field.type == NAMED_TYPE and (name := vector_name(field.name)) is not None
+    ]
+
+
+def _named_type(names: Sequence[str]) -> pa.StructType:
+    return pa.struct(dict.fromkeys(names, _VECTOR_OR_NULL))
 
 
 def _exported_field(field: pa.Field) -> pa.Field:
@@ -61,11 +85,23 @@ def exported(table: pa.Table) -> pa.Table:
     if place >= 0 and table.schema.field(place).nullable:
         vectors = table.column(place).cast(_VECTOR_OR_NULL)
         table = table.set_column(place, _exported_field(table.schema.field(place)), vectors)
+    table = _with_named(table)
     if INDICES_COLUMN not in table.column_names:
         return table
     parts = [table.column(name).combine_chunks() for name in (INDICES_COLUMN, VALUES_COLUMN)]
     sparse = pa.StructArray.from_arrays(parts, fields=list(_SPARSE_TYPE), mask=parts[0].is_null())
     return table.drop_columns(list(SPARSE_COLUMNS)).append_column(SPARSE, sparse)
+
+
+def _with_named(table: pa.Table) -> pa.Table:
+    """Return rows with their named vectors in one column: null for a row without any."""
+    names = _named_in(table.schema)
+    if not names:
+        return table
+    parts = [table.column(vector_column(name)).combine_chunks().cast(_VECTOR_OR_NULL) for name in names]
+    missing = np.logical_and.reduce([part.is_null().to_numpy(zero_copy_only=False) for part in parts])
+    column = pa.StructArray.from_arrays(parts, fields=list(_named_type(names)), mask=pa.array(missing))
+    return without_named(table).append_column(NAMED, column)
 
 
 def format_of_name(name: str) -> str | None:
@@ -97,11 +133,15 @@ def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
         compression="zstd",
         # As in segments: vectors get smaller by split byte streams, never by dictionaries.
         use_dictionary=plain + lists,
-        column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"}
-        if "embedding" in schema.names
-        else None,
+        column_encoding=dict.fromkeys(_vector_paths(schema), "BYTE_STREAM_SPLIT") or None,
         write_page_checksum=True,
     )
+
+
+def _vector_paths(schema: pa.Schema) -> list[str]:
+    named = schema.field(NAMED).type if NAMED in schema.names else ()
+    inner = [f"{NAMED}.{field.name}.list.element" for field in named if pa.types.is_list(field.type)]
+    return inner + (["embedding.list.element"] if "embedding" in schema.names else [])
 
 
 class _ParquetRows:
@@ -134,6 +174,8 @@ def _json_row(row: dict[str, Any]) -> dict[str, Any]:
 def _json_value(name: str, value: Any) -> Any:
     if name == DYNAMIC_COLUMN:
         return json.loads(value)
+    if name == NAMED:
+        return {name: vector for name, vector in value.items() if vector is not None}
     if name == "payload":
         # Objects and lists become JSON values; a payload that is a string stays JSON in a string, as in Parquet.
         return json.loads(value) if value[:1] in ("{", "[") else value

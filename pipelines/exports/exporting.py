@@ -29,6 +29,7 @@ from scannery.indexer import (
     read_manifest,
     written_schema,
 )
+from scannery.indexer.datapoints.named_vectors import without_named
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.spec.spec import IndexSpec
@@ -157,11 +158,13 @@ def export(
     target.prepare(overwrite=overwrite)
     change = None if live is None or version is not None else live(store, manifest)
     written = _Written(progress, manifest.rows + (change.rows.num_rows if change else 0))
-    schema = _schema(manifest, vectors=vectors)
-    parts = [SegmentRows(store, manifest.index, entry, schema, change) for entry in manifest.segments]
+    schema, components = _schema(manifest, vectors=vectors), _components(manifest, vectors=vectors)
+    parts = [
+        SegmentRows(store, manifest.index, entry, schema, change, components) for entry in manifest.segments
+    ]
     tables: list[ExportRows] = [
         *parts,
-        *([LiveRows(change, schema)] if change and change.rows.num_rows else []),
+        *([LiveRows(change, schema, components)] if change and change.rows.num_rows else []),
     ]
     files = [_write_file(target, name, own, schema, written) for name, own in target.files(tables)]
     report = ExportReport(
@@ -274,8 +277,16 @@ def _schema(manifest: Manifest, *, vectors: bool) -> pa.Schema:
     schema = (written_schema if has_text else datapoint_schema)(manifest.spec, manifest.dimensions)
     if not vectors or not manifest.dimensions:
         schema = schema.remove(schema.get_field_index("embedding"))
+    if not vectors:
+        schema = without_named(schema.empty_table()).schema
     origin = {"index": manifest.index, "version": manifest.version, "distance": manifest.spec.distance}
     return schema.with_metadata({"scannery.export": json.dumps(origin)})
+
+
+def _components(manifest: Manifest, *, vectors: bool) -> int:
+    """Return the components of all vectors of a row that are exported."""
+    named = sum(info.dimensions for info in manifest.named_vectors.values())
+    return manifest.dimensions + named if vectors else 0
 
 
 def _write_file(
@@ -299,6 +310,8 @@ def _spec_of(spec: IndexSpec) -> dict[str, Any]:
     data = spec.model_dump(mode="json", exclude_defaults=True)
     if spec.attributes:  # under their own names now, and converted
         data["attributes"] = dict(spec.attributes)
+    for named in data.get("named_vectors", {}).values():
+        named.pop("vector", None)  # below `vectors` now
     source: dict[str, Any] = {"format": "datapoints"}
     if spec.source.sparse_vector:
         source["sparse_vector"] = SPARSE

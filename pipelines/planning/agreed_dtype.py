@@ -19,7 +19,9 @@ from scannery.indexer.errors import AlreadyExistsError, NotFoundError
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.errors import PipelineError
+from scannery.pipelines.planning.planned_encoder import recipe_of
 from scannery.pipelines.state.job import Job, sealed, stage_key, unsealed
+from scannery.pipelines.state.work_units import key_of
 
 __all__ = ["agreed_dtype", "agreed_encoder"]
 
@@ -48,9 +50,9 @@ def agreed_encoder(
     """
     if spec.dtype != "auto":
         return acquire(lambda: load(spec))
-    agreed = agreed_dtype(job, store)
+    agreed = agreed_dtype(job, store, spec)
     encoder = acquire(lambda: _loaded(spec, agreed, load))
-    agreed = agreed or _agree(job, store, encoder)
+    agreed = agreed or _agree(job, store, spec, encoder)
     if encoder.dtype != agreed:  # this process had loaded it before, or another worker was first
         encoder = _loaded(spec, agreed, load)
     own = fastest_dtype(encoder.device)
@@ -65,23 +67,23 @@ def agreed_encoder(
     return encoder
 
 
-def agreed_dtype(job: Job, store: Store) -> str | None:
-    """Return the number type of a build, or None if no worker has chosen it yet."""
+def agreed_dtype(job: Job, store: Store, spec: EncoderSpec | None = None) -> str | None:
+    """Return the number type of a build for an encoder (None: that of unnamed vectors), or None if none is chosen."""
     try:
-        text = unsealed(store.read(_key(job)))
+        text = unsealed(store.read(_key(job, spec)))
     except NotFoundError:
         return None
     return None if text is None else str(json.loads(text)["dtype"])
 
 
-def _agree(job: Job, store: Store, encoder: Encoder) -> str:
+def _agree(job: Job, store: Store, spec: EncoderSpec, encoder: Encoder) -> str:
     record = sealed(json.dumps({"dtype": encoder.dtype, "device": encoder.device}))
     try:
-        store.create(_key(job), record)
+        store.create(_key(job, spec), record)
     except AlreadyExistsError:
-        if (earlier := agreed_dtype(job, store)) is not None:
+        if (earlier := agreed_dtype(job, store, spec)) is not None:
             return earlier
-        store.write(_key(job), record)  # it is damaged
+        store.write(_key(job, spec), record)  # it is damaged
     return encoder.dtype
 
 
@@ -99,6 +101,7 @@ def _loaded(spec: EncoderSpec, dtype: str | None, load: Callable[[EncoderSpec], 
         ) from error
 
 
-def _key(job: Job) -> str:
+def _key(job: Job, spec: EncoderSpec | None) -> str:
+    own = "" if spec in (None, job.spec.encoder) else f".{key_of('dtype', recipe_of(spec))[:16]}"
     # Among the records of units: these are kept as long as the embeddings of a build without a version.
-    return stage_key(job.index, "units", f"{job.build_id}.dtype.json")
+    return stage_key(job.index, "units", f"{job.build_id}{own}.dtype.json")

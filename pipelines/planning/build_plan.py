@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from scannery.indexer.manifest import Manifest
+from scannery.indexer.manifest import Manifest, NamedVectorsInfo
 from scannery.indexer.spec.spec import MAX_SHARDS, IndexSpec
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.planning.input_parts import CutMemory, cut_files
@@ -82,7 +82,13 @@ def _sampled_dimensions(spec: IndexSpec, parts: Sequence[Part]) -> int | None:
     return sizes.most_common(1)[0][0] if sizes else None
 
 
-def shards_of(spec: IndexSpec, parts: Sequence[Part], parent: Manifest | None, dimensions: int) -> int:
+def shards_of(
+    spec: IndexSpec,
+    parts: Sequence[Part],
+    parent: Manifest | None,
+    dimensions: int,
+    named: Mapping[str, NamedVectorsInfo] | None = None,
+) -> int:
     """Return the number of shards: of the spec, else of the index, else from the rows of the input and their size.
 
     Building the largest shard stays within `SEGMENT_BYTES` of memory, and shards have at most `ROWS_PER_SHARD` rows.
@@ -93,5 +99,8 @@ def shards_of(spec: IndexSpec, parts: Sequence[Part], parent: Manifest | None, d
         return parent.shards
     rows = expected_rows(parts, spec)
     # The mean may be a little less than what fits, as shards differ in size.
-    fits = rows_within(SEGMENT_BYTES, row_size(parts, rows, spec, dimensions)) / UNEVEN
+    row = row_size(parts, rows, spec, dimensions).with_named(
+        info.dimensions for info in (named or {}).values()
+    )
+    fits = rows_within(SEGMENT_BYTES, row) / UNEVEN
     return min(MAX_SHARDS, max(1, math.ceil(rows / min(ROWS_PER_SHARD, fits))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scannery.indexer.manifest import Manifest
+from scannery.indexer.manifest import Manifest, NamedVectorsInfo
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import log_registration_key
@@ -15,14 +15,28 @@ __all__ = ["check_compatible", "check_vectors", "needs_rewriting"]
 
 
 def check_compatible(
-    spec: IndexSpec, parent: Manifest, *, dimensions: int, fingerprint: Mapping[str, Any] | None
+    spec: IndexSpec,
+    parent: Manifest,
+    *,
+    dimensions: int,
+    fingerprint: Mapping[str, Any] | None,
+    named: Mapping[str, NamedVectorsInfo],
 ) -> None:
     """Raise SpecConflictError, which names both values, if new rows would not fit the rows of the index.
 
     Distance, dimensions, encoder and number of shards must be the same, and every attribute must keep its type.
     New attributes are allowed, and are null in older rows. Attributes that the index got while it was served
-    (versions/altering.py) must be in the spec as well. Rows without vectors need `vectors: optional`. The rest of the
-    spec may change.
+    (versions/altering.py) must be in the spec as well. Rows without vectors need `vectors: optional`. Named vectors may
+    be added, which older rows lack; those of the index must be in the spec, with the same distance, dimensions and
+    encoder. The rest of the spec may change.
+
+    Args:
+        spec: of the build.
+        parent: the version of the index.
+        dimensions: of unnamed vectors.
+        fingerprint: of the encoder of unnamed vectors.
+        named: of the named vectors of the spec.
+
     """
     _same("distance", spec.distance, parent.spec.distance)
     _same("dimensions", dimensions, parent.dimensions)
@@ -41,6 +55,22 @@ def check_compatible(
         _same(f"attributes.{name}", spec.attributes[name], kind)
     if parent.spec.dynamic and not spec.dynamic:
         _refuse_loss("dynamic", parent)
+    for name, info in parent.named_vectors.items():
+        if name not in named:
+            _refuse_loss(f"named_vectors.{name}", parent)
+        _check_named(name, spec, parent, named[name], info)
+
+
+def _check_named(
+    name: str, spec: IndexSpec, parent: Manifest, given: NamedVectorsInfo, existing: NamedVectorsInfo
+) -> None:
+    field, own = f"named_vectors.{name}", spec.named_vectors[name]
+    _same(f"{field}.distance", own.distance, parent.spec.named_vectors[name].distance)
+    _same(f"{field}.dimensions", given.dimensions, existing.dimensions)
+    if existing.encoder is not None or given.encoder is None:
+        _same(f"{field}.encoder", *_names(given.encoder, existing.encoder))
+    if existing.encoder is not None:
+        _same(f"{field}.from", spec.text_field(name), parent.spec.text_field(name))
 
 
 def check_vectors(spec: IndexSpec, parent: Manifest | None, store: Store) -> None:

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from scannery.indexer.spec.spec import EncoderSpec
+from scannery.indexer.manifest import NamedVectorsInfo
+from scannery.indexer.spec.spec import EncoderSpec, IndexSpec
 
 if TYPE_CHECKING:
     from scannery.embed import Encoder, Fingerprint
 
-__all__ = ["PlannedEncoder", "load_encoder"]
+__all__ = [
+    "PlannedEncoder",
+    "encoders_in",
+    "load_encoder",
+    "named_encoders",
+    "named_vectors_info",
+    "planned_encoders",
+    "recipe_of",
+]
+
+
+def recipe_of(spec: EncoderSpec) -> str:
+    """Return what an encoder is loaded by: with equal recipes, several vectors share one loaded model."""
+    return spec.model_dump_json()
+
+
+def named_encoders(spec: IndexSpec) -> dict[str, EncoderSpec]:
+    """Return the encoders of named vectors, by name."""
+    return {name: own.encoder for name, own in spec.named_vectors.items() if own.encoder is not None}
+
+
+def encoders_in(spec: IndexSpec) -> list[EncoderSpec]:
+    """Return all encoders of a spec, that of the unnamed vector first; each recipe once."""
+    every = [*([spec.encoder] if spec.encoder is not None else []), *named_encoders(spec).values()]
+    return list({recipe_of(one): one for one in every}.values())
 
 
 def load_encoder(spec: EncoderSpec, widths: Sequence[int] = ()) -> Encoder:
@@ -81,3 +106,34 @@ class PlannedEncoder:
     def dimensions(self) -> int:
         """Number of components of a vector."""
         return self.fingerprint.dimensions
+
+
+def planned_encoders(spec: IndexSpec) -> dict[str, PlannedEncoder]:
+    """Return the encoders of a spec by their recipes."""
+    return {recipe_of(one): PlannedEncoder(one) for one in encoders_in(spec)}
+
+
+def named_vectors_info(
+    spec: IndexSpec, encoders: Mapping[str, PlannedEncoder], known: Mapping[str, NamedVectorsInfo]
+) -> dict[str, NamedVectorsInfo]:
+    """Return dimensions and encoder of each named vector of a spec.
+
+    Args:
+        spec: of the index.
+        encoders: from `planned_encoders`.
+        known: of the version before; its record of an encoder stays if the digests are equal, whatever the model name.
+
+    """
+    return {
+        name: NamedVectorsInfo(dimensions=own.dimensions or 0)
+        if own.encoder is None
+        else _info_of(encoders[recipe_of(own.encoder)], known.get(name))
+        for name, own in spec.named_vectors.items()
+    }
+
+
+def _info_of(encoder: PlannedEncoder, known: NamedVectorsInfo | None) -> NamedVectorsInfo:
+    fingerprint = encoder.fingerprint
+    if known is not None and known.encoder and known.encoder.get("digest") == fingerprint.digest:
+        return known
+    return NamedVectorsInfo(dimensions=encoder.dimensions, encoder=fingerprint.to_dict())

@@ -65,6 +65,10 @@ class RowSize:
         """Bytes of the vector, float32."""
         return 4 * self.dimensions
 
+    def with_named(self, dimensions: Iterable[int]) -> RowSize:
+        """Return the size with named vectors of these dimensions, as if every datapoint had all of them."""
+        return dataclasses.replace(self, dimensions=self.dimensions + sum(dimensions))
+
 
 def row_size(parts: Iterable[Part], rows: int, spec: IndexSpec, dimensions: int) -> RowSize:
     """Return the expected size of a datapoint: the mean over the input, without its vectors if it has any."""

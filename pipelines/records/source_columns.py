@@ -13,7 +13,7 @@ from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.column_rules import Values
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN, vector_value
-from scannery.indexer.datapoints.validation import Field, Rejected, Validated, validate
+from scannery.indexer.datapoints.validation import NO_NAMES, Field, Rejected, Validated, validate
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
@@ -25,11 +25,16 @@ __all__ = ["dead_letter", "validate_batch", "validate_records", "vector_size"]
 
 
 def validate_records(
-    records: Sequence[Record], spec: IndexSpec, dimensions: int, given: Counter[str] | None = None
+    records: Sequence[Record],
+    spec: IndexSpec,
+    dimensions: int,
+    given: Counter[str] | None = None,
+    named: Mapping[str, int] = NO_NAMES,
 ) -> Validated:
     """Return the good records as rows, and why the others are not good.
 
-    `given` gets how many records have a value, by field that the spec names.
+    `given` gets how many records have a value, by field that the spec names. `named` has the dimensions of named
+    vectors.
     """
     mapping = mapping_of(spec)
     fields = {
@@ -38,13 +43,17 @@ def validate_records(
     }
     if mapping.dynamic:
         fields[DYNAMIC_COLUMN] = Field("", [mapping.others(record.fields) for record in records])
-    return _validated(len(records), fields, spec, dimensions, given)
+    return _validated(len(records), fields, spec, dimensions, given, named)
 
 
 def validate_batch(
-    batch: Batch, spec: IndexSpec, dimensions: int, given: Counter[str] | None = None
+    batch: Batch,
+    spec: IndexSpec,
+    dimensions: int,
+    given: Counter[str] | None = None,
+    named: Mapping[str, int] = NO_NAMES,
 ) -> Validated:
-    """Return the good rows of a batch, and why the others are not good; `given` as for `validate_records`.
+    """Return the good rows of a batch, and why the others are not good; other arguments as of `validate_records`.
 
     Raises:
         ValueError, OverflowError, pa.ArrowException: the batch has a value that Python or Arrow cannot read, such as
@@ -65,7 +74,7 @@ def validate_batch(
             vectors_ND = as_matrix(values)
             values = values.to_pylist() if vectors_ND is None else vectors_ND
         fields[column] = Field(mapped.name, values)
-    return _validated(len(batch), fields, spec, dimensions, given)
+    return _validated(len(batch), fields, spec, dimensions, given, named)
 
 
 def dead_letter(record: Record, rejected: Rejected) -> DeadLetter:
@@ -88,12 +97,17 @@ def vector_size(record: Record, spec: IndexSpec) -> int | None:
 
 
 def _validated(
-    rows: int, fields: Mapping[str, Field], spec: IndexSpec, dimensions: int, given: Counter[str] | None
+    rows: int,
+    fields: Mapping[str, Field],
+    spec: IndexSpec,
+    dimensions: int,
+    given: Counter[str] | None,
+    named: Mapping[str, int],
 ) -> Validated:
     embeds = spec.embeds
     # Texts that are embedded are cut first.
     spoken = None if embeds else spoken_text
-    valid = validate(rows, fields, spec, dimensions, embeds=embeds, spoken=spoken)
+    valid = validate(rows, fields, spec, dimensions, embeds=embeds, spoken=spoken, named=named)
     if given is not None:
         passages = {
             name for name, kind in PASSAGE_ATTRIBUTES.items() if embeds and spec.attributes.get(name) == kind

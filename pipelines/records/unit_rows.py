@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,18 +14,20 @@ import pyarrow as pa
 from scannery.embed import Encoder
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
-from scannery.indexer.datapoints.validation import Validated
+from scannery.indexer.datapoints.validation import NO_NAMES, Validated
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.vectors.arrays import taken
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.records.embeddings_files import embeddings_schema, embeddings_table, places_of
+from scannery.pipelines.records.named_texts import NamedTexts, embed_named
 from scannery.pipelines.records.passages import Work, embed_documents
 from scannery.pipelines.records.source_columns import dead_letter, validate_batch, validate_records
 from scannery.pipelines.sources import Batch, Record, one_by_one
 from scannery.pipelines.sources.managed_records import with_category
 from scannery.pipelines.state.embedding_cache import Catalogue
+from scannery.pipelines.state.named_cache import NamedCatalogue
 
-__all__ = ["Item", "UnitRows", "embedded_rows", "own_rows"]
+__all__ = ["Item", "UnitRows", "embedded_rows", "own_rows", "with_named"]
 
 Item = Batch | Record | DeadLetter
 
@@ -57,16 +59,23 @@ class UnitRows(NamedTuple):
     converted: Counter[str]
     """How many values were converted in a way that could be wrong: `column: what was done`."""
 
+    named: NamedTexts | None = None
+    """What became of texts that are embedded to named vectors; its table is `table`."""
 
-def own_rows(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> UnitRows:
-    """Return the rows of records that bring their vectors: one each."""
+
+def own_rows(
+    items: Iterable[Item], spec: IndexSpec, dimensions: int, named: Mapping[str, int] = NO_NAMES
+) -> UnitRows:
+    """Return the rows of records that bring their vectors: one each. `named` has the dimensions of named vectors."""
     started = time.perf_counter()
     found: list[_Found] = []
     for in_columns, run in itertools.groupby(items, lambda item: isinstance(item, Batch)):
         if in_columns:
-            found += [_by_columns(batch, spec, dimensions) for batch in run if isinstance(batch, Batch)]
+            found += [
+                _by_columns(batch, spec, dimensions, named) for batch in run if isinstance(batch, Batch)
+            ]
         else:
-            found.append(_with_places(_by_records(run, spec, dimensions), spec, dimensions))
+            found.append(_with_places(_by_records(run, spec, dimensions, named), spec, dimensions))
     empty = embeddings_schema(spec, dimensions).empty_table()
     table = pa.concat_tables([empty, *(one.table for one in found)])
     place = table.schema.get_field_index("_record")
@@ -80,12 +89,20 @@ def own_rows(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> UnitRow
 
 
 def embedded_rows(
-    items: Iterable[Item], spec: IndexSpec, dimensions: int, encoder: Encoder, catalogue: Catalogue | None
+    items: Iterable[Item],
+    spec: IndexSpec,
+    dimensions: int,
+    encoder: Encoder,
+    catalogue: Catalogue | None,
+    named: Mapping[str, int] = NO_NAMES,
 ) -> UnitRows:
-    """Return the rows of records whose texts are embedded: one for each passage, and one without a text."""
+    """Return the rows of records whose texts are embedded: one for each passage, and one without a text.
+
+    `named` has the dimensions of named vectors.
+    """
     started = time.perf_counter()
     others = Counter[str]()
-    found = _by_records(one_by_one(_noting_others(items, others)), spec, dimensions)
+    found = _by_records(one_by_one(_noting_others(items, others)), spec, dimensions, named)
     read_s = time.perf_counter() - started
     has_text_N = found.table.column("text").is_valid().to_numpy()
     embedded = embed_documents(*_rows_at(found, has_text_N), spec, encoder, catalogue)
@@ -98,6 +115,21 @@ def embedded_rows(
         table, documents, letters, found.ignored, embedded.work, read_s,
         _without_passages(found.given, spec), found.others + others, found.converted,
     )  # fmt: skip
+
+
+def with_named(
+    rows: UnitRows, spec: IndexSpec, encoders: Mapping[str, Encoder], catalogue: NamedCatalogue | None
+) -> UnitRows:
+    """Return the rows with the vectors of each name that has an encoder, without records whose text it refuses."""
+    if not encoders or not rows.table.num_rows:
+        return rows
+    named = embed_named(rows.table, spec, encoders, catalogue)
+    return rows._replace(
+        table=named.table,
+        documents=rows.documents - len(named.refused),
+        letters=rows.letters + _named(named.refused, spec),
+        named=named,
+    )
 
 
 def _rows_at(found: _Found, wanted_N: np.ndarray) -> tuple[pa.Table, list[Record]]:
@@ -160,13 +192,13 @@ class _Found(NamedTuple):
     converted: Counter[str]
 
 
-def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int) -> _Found:
+def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int, named: Mapping[str, int]) -> _Found:
     given = Counter[str]()
     try:
-        valid = validate_batch(batch, spec, dimensions, given)
+        valid = validate_batch(batch, spec, dimensions, given, named)
     except (ValueError, OverflowError, pa.ArrowException):  # such as text that is not UTF-8
         others = Counter(dict.fromkeys(batch.others, len(batch)))
-        found = _by_records(batch.records(), spec, dimensions)._replace(others=others)
+        found = _by_records(batch.records(), spec, dimensions, named)._replace(others=others)
         return _with_places(found, spec, dimensions)
     bad = {rejected.row: rejected for rejected in valid.rejected}
     letters = [
@@ -184,12 +216,12 @@ def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int) -> _Found:
     return _Found(table, [], letters, Counter(), given, others, _converted(valid, spec))
 
 
-def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> _Found:
+def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int, named: Mapping[str, int]) -> _Found:
     """Return the rows of records, without their places."""
     single = [item for item in items if not isinstance(item, Batch)]
     records = [item for item in single if isinstance(item, Record)]
     given = Counter[str]()
-    valid = validate_records(records, spec, dimensions, given)
+    valid = validate_records(records, spec, dimensions, given, named)
     made = {id(records[one.row]): dead_letter(records[one.row], one) for one in valid.rejected}
     found = (item if isinstance(item, DeadLetter) else made.get(id(item)) for item in single)
     letters = [letter for letter in found if letter is not None]

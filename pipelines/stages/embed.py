@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,22 +22,36 @@ from scannery.indexer.store.object_store import Store
 from scannery.pipelines.dead_letters import DeadLetter, count_categories, count_reasons, json_lines
 from scannery.pipelines.records.embeddings_files import WrittenEmbeddings, write_embeddings
 from scannery.pipelines.records.id_blocks import IdBlock
+from scannery.pipelines.records.passages import Work
 from scannery.pipelines.records.text_languages import foreign_texts
-from scannery.pipelines.records.unit_rows import UnitRows, embedded_rows, own_rows
+from scannery.pipelines.records.unit_rows import UnitRows, embedded_rows, own_rows, with_named
 from scannery.pipelines.sources import Fields, read_batches
 from scannery.pipelines.sources.dialects import DELIMITERS, Dialect
 from scannery.pipelines.state.counts import Counts, UnitOutcome
 from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue, document_list
 from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
+from scannery.pipelines.state.named_cache import NamedCatalogue, named_list
 from scannery.pipelines.state.stage_outputs import has_size, read_unit, write_beside
 from scannery.pipelines.state.work_units import WorkUnit
 
-__all__ = ["embed_unit", "finished_unit"]
+__all__ = ["NamedEncoding", "embed_unit", "finished_unit"]
 
 MAX_IGNORED_NAMES = 100
 MAX_OTHER_FIELDS = 100
 SAMPLED_TEXTS = 40
 """Texts of a unit whose language is looked at: about 2 ms."""
+
+
+class NamedEncoding(NamedTuple):
+    """What texts are embedded to named vectors with."""
+
+    encoders: Mapping[str, Encoder] = MappingProxyType({})
+    """By name of the vectors."""
+    catalogue: NamedCatalogue | None = None
+    """Of texts embedded before."""
+
+
+NO_NAMED_ENCODING = NamedEncoding()
 
 
 def finished_unit(unit: WorkUnit, job: Job, store: Store) -> UnitOutcome | None:
@@ -56,21 +71,34 @@ def finished_unit(unit: WorkUnit, job: Job, store: Store) -> UnitOutcome | None:
 
 
 def embed_unit(
-    unit: WorkUnit, job: Job, store: Store, encoder: Encoder | None, catalogue: Catalogue | None
+    unit: WorkUnit,
+    job: Job,
+    store: Store,
+    encoder: Encoder | None,
+    catalogue: Catalogue | None,
+    named: NamedEncoding = NO_NAMED_ENCODING,
 ) -> UnitOutcome:
     """Read a unit, embed its new documents, write its files, and return its outcome.
+
+    Args:
+        unit: the parts of the input.
+        job: the build.
+        store: of the index.
+        encoder: of unnamed vectors; None: the build encodes none.
+        catalogue: of documents embedded before.
+        named: encoders of named vectors.
 
     Raises:
         InputChangedError: a file changed after the build was planned.
 
     """
     started = time.perf_counter()
-    rows = _rows(unit, job, encoder, catalogue)
+    rows = with_named(_rows(unit, job, encoder, catalogue), job.spec, named.encoders, named.catalogue)
     made = time.perf_counter()
     shard_N = shards_of_ids(rows.table.column("document_id"), job.shards)
     written = _write_embeddings(unit, rows.table, shard_N, job, store)
     _write_letters(unit, rows.letters, job, store)
-    _write_lists(unit, rows.table, shard_N, job, store)
+    _write_lists(unit, rows, shard_N, job, store)
     outcome = UnitOutcome(
         key=unit.key,
         ordinal=unit.ordinal,
@@ -78,8 +106,9 @@ def embed_unit(
             documents=rows.documents,
             passages=len(rows.table),
             embedded=rows.work.embedded,
-            tokens=rows.work.tokens,
-            padding_tokens=rows.work.padding_tokens,
+            named_embedded=dict(rows.named.embedded) if rows.named else {},
+            tokens=sum(work.tokens for work in _works(rows)),
+            padding_tokens=sum(work.padding_tokens for work in _works(rows)),
             input_bytes=sum(part.size_bytes for part in unit.parts),
             embeddings_bytes=written.size_bytes,
             dead_letters=count_reasons(rows.letters),
@@ -96,6 +125,10 @@ def embed_unit(
         hardware_dtype=fastest_dtype(encoder.device) if encoder else None,
     )
     return _record(unit, outcome, job, store)
+
+
+def _works(rows: UnitRows) -> list[Work]:
+    return [rows.work, *([rows.named.work] if rows.named else [])]
 
 
 def _record(unit: WorkUnit, outcome: UnitOutcome, job: Job, store: Store) -> UnitOutcome:
@@ -160,14 +193,16 @@ def _seconds(rows: UnitRows, made_s: float, write_s: float) -> dict[str, float]:
 
     `wait` is the time in which the device had no texts; `rows` is that of tables, hashes and look-ups.
     """
-    times = rows.work.times
-    rows_s = made_s - rows.read_s - times.compute_s - times.wait_s
+    times, named = rows.work.times, rows.named and rows.named.work.times
+    named_s = named.compute_s + named.wait_s if named else 0.0
+    rows_s = made_s - rows.read_s - times.compute_s - times.wait_s - named_s
     stages = {
         "read": rows.read_s,
         "chunk": times.cut_s,
         "tokenise": times.tokenise_s,
         "wait": times.wait_s,
         "encode": times.compute_s,
+        **({"encode_named": named_s} if named else {}),
         "rows": max(0.0, rows_s),
         "write": write_s,
     }
@@ -178,8 +213,8 @@ def _rows(unit: WorkUnit, job: Job, encoder: Encoder | None, catalogue: Catalogu
     fields = Fields.of(job.spec)
     items = itertools.chain.from_iterable(read_batches(part, fields) for part in unit.parts)
     if encoder is None:
-        return own_rows(items, job.spec, job.dimensions)
-    return embedded_rows(items, job.spec, job.dimensions, encoder, catalogue)
+        return own_rows(items, job.spec, job.dimensions, job.named_dimensions)
+    return embedded_rows(items, job.spec, job.dimensions, encoder, catalogue, job.named_dimensions)
 
 
 def _bounded(counts: Counter[str]) -> dict[str, int]:
@@ -199,14 +234,17 @@ def _write_embeddings(
         return written
 
 
-def _write_lists(unit: WorkUnit, table: pa.Table, shard_N: np.ndarray, job: Job, store: Store) -> None:
+def _write_lists(unit: WorkUnit, rows: UnitRows, shard_N: np.ndarray, job: Job, store: Store) -> None:
     """Write what later stages and builds look up, so that they need not read the embeddings file."""
+    table = rows.table
     if job.shards > 1:
         ids = IdBlock.of_unit(table, shard_N).to_bytes()
         write_beside(store, job.index, unit.key, "ids", ids)
     if job.embeds:
         documents = document_list(table, shard_N, job.dimensions)
         write_beside(store, job.index, unit.key, "documents", documents)
+    if rows.named:
+        write_beside(store, job.index, unit.key, "named", named_list(rows.named.texts, shard_N))
 
 
 def _write_letters(unit: WorkUnit, letters: Sequence[DeadLetter], job: Job, store: Store) -> None:

@@ -12,6 +12,12 @@ import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints.conforming import conformed
 from scannery.indexer.datapoints.declaring import with_declared
+from scannery.indexer.datapoints.named_vectors import (
+    NAMED_TYPE,
+    ROW_COLUMN,
+    named_column,
+    vector_column,
+)
 from scannery.indexer.datapoints.schema import REVISION_COLUMN, vectors_of, written_schema
 from scannery.indexer.datapoints.vector_presence import has_vector
 from scannery.indexer.errors import CorruptError
@@ -55,13 +61,23 @@ def read_live_rows(
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
     by_range = columns is not None and store.local_root is None
-    table = (_read_columns if by_range else _read_whole)(entry, key, store, schema.names)
-    if len(table) != entry.rows:
-        raise CorruptError(f"{entry.key} has {len(table)} rows, the manifest says {entry.rows}")
+    read = _read_columns if by_range else _read_whole
+    table = _complete(read(entry, key, store, schema.names), entry)
+    for name, own in entry.named.items():
+        if vector_column(name) in schema.names:
+            stored = segment_key(job.index, own.key)
+            vectors = _complete(read(own, stored, store, ["embedding", ROW_COLUMN]), own)
+            table = table.append_column(vector_column(name), named_column(vectors, entry.rows))
     mask_N, rows_R = read_live_mask(store, job.index, entry), np.arange(len(table))
     if mask_N is not None:
         table, rows_R = table.filter(pa.array(mask_N)), np.flatnonzero(mask_N)
     return conformed(_declared(table, job), schema), rows_R
+
+
+def _complete(table: pa.Table, entry: SegmentEntry) -> pa.Table:
+    if len(table) != entry.rows:
+        raise CorruptError(f"{entry.key} has {len(table)} rows, the manifest says {entry.rows}")
+    return table
 
 
 def _declared(table: pa.Table, job: Job) -> pa.Table:
@@ -126,6 +142,7 @@ def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
     such rows are equal, and a different revision is ignored. A release that embeds a text differently exceeds it.
     """
     columns = [name for name in new.column_names if name != REVISION_COLUMN]
+    tolerant = _encoded_columns(job)
     shared = _shared(old, new)
     if not len(shared):
         return set()
@@ -135,10 +152,17 @@ def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
     )
     places = pc.index_in(new.column("id"), value_set=old.column("id").combine_chunks())
     found = pc.is_valid(places)
-    same_N = _equal_rows(taken(old, places.filter(found).to_numpy()), new.filter(found), tolerant=job.embeds)
+    same_N = _equal_rows(taken(old, places.filter(found).to_numpy()), new.filter(found), tolerant)
     same = Counter(new.filter(found).filter(pa.array(same_N)).column("document_id").to_pylist())
     before, after = (Counter(table.column("document_id").to_pylist()) for table in (old, new))
     return {name for name, count in same.items() if count == before[name] == after[name]}
+
+
+def _encoded_columns(job: Job) -> set[str]:
+    """Return the columns of vectors that builds encode, all of them."""
+    named = job.spec.named_vectors.items()
+    encoded = {vector_column(name) for name, own in named if own.encoder is not None and own.vector is None}
+    return encoded | ({"embedding"} if job.embeds else set())
 
 
 def _shared(old: pa.Table, new: pa.Table) -> pa.Array:
@@ -146,13 +170,29 @@ def _shared(old: pa.Table, new: pa.Table) -> pa.Array:
     return names.filter(pc.is_in(names, value_set=pc.unique(old.column("document_id"))))
 
 
-def _equal_rows(one: pa.Table, other: pa.Table, *, tolerant: bool) -> np.ndarray:
-    """Return which rows of two tables with the same schema are equal; vectors within `TOLERANCE` if `tolerant`."""
-    same_N = _near_vectors(one, other, TOLERANCE if tolerant else 0.0)
+def _equal_rows(one: pa.Table, other: pa.Table, tolerant: set[str]) -> np.ndarray:
+    """Return which rows of two tables with the same schema are equal; vectors of `tolerant` within `TOLERANCE`."""
+    same_N = _near_vectors(one, other, TOLERANCE if "embedding" in tolerant else 0.0)
     for name in one.column_names:
-        if name != "embedding":
+        if one.schema.field(name).type == NAMED_TYPE:
+            same_N &= _near_named(one, other, name, TOLERANCE if name in tolerant else 0.0)
+        elif name != "embedding":
             same_N &= _equal_values(one, other, name)
     return same_N
+
+
+def _near_named(one: pa.Table, other: pa.Table, name: str, most: float) -> np.ndarray:
+    """Return what `_near_vectors` does for a column of named vectors."""
+    columns = [table.column(name) for table in (one, other)]
+    sizes = pc.unique(
+        pa.concat_arrays([*(pc.list_value_length(column).combine_chunks() for column in columns)])
+    )
+    known = [size for size in sizes.to_pylist() if size is not None]
+    if len(known) > 1:
+        return _equal_values(one, other, name)
+    kind = pa.list_(pa.field("item", pa.float32(), nullable=False), known[0] if known else 1)
+    left, right = (pa.table({"embedding": column.cast(kind)}) for column in columns)
+    return _near_vectors(left, right, most)
 
 
 def _near_vectors(one: pa.Table, other: pa.Table, most: float) -> np.ndarray:

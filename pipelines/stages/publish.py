@@ -217,6 +217,7 @@ def _manifest(
         spec=job.spec,
         encoder=job.fingerprint,
         dimensions=job.dimensions,
+        named_vectors=dict(job.named_vectors),
         shards=job.shards,
         segments=entries,
         **_log_position(job, parent),
@@ -248,7 +249,7 @@ def _check_log(job: Job, store: Store, parent: Manifest | None, manifest: Manife
 
 
 def _is_same(one: Manifest, other: Manifest) -> bool:
-    names = ("encoder", "dimensions", "shards")
+    names = ("encoder", "dimensions", "named_vectors", "shards")
     keys = [sorted(entry.keys for entry in manifest.segments) for manifest in (one, other)]
     if keys[0] != keys[1] or any(getattr(one, name) != getattr(other, name) for name in names):
         return False
@@ -266,6 +267,7 @@ def _too_many(counts: Counts, limit: float | None) -> bool:
 def _statistics(job: Job, counts: Counts, units: UnitSums, shards: Sequence[ShardOutcome]) -> dict[str, Any]:
     # With the time in which the device waited for texts: what an encoder of this host does.
     encode_s = counts.seconds.get("encode", 0.0) + counts.seconds.get("wait", 0.0)
+    named_s = counts.seconds.get("encode_named", 0.0)
     computed = counts.tokens + counts.padding_tokens
     worked = units.worked
     return {
@@ -276,10 +278,11 @@ def _statistics(job: Job, counts: Counts, units: UnitSums, shards: Sequence[Shar
         "embedded": counts.embedded,
         # From the units' passages: duplicates were embedded too, and `passages` leaves them out.
         "reused": units.counts.passages - counts.embedded if job.embeds else 0,
+        "named_embedded": dict(counts.named_embedded),
         "tokens": counts.tokens,
         "padding_share": round(counts.padding_tokens / computed, 4) if computed else 0.0,
         "passages_per_s": round(counts.embedded / encode_s, 1) if encode_s else None,
-        "tokens_per_s": round(counts.tokens / encode_s, 1) if encode_s else None,
+        "tokens_per_s": round(counts.tokens / (encode_s + named_s), 1) if encode_s + named_s else None,
         "device": worked and worked.device,
         "dtype": worked and worked.dtype,
         "dtypes": dict(units.dtypes),

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.conforming import conformed
+from scannery.indexer.datapoints.named_vectors import vector_column
 from scannery.indexer.datapoints.vector_presence import is_vectorless, parts_by_vector, unfilled
 from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.local.scratch_folders import scratch_folder
@@ -30,7 +31,7 @@ from scannery.pipelines.state.job import Job, sealed, stage_key
 from scannery.pipelines.state.row_groups import RowGroup, read_row_group
 from scannery.pipelines.state.stage_outputs import has_hash, has_size, read_stage
 from scannery.pipelines.state.work_units import key_of
-from scannery.pipelines.tuning.synthetic_queries import EncoderSource, questions_of
+from scannery.pipelines.tuning.synthetic_queries import NO_ENCODERS, EncoderSources, questions_of
 from scannery.pipelines.tuning.tuning_queries import load_queries, tuning_half
 
 __all__ = [
@@ -106,7 +107,7 @@ def build_shard(
     store: Store,
     *,
     threads: int | None = None,
-    encoder: EncoderSource | None = None,
+    encoders: EncoderSources = NO_ENCODERS,
 ) -> ShardOutcome:
     """Build the segments of a shard and write them to the store; of records with the same id the first one wins.
 
@@ -120,7 +121,7 @@ def build_shard(
     started = time.perf_counter()
     table, letters, lost = new_rows(rows, job, store)
     merged = time.perf_counter()
-    built = write_segments(table, shard, job, store, threads=threads, encoder=encoder)
+    built = write_segments(table, shard, job, store, threads=threads, encoders=encoders)
     seconds = {"merge": round(merged - started, 6), "segment": round(time.perf_counter() - merged, 6)}
     outcome = ShardOutcome(
         key=key,
@@ -180,14 +181,14 @@ def write_segments(
     store: Store,
     *,
     threads: int | None = None,
-    encoder: EncoderSource | None = None,
+    encoders: EncoderSources = NO_ENCODERS,
 ) -> list[BuiltSegment]:
     """Build and store the segment of the rows with vectors and that of the others, of which any may be missing.
 
     The first is tuned for the user's queries, or for questions if there is an encoder.
     """
     return [
-        _write_segment(part, shard, job, store, threads=threads, encoder=encoder)
+        _write_segment(part, shard, job, store, threads=threads, encoders=encoders)
         for part in parts_by_vector(table)
     ]
 
@@ -199,15 +200,15 @@ def _write_segment(
     store: Store,
     *,
     threads: int | None = None,
-    encoder: EncoderSource | None = None,
+    encoders: EncoderSources = NO_ENCODERS,
 ) -> BuiltSegment:
     queries = None
     # A small segment is not tuned, so it needs no encoder.
     if not is_vectorless(table) and table.num_rows >= job.spec.scann.exact_below_rows:
         if job.queries is not None:
             queries = tuning_half(load_queries(store, job.index, job.queries))
-        elif encoder is not None:
-            queries = questions_of(table, encoder)
+        elif encoders.unnamed is not None:
+            queries = questions_of(table, encoders.unnamed)
     with scratch_folder("segment") as folder:
         built = build_segment(
             table,
@@ -216,11 +217,23 @@ def _write_segment(
             directory=folder,
             threads=threads,
             queries=queries,
+            named_queries=_named_queries(table, job, encoders),
             # The measurement of tuning/whole_recall.py, made here while a core is idle.
             measured=job.shards == 1 and queries is None,
         )
         store_segment(store, job.index, built)
     return built
+
+
+def _named_queries(table: pa.Table, job: Job, encoders: EncoderSources) -> dict[str, np.ndarray]:
+    """Return questions for the named vectors of a segment, for names with an encoder and enough vectors to be tuned."""
+    found: dict[str, np.ndarray] = {}
+    for name, encoder in encoders.named.items():
+        present = table.column(vector_column(name)).is_valid()
+        if pc.sum(present).as_py() >= job.spec.scann.exact_below_rows:
+            questions = questions_of(table.filter(present), encoder, column=job.spec.text_field(name))
+            found |= {} if questions is None else {name: questions}
+    return found
 
 
 def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:

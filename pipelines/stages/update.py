@@ -36,7 +36,7 @@ from scannery.pipelines.stages.segment import (
 from scannery.pipelines.state.counts import Counts, ShardOutcome
 from scannery.pipelines.state.job import Job, stage_key
 from scannery.pipelines.state.row_groups import RowGroup
-from scannery.pipelines.tuning.synthetic_queries import EncoderSource
+from scannery.pipelines.tuning.synthetic_queries import NO_ENCODERS, EncoderSources
 
 __all__ = [
     "MOST_DELETED",
@@ -143,7 +143,7 @@ def update_shard(
     job: Job,
     store: Store,
     *,
-    encoder: EncoderSource | None = None,
+    encoders: EncoderSources = NO_ENCODERS,
 ) -> ShardOutcome:
     """Apply row groups and changes to a shard, unless an earlier run did.
 
@@ -156,7 +156,7 @@ def update_shard(
 
     """
     update = _Update.of(shard, values, parent, job)
-    return finished_shard(update.key, job, store) or _updated(update, job, store, encoder)
+    return finished_shard(update.key, job, store) or _updated(update, job, store, encoders)
 
 
 def finished_update(
@@ -200,13 +200,13 @@ def _changes(shard_changes: Sequence[ShardChange], job: Job) -> Sequence[object]
     return [keys, "full"] if job.mode == "full" else keys
 
 
-def _updated(update: _Update, job: Job, store: Store, encoder: EncoderSource | None) -> ShardOutcome:
+def _updated(update: _Update, job: Job, store: Store, encoders: EncoderSources) -> ShardOutcome:
     key, shard, rows, shard_changes, base = update
     started = time.perf_counter()
     fresh, letters, lost = new_rows(rows, job, store)
     plan = _plan(fresh, shard_changes, base, job, store)
     merged = time.perf_counter()
-    built = write_segments(plan.rows, shard, job, store, encoder=encoder)
+    built = write_segments(plan.rows, shard, job, store, encoders=encoders)
     outcome = ShardOutcome(
         key=key,
         shard=shard,

@@ -25,6 +25,9 @@ class Counts:
     embedded: int = 0
     """Passages that went through the encoder."""
 
+    named_embedded: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Texts that went through the encoder of a named vector, by name."""
+
     tokens: int = 0
     """Tokens encoded, without padding."""
 
@@ -78,6 +81,7 @@ class Counts:
             documents=self.documents + other.documents,
             passages=self.passages + other.passages,
             embedded=self.embedded + other.embedded,
+            named_embedded=added(self.named_embedded, other.named_embedded),
             tokens=self.tokens + other.tokens,
             padding_tokens=self.padding_tokens + other.padding_tokens,
             input_bytes=self.input_bytes + other.input_bytes,
@@ -98,7 +102,9 @@ class Counts:
 
     def without_work(self) -> Counts:
         """Return the counts without times and embeddings: those of a unit that an earlier run finished."""
-        return dataclasses.replace(self, embedded=0, tokens=0, padding_tokens=0, seconds={})
+        return dataclasses.replace(
+            self, embedded=0, named_embedded={}, tokens=0, padding_tokens=0, seconds={}
+        )
 
 
 class Piece(NamedTuple):

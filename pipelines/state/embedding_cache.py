@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,6 +36,7 @@ __all__ = [
     "document_list",
     "remove_catalogue",
     "write_catalogue",
+    "write_entries",
 ]
 
 PIECE_COLUMNS = ("text", "text_start", "text_end", "time_start_s", "time_end_s", "_spoken", "_speakers")
@@ -90,13 +91,26 @@ def document_list(table: pa.Table, shard_N: np.ndarray, dimensions: int) -> byte
 
 def write_catalogue(store: Store, index: str, name: str, *, dimensions: int) -> bool:
     """Write the catalogue of all embeddings files of the index with these dimensions; False if it would be empty."""
+    return write_entries(store, index, name, lambda unit: _documents_in(store, index, unit, dimensions))
+
+
+def write_entries(store: Store, index: str, name: str, entries_of: Callable[[str], np.ndarray]) -> bool:
+    """Write a catalogue of all units with an embeddings file; False if it would be empty.
+
+    Args:
+        store: where the files are.
+        index: name of the index.
+        name: of the catalogue.
+        entries_of: returns the hash prefixes of a unit, and their places there, uint64 (2, N).
+
+    """
     # A name begins with the unit's key. Of several files of a unit its record names one.
     units = sorted(
         {PurePosixPath(item.key).name.partition(".")[0] for item in store.list(f"{index}/embeddings")}
     )
     entries: list[np.ndarray] = []
     with ThreadPoolExecutor(_READERS) as pool:
-        found = pool.map(lambda unit: _documents_in(store, index, unit, dimensions), units)
+        found = pool.map(entries_of, units)
         for number, found_2N in enumerate(found):
             places_N = np.uint64(number) << _UNIT_SHIFT | found_2N[1]
             entries.append(np.stack([found_2N[0], places_N], axis=1))
@@ -208,25 +222,26 @@ class Catalogue:
 
     def find(self, hashes: Sequence[bytes]) -> dict[bytes, Known]:
         """Return the stored passages by content hash; unknown documents are left out."""
-        wanted: dict[int, dict[tuple[int, int], bytes]] = defaultdict(dict)
-        for value, place in self._places(sorted(set(hashes))):
-            wanted[place >> int(_UNIT_SHIFT)][place >> _SHARD_SHIFT & _SHARD_MASK, place & _ROW_MASK] = value
+        wanted: dict[str, dict[tuple[int, int], bytes]] = defaultdict(dict)
+        for value, unit, shard, row in self.places(sorted(set(hashes))):
+            wanted[unit][shard, row] = value
         found: dict[bytes, Known] = {}
-        for unit, places in sorted(wanted.items()):
+        for unit, places in sorted(wanted.items()):  # the order of their numbers
             missing = {place: value for place, value in places.items() if value not in found}
             if missing:
-                found.update(self._read(self._units[unit], missing))
+                found.update(self._read(unit, missing))
         return found
 
-    def _places(self, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, int]]:
-        """Yield each hash with the place of every entry with its prefix."""
+    def places(self, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, str, int, int]]:
+        """Yield each hash, of some in order, with the unit, shard and row of every entry with its prefix."""
         prefixes = np.frombuffer(b"".join(value[:8] for value in hashes), np.uint64)
         entries_N2 = self._entries.with_prefixes(prefixes)
         known_N, places_N = entries_N2[:, 0].copy(), entries_N2[:, 1]
         firsts, lasts = (np.searchsorted(known_N, prefixes, side).tolist() for side in ("left", "right"))
         for value, first, last in zip(hashes, firsts, lasts, strict=True):
             for place in places_N[first:last].tolist():
-                yield value, place
+                unit = self._units[place >> int(_UNIT_SHIFT)]
+                yield value, unit, place >> _SHARD_SHIFT & _SHARD_MASK, place & _ROW_MASK
 
     def _read(self, unit: str, places: dict[tuple[int, int], bytes]) -> Iterator[tuple[bytes, Known]]:
         """Yield the documents that begin at these rows of shards; other shards are not read."""

@@ -10,6 +10,7 @@
     INDEX/stage/segments/<input>.dead.jsonl   the duplicates found while it was built, if any
     INDEX/stage/deletes/<ids>.json       ids of documents that a build removes from one shard
     INDEX/stage/units/<unit>.documents   hashes of its documents, if texts are embedded (embedding_cache.py)
+    INDEX/stage/units/<unit>.named       hashes of its texts with named vectors, if they are embedded (named_cache.py)
     INDEX/stage/reuse/<build>.<run>.*    catalogue of documents embedded before (embedding_cache.py)
     INDEX/stage/builds/<build>.json      result of a build, with its units and segments
     INDEX/stage/builds/<build>.<run>.units.jsonl   its units, while a pipeline makes them (unit_list.py)
@@ -26,9 +27,11 @@ begin with a checksum, and a unit's record has those of its pieces: damaged file
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Literal
 
+from scannery.indexer.manifest import NamedVectorsInfo
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 
@@ -54,6 +57,9 @@ class Job:
 
     fingerprint: dict[str, Any] | None
     """Fingerprint of the index's encoder; None if the source has vectors and the spec names no encoder for queries."""
+
+    named_vectors: Mapping[str, NamedVectorsInfo] = dataclasses.field(default_factory=dict)
+    """Dimensions and encoder of the vectors of each name."""
 
     recipe: dict[str, Any]
     """Everything besides the input that decides the content of embeddings files; part of their keys."""
@@ -96,6 +102,9 @@ class Job:
     catalogue: str = ""
     """Name of the catalogue of documents embedded before, which the launcher has written; empty: none."""
 
+    named_catalogue: str = ""
+    """Name of the catalogue of texts embedded to named vectors before; empty: none."""
+
     max_dead_letters: float | None = None
     """Most dead letters allowed: a number from 1 (or 0), or a share of the records below 1."""
 
@@ -124,8 +133,13 @@ class Job:
 
     @property
     def embeds(self) -> bool:
-        """Whether the build encodes texts, rather than reading vectors from the source."""
+        """Whether the build encodes texts to unnamed vectors, rather than reading these from the source."""
         return self.spec.embeds
+
+    @property
+    def named_dimensions(self) -> dict[str, int]:
+        """Components of the vectors of each name."""
+        return {name: info.dimensions for name, info in self.named_vectors.items()}
 
     def open_store(self) -> Store:
         """Return the store, opened in this process."""

@@ -69,7 +69,7 @@ def read_unit(store: Store, index: str, unit: str) -> UnitOutcome | None:
 def write_beside(store: Store, index: str, unit: str, name: str, data: bytes) -> None:
     """Store what later stages and runs need of a unit, so that they need not read its embeddings file.
 
-    `name` is `ids` (records/id_blocks.py) or `documents` (embedding_cache.py).
+    `name` is `ids` (records/id_blocks.py), `documents` (embedding_cache.py) or `named` (named_cache.py).
     """
     store.write(stage_key(index, "units", f"{unit}.{name}"), sha256(data).digest() + data)
 

@@ -8,8 +8,9 @@ Short runs of words, encoded as queries, behave like those questions at every se
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,10 +18,22 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from scannery.embed import Encoder
 
-__all__ = ["QUESTIONS", "EncoderSource", "questions_of"]
+__all__ = ["NO_ENCODERS", "QUESTIONS", "EncoderSource", "EncoderSources", "questions_of"]
 
 EncoderSource = Callable[[], "Encoder"]
 """Returns the encoder, loading it on the first call."""
+
+
+class EncoderSources(NamedTuple):
+    """The encoders of an index."""
+
+    unnamed: EncoderSource | None = None
+    """Of unnamed vectors; None: the index has none for them."""
+    named: Mapping[str, EncoderSource] = MappingProxyType({})
+    """Of named vectors, by name; names without an encoder are left out."""
+
+
+NO_ENCODERS = EncoderSources()
 
 QUESTIONS = 300
 """Questions per segment: the standard error of their recall is about 0.01."""
@@ -28,12 +41,14 @@ WORDS = 4
 _WORD = re.compile(r"\w[\w'’-]*")
 
 
-def questions_of(table: pa.Table, encoder: EncoderSource, *, seed: int = 0) -> np.ndarray | None:
+def questions_of(
+    table: pa.Table, encoder: EncoderSource, *, seed: int = 0, column: str = "text"
+) -> np.ndarray | None:
     """Return query vectors, float32 `(at most QUESTIONS, dimensions)`, or None if the table has no texts.
 
-    The same table and seed give the same questions.
+    The same table and seed give the same questions. Texts are in `column`.
     """
-    texts = table.column("text")
+    texts = table.column(column)
     if texts.null_count == len(texts):
         return None
     generator = np.random.default_rng(seed)
