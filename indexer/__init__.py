@@ -3,7 +3,13 @@
 from scannery.indexer.datapoints.column_rules import SizeLimits
 from scannery.indexer.datapoints.conforming import conformed
 from scannery.indexer.datapoints.field_mapping import FieldMapping
-from scannery.indexer.datapoints.named_vectors import NAMED_TYPE, vector_column, vectors_array, without_named
+from scannery.indexer.datapoints.named_vectors import (
+    NAMED_TYPE,
+    vector_column,
+    vectors_array,
+    with_vectors,
+    without_named,
+)
 from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import (
@@ -22,6 +28,7 @@ from scannery.indexer.datapoints.schema import (
     vectors_of,
     written_schema,
 )
+from scannery.indexer.datapoints.searched_text import first_passages, named_texts, texts_of_field
 from scannery.indexer.datapoints.sparse import (
     MAX_SPARSE_ENTRIES,
     SPARSE_COLUMNS,
@@ -209,6 +216,7 @@ __all__ = [
     "encodable",
     "exact_search",
     "expected_recall",
+    "first_passages",
     "has_vector",
     "id_hashes",
     "identifier",
@@ -220,6 +228,7 @@ __all__ = [
     "load_spec",
     "manifest_key",
     "measure_recall",
+    "named_texts",
     "new_index_id",
     "next_version",
     "open_index",
@@ -246,6 +255,7 @@ __all__ = [
     "spec_json_schema",
     "spec_yaml",
     "store_segment",
+    "texts_of_field",
     "unit_length",
     "validate",
     "vector_column",
@@ -256,6 +266,7 @@ __all__ = [
     "with_deleted",
     "with_known_terms",
     "with_terms",
+    "with_vectors",
     "without_named",
     "without_vectors",
     "written_schema",

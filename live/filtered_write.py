@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from scannery.indexer import REVISION_COLUMN, AllowedRows, KnownTerms, Manifest, Segment, written_schema
 from scannery.live.group_commit import Resolved
-from scannery.live.log.records import Mutation, encode, encoder_digest
+from scannery.live.log.records import Mutation, encode, encoder_digest, named_digests
 from scannery.live.memtable import LiveState
 from scannery.live.resolve import Places, changed_rows
 from scannery.live.write_request import PartialUpdate
@@ -157,7 +157,10 @@ class FilteredWrite:
             lexical = manifest.spec.lexical
             rows = self._changed(manifest, chosen, self._change)
             mutation = Mutation(
-                rows, encoder=encoder_digest(manifest), words=None if lexical is None else lexical.rules
+                rows,
+                encoder=encoder_digest(manifest),
+                words=None if lexical is None else lexical.rules,
+                named_encoders=named_digests(manifest),
             )
             count = rows.num_rows
         return _Batch(manifest, chosen, (mutation, encode(mutation), count))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Generic, Protocol, TypeVar
 
@@ -37,7 +37,7 @@ from scannery.live.log.mutation_log import (
     MutationLog,
     Request,
 )
-from scannery.live.log.records import Mutation, decode, encode, rows_fit
+from scannery.live.log.records import Mutation, decode, encode, named_problem, rows_fit
 from scannery.live.memtable import LiveState, apply, begin
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.replay import state_after
@@ -307,17 +307,34 @@ class LiveIndex(Generic[SnapshotT]):
             names: the attributes to look for.
 
         """
+        wanted = {name: attribute_columns(spec)[name] for name in names}
+        for mutation in self._unsealed(manifest):
+            schema = mutation.rows.schema
+            for name, kind in wanted.items():
+                if name in schema.names and schema.field(name).type != kind:
+                    return name
+        return None
+
+    def other_vectors(self, manifest: Manifest, altered: Manifest) -> str | None:
+        """Return why named vectors of the log cannot be those of an altered version; None if they can.
+
+        Args:
+            manifest: of the current version.
+            altered: the same with further named vectors.
+
+        """
+        problems = (named_problem(mutation, altered) for mutation in self._unsealed(manifest))
+        return next(filter(None, problems), None)
+
+    def _unsealed(self, manifest: Manifest) -> Iterator[Mutation]:
+        """Yield the mutations of the log after a version."""
         with self._lock:
             log = self._open_log()
-        wanted, after = {name: attribute_columns(spec)[name] for name in names}, manifest.log_sequence
+        after = manifest.log_sequence
         while log is not None and (entries := log.read(after)):
             after = entries[-1].sequence
             for entry in entries:
-                schema = decode(entry.data, sequence=entry.sequence).rows.schema
-                for name, kind in wanted.items():
-                    if name in schema.names and schema.field(name).type != kind:
-                        return name
-        return None
+                yield decode(entry.data, sequence=entry.sequence)
 
     def rows_with_dynamic(self, names: Collection[str]) -> dict[str, int]:
         """Return how many datapoints have dynamic attributes of these names; only names that some have.

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import (
-    ChunkSpec,
     KnownTerms,
     Manifest,
     conformed,
@@ -25,37 +24,16 @@ from scannery.indexer import (
     written_schema,
 )
 from scannery.indexer.datapoints.passages import MAX_REPEATED_BYTES
-from scannery.live.log.records import Mutation, encode, encoder_digest, with_words
+from scannery.live.log.records import Mutation, encode, encoder_digest, named_digests, with_words
+from scannery.live.named_encoding import ENCODE_AT_ONCE, Encoders, TextVectors, encode_changes, encode_rows
 from scannery.live.write_request import Conditional, PartialUpdate, Upserts
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from scannery.embed import Chunker, Passage
-    from scannery.embed.text.documents import DocumentEncoder
+    from scannery.embed import Passage
 
-__all__ = ["Encoders", "IndexEncoder", "PreparedUpsert", "prepare"]
-
-ENCODE_AT_ONCE = 64
-"""Documents between two checks of the deadline."""
-
-
-class IndexEncoder(Protocol):
-    """The encoder of one index."""
-
-    @property
-    def documents(self) -> DocumentEncoder:
-        """Encoder of documents."""
-
-    def chunker(self, chunk: ChunkSpec) -> Chunker:
-        """Return the chunker for a spec."""
-
-
-class Encoders(Protocol):
-    """Finds the encoder of an index."""
-
-    def encoder_of(self, manifest: Manifest, *, field: str) -> IndexEncoder:
-        """Return the encoder; EncoderUnavailableError for `field` (of the request) if there is none."""
+__all__ = ["PreparedUpsert", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +48,8 @@ class PreparedUpsert:
     """Items with a condition."""
     known: KnownTerms = field(default_factory=dict, compare=False)
     """Terms of partially updated rows, found before the transaction; it redoes those of rows that change meanwhile."""
+    vectors: TextVectors | None = field(default=None, compare=False)
+    """Named vectors of the texts of partially updated rows, encoded before the transaction."""
 
     @property
     def needs_state(self) -> bool:
@@ -97,20 +77,30 @@ def prepare(upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: 
         DeadlineError: the deadline passed.
 
     """
-    rows = upserts.rows
+    vectors = TextVectors(manifest, encoders, deadline)
+    rows, numbers = upserts.rows, np.array(upserts.numbers, np.int64)
     removed: tuple[str, ...] = ()
     if "embedding" not in rows.column_names or rows.column("embedding").null_count:
-        rows, removed = _with_passages(upserts, manifest, encoders, deadline)
-    mutation = Mutation(rows, removed_documents=removed, encoder=encoder_digest(manifest))
+        rows, numbers, removed = _with_passages(upserts, manifest, encoders, deadline)
+    mutation = Mutation(
+        encode_rows(rows, numbers.tolist(), manifest, vectors),
+        removed_documents=removed,
+        encoder=encoder_digest(manifest),
+        named_encoders=named_digests(manifest),
+    )
     if rows is not upserts.rows:
         _check_distinct(mutation)
-    return PreparedUpsert(with_words(mutation, manifest.spec), upserts.partial, upserts.conditional)
+    partial = encode_changes(upserts.partial, manifest, vectors)
+    return PreparedUpsert(with_words(mutation, manifest.spec), partial, upserts.conditional, vectors=vectors)
 
 
 def _with_passages(
     upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: Deadline
-) -> tuple[pa.Table, tuple[str, ...]]:
-    """Return the rows of a batch in which some have no vector, and the documents whose passages they replace."""
+) -> tuple[pa.Table, np.ndarray, tuple[str, ...]]:
+    """Return the rows of a batch in which some have no vector, and what they are made of.
+
+    That is the number of each row's datapoint in the request, int64, and the documents whose passages they replace.
+    """
     spec, rows = manifest.spec, upserts.rows
     schema = written_schema(spec, manifest.dimensions)
     tables, present_N = [schema.empty_table()], has_vector(rows)
@@ -118,20 +108,26 @@ def _with_passages(
     if spec.vectors == "optional":
         has_text_N = rows.column("text").is_valid().to_numpy()
         encoded_N &= has_text_N & (spec.encoder is not None)
+    numbers_N = np.array(upserts.numbers, np.int64)
+    numbers = [numbers_N[~encoded_N]]
     if not encoded_N.all():
         tables.append(conformed(rows.filter(pa.array(~encoded_N)), schema))
     if encoded_N.any():
-        numbers = np.array(upserts.numbers, np.int64)[encoded_N].tolist()
-        tables.append(_encoded(rows.filter(pa.array(encoded_N)), numbers, manifest, encoders, deadline))
+        own = numbers_N[encoded_N]
+        passages, counts = _encoded(
+            rows.filter(pa.array(encoded_N)), own.tolist(), manifest, encoders, deadline
+        )
+        tables.append(passages)
+        numbers.append(np.repeat(own, counts))
     # Without a vector, a datapoint is a whole document.
     removed = rows.filter(pa.array(~present_N)).column("id").to_pylist() if spec.source.chunk else ()
-    return pa.concat_tables(tables), tuple(removed)
+    return pa.concat_tables(tables), np.concatenate(numbers), tuple(removed)
 
 
 def _encoded(
     documents: pa.Table, numbers: Sequence[int], manifest: Manifest, encoders: Encoders, deadline: Deadline
-) -> pa.Table:
-    """Return the passages of texts as rows; `numbers` says where the texts are in the request."""
+) -> tuple[pa.Table, list[int]]:
+    """Return the passages of texts as rows, and how many each has; `numbers` says where these are in the request."""
     from scannery.embed.text.documents import cut, encode_passages, passage_columns
 
     encoder = encoders.encoder_of(manifest, field=f"upserts[{numbers[0]}].datapoint.text")
@@ -154,8 +150,8 @@ def _encoded(
                 )
         passages += own
         vectors += found
-    columns = passage_columns(titles, passages)
-    return passage_rows(documents, [*map(len, passages)], columns, np.concatenate(vectors), manifest.spec)
+    columns, counts = passage_columns(titles, passages), [*map(len, passages)]
+    return passage_rows(documents, counts, columns, np.concatenate(vectors), manifest.spec), counts
 
 
 def _check_repetition(documents: pa.Table, numbers: Sequence[int], counts: Sequence[int], before: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,17 +13,22 @@ import pyarrow as pa
 from scannery.indexer import (
     DYNAMIC_COLUMN,
     REVISION_COLUMN,
+    IndexSpec,
     InvalidRecordError,
     KnownTerms,
     Manifest,
     Segment,
+    first_passages,
+    vectors_array,
     with_known_terms,
     written_schema,
 )
 from scannery.indexer.datapoints.declaring import rows_with_dynamic
 from scannery.indexer.datapoints.dynamic import changed_dynamic
-from scannery.live.log.records import Mutation, with_words
+from scannery.indexer.datapoints.named_vectors import is_vector_column
+from scannery.live.log.records import Mutation, named_digests, with_words
 from scannery.live.memtable import LiveState
+from scannery.live.named_encoding import VectorsOf, encode_again
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.row_tables import whole_rows
 from scannery.live.write_request import Condition, Deletion, PartialUpdate
@@ -57,12 +63,13 @@ def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
     for item in upsert.conditional:
         _check(item.condition, _places(state, item.id), item.id, f"{item.path}.condition")
     spec = state.manifest.spec
-    changed = [_changed(item, state, upsert.known) for item in upsert.partial]
+    vectors_of = None if upsert.vectors is None else upsert.vectors.known
+    changed = [_changed(item, state, upsert.known, vectors_of) for item in upsert.partial]
     if not changed:
         return upsert.mutation
     whole = with_words(upsert.mutation, spec)
     rows = pa.concat_tables([whole.rows, *changed])
-    mutation = Mutation(rows, whole.removed_ids, whole.removed_documents, whole.encoder, whole.words)
+    mutation = replace(whole, rows=rows, known_hashes=None)
     if len(set(mutation.ids)) < len(mutation.ids):
         raise InvalidRequestError.at("upserts", "two of them would write the same datapoint")
     return mutation
@@ -143,13 +150,16 @@ def _rows_of_document(state: LiveState, document_id: str) -> Places:
 
 
 def look_ahead(upsert: PreparedUpsert, state: LiveState) -> None:
-    """Cache the terms of partially updated rows: extracting them in the transaction would delay other writes."""
+    """Cache terms and named vectors of partially updated rows: making them in the transaction would delay others."""
+    vectors_of = None if upsert.vectors is None else upsert.vectors.encode
     for item in upsert.partial:
         with contextlib.suppress(UnknownDatapointError):  # it may exist when the write is resolved
-            _changed(item, state, upsert.known)
+            _changed(item, state, upsert.known, vectors_of)
 
 
-def _changed(item: PartialUpdate, state: LiveState, known: KnownTerms) -> pa.Table:
+def _changed(
+    item: PartialUpdate, state: LiveState, known: KnownTerms, vectors_of: VectorsOf | None
+) -> pa.Table:
     """Return the rows of an existing datapoint with the fields of the mask changed, and their terms."""
     places = _places(state, item.id)
     path = f"{item.path}.datapoint.id"
@@ -157,10 +167,16 @@ def _changed(item: PartialUpdate, state: LiveState, known: KnownTerms) -> pa.Tab
         raise UnknownDatapointError(
             f"{path}: index {state.manifest.index!r} has no datapoint {item.id!r:.200} to update", field=path
         )
-    return changed_rows(places, item, state.manifest, known)
+    return changed_rows(places, item, state.manifest, known, vectors_of)
 
 
-def changed_rows(places: Places, item: PartialUpdate, manifest: Manifest, known: KnownTerms) -> pa.Table:
+def changed_rows(
+    places: Places,
+    item: PartialUpdate,
+    manifest: Manifest,
+    known: KnownTerms,
+    vectors_of: VectorsOf | None = None,
+) -> pa.Table:
     """Return rows with new values, and their terms.
 
     Args:
@@ -168,16 +184,20 @@ def changed_rows(places: Places, item: PartialUpdate, manifest: Manifest, known:
         item: the new values.
         manifest: of the version that the rows are written to.
         known: terms that were found before; terms of other texts are added.
+        vectors_of: returns the named vectors of texts; needed for items with `encoded`.
+
+    Raises:
+        OverloadedError: the values were checked for another spec, or a text to encode has just changed.
 
     """
     schema = written_schema(manifest.spec, manifest.dimensions)
-    if not (
-        item.values.keys() <= set(schema.names) and manifest.spec.attributes.keys().isdisjoint(item.dynamic)
-    ):
-        # The values were checked against the spec of another version.
+    if not _fits(item, manifest, schema):
         raise OverloadedError("the index has just got another spec", retry_after_s=RETRY_S)
     table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in places])
     for column, value in item.values.items():
+        if is_vector_column(column):
+            table = _with_vector(table, column, value, manifest.spec)
+            continue
         field = schema.field(column)
         values = pa.array([value] * table.num_rows, field.type)
         table = table.set_column(schema.get_field_index(column), field, values)
@@ -187,7 +207,27 @@ def changed_rows(places: Places, item: PartialUpdate, manifest: Manifest, known:
         # A value of before the attribute was declared, if it did not fit (`with_declared`).
         stale = rows_with_dynamic(table.column(DYNAMIC_COLUMN), set_names)
         table = _with_dynamic(table, dict.fromkeys(stale), item.path) if stale else table
+    if item.encoded and vectors_of is not None:
+        table = encode_again(table, item, manifest.spec, vectors_of)
     return with_known_terms(table, manifest.spec.lexical, known)
+
+
+def _fits(item: PartialUpdate, manifest: Manifest, schema: pa.Schema) -> bool:
+    """Return whether new values, which were checked for a version, are possible in another one."""
+    digests = named_digests(manifest)
+    return (
+        item.values.keys() <= set(schema.names)
+        and manifest.spec.attributes.keys().isdisjoint(item.dynamic)
+        and manifest.named_vectors.keys() >= set(item.encoded)
+        and all(digests.get(name) == digest for name, digest in item.encoders.items())
+    )
+
+
+def _with_vector(table: pa.Table, column: str, vector: np.ndarray | None, spec: IndexSpec) -> pa.Table:
+    """Return the rows of a datapoint with another named vector: that of its first passage, if it has passages."""
+    first_N = first_passages(table, spec)
+    array = vectors_array([vector if first else None for first in first_N.tolist()])
+    return table.set_column(table.schema.get_field_index(column), column, array)
 
 
 def _with_dynamic(table: pa.Table, changes: Mapping[str, Any], path: str) -> pa.Table:

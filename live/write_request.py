@@ -37,9 +37,13 @@ class PartialUpdate:
     """Its place in the request, for errors; empty for a change by filter."""
     id: str
     values: Mapping[str, Any]
-    """New values by column name."""
+    """New values by column name; a named vector is a float32 array."""
     dynamic: Mapping[str, Any] = field(default_factory=dict)
     """New values of dynamic attributes by name; None removes one."""
+    encoded: tuple[str, ...] = ()
+    """Names of vectors that their encoders make again from the texts of the datapoint, once it has the new values."""
+    encoders: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the encoders that made new values, by name of the vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,12 +18,16 @@ __all__ = [
     "NAMED_TYPE",
     "ROW_COLUMN",
     "as_lists",
+    "is_vector_column",
     "named_column",
     "names_in",
     "vector_column",
     "vector_name",
     "vectors_array",
     "vectors_table",
+    "with_missing_vectors",
+    "with_vectors",
+    "without_absent",
     "without_named",
 ]
 
@@ -45,19 +49,48 @@ def vector_name(column: str) -> str | None:
     return column.removeprefix(_PREFIX) if column.startswith(_PREFIX) else None
 
 
+def is_vector_column(column: str) -> bool:
+    """Return whether a column of a table of rows is that of a named vector."""
+    return column.startswith(_PREFIX)
+
+
 def names_in(table: pa.Table) -> list[str]:
     """Return the names of the vectors that at least one row has."""
     return [
         column.removeprefix(_PREFIX)
         for column in table.column_names
-        if column.startswith(_PREFIX) and table.column(column).null_count < table.num_rows
+        if is_vector_column(column) and table.column(column).null_count < table.num_rows
     ]
 
 
 def without_named(table: pa.Table) -> pa.Table:
     """Return a table without the columns of named vectors."""
-    named = [column for column in table.column_names if column.startswith(_PREFIX)]
+    named = [column for column in table.column_names if is_vector_column(column)]
     return table.drop_columns(named) if named else table
+
+
+def without_absent(table: pa.Table) -> pa.Table:
+    """Return a table without the columns of names that no row has a vector of."""
+    present = {vector_column(name) for name in names_in(table)}
+    absent = [column for column in table.column_names if is_vector_column(column) and column not in present]
+    return table.drop_columns(absent) if absent else table
+
+
+def with_vectors(table: pa.Table, name: str, vectors: Sequence[np.ndarray | None]) -> pa.Table:
+    """Return a table with other vectors of a name, float32 (D,) or None for each row."""
+    column = vector_column(name)
+    place, array = table.schema.get_field_index(column), vectors_array(vectors)
+    if place < 0:
+        return table.append_column(column, array)
+    return table.set_column(place, column, array)
+
+
+def with_missing_vectors(table: pa.Table, name: str, vectors: Sequence[np.ndarray | None]) -> pa.Table:
+    """Return a table with vectors of a name, float32 (D,), for the rows that lack one."""
+    place = table.schema.get_field_index(vector_column(name))
+    given, made = table.column(place), vectors_array(vectors)
+    whole = made if given.null_count == len(given) else pc.coalesce(given, made)
+    return table.set_column(place, vector_column(name), whole)
 
 
 def vectors_table(table: pa.Table, name: str, places_N: np.ndarray | None = None) -> pa.Table:

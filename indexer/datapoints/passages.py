@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer.datapoints.named_vectors import vector_column
+from scannery.indexer.datapoints.named_vectors import is_vector_column, vector_column
 from scannery.indexer.datapoints.schema import written_schema
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
@@ -90,7 +90,9 @@ def repeated_bytes(documents: pa.Table, rows: Sequence[int], counts: Sequence[in
         counts: passages of each.
 
     """
-    shared = documents.select([name for name in documents.column_names if name not in _OF_PASSAGES])
+    shared = documents.select([
+        name for name in documents.column_names if name not in _OF_PASSAGES and not is_vector_column(name)
+    ])  # fmt: skip
     if shared.nbytes * max(counts, default=0) <= MAX_REPEATED_BYTES >> 6:
         return [0] * len(counts)  # the usual case: all of them together are far from the limit
     return [shared.slice(row, 1).nbytes * count for row, count in zip(rows, counts, strict=True)]

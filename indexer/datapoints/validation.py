@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -138,7 +138,7 @@ def validate(
         "text", functools.partial(text_rule, lambda text: text if text.strip() else None, limits.text)
     )
     columns |= batch.column(SPOKEN_COLUMN, functools.partial(text_rule, lambda text: text, None))
-    vectors_ND, has_vector_N = batch.vectors(dimensions, zeros=spec.distance != "cosine")
+    vectors_ND, has_vector_N = batch.vectors(dimensions, zeros=spec.distance != "cosine", names=[*named])
     if not partial and not has_vector_N.all():
         if spec.vectors == "required":
             batch.check_texts(~has_vector_N, columns, embeds=embeds)
@@ -197,11 +197,18 @@ class _Batch:
         converted = self._converted(enumerate(given), lambda value: rule.one(value, name))
         return pa.array([converted.get(row) for row in range(self._rows)], rule.type)
 
-    def vectors(self, dimensions: int, *, zeros: bool) -> tuple[np.ndarray | None, np.ndarray]:
+    def vectors(
+        self, dimensions: int, *, zeros: bool, names: Sequence[str]
+    ) -> tuple[np.ndarray | None, np.ndarray]:
         """Return the vectors as float32 (N, D), None if there is none, and which rows have one, bool (N,)."""
         name, values = self._fields.get("embedding", ("", [None] * self._rows))
         if dimensions == 0:
-            error = invalid("vector", name, "is not possible: the index has no vectors")
+            what = "is not possible: the index has no vectors"
+            if names:
+                what = (
+                    f"is not possible: the index has named vectors only ({', '.join(names)}); write `vectors`"
+                )
+            error = invalid("vector", name, what)
             self._note(np.array([value is not None for value in listed(values)], bool), error)
             return None, np.zeros(self._rows, bool)
         if isinstance(values, np.ndarray) and values.shape[1] == dimensions:

@@ -12,7 +12,13 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer.datapoints.named_vectors import ROW_COLUMN, names_in, vectors_table, without_named
+from scannery.indexer.datapoints.named_vectors import (
+    ROW_COLUMN,
+    names_in,
+    vector_column,
+    vectors_table,
+    without_named,
+)
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import vectors_of
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
@@ -131,9 +137,14 @@ class MemorySegment(Segment):
 
     @cached_property
     def size_bytes(self) -> int:
-        """Bytes of the vectors and columns."""
+        """Bytes of the vectors and columns, and of the copies of named vectors that are made when one is searched."""
         scaled = 0 if self._scaled is None else sum(part.nbytes for part in self._scaled)
-        return int(self.entry.size_bytes + scaled)
+        named = sum(
+            self._parts.column(vector_column(name)).nbytes
+            * (2 if self.spec.named_vectors[name].distance == "cosine" else 1)
+            for name in names_in(self._parts)
+        )
+        return int(self.entry.size_bytes + scaled + named)
 
     @cached_property
     def records(self) -> Records:  # type: ignore[override]  # made when a hit is first read

@@ -1,7 +1,8 @@
 """Change the spec of an index: a new version with the segments of the current one.
 
 Only changes that existing rows fit are possible. An attribute that is added is null in all rows before it: files are
-not rewritten, and readers take a column that a file lacks as null (`Segment.with_columns`).
+not rewritten, and readers take a column that a file lacks as null (`Segment.with_columns`). Likewise all rows before a
+named vector lack it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, ReplacedError
-from scannery.indexer.manifest import Manifest, Recall
+from scannery.indexer.manifest import Manifest, NamedVectorsInfo, Recall
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
+from scannery.indexer.versions.creation import given_vectors
 from scannery.indexer.versions.versions import commit, read_manifest
 
 __all__ = ["alter_index", "altered_spec"]
@@ -22,14 +24,29 @@ __all__ = ["alter_index", "altered_spec"]
 MAX_ATTEMPTS = 20
 """Attempts to commit while other processes commit versions."""
 
-_POSSIBLE = ("attributes", "dynamic", "vectors", "target_recall", "search", "live", "reranker")
+_POSSIBLE = (
+    "attributes",
+    "named_vectors",
+    "dynamic",
+    "vectors",
+    "target_recall",
+    "search",
+    "live",
+    "reranker",
+)
 """Keys of which at least some changes fit existing rows."""
 _OTHER_WAY = (
     "create another index with this spec, fill it, and move an alias to it; or `scannery build --full`"
 )
 
 
-def alter_index(store: Store, index: str, change: Callable[[Manifest], IndexSpec]) -> Manifest:
+def alter_index(
+    store: Store,
+    index: str,
+    change: Callable[[Manifest], IndexSpec],
+    *,
+    named: Callable[[IndexSpec, str], NamedVectorsInfo] = given_vectors,
+) -> Manifest:
     """Publish a version with a changed spec, and return its manifest; the current one if the spec stays the same.
 
     Args:
@@ -37,8 +54,11 @@ def alter_index(store: Store, index: str, change: Callable[[Manifest], IndexSpec
         index: name of the index.
         change: returns the new spec for the current version; called again if another version was published meanwhile.
             Its errors end the call.
+        named: returns what is known of a named vector that is added, for the changed spec and its name. Default: for
+            names without an encoder.
 
     Raises:
+        InvalidSpecError: a name with an encoder is added, without `named`.
         NotFoundError: there is no such index.
         CorruptError, FormatError: the current version cannot be read.
         AlreadyExistsError: in each of MAX_ATTEMPTS attempts, another version was published meanwhile.
@@ -50,7 +70,7 @@ def alter_index(store: Store, index: str, change: Callable[[Manifest], IndexSpec
         if spec == parent.spec:
             return parent
         try:
-            return commit(store, _altered(parent, spec))
+            return commit(store, _altered(parent, spec, named))
         except ReplacedError:
             raise
         except AlreadyExistsError:
@@ -81,8 +101,10 @@ def altered_spec(spec: IndexSpec, changes: Mapping[str, Any]) -> IndexSpec:
     removed = [name for name, kind in (data.get("attributes") or {}).items() if kind is None]
     if gone := spec.attributes.keys() & removed:
         raise _refused(f"attributes.{min(gone)}", f"cannot be removed. To be without it, {_OTHER_WAY}")
+    _check_names_stay(spec, data.get("named_vectors"))
     changed = parse_spec(data)
     _check_attributes(spec, changed)
+    _check_named_vectors(spec, changed)
     for key, value in (("dynamic", True), ("vectors", "optional")):
         if getattr(spec, key) == value and getattr(changed, key) != value:
             raise _refused(key, f"cannot be taken back, since rows may depend on it: {_OTHER_WAY}")
@@ -98,16 +120,36 @@ def _check_attributes(old: IndexSpec, new: IndexSpec) -> None:
             )
 
 
+def _check_names_stay(spec: IndexSpec, given: object) -> None:
+    named = given if isinstance(given, Mapping) else {}
+    for name in spec.named_vectors:
+        if named.get(name) is None:
+            raise _refused(f"named_vectors.{name}", f"cannot be removed. To be without it, {_OTHER_WAY}")
+
+
+def _check_named_vectors(old: IndexSpec, new: IndexSpec) -> None:
+    for name, own in old.named_vectors.items():
+        if new.named_vectors[name] != own:
+            raise _refused(
+                f"named_vectors.{name}",
+                f"cannot be changed, since it determines what is stored: add another name, or {_OTHER_WAY}",
+            )
+
+
 def _refused(field: str, what: str) -> InvalidSpecError:
     return InvalidSpecError(f"{field}: {what}", field=field)
 
 
-def _altered(parent: Manifest, spec: IndexSpec) -> Manifest:
+def _altered(
+    parent: Manifest, spec: IndexSpec, named: Callable[[IndexSpec, str], NamedVectorsInfo]
+) -> Manifest:
+    known = parent.named_vectors
     return parent.model_copy(
         update={
             "parent": parent.version,
             "spec": spec,
             "recall": _recall(parent, spec),
+            "named_vectors": {name: known.get(name) or named(spec, name) for name in spec.named_vectors},
             "statistics": {"mode": "alter", "builds": parent.builds},
         }
     )

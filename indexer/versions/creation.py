@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Any
 
-from scannery.indexer.errors import AlreadyExistsError, NotFoundError
+from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, NotFoundError
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
-from scannery.indexer.manifest import Manifest
+from scannery.indexer.manifest import Manifest, NamedVectorsInfo
 from scannery.indexer.spec.spec import IndexSpec, LexicalSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.aliases import check_no_alias
 from scannery.indexer.versions.versions import commit, latest_version, read_manifest
 
-__all__ = ["create_index", "keeps_compounds", "with_analyser"]
+__all__ = ["create_index", "given_vectors", "keeps_compounds", "with_analyser"]
 
 
 def create_index(
@@ -23,6 +24,7 @@ def create_index(
     *,
     dimensions: int,
     fingerprint: Mapping[str, Any] | None = None,
+    named: Mapping[str, NamedVectorsInfo] = MappingProxyType({}),
     request_id: str = "",
 ) -> Manifest:
     """Publish version 1 of an index without datapoints, and return its manifest.
@@ -32,9 +34,11 @@ def create_index(
         spec: of the index; with `shards: auto` it gets one shard.
         dimensions: components of a vector.
         fingerprint: of the encoder, if the index has one for its documents.
+        named: what is known of named vectors with an encoder, by name; others have the dimensions of the spec.
         request_id: a repetition with the same one returns the index that the first attempt created.
 
     Raises:
+        InvalidSpecError: `named` lacks a name that has an encoder.
         AlreadyExistsError: there is an index or an alias of this name.
         StoreError: the store cannot be written.
 
@@ -46,6 +50,7 @@ def create_index(
         spec=with_analyser(spec, None),
         encoder=None if fingerprint is None else dict(fingerprint),
         dimensions=dimensions,
+        named_vectors={name: named.get(name) or given_vectors(spec, name) for name in spec.named_vectors},
         shards=1 if spec.shards == "auto" else spec.shards,
         segments=(),
         statistics={"mode": "create", "request_id": request_id},
@@ -59,6 +64,15 @@ def create_index(
     if (known := _created_before(store, spec.index, request_id)) is not None:
         return known
     raise AlreadyExistsError(f"index: there is an index {spec.index!r} already", field="index")
+
+
+def given_vectors(spec: IndexSpec, name: str) -> NamedVectorsInfo:
+    """Return what is known of named vectors without an encoder; InvalidSpecError if they have one."""
+    dimensions = spec.named_vectors[name].dimensions
+    if dimensions is None:
+        field = f"named_vectors.{name}.encoder"
+        raise InvalidSpecError(f"{field}: its dimensions and fingerprint are required", field=field)
+    return NamedVectorsInfo(dimensions=dimensions)
 
 
 def with_analyser(spec: IndexSpec, parent: IndexSpec | None) -> IndexSpec:

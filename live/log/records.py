@@ -7,12 +7,14 @@ So replaying a log needs neither an encoder nor an older version of the index.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from scannery.indexer import (
     WORD_COLUMNS,
@@ -23,14 +25,26 @@ from scannery.indexer import (
     conformed,
     id_hashes,
     is_vectorless,
+    vector_column,
     with_terms,
     without_vectors,
     written_schema,
 )
 from scannery.indexer.datapoints.declaring import with_declared
+from scannery.indexer.datapoints.named_vectors import names_in, without_absent
 from scannery.runtime.errors import InvalidRequestError
 
-__all__ = ["RECORD_FORMAT", "Mutation", "decode", "encode", "encoder_digest", "rows_fit", "with_words"]
+__all__ = [
+    "RECORD_FORMAT",
+    "Mutation",
+    "decode",
+    "encode",
+    "encoder_digest",
+    "named_digests",
+    "named_problem",
+    "rows_fit",
+    "with_words",
+]
 
 RECORD_FORMAT = 1
 """Version of the records that this code writes; later versions are refused."""
@@ -56,6 +70,8 @@ class Mutation:
     """`LexicalSpec.rules` with which WORD_COLUMNS were computed; None: the rows lack them."""
     known_hashes: np.ndarray | None = None
     """The `id_hashes` of the new rows, uint64, if the record holds them."""
+    named_encoders: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the encoders of named vectors, by name; names without an encoder are left out."""
 
     @cached_property
     def hashes(self) -> np.ndarray:
@@ -78,8 +94,11 @@ def encode(mutation: Mutation) -> bytes:
         "encoder": mutation.encoder,
         "words": mutation.words,
     }
+    if mutation.named_encoders:
+        header["named_encoders"] = dict(mutation.named_encoders)
     # Nulls of a fixed size take the space of vectors.
     rows = without_vectors(mutation.rows) if is_vectorless(mutation.rows) else mutation.rows
+    rows = without_absent(rows)
     table = rows.append_column(_HASHES, pa.array(mutation.hashes))
     table = table.replace_schema_metadata({_KEY: json.dumps(header).encode()})
     sink = pa.BufferOutputStream()
@@ -123,12 +142,19 @@ def decode(data: bytes, *, sequence: int) -> Mutation:
         header["encoder"],
         header.get("words"),
         hashes_N,
+        header.get("named_encoders", {}),
     )
 
 
 def encoder_digest(manifest: Manifest) -> str | None:
     """Return the digest of the encoder that made an index's vectors; None if it has no encoder."""
     return None if manifest.encoder is None else manifest.encoder.get("digest")
+
+
+def named_digests(manifest: Manifest) -> dict[str, str]:
+    """Return the digests of the encoders of an index's named vectors, by name, of those that have one."""
+    known = {name: info.encoder for name, info in manifest.named_vectors.items()}
+    return {name: encoder["digest"] for name, encoder in known.items() if encoder and "digest" in encoder}
 
 
 def with_words(mutation: Mutation, spec: IndexSpec) -> Mutation:
@@ -146,7 +172,8 @@ def with_words(mutation: Mutation, spec: IndexSpec) -> Mutation:
 def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool = False) -> Mutation:
     """Return the mutation converted to the schema of a version; attributes and vectors that it lacks are null.
 
-    Dynamic attributes that the version declares move into their columns, if their values fit.
+    Attributes and named vectors that the version does not have are dropped. Dynamic attributes that it declares
+    move into their columns, if their values fit.
 
     Args:
         mutation: the mutation.
@@ -156,14 +183,16 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool
 
     Raises:
         InvalidRequestError: a new one has a dynamic attribute with a value that does not fit the declared type.
-        FormatError: its vectors were made by another encoder, an attribute has another type, or the version must have
-            vectors that it lacks.
+        FormatError: its vectors, or those of a name, were made by another encoder or have other dimensions, an
+            attribute has another type, or the version must have vectors that it lacks.
 
     """
     schema = written_schema(manifest.spec, manifest.dimensions)
     what = f"record {sequence} of the log does not fit version {manifest.version} of index {manifest.index!r}"
     if mutation.rows.num_rows and mutation.encoder != encoder_digest(manifest):
         raise FormatError(f"{what}: its vectors were made for another encoder")
+    if problem := named_problem(mutation, manifest):
+        raise FormatError(f"{what}: its {problem}")
     mutation = with_words(mutation, manifest.spec)
     words = [mutation.rows.schema.field(name) for name in WORD_COLUMNS if mutation.words]
     schema = pa.schema([*schema, *words])
@@ -186,3 +215,17 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool
     except pa.ArrowException as error:
         raise FormatError(f"{what}: {error}") from error
     return replace(mutation, rows=rows)
+
+
+def named_problem(mutation: Mutation, manifest: Manifest) -> str | None:
+    """Return why named vectors of a mutation cannot be those of a version; None if they can."""
+    digests = named_digests(manifest)
+    for name in names_in(mutation.rows):
+        if (info := manifest.named_vectors.get(name)) is None:
+            continue
+        if mutation.named_encoders.get(name) != digests.get(name):
+            return f"vectors {name!r} were made for another encoder"
+        sizes = pc.min_max(pc.list_value_length(mutation.rows.column(vector_column(name)))).as_py()
+        if {*sizes.values()} != {info.dimensions}:
+            return f"vectors {name!r} have {sizes['max']} dimensions, those of the version {info.dimensions}"
+    return None

@@ -187,7 +187,7 @@ def _committed(
     for attempt in range(MAX_ATTEMPTS):
         parent = read_manifest(store, index)
         now = {entry.key: entry for entry in parent.segments}
-        if any(entry.key not in now for entry in group):
+        if any(entry.key not in now or now[entry.key].content != entry.content for entry in group):
             return None
         if _rows_revived(store, index, group, [now[entry.key] for entry in group]):
             return None

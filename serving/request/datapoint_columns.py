@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from scannery.indexer import (
     Field,
     IndexSpec,
     InvalidRecordError,
+    vector_column,
 )
 from scannery.indexer.datapoints.dynamic import check_json_size, dynamic_json, parsed_dynamic
 from scannery.runtime.errors import InvalidRequestError
@@ -44,16 +46,31 @@ class DatapointColumns(NamedTuple):
     fields: dict[str, Field]
     unknown: dict[int, str]
     """An attribute that the spec does not name, by the number of the datapoint that has it."""
+    unknown_vectors: dict[int, str]
+    """The name of a vector that the index does not have, by the number of the datapoint that has it."""
 
 
-def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: int) -> DatapointColumns:
-    """Return datapoints as columns."""
+def datapoint_columns(
+    points: Sequence[Datapoint],
+    spec: IndexSpec,
+    dimensions: int,
+    named: Mapping[str, int] = MappingProxyType({}),
+) -> DatapointColumns:
+    """Return datapoints as columns.
+
+    Args:
+        points: of a request.
+        spec: of the index.
+        dimensions: of the unnamed vector.
+        named: dimensions of the named vectors.
+
+    """
     ids = [point.id for point in points]
     documents = [point.document_id for point in points]
     fields = {"id": Field("id", ids), "embedding": Field("vector", _vectors(points, dimensions))}
     if any(documents):
-        named = [document or own for document, own in zip(documents, ids, strict=True)]
-        fields["document_id"] = Field("document_id", named)
+        wholes = [document or own for document, own in zip(documents, ids, strict=True)]
+        fields["document_id"] = Field("document_id", wholes)
     for column, name in _TEXTS.items():
         if (given := _given(points, name)) is not None:
             fields[column] = Field(name, given)
@@ -75,7 +92,8 @@ def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: 
         for number, attributes in enumerate(maps if others else ())
         if others & attributes.keys()
     }
-    return DatapointColumns(fields | _spans(points), unknown)
+    vectors, unknown_vectors = _named_vectors(points, named)
+    return DatapointColumns(fields | vectors | _spans(points), unknown, unknown_vectors)
 
 
 def _given(points: Sequence[Datapoint], name: str) -> list[Any] | None:
@@ -96,9 +114,33 @@ def _vectors(points: Sequence[Datapoint], dimensions: int) -> np.ndarray | list[
     return [_vector(point.vector) if point.HasField("vector") else None for point in points]
 
 
-def _vector(message: Vector) -> np.ndarray | InvalidRecordError:
+def _named_vectors(
+    points: Sequence[Datapoint], named: Mapping[str, int]
+) -> tuple[dict[str, Field], dict[int, str]]:
+    """Return the columns of named vectors, and names that are unknown by the number of their datapoint."""
+    maps = [point.vectors for point in points]
+    names: Set[str] = set().union(*maps)
+    fields = {
+        vector_column(name): Field(
+            f"vectors.{name}",
+            # Never vectors[name] without a look: that would put it there.
+            [_vector(vectors[name], f"vectors.{name}") if name in vectors else None for vectors in maps],
+        )
+        for name in named
+        if name in names
+    }
+    others: Set[str] = names - named.keys()
+    unknown = {
+        number: next(name for name in vectors if name in others)
+        for number, vectors in enumerate(maps if others else ())
+        if others & vectors.keys()
+    }
+    return fields, unknown
+
+
+def _vector(message: Vector, path: str = "vector") -> np.ndarray | InvalidRecordError:
     try:
-        return vector_components(message, "vector")
+        return vector_components(message, path)
     except InvalidRequestError as error:
         return InvalidRecordError(error.message, reason="vector", field=error.field)
 

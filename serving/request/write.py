@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from google.protobuf.field_mask_pb2 import FieldMask
 
@@ -18,6 +19,7 @@ from scannery.indexer import (
     Rejected,
     SizeLimits,
     validate,
+    vector_column,
 )
 from scannery.indexer.datapoints.dynamic import check_dynamic_name
 from scannery.live.write_request import Condition, Conditional, Deletion, PartialUpdate, Upserts
@@ -42,6 +44,19 @@ _COLUMNS = {"title": "title", "payload_json": "payload"}
 """Columns of the fields that a mask can name besides attributes."""
 _NEVER_IN_PART = ("vector", "sparse_vector", "text", "document_id", "dynamic_json", *SPAN)
 _ATTRIBUTES = "attributes."
+_VECTORS = "vectors"
+_NO_NAMES = "the index has no named vectors; add some with AlterIndex, or `named_vectors` in its spec"
+
+
+class _Changes(NamedTuple):
+    """What an item with a mask changes; the last fields of `PartialUpdate`."""
+
+    values: dict[str, Any]
+    """New values by column."""
+    dynamic: dict[str, Any]
+    """New values of dynamic attributes by name, None for those to remove."""
+    encoded: tuple[str, ...]
+    """Names of vectors to encode again."""
 
 
 def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> Upserts:
@@ -86,6 +101,7 @@ class _Batch:
     def __init__(self, items: Sequence[pb.Upsert], manifest: Manifest) -> None:
         self.items = items
         self._manifest, self._spec = manifest, manifest.spec
+        self._named = {name: info.dimensions for name, info in manifest.named_vectors.items()}
         self._errors: dict[int, InvalidRequestError] = {}
         self._ids: set[str] = set()
 
@@ -97,11 +113,8 @@ class _Batch:
                 self._check_cut(number, self.items[number].datapoint)
         return table
 
-    def changes(self, numbers: Sequence[int]) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
-        """Return the new values of some items, of which only what the mask names is written.
-
-        The first are by column, the second are dynamic attributes by name, None for those to remove.
-        """
+    def changes(self, numbers: Sequence[int]) -> dict[int, _Changes]:
+        """Return the new values of some items, of which only what the mask names is written."""
         for number in numbers:
             self._check_mask(number, self.items[number])
         table = self._validated(numbers, partial=True)
@@ -112,13 +125,43 @@ class _Batch:
             for number, row in zip(numbers, table.to_pylist(), strict=True)
         }
 
-    def _changes(self, mask: Sequence[str], row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        dynamic = [name for name in mask if self._is_dynamic(name)]
+    def _changes(self, mask: Sequence[str], row: dict[str, Any]) -> _Changes:
+        fields = [name for name in mask if not _is_vector(name)]
+        dynamic = [name for name in fields if self._is_dynamic(name)]
         given = json.loads(row.get(DYNAMIC_COLUMN) or "{}") if dynamic else {}
         values = {
-            column: row[column] for column in map(_column, (name for name in mask if name not in dynamic))
+            column: row[column] for column in map(_column, (name for name in fields if name not in dynamic))
         }
-        return values, {name: given.get(name) for name in map(_column, dynamic)}
+        vectors, encoded = self._changed_vectors(mask, row, values.keys())
+        return _Changes(
+            values | {vector_column(name): vector for name, vector in vectors.items()},
+            {name: given.get(name) for name in map(_column, dynamic)},
+            encoded,
+        )
+
+    def _changed_vectors(
+        self, mask: Sequence[str], row: Mapping[str, Any], changed: Set[str]
+    ) -> tuple[dict[str, np.ndarray | None], tuple[str, ...]]:
+        """Return new vectors by name, None for those to remove, and the names of vectors to encode again.
+
+        Those are encoded of which a mask changes the text, or leaves out the vector while it names all.
+        """
+        replaced = {name for name in self._named if _VECTORS in mask or f"{_VECTORS}.{name}" in mask}
+        given = {name: row[vector_column(name)] for name in replaced}
+        specs = self._spec.named_vectors
+        encoded = {
+            name
+            for name in self._named
+            if specs[name].encoder is not None
+            and (name not in replaced or (given[name] is None and f"{_VECTORS}.{name}" not in mask))
+            and (name in replaced or self._spec.text_field(name) in changed)
+        }
+        vectors = {
+            name: None if value is None else np.array(value, np.float32)
+            for name, value in given.items()
+            if name not in encoded
+        }
+        return vectors, tuple(sorted(encoded))
 
     def _is_dynamic(self, name: str) -> bool:
         attribute = name.removeprefix(_ATTRIBUTES)
@@ -147,17 +190,21 @@ class _Batch:
     def _validated(self, numbers: Sequence[int], *, partial: bool) -> pa.Table:
         points, spec = [self.items[number].datapoint for number in numbers], self._spec
         dimensions = self._manifest.dimensions
-        fields, unknown = datapoint_columns(points, spec, dimensions)
+        fields, unknown, unknown_vectors = datapoint_columns(points, spec, dimensions, self._named)
         self._ids.update(fields["id"].values)
         for row, name in unknown.items():
             what = unknown_name(name, spec.attributes, "attribute")
             self._note(numbers[row], f"datapoint.attributes.{name:.80}", what)
+        for row, name in unknown_vectors.items():
+            what = unknown_name(name, self._named, "named vector") if self._named else _NO_NAMES
+            self._note(numbers[row], f"datapoint.vectors.{name:.80}", what)
         valid = validate(
             len(points),
             fields,
             spec,
             dimensions,
             embeds=spec.encoder is not None,
+            named=self._named,
             partial=partial,
             limits=_SIZES,
             spoken=spoken_text,
@@ -185,7 +232,10 @@ class _Batch:
     def _check_mask(self, number: int, item: pb.Upsert) -> None:
         """Note what is in the mask and cannot be changed, or in the item and not in the mask."""
         point, mask = item.datapoint, _mask(item)
-        known = dict.fromkeys((*_COLUMNS, *(f"attributes.{name}" for name in self._spec.attributes)))
+        vectors = [_VECTORS, *(f"{_VECTORS}.{name}" for name in self._named)] if self._named else []
+        known = dict.fromkeys(
+            (*_COLUMNS, *(f"{_ATTRIBUTES}{name}" for name in self._spec.attributes), *vectors)
+        )
         for name in mask:
             if self._is_dynamic(name):
                 self._check_name(number, name)
@@ -200,6 +250,9 @@ class _Batch:
         for name in (*_COLUMNS, *(f"attributes.{name}" for name in point.attributes)):
             if name not in mask and (name in given or name not in _COLUMNS):
                 self._note(number, f"datapoint.{name}", "is not in the update_mask")
+        for name in point.vectors if _VECTORS not in mask else ():
+            if f"{_VECTORS}.{name}" not in mask:
+                self._note(number, f"datapoint.{_VECTORS}.{name:.80}", "is not in the update_mask")
         if item.condition.if_absent:
             self._note(number, "condition.if_absent", "makes no sense with an update_mask")
 
@@ -224,6 +277,10 @@ def _path(number: int) -> str:
 
 def _mask(item: pb.Upsert) -> tuple[str, ...]:
     return tuple(dict.fromkeys(item.update_mask.paths))
+
+
+def _is_vector(name: str) -> bool:
+    return name == _VECTORS or name.startswith(f"{_VECTORS}.")
 
 
 def _column(name: str) -> str:
@@ -253,7 +310,8 @@ def parse_attribute_change(attributes: Mapping[str, Value], manifest: Manifest) 
         batch.check()
     except InvalidRequestError as error:
         raise _without_place(error) from error
-    return PartialUpdate("", "", *changes[0])
+    values, dynamic, encoded = changes[0]
+    return PartialUpdate("", "", values, dynamic, encoded)
 
 
 def _without_place(error: InvalidRequestError) -> InvalidRequestError:

@@ -30,7 +30,11 @@ class AllowedModels:
         named = {
             part.model
             for manifest in self._catalog.manifests()
-            for part in (manifest.spec.encoder, manifest.spec.reranker)
+            for part in (
+                manifest.spec.encoder,
+                manifest.spec.reranker,
+                *(named.encoder for named in manifest.spec.named_vectors.values()),
+            )
             if part is not None
         }
         if model not in named:

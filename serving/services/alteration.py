@@ -6,7 +6,15 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from scannery.indexer import IndexSpec, InvalidSpecError, Manifest, alter_index, altered_spec
+from scannery.indexer import (
+    IndexSpec,
+    InvalidSpecError,
+    Manifest,
+    NamedVectorsInfo,
+    alter_index,
+    altered_spec,
+)
+from scannery.live.live_index import LiveIndex
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ConditionError, InvalidRequestError
 from scannery.serving import limits
@@ -15,6 +23,7 @@ from scannery.serving.catalog.description import index_info
 from scannery.serving.contract import ALTER_INDEX
 from scannery.serving.services.allowed_models import AllowedModels
 from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.services.vector_spaces import VectorSpaces
 from scannery.v1 import index_pb2 as pb
 
 __all__ = ["Alteration"]
@@ -32,12 +41,14 @@ class Alteration:
 
         """
         self._catalog, self._models = catalog, AllowedModels(catalog, models)
+        self._spaces = VectorSpaces(catalog, models)
         self.methods = {ALTER_INDEX: UnaryMethod(pb.AlterIndexRequest, self.alter, "admin")}
 
     def alter(self, request: pb.AlterIndexRequest, deadline: Deadline) -> pb.AlterIndexResponse:
         """Publish a version with the changed spec, and open it here; other processes open it within a second."""
         changes = _parsed(request.changes_json)
         live = self._catalog.live(request.index)
+        named: dict[str, NamedVectorsInfo] = {}
 
         def changed(manifest: Manifest) -> IndexSpec:
             deadline.check()
@@ -58,12 +69,33 @@ class Alteration:
                 )
             if manifest.spec.dynamic:
                 self._check_not_dynamic(manifest, added)
+            named.clear()
+            named.update(self._added_vectors(manifest, spec, live))
             return spec
 
-        manifest = alter_index(self._catalog.store, request.index, changed)
+        manifest = alter_index(self._catalog.store, request.index, changed, named=lambda _, name: named[name])
         self._catalog.open_created(request.index)
         aliases = self._catalog.aliases_of(request.index)
         return pb.AlterIndexResponse(index=index_info(manifest, details=True, aliases=aliases))
+
+    def _added_vectors(
+        self, manifest: Manifest, spec: IndexSpec, live: LiveIndex[Any]
+    ) -> dict[str, NamedVectorsInfo]:
+        """Return what is known of the named vectors that a spec adds; an error if the log has others of the name."""
+        added = spec.named_vectors.keys() - manifest.named_vectors.keys()
+        if not added:
+            return {}
+        found = self._spaces.of_names(spec, added, "changes")
+        altered = manifest.model_copy(
+            update={"spec": spec, "named_vectors": {**manifest.named_vectors, **found}}
+        )
+        if problem := live.other_vectors(manifest, altered):
+            raise InvalidRequestError.at(
+                "changes.named_vectors",
+                f"live updates that are not sealed are from before a rollback, and their {problem}: seal them first "
+                f"(`scannery index seal {manifest.index}`), or choose another name",
+            )
+        return found
 
     def _check_not_dynamic(self, manifest: Manifest, names: Collection[str]) -> None:
         """Refuse to declare names that datapoints have as dynamic attributes: filters would not find their values."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Collection
 
 from scannery.indexer import (
     AlreadyExistsError,
     IndexSpec,
     InvalidSpecError,
-    Manifest,
     create_index,
     latest_version,
     parse_spec,
@@ -29,17 +27,10 @@ from scannery.serving.contract import CREATE_INDEX
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.allowed_models import AllowedModels
 from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.services.vector_spaces import VectorSpace, VectorSpaces, encoder_options
 from scannery.v1 import index_pb2 as pb
 
 __all__ = ["Creation"]
-
-
-class _Space(NamedTuple):
-    """The vectors of an index."""
-
-    dimensions: int
-    fingerprint: dict[str, Any] | None
-    """Of the encoder."""
 
 
 class Creation:
@@ -54,6 +45,7 @@ class Creation:
 
         """
         self._catalog, self._models = catalog, AllowedModels(catalog, models)
+        self._spaces = VectorSpaces(catalog, models)
         self.methods = {CREATE_INDEX: UnaryMethod(pb.CreateIndexRequest, self.create, "admin")}
 
     def create(self, request: pb.CreateIndexRequest, deadline: Deadline) -> pb.CreateIndexResponse:
@@ -70,6 +62,7 @@ class Creation:
         if spec.reranker is not None:
             self._models.check(spec.reranker.model, "spec.reranker.model")
         space = self._space(spec, request.dimensions)
+        named = self._spaces.of_names(spec, spec.named_vectors.keys(), "spec")
         deadline.check()
         if self._catalog.stored_count() >= limits.MAX_INDEXES:
             raise OverloadedError(f"the store has {limits.MAX_INDEXES} indexes, which is the limit")
@@ -79,6 +72,7 @@ class Creation:
                 spec,
                 dimensions=space.dimensions,
                 fingerprint=space.fingerprint,
+                named=named,
                 request_id=request.request_id,
             )
         except AlreadyExistsError:
@@ -94,9 +88,10 @@ class Creation:
             return None
         manifest = read_manifest(self._catalog.store, spec.index)
         for field, given, existing in (
-            ("spec.encoder", _options(spec), _options(manifest.spec)),
+            ("spec.encoder", encoder_options(spec.encoder), encoder_options(manifest.spec.encoder)),
             ("spec.distance", spec.distance, manifest.spec.distance),
             ("dimensions", dimensions or manifest.dimensions, manifest.dimensions),
+            ("spec.named_vectors", _named(spec), _named(manifest.spec)),
         ):
             if given != existing:
                 raise AlreadyExistsError(
@@ -113,44 +108,29 @@ class Creation:
             what = f"index {name!r} is not among those that these credentials and this server are for"
             raise PermissionDeniedError(f"spec.index: {what}", field="spec.index")
 
-    def _space(self, spec: IndexSpec, dimensions: int) -> _Space:
-        """Return the space of the vectors; the encoder tells it, or the request."""
+    def _space(self, spec: IndexSpec, dimensions: int) -> VectorSpace:
+        """Return the space of the unnamed vectors; the encoder tells it, or the request."""
         if spec.encoder is None:
             if dimensions == 0 and spec.vectors == "optional" and spec.source.vector is None:
-                return _Space(0, None)
+                return VectorSpace(0, None)
             if dimensions == 0:
                 raise InvalidRequestError.at(
                     "dimensions",
-                    "is required for an index without an encoder, unless it has only words (lexical) or sparse vectors",
+                    "is required for an index without an encoder, unless it has only named vectors, words (lexical) or "
+                    "sparse vectors",
                 )
             if not 1 <= dimensions <= limits.MAX_DIMENSIONS:
                 raise InvalidRequestError.at(
                     "dimensions",
                     f"must be 1 to {limits.MAX_DIMENSIONS} for an index without an encoder, got {dimensions}",
                 )
-            return _Space(dimensions, None)
-        found = self._of_served(spec) or self._of_model(spec)
+            return VectorSpace(dimensions, None)
+        found = self._spaces.of_encoder(spec.encoder, "spec.encoder.model")
         if dimensions not in (0, found.dimensions):
             raise InvalidRequestError.at(
                 "dimensions", f"must be those of {spec.encoder.model}, {found.dimensions}, got {dimensions}"
             )
         return found
-
-    def _of_served(self, spec: IndexSpec) -> _Space | None:
-        """Return the space of an index with the same encoder, so that no model is loaded."""
-        for manifest in self._visible():
-            if manifest.encoder is not None and _options(manifest.spec) == _options(spec):
-                return _Space(manifest.dimensions, manifest.encoder)
-        return None
-
-    def _of_model(self, spec: IndexSpec) -> _Space:
-        assert spec.encoder is not None
-        self._models.check(spec.encoder.model, "spec.encoder.model")
-        fingerprint = self._catalog.encoders.fingerprint_of(spec.encoder, field="spec.encoder.model")
-        return _Space(fingerprint.dimensions, fingerprint.to_dict())
-
-    def _visible(self) -> Iterator[Manifest]:
-        return self._catalog.manifests()
 
 
 def _parsed(text: str) -> IndexSpec:
@@ -166,9 +146,18 @@ def _parsed(text: str) -> IndexSpec:
         raise InvalidRequestError.at("spec_json", f"is not JSON: {error}") from error
 
 
-def _options(spec: IndexSpec) -> dict[str, Any] | None:
-    """Return what determines the vectors of texts."""
-    return None if spec.encoder is None else spec.encoder.model_dump(exclude={"device", "dtype"})
+def _named(spec: IndexSpec) -> dict[str, object]:
+    """Return what determines the named vectors, by name."""
+    return {
+        name: (
+            own.model_dump(include={"dimensions", "distance"})
+            | {
+                "encoder": encoder_options(own.encoder),
+                "from": spec.text_field(name) if own.encoder else None,
+            }
+        )
+        for name, own in spec.named_vectors.items()
+    }
 
 
 def _shown(value: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from scannery.indexer import AllowedRows, Manifest, Segment
 from scannery.live.filtered_write import FilteredWrite
 from scannery.live.live_index import LiveIndex
+from scannery.live.named_encoding import TextVectors, encode_changes
 from scannery.live.write_request import PartialUpdate
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
@@ -79,7 +80,12 @@ class FilteredWrites:
     ) -> _Done:
         check_request_id(request.request_id)
         index = writable(self._indexes, request.index)
-        where, change = parse(request, index.state.manifest)
+        manifest = index.state.manifest
+        where, change = parse(request, manifest)
+        if change is not None and not request.dry_run:
+            [change] = encode_changes(
+                [change], manifest, TextVectors(manifest, self._indexes.encoders, deadline)
+            )
         write = FilteredWrite(
             None if where is None else partial(_matching, index.snapshot.masks, where, deadline),
             limit=_limit(request),
