@@ -81,7 +81,12 @@ def hit_json(hit: Hit) -> dict[str, Any]:
         "lexical_score": hit.lexical_score,
         "rerank_score": hit.rerank_score,
     }
-    scores = {"score": hit.score, **{name: score for name, score in sides.items() if score is not None}}
+    scores: dict[str, Any] = {
+        "score": hit.score,
+        **{name: score for name, score in sides.items() if score is not None},
+    }
+    if hit.vector_scores:
+        scores["vector_scores"] = hit.vector_scores
     snippet = {} if hit.snippet is None else {"snippet": _snippet_json(hit.snippet)}
     return {"id": hit.id, "document_id": hit.document_id, **scores, **_rest(hit), **group, **snippet}
 
@@ -99,8 +104,10 @@ def _snippet_json(snippet: Snippet) -> dict[str, Any]:
 
 def point_json(point: Datapoint) -> dict[str, Any]:
     """Return a datapoint as JSON values."""
-    vector = {} if point.vector is None else {"vector": point.vector.tolist()}
-    return {"id": point.id, "document_id": point.document_id, **_rest(point), **vector}
+    vectors: dict[str, Any] = {} if point.vector is None else {"vector": point.vector.tolist()}
+    if point.vectors:
+        vectors["vectors"] = {name: vector.tolist() for name, vector in point.vectors.items()}
+    return {"id": point.id, "document_id": point.document_id, **_rest(point), **vectors}
 
 
 def print_hits(hits: Hits) -> None:
@@ -181,11 +188,16 @@ def _inline(text: str) -> str:
 
 
 def _scores(hit: Hit) -> list[str]:
-    """Return the score, and the scores that order hybrid and reranked hits."""
+    """Return the score, and the scores that order hybrid and reranked hits, and those of several vectors."""
     sides = {"rerank": hit.rerank_score, "dense": hit.dense_score, "lexical": hit.lexical_score}
     return [
         f"{hit.score:.4f}",
         *(f"{name} {score:.4f}" for name, score in sides.items() if score is not None),
+        *(
+            f"{name or 'vector'} {score:.4f}"
+            for name, score in hit.vector_scores.items()
+            if len(hit.vector_scores) > 1
+        ),
     ]
 
 

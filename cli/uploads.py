@@ -17,6 +17,7 @@ from scannery.client.errors import (
     InternalError,
     UnavailableError,
 )
+from scannery.client.request.named_vectors import with_vectors
 from scannery.client.request.records import RecordReader
 from scannery.client.request.writes import DATAPOINT_KEYS, Refused
 
@@ -136,7 +137,8 @@ class Upload:
         return Uploaded(self._done, written, sequence, (), self._ignored())
 
     def _points(self) -> Iterator[Any]:
-        names = DATAPOINT_KEYS | _EXPORTED | self._spec.attributes.keys()
+        columns = {f"vectors.{name}" for name in self._spec.named_vectors}
+        names = DATAPOINT_KEYS | _EXPORTED | columns | self._spec.attributes.keys()
         for record in read_records(self._files, self._spec, names):
             self._places.add(record)
             yield self._point(record)
@@ -144,9 +146,10 @@ class Upload:
     def _point(self, record: FileRecord) -> Any:
         if record.record is None:
             return Refused("", record.problem)
+        fields = with_vectors(record.record)
         if self._reader is None:
-            return record.record
-        point = self._reader.datapoint(record.record)
+            return fields
+        point = self._reader.datapoint(fields)
         return _read_html(point) if self._spec.source.text_format == "html" else point
 
     def _note(self, done: int) -> None:

@@ -27,18 +27,21 @@ from scannery.client.request.filters import Where
 from scannery.client.request.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
 from scannery.client.request.writes import NewDatapoint, Update
 from scannery.client.response.aggregations import AttributeStats, Facet, Facets, TypeStats
+from scannery.client.response.index_info import (
+    EncoderInfo,
+    IndexInfo,
+    NamedVectorInfo,
+    RecallInfo,
+    SegmentInfo,
+)
 from scannery.client.response.results import (
     BulkWritten,
     Datapoint,
     Deleted,
-    EncoderInfo,
     Explanation,
     Hit,
     Hits,
-    IndexInfo,
     NotWritten,
-    RecallInfo,
-    SegmentInfo,
     SegmentPlan,
     Snippet,
     Written,
@@ -72,6 +75,7 @@ __all__ = [
     "InvalidArgumentError",
     "Like",
     "Mode",
+    "NamedVectorInfo",
     "NewDatapoint",
     "NotFoundError",
     "NotWritten",

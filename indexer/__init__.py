@@ -104,7 +104,7 @@ from scannery.indexer.spec.spec_files import load_spec, parse_spec, spec_json_sc
 from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.tuning.settings_choice import expected_recall
-from scannery.indexer.vectors.exact_search import exact_search, search_ready, unit_length
+from scannery.indexer.vectors.exact_search import NO_ROW, exact_search, row_scores, search_ready, unit_length
 from scannery.indexer.versions.aliases import (
     ALIASES_KEY,
     Aliases,
@@ -136,6 +136,7 @@ __all__ = [
     "MAX_MAGNITUDE",
     "MAX_SPARSE_ENTRIES",
     "NAMED_TYPE",
+    "NO_ROW",
     "REVISION_COLUMN",
     "SPAN",
     "SPARSE",
@@ -245,6 +246,7 @@ __all__ = [
     "repeated_bytes",
     "repetition_problem",
     "rollback",
+    "row_scores",
     "score_rows",
     "score_sparse",
     "search_ready",

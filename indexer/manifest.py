@@ -256,6 +256,17 @@ class Manifest(_Record):
         )
 
     @property
+    def encoded(self) -> dict[str, Manifest]:
+        """The manifests of the vectors that have an encoder, by name, as `of_vectors`; "" is the unnamed vector."""
+        unnamed = {"": self} if self.spec.encoder is not None else {}
+        named = {
+            name: self.of_vectors(name)
+            for name in self.named_vectors
+            if self.spec.named_vectors[name].encoder is not None
+        }
+        return unnamed | named
+
+    @property
     def builds(self) -> tuple[str, ...]:
         """Names of the builds that its documents come from; those that are known."""
         known = self.statistics.get("builds") or [self.statistics.get("build_id")]

@@ -46,12 +46,15 @@ __all__ = [
     "MAX_TEXT_BYTES",
     "MAX_TITLE_BYTES",
     "MAX_UPSERTS",
+    "MAX_VECTOR_CHOICES",
 ]
 
 DEFAULT_K = 10
 DEFAULT_RERANK_CANDIDATES = 100
 MAX_K = 10_000
 MAX_OFFSET = 10_000
+MAX_VECTOR_CHOICES = 17
+"""The named vectors of an index, and the unnamed one."""
 MAX_QUERIES = 1_000
 MAX_BATCH_HITS = 100_000
 """Queries × (k + offset) of one SearchMany."""

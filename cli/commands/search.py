@@ -87,6 +87,13 @@ def search(
             help="Weights of blended queries, in the order QUERY, --also, --like, --vector. Default: equal.",
         ),
     ] = None,
+    vectors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[=WEIGHT],...",
+            help="Named vectors to compare; several are fused. An empty name is the unnamed vector.",
+        ),
+    ] = None,
     max_per_group: Annotated[int | None, typer.Option(help="Most hits per group.")] = None,
     group_by: Annotated[
         str | None, typer.Option(help="Attribute to group by. Default: the document.")
@@ -139,6 +146,8 @@ def search(
         "explain": explain,
         "fields": fields or None,
     }
+    if vectors is not None:
+        options["vectors"] = _choices(vectors)
     if queries is not None:
         if any(given is not None for given in (query, also, like, vector, sparse, weights)):
             raise typer.BadParameter(
@@ -169,6 +178,20 @@ def search(
         print_hits(hits)
         if hits.explanation:
             print_explanation(hits.explanation)
+
+
+def _choices(text: str) -> list[str] | dict[str, float]:
+    """Return the vectors to compare, with weights if one is given: those without one have 1."""
+    choices: dict[str, float] = {}
+    for item in text.split(","):
+        name, equals, weight = (part.strip() for part in item.partition("="))
+        if name in choices:
+            raise typer.BadParameter(f"--vectors names {name!r} twice")
+        try:
+            choices[name] = float(weight) if equals else 1.0
+        except ValueError as error:
+            raise typer.BadParameter(f"--vectors must be NAME or NAME=WEIGHT, got {item!r}") from error
+    return choices if "=" in text else list(choices)
 
 
 def _query(texts: list[str], like: list[str], vector: object, weights: object, sparse: object) -> QueryLike:

@@ -44,7 +44,10 @@ def import_(
         str | None, typer.Option(metavar="NAME", help="Collection or table. Default: the only one.")
     ] = None,
     vector: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Named vector, or its column. Default: the only one.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Named vector, or its column. Default: all; several become named vectors."
+        ),
     ] = None,
     id: Annotated[
         str | None,
@@ -75,7 +78,11 @@ def import_(
         ),
     ] = "attributes",
     encoder: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="The model that made the vectors, for text queries.")
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL|NAME=MODEL",
+            help="The model that made the vectors, for text queries; of named vectors, several times.",
+        ),
     ] = None,
     lexical: Annotated[bool, typer.Option("--lexical", help="Also index the words of the texts.")] = False,
     overwrite: Annotated[
@@ -98,10 +105,12 @@ def import_(
     from scannery.pipelines.peers.readers import open_peer
 
     options = PeerOptions(collection=collection, vector=vector, id=id, ids=ids, distance=distance)
+    models = _models(encoder or [])
     settings = ImportSettings(
         text=text,
         payload=payload,
-        encoder=encoder,
+        encoder=models.pop("", None),
+        encoders=models,
         lexical=lexical,
         overwrite=overwrite,
         skip_invalid=skip_invalid,
@@ -118,6 +127,19 @@ def import_(
     print_json(asdict(report)) if as_json else _print(report)
     if report.left_out:
         raise typer.Exit(PARTIAL)
+
+
+def _models(given: list[str]) -> dict[str, str]:
+    """Return the models by the names of vectors; "" is the unnamed one."""
+    models: dict[str, str] = {}
+    for item in given:
+        # A model may be a path, which may have a `=`.
+        name, equals, model = item.partition("=")
+        key, value = (name, model) if equals and "/" not in name else ("", item)
+        if key in models:
+            raise typer.BadParameter(f"--encoder is given twice for one vector: {item!r}")
+        models[key] = value
+    return models
 
 
 def _print(report: ImportReport) -> None:

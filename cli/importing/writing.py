@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from scannery.client import AlreadyExistsError, Client, Index, NewDatapoint, NotFoundError
+from scannery.client import AlreadyExistsError, Client, Index, IndexInfo, NewDatapoint, NotFoundError
 from scannery.pipelines.errors import PeerError
-from scannery.pipelines.peers.collection import PeerCollection, PeerRecord, vector_problem
+from scannery.pipelines.peers.collection import PeerCollection, PeerRecord, record_problem
 
 __all__ = ["ImportReport", "ImportSettings", "import_collection"]
 
@@ -27,6 +27,8 @@ class ImportSettings:
     """What the fields of a payload become: attributes, which filters can use, or a payload that is only returned."""
     encoder: str | None = None
     """The model that made the vectors, for text queries."""
+    encoders: Mapping[str, str] = field(default_factory=dict)
+    """The models that made named vectors, by name."""
     lexical: bool = False
     overwrite: bool = False
     """Also write rows whose ids the index has."""
@@ -101,28 +103,60 @@ def _opened(
     except NotFoundError:
         try:
             spec = _spec(name, collection, settings)
-            client.create_index(spec, dimensions=collection.dimensions, timeout_s=settings.timeout_s)
+            client.create_index(spec, dimensions=collection.dimensions or None, timeout_s=settings.timeout_s)
         except AlreadyExistsError:  # by another process, just now
             return _opened(client, name, collection, settings)
+        try:
+            _check(index.stats(timeout_s=settings.timeout_s), collection)
+        except PeerError:  # an encoder has other dimensions than the vectors
+            client.drop_index(name, timeout_s=settings.timeout_s)
+            raise
         return index, True
-    expected = (collection.dimensions, collection.distance)
-    if (info.dimensions, info.distance) != expected:
-        raise PeerError(
-            f"index {name!r} has {info.dimensions} dimensions and {info.distance}, the collection "
-            f"{collection.dimensions} and {collection.distance}; choose another --index"
-        )
+    _check(info, collection)
     return index, False
 
 
+def _check(info: IndexInfo, collection: PeerCollection) -> None:
+    """Raise PeerError if the vectors of a collection do not fit an index."""
+    own, given = (info.dimensions, info.distance), (collection.dimensions, collection.distance)
+    if own != given and (collection.dimensions or info.dimensions):
+        raise PeerError(
+            f"index {info.name!r} has {own[0]} dimensions and {own[1]}, the collection {given[0]} and {given[1]}; "
+            "choose another --index"
+        )
+    for name, vectors in collection.named.items():
+        found = info.named_vectors.get(name)
+        if found is None or (found.dimensions, found.distance) != vectors:
+            has = "no such vector" if found is None else f"{found.dimensions} dimensions and {found.distance}"
+            raise PeerError(
+                f"vectors {name!r}: index {info.name!r} has {has}, the collection {vectors.dimensions} dimensions and "
+                f"{vectors.distance}; choose another --index"
+            )
+
+
 def _spec(name: str, collection: PeerCollection, settings: ImportSettings) -> dict[str, Any]:
+    if settings.encoder and not collection.dimensions:
+        raise PeerError(f"--encoder: the vectors have names, give NAME=MODEL: {', '.join(collection.named)}")
+    for vector in settings.encoders.keys() - collection.named.keys():
+        raise PeerError(f"--encoder: the source has no vector {vector!r}: {', '.join(collection.named)}")
+    vector_field = {"vector": "vector"} if collection.dimensions else {}
+    named = {
+        vector: {"distance": own.distance, **_made(own.dimensions, settings.encoders.get(vector))}
+        for vector, own in collection.named.items()
+    }
     return {
         "index": name,
-        "source": {"id": "id", "vector": "vector", "text": "text"},
+        "source": {"id": "id", "text": "text", **vector_field},
         "distance": collection.distance,
+        **({"named_vectors": named, "vectors": "optional"} if named else {}),
         **({"dynamic": True} if settings.payload == "attributes" else {}),
         **({"encoder": {"model": settings.encoder}} if settings.encoder else {}),
         **({"lexical": True} if settings.lexical else {}),
     }
+
+
+def _made(dimensions: int, model: str | None) -> dict[str, Any]:
+    return {"dimensions": dimensions} if model is None else {"encoder": {"model": model}}
 
 
 class _Rows:
@@ -162,7 +196,7 @@ class _Rows:
         return {point.id for point in known if point is not None}
 
     def _is_valid(self, record: PeerRecord) -> bool:
-        problem = vector_problem(record.vector, self._collection.dimensions, self._collection.distance)
+        problem = record_problem(record, self._collection)
         if problem is None:
             return True
         if not self._settings.skip_invalid:
@@ -178,6 +212,8 @@ class _Rows:
             found = payload.pop(self._settings.text, None)
             text = None if found is None else str(found)
         point: NewDatapoint = {"id": record.id, "vector": record.vector}
+        if record.vectors:
+            point["vectors"] = record.vectors
         if text:
             point["text"] = text
         if self._settings.payload == "attributes":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from scannery.client.request import aggregations, calls
 from scannery.client.request.filters import Where
 from scannery.client.response.aggregations import AttributeStats, Facets
-from scannery.client.response.results import IndexInfo
+from scannery.client.response.index_info import IndexInfo
 
 if TYPE_CHECKING:
     from scannery.client._async.client import AsyncClient

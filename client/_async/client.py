@@ -16,8 +16,10 @@ from scannery.client.errors import InvalidArgumentError
 from scannery.client.request import calls, lifecycle_calls
 from scannery.client.request.calls import Call, TextKind
 from scannery.client.request.filtered_writes import FilteredBatch
+from scannery.client.request.named_vectors import NamedVectors
 from scannery.client.request.sequences import Sequences
-from scannery.client.response.results import Deleted, Distance, EncoderInfo, Indexes, Written
+from scannery.client.response.index_info import Distance, EncoderInfo, Indexes
+from scannery.client.response.results import Deleted, Written
 from scannery.client.transport.base import AsyncTransport
 
 __all__ = ["AsyncClient"]
@@ -70,6 +72,7 @@ class AsyncClient:
         chunk: Mapping[str, Any] | None = None,
         distance: Distance | None = None,
         vectors: Literal["required", "optional"] | None = None,
+        named_vectors: NamedVectors | None = None,
         target_recall: float | None = None,
         reranker: str | Mapping[str, Any] | None = None,
         search: Mapping[str, Any] | None = None,
@@ -84,8 +87,8 @@ class AsyncClient:
 
         Args:
             spec: the name of the index; or a mapping with the keys of SPEC.yaml, which the other arguments complete.
-            dimensions: components of a vector; required without an encoder, unless the index has only words or sparse
-                vectors.
+            dimensions: components of a vector; required without an encoder, unless the index has only words, sparse
+                vectors or named vectors.
             encoder: the model that turns texts into vectors: its name, or a mapping as in SPEC.yaml.
             attributes: name → type, as in SPEC.yaml.
             dynamic: whether datapoints may have attributes that are not declared, of any types.
@@ -95,6 +98,8 @@ class AsyncClient:
             distance: how vectors are compared; default: `cosine`.
             vectors: whether a datapoint must have a vector; default: `optional` with a name, `required` with a mapping.
                 With `optional` and neither encoder nor dimensions, none can have one.
+            named_vectors: name → further vectors of a datapoint: the model that makes them of texts, their number of
+                dimensions, or a mapping as in SPEC.yaml. Without an encoder and dimensions, they are the only vectors.
             target_recall: share of the true nearest neighbours that searches find; default: 0.95.
             reranker: a cross-encoder for `rerank`: its name, or a mapping as in SPEC.yaml.
             search: defaults of searches, as in SPEC.yaml.
@@ -120,6 +125,7 @@ class AsyncClient:
                 chunk=chunk,
                 distance=distance,
                 vectors=vectors,
+                named_vectors=named_vectors,
                 target_recall=target_recall,
                 reranker=reranker,
                 search=search,

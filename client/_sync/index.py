@@ -18,16 +18,13 @@ from scannery.client.request.batches import Errors, QueryStream, query_batches, 
 from scannery.client.request.calls import TextKind
 from scannery.client.request.filters import Where
 from scannery.client.request.identifiers import Identifier
+from scannery.client.request.named_vectors import NamedVectors
 from scannery.client.request.queries import Queries, QueryLike, SearchOptions
 from scannery.client.request.scans import build_scan, checked_token
+from scannery.client.response.index_info import IndexInfo
 from scannery.client.response.notebook import handle_view
 from scannery.client.response.outcomes import Progress
-from scannery.client.response.results import (
-    Datapoint,
-    Hits,
-    IndexInfo,
-    ScanPage,
-)
+from scannery.client.response.results import Datapoint, Hits, ScanPage
 
 __all__ = ["Index"]
 
@@ -196,6 +193,7 @@ class Index(Writes):
         attributes: Mapping[str, Any] | None = None,
         dynamic: Literal[True] | None = None,
         vectors: Literal["optional"] | None = None,
+        named_vectors: NamedVectors | None = None,
         target_recall: float | None = None,
         reranker: str | Mapping[str, Any] | None = None,
         search: Mapping[str, Any] | None = None,
@@ -212,6 +210,7 @@ class Index(Writes):
             attributes: name → type of new attributes.
             dynamic: allow attributes that are not declared.
             vectors: allow datapoints without a vector.
+            named_vectors: name → new named vectors, as in `create_index`; datapoints have none until they are written.
             target_recall: share of the true nearest neighbours that searches find.
             reranker: a cross-encoder for `rerank`: its name, or a mapping as in SPEC.yaml.
             search: defaults of searches, as in SPEC.yaml; other keys of `search` stay.
@@ -230,6 +229,7 @@ class Index(Writes):
                 attributes=attributes,
                 dynamic=dynamic,
                 vectors=vectors,
+                named_vectors=named_vectors,
                 target_recall=target_recall,
                 reranker=reranker,
                 search=search,

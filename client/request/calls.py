@@ -32,15 +32,8 @@ from scannery.client.response.decoding import (
     parse_many,
     parse_page,
 )
-from scannery.client.response.results import (
-    Datapoint,
-    Deleted,
-    EncoderInfo,
-    Hits,
-    IndexInfo,
-    ScanPage,
-    Written,
-)
+from scannery.client.response.index_info import EncoderInfo, IndexInfo
+from scannery.client.response.results import Datapoint, Deleted, Hits, ScanPage, Written
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2
 
 __all__ = [

@@ -16,7 +16,7 @@ from scannery.client.request.specs import (
 )
 from scannery.client.request.unicode import refuses_surrogates
 from scannery.client.response.decoding import parse_index
-from scannery.client.response.results import IndexInfo
+from scannery.client.response.index_info import IndexInfo
 from scannery.v1 import index_pb2
 
 __all__ = ["alter_index", "create_index", "delete_alias", "drop_index", "list_aliases", "set_alias"]

@@ -17,6 +17,7 @@ import numpy as np
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import Where, build_filter
 from scannery.client.request.identifiers import Identifier, as_identifier
+from scannery.client.request.named_vectors import VectorChoices, build_choices
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
 
@@ -129,8 +130,11 @@ class SearchOptions(TypedDict, total=False):
     """Also say how the query was answered, in `hits.explanation`."""
     fields: Sequence[str] | None
     """What a hit carries of `title`, `text`, `payload`, `offsets` and attributes by name; default: all."""
-    vectors: bool
-    """Also return the vectors."""
+    vectors: VectorChoices | bool
+    """Which vectors to compare: a name, several names, or names with weights (`{"title": 2, "body": 1}`); "" is the
+    unnamed vector. Default: the unnamed vector; in an index without one, all named vectors. True: `return_vectors`."""
+    return_vectors: bool
+    """Also return the vectors, unnamed and named."""
     min_sequence: int
     """See at least all writes up to this sequence; default: those of the same client."""
     timeout_s: float | None
@@ -207,7 +211,10 @@ _OPTIONS_OF_PEERS = {
     **dict.fromkeys(("top_k", "topk", "limit", "n_results", "n", "size"), "k"),
     **dict.fromkeys(("filter", "filters", "query_filter", "expr"), "where"),
     **dict.fromkeys(("include", "with_payload", "output_fields", "return_properties"), "fields"),
-    **dict.fromkeys(("include_vector", "include_vectors", "include_values", "with_vectors"), "vectors"),
+    **dict.fromkeys(
+        ("include_vector", "include_vectors", "include_values", "with_vectors"), "return_vectors"
+    ),
+    **dict.fromkeys(("using", "vector_name", "anns_field", "target_vector", "vector_names"), "vectors"),
     **dict.fromkeys(("score_threshold", "threshold"), "min_score"),
 }
 """Options of searches in other systems, and what they are called here."""
@@ -240,7 +247,8 @@ def build_options(
     highlight: bool | HighlightBy = False,
     explain: bool = False,
     fields: Sequence[str] | None = None,
-    vectors: bool = False,
+    vectors: VectorChoices | bool = False,
+    return_vectors: bool = False,
     min_sequence: int = 0,
     **unknown: Any,
 ) -> pb.SearchOptions:
@@ -262,11 +270,12 @@ def build_options(
         mode=pb.MODE_UNSPECIFIED if mode is None else _MODES[mode],
         offset=_integer(offset, "offset"),
         exact=bool(exact),
-        return_vector=bool(vectors),
+        return_vector=bool(return_vectors),
         explain=bool(explain),
         min_sequence=_sequence(min_sequence),
     )
     _add_fusion(options, mode, alpha, fusion)
+    _add_vectors(options, vectors)
     if where is not None:
         options.where.CopyFrom(build_filter(where))
     if max_per_group is not None:
@@ -289,6 +298,13 @@ def build_options(
     _add_highlight(options, highlight)
     options.return_fields.extend(build_fields(fields))
     return options
+
+
+def _add_vectors(options: pb.SearchOptions, vectors: VectorChoices | bool) -> None:
+    if not isinstance(vectors, _FLAGS):
+        options.vectors.extend(build_choices(vectors))
+    elif vectors:
+        options.return_vector = True
 
 
 def _add_highlight(options: pb.SearchOptions, highlight: bool | HighlightBy) -> None:
@@ -329,6 +345,7 @@ _METHODS = {
     "reciprocal_rank": pb.FUSION_METHOD_RECIPROCAL_RANK,
     "weighted_score": pb.FUSION_METHOD_WEIGHTED_SCORE,
 }
+_FLAGS = (bool, int, np.bool_, type(None))
 _INT32 = range(-(2**31), 2**31)
 
 

@@ -53,7 +53,7 @@ class RecordReader:
     """
 
     def __init__(self, spec: Mapping[str, Any], *, extra: Extra = "refuse") -> None:
-        self._source, self._exported = _mappings(spec)
+        self._source, self._exported, self._contents = _mappings(spec)
         self._attributes = set(spec.get("attributes") or {})
         fields = {_KEYS.get(column, column) for column in self._source.fields}
         self._more = DATAPOINT_KEYS - {"attributes"} - fields - self._source.names
@@ -94,11 +94,9 @@ class RecordReader:
         return record if form == "datapoint" else self._made(record, mapping, more)
 
     def _is_source(self, record: Mapping[str, Any]) -> bool:
-        """Return whether a record has the id and the text or vector that the spec names."""
+        """Return whether a record has the id and the text or a vector that the spec names."""
         fields = self._source.fields
-        has = (
-            column in fields and fields[column].value(record) is not None for column in ("text", "embedding")
-        )
+        has = (column in fields and fields[column].value(record) is not None for column in self._contents)
         return fields["id"].value(record) is not None and any(has)
 
     def _made(self, record: Mapping[str, Any], mapping: FieldMapping, more: frozenset[str]) -> Any:
@@ -111,7 +109,10 @@ class RecordReader:
         if isinstance(point.get("payload"), str):
             # Files hold payloads as JSON in text, too.
             point["payload"] = _parsed(point["payload"])
-        return point | {name: record[name] for name in more if record.get(name) is not None}
+        given = {name: record[name] for name in more if record.get(name) is not None}
+        if "vectors" in given and isinstance(given["vectors"], Mapping):
+            given["vectors"] = {**point.get("vectors", {}), **given["vectors"]}
+        return point | given
 
 
 _OF_PEERS: dict[str, tuple[str, type | tuple[type, ...]]] = {
@@ -145,17 +146,22 @@ _KEYS = {"embedding": "vector", "sparse": "sparse_vector"}
 """Columns of an index that a datapoint calls otherwise."""
 
 
-def _mappings(spec: Mapping[str, Any]) -> tuple[FieldMapping, FieldMapping]:
-    """Return how records by the spec's names, and exported rows, become datapoints."""
+def _mappings(spec: Mapping[str, Any]) -> tuple[FieldMapping, FieldMapping, list[str]]:
+    """Return how records by the spec's names, and exported rows, become datapoints; and columns of text and vectors."""
     # Imported late: datapoints need none of it.
     from scannery.indexer.datapoints.field_mapping import FieldMapping
+    from scannery.indexer.datapoints.named_vectors import vector_column
     from scannery.indexer.spec.spec_files import parse_spec
 
     own = parse_spec(spec)
     sparse = {"sparse_vector": "sparse"} if own.source.sparse_vector else {}
-    exported = {"index": own.index, "source": {"format": "datapoints", **sparse}}
+    exported: dict[str, Any] = {"index": own.index, "source": {"format": "datapoints", **sparse}}
     attributes = {"attributes": dict(own.attributes), "dynamic": own.dynamic}
-    return FieldMapping.of(own), FieldMapping.of(parse_spec({**exported, **attributes}))
+    # Of exported vectors, only the names are needed.
+    named = {name: {"dimensions": 1} for name in own.named_vectors}
+    exported |= {**attributes, "named_vectors": named}
+    contents = ["text", "embedding", *map(vector_column, own.named_vectors)]
+    return FieldMapping.of(own), FieldMapping.of(parse_spec(exported)), contents
 
 
 def _refused(record: Mapping[str, Any], key: str, known: frozenset[str], form: Form) -> Refused:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scannery.client.errors import InvalidArgumentError
+from scannery.client.request.named_vectors import build_named_spec
 
 __all__ = ["build_changes", "build_dimensions", "build_spec", "build_version", "keeps_existing"]
 
@@ -29,7 +30,8 @@ def build_spec(
         parts: keys of the spec; None: not given. An encoder or a reranker may be the name of its model. Without a
             `source`, an index has `id` and `text`, and without an encoder also `vector`, unless it is one without
             vectors. An index made by its name takes datapoints without a vector, unless `vectors` says otherwise; it is
-            one without vectors if it has words or sparse vectors, and neither an encoder nor dimensions.
+            one without vectors if it has words or sparse vectors, and neither an encoder nor dimensions. Named vectors
+            may be the names of models, or numbers of dimensions.
 
     Raises:
         InvalidArgumentError: it is neither a name nor a mapping, or cannot be JSON.
@@ -38,7 +40,7 @@ def build_spec(
     given = {name: value for name, value in parts.items() if value is not None}
     if isinstance(spec, str):
         made: dict[str, Any] = {"index": spec, **given}
-        if dimensions or sparse or made.get("encoder") or made.get("lexical"):
+        if dimensions or sparse or any(made.get(name) for name in ("encoder", "lexical", "named_vectors")):
             made.setdefault("vectors", "optional")
     elif isinstance(spec, Mapping):
         if "dimensions" in spec:
@@ -51,8 +53,9 @@ def build_spec(
         raise InvalidArgumentError(
             f"spec: must be a mapping with the keys of SPEC.yaml, or a name, got {spec!r:.80}", field="spec"
         )
-    _name_models(made)
-    without = made.get("vectors") == "optional" and not dimensions
+    _name_models(made, "spec")
+    alone = bool(made.get("named_vectors"))
+    without = (made.get("vectors") == "optional" or alone) and not dimensions
     made.setdefault("source", _TEXTS if made.get("encoder") or without else _VECTORS)
     extra = {"chunk": chunk, "sparse_vector": "sparse_vector" if sparse else None}
     if extra := {name: value for name, value in extra.items() if value is not None}:
@@ -74,7 +77,7 @@ def build_changes(**parts: Any) -> str:
     changes = {name: value for name, value in parts.items() if value is not None}
     if not changes:
         raise InvalidArgumentError(f"changes: give at least one of {', '.join(parts)}", field="changes")
-    _name_models(changes)
+    _name_models(changes, "changes")
     return _json(changes, "changes")
 
 
@@ -98,10 +101,12 @@ def keeps_existing(if_exists: object) -> bool:
     return if_exists == "keep"
 
 
-def _name_models(parts: dict[str, Any]) -> None:
+def _name_models(parts: dict[str, Any], field: str) -> None:
     for name in ("encoder", "reranker"):
         if isinstance(parts.get(name), str):
             parts[name] = {"model": parts[name]}
+    if parts.get("named_vectors") is not None:
+        parts["named_vectors"] = build_named_spec(parts["named_vectors"], f"{field}.named_vectors")
 
 
 def _json(value: Mapping[str, Any], field: str) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
+from scannery.client.request.named_vectors import with_vectors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,12 +113,15 @@ def _has_mappings(points: Any) -> bool:
 
 
 def _identified(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with whole ids as integers: pandas makes floats of them beside missing ones."""
+    """Return a row with whole ids as integers: pandas makes floats of them beside missing ones.
+
+    Columns `vectors.NAME` become one value `vectors`.
+    """
     for name in ("id", "document_id"):
         value = row.get(name)
         if isinstance(value, float) and value.is_integer():
             row[name] = int(value)
-    return row
+    return with_vectors(row)
 
 
 def _reader(points: Any) -> Iterable[pa.RecordBatch] | None:
@@ -180,11 +184,13 @@ def _column(array: pa.Array) -> list[Any]:
         # Not by Arrow, which decodes no dictionary of string views (polars).
         words = _column(array.dictionary)
         return [None if place is None else words[place] for place in array.indices.to_pylist()]
-    if _is_list(kind) and pa.types.is_floating(kind.value_type):
+    if _is_vector(kind):
         return _float_lists(array)
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         # Python's datetimes hold microseconds; the attribute does, too.
         array = array.cast(pa.timestamp("us", kind.tz), safe=False)
+    if pa.types.is_struct(kind) and any(_is_vector(field.type) for field in kind):
+        return _structs(array)
     if pa.types.is_map(kind):
         return [None if pairs is None else _plain(dict(pairs)) for pairs in array.to_pylist()]
     return [_plain(value) for value in array.to_pylist()]
@@ -208,6 +214,24 @@ def _is_list(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return _is_list(kind) and bool(pa.types.is_floating(kind.value_type))
+
+
+def _structs(array: pa.Array) -> list[Any]:
+    """Return structs as mappings without their nulls, None for null: of vectors, each of which stays an array."""
+    names = [field.name for field in array.type]
+    fields = [_column(field) for field in array.flatten()]
+    return [
+        {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        if valid
+        else None
+        for valid, values in zip(array.is_valid().to_pylist(), zip(*fields, strict=True), strict=True)
+    ]
 
 
 def _float_lists(array: pa.Array) -> list[Any]:

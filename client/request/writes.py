@@ -14,6 +14,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import build_value
 from scannery.client.request.identifiers import Identifier, as_identifier
+from scannery.client.request.named_vectors import build_vectors, packed_vector
 from scannery.client.request.queries import build_sparse
 from scannery.client.request.unicode import not_unicode
 from scannery.v1 import index_pb2 as pb
@@ -40,7 +41,9 @@ class NewDatapoint(TypedDict, total=False):
     text: str
     """What the index's encoder encodes. Text or vector is required, unless vectors are `optional`."""
     vector: Any
-    """Array-like; then text is only stored (and its words indexed)."""
+    """Array-like, or the bytes of float32; then text is only stored (and its words indexed)."""
+    vectors: Mapping[str, Any]
+    """The named vectors by name, each as `vector`. Names that have an encoder and are left out are encoded."""
     sparse_vector: Mapping[int, float]
     """Weights by dimension, where the spec names `source.sparse_vector`."""
     title: str | None
@@ -72,6 +75,8 @@ class Update(TypedDict, total=False):
     title: str | None
     attributes: Mapping[str, Any]
     payload: Any
+    vectors: Mapping[str, Any] | None
+    """Named vectors to change; those that are not named stay. None as a vector removes it, None as all removes all."""
     if_revision: int
     """Change only if its revision is this one."""
 
@@ -166,12 +171,7 @@ def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
     for name in _PLAIN & point.keys():
         if point[name] is not None:
             _set(message, name, point[name], path)
-    if point.get("vector") is not None:
-        message.vector.packed = _packed(point["vector"], path)
-    if point.get("sparse_vector") is not None:
-        message.sparse_vector.CopyFrom(
-            build_sparse(point["sparse_vector"], path=f"{path}.datapoint.sparse_vector")
-        )
+    _add_vectors(message, point, f"{path}.datapoint")
     attributes = point.get("attributes") or {}
     if not isinstance(attributes, Mapping):
         raise _invalid(f"{path}.datapoint.attributes", f"must be a mapping, got {attributes!r:.80}")
@@ -189,6 +189,16 @@ def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
     return message
 
 
+def _add_vectors(message: Datapoint, point: Mapping[str, Any], path: str) -> None:
+    if point.get("vector") is not None:
+        message.vector.packed = packed_vector(point["vector"], f"{path}.vector")
+    if point.get("vectors") is not None:
+        for name, vector in build_vectors(point["vectors"], f"{path}.vectors").items():
+            message.vectors[name].CopyFrom(vector)
+    if point.get("sparse_vector") is not None:
+        message.sparse_vector.CopyFrom(build_sparse(point["sparse_vector"], path=f"{path}.sparse_vector"))
+
+
 def _set(message: Datapoint, name: str, value: Any, path: str) -> None:
     field = f"{path}.datapoint.{name}"
     try:
@@ -198,18 +208,6 @@ def _set(message: Datapoint, name: str, value: Any, path: str) -> None:
     except (TypeError, ValueError) as error:
         kind = "a string" if name in ("title", "text") else "a number"
         raise _invalid(field, f"must be {kind}, got {value!r:.80}") from error
-
-
-def _packed(value: Any, path: str) -> bytes:
-    try:
-        vector_D = np.asarray(value, dtype="<f4", order="C")
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        what = f"must be a vector, got {type(value).__name__}: {error}"
-        raise _invalid(f"{path}.datapoint.vector", what) from error
-    if vector_D.ndim != 1 or vector_D.size == 0:
-        what = f"must be one vector, got an array of shape {vector_D.shape}"
-        raise _invalid(f"{path}.datapoint.vector", what)
-    return vector_D.tobytes()
 
 
 def _value(value: Any, path: str) -> Value:
@@ -296,6 +294,8 @@ def _mask(point: Mapping[str, Any], path: str) -> FieldMask:
         *(["title"] if "title" in point else []),
         *(["payload_json"] if "payload" in point else []),
         *(f"attributes.{name}" for name in point.get("attributes") or {}),
+        *(["vectors"] if "vectors" in point and point["vectors"] is None else []),
+        *(f"vectors.{name}" for name in point.get("vectors") or {}),
     ]
     if not names:
         raise _invalid(path, "names no field to change")

@@ -63,16 +63,37 @@ def _table(hits: Sequence[Datapoint], fields: dict[str, pa.DataType]) -> pa.Tabl
         for name, kind in _SNIPPET.items():
             values = [getattr(snippet, name) if snippet else None for snippet in snippets]
             columns["snippet" if name == "text" else f"snippet_{name}"] = pa.array(values, kind)
-    vector = next((hit.vector for hit in hits if hit.vector is not None), None)
-    if vector is not None:
-        # Arrow cannot read nulls among lists of a fixed size from Parquet.
-        whole = all(hit.vector is not None for hit in hits)
-        kind = pa.list_(pa.float32(), len(vector)) if whole else pa.list_(pa.float32())
-        columns["vector"] = pa.array([hit.vector for hit in hits], kind)
+    columns |= _score_columns(hits) | _vector_columns(hits)
     for name in sorted({name for hit in hits for name in hit.attributes}):
         column = f"attribute_{name}" if name in columns else name
         columns[column] = _values([hit.attributes.get(name) for hit in hits])
     return pa.table(columns)
+
+
+def _score_columns(hits: Sequence[Datapoint]) -> dict[str, pa.Array]:
+    """Return `vector_scores.NAME` for each named vector that was searched; `vector_scores` is the unnamed one."""
+    scores: list[dict[str, float]] = [getattr(hit, "vector_scores", {}) for hit in hits]
+    return {
+        f"vector_scores.{name}".removesuffix("."): pa.array([each.get(name) for each in scores], pa.float32())
+        for name in sorted({name for each in scores for name in each})
+    }
+
+
+def _vector_columns(hits: Sequence[Datapoint]) -> dict[str, pa.Array]:
+    """Return `vector`, and `vectors.NAME` for each name; those that no row has are left out."""
+    columns = {"vector": [hit.vector for hit in hits]}
+    for name in sorted({name for hit in hits for name in hit.vectors}):
+        columns[f"vectors.{name}"] = [hit.vectors.get(name) for hit in hits]
+    return {
+        name: _vectors(values) for name, values in columns.items() if not all(each is None for each in values)
+    }
+
+
+def _vectors(vectors: list[Any]) -> pa.Array:
+    present = [vector for vector in vectors if vector is not None]
+    # Arrow cannot read nulls among lists of a fixed size from Parquet.
+    whole = len(present) == len(vectors)
+    return pa.array(vectors, pa.list_(pa.float32(), len(present[0])) if whole else pa.list_(pa.float32()))
 
 
 def _values(values: list[Any]) -> pa.Array:

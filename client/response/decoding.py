@@ -10,17 +10,20 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
+from scannery.client.response.index_info import (
+    EncoderInfo,
+    IndexInfo,
+    NamedVectorInfo,
+    RecallInfo,
+    SegmentInfo,
+)
 from scannery.client.response.results import (
     AttributeValue,
     Datapoint,
-    EncoderInfo,
     Explanation,
     Hit,
     Hits,
-    IndexInfo,
-    RecallInfo,
     ScanPage,
-    SegmentInfo,
     SegmentPlan,
     Snippet,
 )
@@ -109,7 +112,6 @@ def parse_encoders(response: embedding_pb2.ListEncodersResponse) -> list[Encoder
 
 def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:
     """Return the description of an index."""
-    recall, encoder = message.recall, message.encoder
     return IndexInfo(
         name=message.name,
         version=message.version,
@@ -122,16 +124,12 @@ def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:
             for name, kind in sorted(message.attributes.items())
         },
         lexical=message.lexical,
-        encoder=EncoderInfo(model=encoder.model, fingerprint=encoder.fingerprint)
-        if message.HasField("encoder")
-        else None,
+        encoder=_encoder(message),
         shards=message.shards,
         size_bytes=message.size_bytes,
         sequence=message.sequence,
         memory_rows=message.memory_rows,
-        recall=RecallInfo(k=recall.k, target=recall.target, measured=recall.measured, reached=recall.reached)
-        if message.HasField("recall")
-        else None,
+        recall=_recall(message),
         segments=tuple(
             SegmentInfo(key=s.key, shard=s.shard, rows=s.rows, size_bytes=s.size_bytes, kind=s.kind)
             for s in message.segments
@@ -140,7 +138,35 @@ def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:
         problem=message.problem,
         aliases=tuple(message.aliases),
         dynamic=message.dynamic,
+        named_vectors={
+            name: _named_vectors(message.named_vectors[name]) for name in sorted(message.named_vectors)
+        },
     )
+
+
+def _named_vectors(message: index_pb2.NamedVectorInfo) -> NamedVectorInfo:
+    return NamedVectorInfo(
+        dimensions=message.dimensions,
+        distance=_DISTANCES[message.distance],
+        encoder=_encoder(message),
+        from_=getattr(message, "from") or None,
+        rows=message.rows,
+        recall=_recall(message),
+    )
+
+
+def _encoder(message: index_pb2.IndexInfo | index_pb2.NamedVectorInfo) -> EncoderInfo | None:
+    found = message.encoder
+    return (
+        EncoderInfo(model=found.model, fingerprint=found.fingerprint) if message.HasField("encoder") else None
+    )
+
+
+def _recall(message: index_pb2.IndexInfo | index_pb2.NamedVectorInfo) -> RecallInfo | None:
+    found = message.recall
+    if not message.HasField("recall"):
+        return None
+    return RecallInfo(k=found.k, target=found.target, measured=found.measured, reached=found.reached)
 
 
 _DISTANCES: dict[int, Literal["cosine", "dot", "squared_l2"]] = {

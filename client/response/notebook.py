@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import html
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from scannery.client.errors import ScanneryError
 
 if TYPE_CHECKING:
     from scannery.client.response.aggregations import Facet
-    from scannery.client.response.results import Datapoint, Hit, IndexInfo
+    from scannery.client.response.index_info import IndexInfo, NamedVectorInfo
+    from scannery.client.response.results import Datapoint, Hit
 
 __all__ = [
     "datapoint_view",
@@ -26,6 +27,8 @@ __all__ = [
     "index_view",
     "indexes_view",
     "marked_html",
+    "named_text",
+    "scores_text",
 ]
 
 SHOWN_HITS = 20
@@ -87,6 +90,7 @@ def index_view(info: IndexInfo) -> str:
         ("datapoints", f"{info.rows:,}{memory}"),
         ("vectors", vectors),
         ("encoder", encoder),
+        *((f"vectors {name}", named_text(named)) for name, named in info.named_vectors.items()),
         ("words", "indexed" if info.lexical else "not indexed"),
         ("version", f"{info.version}, of {info.created_at:%Y-%m-%d %H:%M} UTC"),
         ("recall", recall),
@@ -137,7 +141,20 @@ def _found(point: Datapoint) -> str:
         text = f"<div>{snippet.html()}</div>"
     else:
         text = f"<div>{_text(_shortened(point.text, TEXT_CHARACTERS))}</div>" if point.text else ""
-    return heading + text + _chips(point.attributes)
+    scores = getattr(point, "vector_scores", None)
+    return heading + text + _chips(point.attributes) + (_dim(scores_text(scores)) if scores else "")
+
+
+def named_text(named: NamedVectorInfo) -> str:
+    """Return what is known of named vectors as text."""
+    made = f"by {named.encoder.model} from {named.from_}" if named.encoder else "given"
+    return f"{named.dimensions} dimensions, {named.distance}, {made}; {named.rows:,} in segments"
+
+
+def scores_text(scores: Mapping[str, float]) -> str:
+    """Return the scores of a hit by its vectors as text, the best first; the unnamed one is called `vector`."""
+    best_first = sorted(scores.items(), key=lambda each: -each[1])
+    return " · ".join(f"{name or 'vector'} {score:.4f}" for name, score in best_first)
 
 
 def marked_html(text: str, words: Iterable[tuple[int, int]], tag: str) -> str:

@@ -20,23 +20,15 @@ __all__ = [
     "BulkWritten",
     "Datapoint",
     "Deleted",
-    "Distance",
-    "EncoderInfo",
     "Explanation",
     "Hit",
     "Hits",
-    "IndexInfo",
-    "Indexes",
     "NotWritten",
-    "RecallInfo",
     "ScanPage",
-    "SegmentInfo",
     "SegmentPlan",
     "Snippet",
     "Written",
 ]
-
-Distance: TypeAlias = Literal["cosine", "dot", "squared_l2"]
 
 AttributeValue: TypeAlias = str | list[Any] | int | float | bool | dt.datetime | dict[str, Any] | None
 """Timestamps are datetimes with the time zone UTC; places are `{"lat": …, "lon": …}`, in degrees. Only dynamic
@@ -214,7 +206,8 @@ class Hits(list[Hit]):
     def to_arrow(self) -> pa.Table:
         """Return the hits as an Arrow table: a column for each field, and one for each attribute by its name.
 
-        An attribute that is called like a field is prefixed with `attribute_`. A payload is JSON. Needs `pyarrow`.
+        An attribute that is called like a field is prefixed with `attribute_`. A payload is JSON. Named vectors are in
+        columns `vectors.NAME`, as `upsert` takes them, and their scores in `vector_scores.NAME`. Needs `pyarrow`.
         """
         from scannery.client.response.arrow import hits_table
 
@@ -290,92 +283,6 @@ class Deleted:
     """As in Written."""
     deleted: int
     """Datapoints that were there and are not any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderInfo:
-    """The model that encodes texts."""
-
-    model: str
-    fingerprint: str
-    """Hash over everything that decides on its vectors; empty where that is not known."""
-    dimensions: int | None = None
-    """Components of a vector; None in the description of an index, which has them itself."""
-    max_tokens: int | None = None
-    """Tokens after which a text is cut off; None where the server that was asked has not loaded it."""
-    device: str | None = None
-    """What it runs on, likewise."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecallInfo:
-    """What was measured after the build."""
-
-    k: int
-    target: float
-    measured: float
-    reached: bool
-    """False: in some segment no setting reaches the target, and it is searched exactly."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentInfo:
-    """One segment file."""
-
-    key: str
-    shard: int
-    rows: int
-    size_bytes: int
-    kind: str
-    """`exact` or `scann`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexInfo:
-    """What an index is, as it is being served."""
-
-    name: str
-    version: int
-    created_at: dt.datetime
-    rows: int
-    dimensions: int
-    distance: Distance
-    attributes: dict[str, str]
-    """Name → `string`, `string_list`, `int`, `float`, `bool`, `timestamp` or `geo`."""
-    lexical: bool
-    encoder: EncoderInfo | None
-    shards: int
-    size_bytes: int
-    sequence: int
-    """Mutations up to this one are visible."""
-    memory_rows: int
-    """Datapoints, among `rows`, that are in no segment yet."""
-    recall: RecallInfo | None
-    """None where nothing was measured: segments that are searched exactly have recall 1."""
-    segments: tuple[SegmentInfo, ...]
-    """Empty in a list of indexes."""
-    spec: dict[str, Any]
-    """Empty in a list of indexes."""
-    problem: str = ""
-    """What is wrong while the index answers: a later version that cannot be opened, say. Empty: nothing."""
-    aliases: tuple[str, ...] = ()
-    """Other names that stand for it, in order."""
-    dynamic: bool = False
-    """Whether datapoints may have attributes that are not declared."""
-
-    def _repr_html_(self) -> str:
-        from scannery.client.response.notebook import index_view
-
-        return index_view(self)
-
-
-class Indexes(list[IndexInfo]):
-    """The indexes of a server or a store, by name."""
-
-    def _repr_html_(self) -> str:
-        from scannery.client.response.notebook import indexes_view
-
-        return indexes_view(self)
 
 
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Hit) if each.default is not MISSING}

@@ -44,14 +44,14 @@ def vector_column(name: str) -> str:
     return _PREFIX + name
 
 
-def vector_name(column: str) -> str | None:
-    """Return the name of the vectors in a column; None for other columns."""
-    return column.removeprefix(_PREFIX) if column.startswith(_PREFIX) else None
-
-
 def is_vector_column(column: str) -> bool:
     """Return whether a column of a table of rows is that of a named vector."""
     return column.startswith(_PREFIX)
+
+
+def vector_name(column: str) -> str | None:
+    """Return the name of the vectors in a column; None for other columns."""
+    return column.removeprefix(_PREFIX) if column.startswith(_PREFIX) else None
 
 
 def names_in(table: pa.Table) -> list[str]:

@@ -17,7 +17,16 @@ import numpy as np
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.tie_order import BY_ROW
 
-__all__ = ["FEW_HITS", "FEW_QUERIES", "NO_ROW", "all_scores", "exact_search", "search_ready", "unit_length"]
+__all__ = [
+    "FEW_HITS",
+    "FEW_QUERIES",
+    "NO_ROW",
+    "all_scores",
+    "exact_search",
+    "row_scores",
+    "search_ready",
+    "unit_length",
+]
 
 NO_ROW = -1
 """Row number in the places after the last hit, if there are fewer than k; the score there is minus infinity."""
@@ -79,6 +88,24 @@ def exact_search(
         return _few_best(vectors_ND, queries_QD, k, distance, allowed, ranks_N)
     rows_R = np.flatnonzero(allowed) if allowed is not None and allowed.dtype == bool else allowed
     return _many_best(vectors_ND, queries_QD, k, distance, rows_R, ranks_N)
+
+
+def row_scores(
+    vectors_ND: np.ndarray, rows_R: np.ndarray, query_D: np.ndarray, distance: Distance
+) -> np.ndarray:
+    """Return the scores that `exact_search` gives some rows, float32 (R,), in their order.
+
+    Args:
+        vectors_ND: float32, of length 1 for `cosine`.
+        rows_R: their numbers, int64.
+        query_D: float32, of length 1 for `cosine`.
+        distance: scores are inner products, or minus squared distances for `squared_l2`.
+
+    """
+    if not len(rows_R):
+        return np.empty(0, np.float32)
+    scores_R: np.ndarray = _kernel_scores(vectors_ND, query_D[None], rows_R, distance)[0]
+    return scores_R
 
 
 def _few_best(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -14,21 +15,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scannery.indexer import Distance
+from scannery.indexer.spec.named_vectors import MAX_NAMED_VECTORS, VECTOR_NAME
 from scannery.pipelines.errors import MissingPackageError, PeerError
 
 __all__ = [
     "PeerCollection",
     "PeerRecord",
+    "PeerVectors",
     "as_identifier",
     "chosen",
     "distance_of",
     "json_value",
     "loaded",
+    "names_in_index",
+    "record_problem",
+    "rename_notes",
     "vector_problem",
 ]
 
 MAX_SHOWN = 20
 """Names in a message."""
+
+
+class PeerVectors(NamedTuple):
+    """What vectors of a collection are."""
+
+    dimensions: int
+    distance: Distance
 
 
 class PeerRecord(NamedTuple):
@@ -41,6 +54,8 @@ class PeerRecord(NamedTuple):
     """JSON values by name: what becomes attributes."""
     text: str | None = None
     """Where the system knows which field is the text."""
+    vectors: Mapping[str, np.ndarray] = {}
+    """The named vectors that the row has, float32 (dimensions,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +64,14 @@ class PeerCollection:
 
     name: str
     dimensions: int
+    """Of the unnamed vector; 0: there are named vectors only."""
     distance: Distance
     rows: int | None
     """None: not known."""
     records: Callable[[int], Iterator[list[PeerRecord]]]
     """Yields batches of about the size given, in an order that stays the same."""
+    named: Mapping[str, PeerVectors] = field(default_factory=dict)
+    """The named vectors, by their names in the index."""
     notes: Sequence[str] = ()
     """What a user should know about this import."""
 
@@ -92,6 +110,39 @@ def chosen(given: str | None, names: Collection[str], *, what: str, option: str)
     raise PeerError(f"the source has {len(names)} {what}: {shown}; choose one by {option} NAME")
 
 
+def names_in_index(names: Sequence[str]) -> dict[str, str]:
+    """Return what vectors are called in an index, by their names in the source.
+
+    Characters that a name there cannot have become `_`.
+
+    Raises:
+        PeerError: there are more than an index can have.
+
+    """
+    if len(names) > MAX_NAMED_VECTORS:
+        raise PeerError(
+            f"the source has {len(names)} vectors, and an index at most {MAX_NAMED_VECTORS} names; choose one by "
+            "--vector NAME"
+        )
+    found: dict[str, str] = {}
+    for name in names:
+        own = name if VECTOR_NAME.fullmatch(name) else _as_name(name)
+        while own in found.values():
+            own = f"{own[:60]}_2"
+        found[name] = own
+    return found
+
+
+def _as_name(text: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", text)
+    return plain[:63] if plain[:1].isalpha() else f"v_{plain}"[:63]
+
+
+def rename_notes(names: Mapping[str, str]) -> list[str]:
+    """Return a note for each vector that an index calls otherwise than its source."""
+    return [f"the vector {name!r} is called {own!r}" for name, own in names.items() if name != own]
+
+
 def distance_of(found: str | None, known: Mapping[str, Distance], given: Distance | None) -> Distance:
     """Return the distance that was given, or that of a name of the system's own; PeerError if there is none."""
     if given is not None:
@@ -106,6 +157,18 @@ def distance_of(found: str | None, known: Mapping[str, Distance], given: Distanc
             "dot or squared_l2, which changes the order of hits"
         )
     return known[found]
+
+
+def record_problem(record: PeerRecord, collection: PeerCollection) -> str | None:
+    """Return what is wrong with the vectors of a row; None: nothing."""
+    if not collection.named:
+        return vector_problem(record.vector, collection.dimensions, collection.distance)
+    given = [("", record.vector, PeerVectors(collection.dimensions, collection.distance))]
+    given += [(f"{name!r}: ", record.vectors[name], collection.named[name]) for name in record.vectors]
+    present = [each for each in given if each[1] is not None]
+    problems = ((name, vector_problem(vector, *own)) for name, vector, own in present)
+    found = next((f"{name}{problem}" for name, problem in problems if problem is not None), None)
+    return found if present else "has no vector"
 
 
 def vector_problem(vector_D: np.ndarray | None, dimensions: int, distance: Distance) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,14 @@ from scannery.pipelines.errors import InputNotFoundError, PeerError
 from scannery.pipelines.peers.collection import (
     PeerCollection,
     PeerRecord,
+    PeerVectors,
     as_identifier,
     chosen,
     distance_of,
     json_value,
     loaded,
+    names_in_index,
+    rename_notes,
 )
 from scannery.pipelines.peers.options import PeerOptions
 
@@ -37,7 +40,7 @@ def open_lancedb(source: str, options: PeerOptions, _: ExitStack) -> PeerCollect
     name = chosen(options.collection, names, what="tables", option="--collection")
     table = lancedb.connect(source).open_table(name)
     sizes = {field.name: field.type.list_size for field in table.schema if _is_vector(field.type)}
-    vector = chosen(options.vector, list(sizes), what="vector columns", option="--vector")
+    wanted = _wanted(options, list(sizes))
     columns = list(table.schema.names)
     identifier = options.id or ("id" if "id" in columns else None)
     if identifier not in columns:
@@ -45,21 +48,38 @@ def open_lancedb(source: str, options: PeerOptions, _: ExitStack) -> PeerCollect
             f"table {name!r} has no column {options.id or 'id'!r} for the ids; choose one by --id NAME: "
             f"{', '.join(columns)}"
         )
-    metric = _metric(table, vector)
-    notes = []
-    if metric is None and options.distance is None:
-        notes.append("the table has no index of its vectors: the distance is l2, which is LanceDB's default")
-    others = [each for each in sizes if each != vector]
-    if others:
+    notes: list[str] = []
+    vectors = {each: PeerVectors(sizes[each], _distance(table, each, options, notes)) for each in wanted}
+    if others := [each for each in sizes if each not in wanted]:
         notes.append(f"other vectors are left out: {', '.join(others)}")
+    unnamed = wanted[0] if len(wanted) == 1 else None
+    own_names = names_in_index([each for each in wanted if each != unnamed])
+    own = PeerVectors(0, "cosine") if unnamed is None else vectors[unnamed]
     return PeerCollection(
         name=name,
-        dimensions=sizes[vector],
-        distance=distance_of(metric or "l2", DISTANCES, options.distance),
+        dimensions=own.dimensions,
+        distance=own.distance,
         rows=table.count_rows(),
-        records=lambda size: _records(table, vector, str(identifier), others, size),
-        notes=notes,
+        records=lambda size: _records(table, unnamed, own_names, str(identifier), others, size),
+        named={own_names[each]: vectors[each] for each in own_names},
+        notes=[*notes, *rename_notes(own_names)],
     )
+
+
+def _wanted(options: PeerOptions, columns: list[str]) -> list[str]:
+    """Return the columns of vectors to import: the one that was chosen, else all."""
+    if options.vector is None and len(columns) > 1:
+        return columns
+    return [chosen(options.vector, columns, what="vector columns", option="--vector")]
+
+
+def _distance(table: Any, vector: str, options: PeerOptions, notes: list[str]) -> Distance:
+    metric = _metric(table, vector)
+    if metric is None and options.distance is None:
+        notes.append(
+            f"the table has no index of the vectors {vector!r}: the distance is l2, which is LanceDB's default"
+        )
+    return distance_of(metric or "l2", DISTANCES, options.distance)
 
 
 def _is_vector(kind: pa.DataType) -> bool:
@@ -77,20 +97,28 @@ def _metric(table: Any, vector: str) -> str | None:
 
 
 def _records(
-    table: Any, vector: str, identifier: str, others: list[str], size: int
+    table: Any, unnamed: str | None, names: Mapping[str, str], identifier: str, others: list[str], size: int
 ) -> Iterator[list[PeerRecord]]:
-    left_out = {vector, identifier, *others}
+    left_out = {unnamed, *names, identifier, *others}
     for batch in table.search().to_batches(size):
-        dimensions = batch.schema.field(vector).type.list_size
-        column = batch.column(vector)
-        values_ND = np.asarray(column.values.to_numpy(zero_copy_only=False), np.float32)
-        values_ND = values_ND.reshape(-1, dimensions)[column.offset : column.offset + len(column)]
-        valid_N = column.is_valid().to_numpy(zero_copy_only=False)
-        names = [name for name in batch.schema.names if name not in left_out and not name.startswith("_row")]
-        rows = batch.select(names).to_pylist() if names else [{}] * batch.num_rows
+        fields = [name for name in batch.schema.names if name not in left_out and not name.startswith("_row")]
+        rows = batch.select(fields).to_pylist() if fields else [{}] * batch.num_rows
+        ids = batch.column(identifier).to_pylist()
+        own = [None] * batch.num_rows if unnamed is None else _vectors(batch.column(unnamed))
+        named = {own_name: _vectors(batch.column(name)) for name, own_name in names.items()}
         yield [
-            PeerRecord(as_identifier(each), vector_D if valid else None, json_value(row))
-            for each, vector_D, valid, row in zip(
-                batch.column(identifier).to_pylist(), values_ND, valid_N, rows, strict=True
+            PeerRecord(
+                as_identifier(ids[row]),
+                own[row],
+                json_value(rows[row]),
+                vectors={name: vector for name, each in named.items() if (vector := each[row]) is not None},
             )
+            for row in range(batch.num_rows)
         ]
+
+
+def _vectors(column: pa.Array) -> list[np.ndarray | None]:
+    values_ND = np.asarray(column.values.to_numpy(zero_copy_only=False), np.float32)
+    values_ND = values_ND.reshape(-1, column.type.list_size)[column.offset : column.offset + len(column)]
+    valid_N = column.is_valid().to_numpy(zero_copy_only=False)
+    return [vector_D if valid else None for vector_D, valid in zip(values_ND, valid_N, strict=True)]

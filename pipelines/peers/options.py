@@ -16,7 +16,7 @@ class PeerOptions:
     collection: str | None = None
     """Of Qdrant and Chroma: the collection; of LanceDB and PostgreSQL: the table."""
     vector: str | None = None
-    """Name of the vector, or of its column."""
+    """Name of the vector, or of its column. Without it, several vectors become named vectors."""
     id: str | None = None
     """Column of the id."""
     ids: str | None = None

@@ -13,11 +13,14 @@ from scannery.pipelines.errors import InputNotFoundError, PeerError
 from scannery.pipelines.peers.collection import (
     PeerCollection,
     PeerRecord,
+    PeerVectors,
     as_identifier,
     chosen,
     distance_of,
     json_value,
     loaded,
+    names_in_index,
+    rename_notes,
 )
 from scannery.pipelines.peers.options import PeerOptions
 
@@ -65,44 +68,69 @@ def open_pgvector(source: str, options: PeerOptions, stack: ExitStack) -> PeerCo
     vectors = {name for name, (kind, _) in kinds.items() if kind in ("vector", "halfvec")}
     if not vectors:
         raise PeerError(f"table {table} has no dense vectors (columns of the type vector or halfvec)")
-    vector = chosen(options.vector, vectors, what="vector columns", option="--vector")
+    wanted = _wanted(options, [name for name in kinds if name in vectors])
     identifier = _identifier(connection, table, options.id, list(kinds))
     others = [
         name
         for name, (kind, _) in kinds.items()
-        if name != vector and kind in ("vector", "halfvec", "sparsevec", "bit")
+        if name not in wanted and kind in ("vector", "halfvec", "sparsevec", "bit")
     ]
     sql, quoted = psycopg.sql, psycopg.sql.SQL(table)  # of the catalog, which quotes it
-    column = sql.Identifier(vector)
-    query = sql.SQL("select vector_dims({}) from {} where {} is not null limit 1").format(
-        column, quoted, column
-    )
-    found = connection.execute(query).fetchone()
-    dimensions = kinds[vector][1] if kinds[vector][1] > 0 else found[0] if found else 0
-    if dimensions < 1:
-        raise PeerError(f"table {table} has no vectors in the column {vector!r}")
-    operators = [
-        name.removesuffix("_ops").rpartition("_")[2]
-        for (name,) in connection.execute(_OPERATORS, (table, vector))
-    ]
+    found = {name: _vectors(connection, sql, table, name, kinds[name][1], options) for name in wanted}
+    unnamed = wanted[0] if len(wanted) == 1 else None
+    own_names = names_in_index([name for name in wanted if name != unnamed])
     [(rows,)] = connection.execute(sql.SQL("select count(*) from {}").format(quoted)).fetchall()
-    columns = [name for name in kinds if name not in (vector, identifier, *others)]
+    columns = [name for name in kinds if name not in (identifier, *wanted, *others)]
     selected = [
         sql.Identifier(identifier),
-        sql.SQL("{}::real[]").format(column),
+        *(sql.SQL("{}::real[]").format(sql.Identifier(name)) for name in wanted),
         *map(sql.Identifier, columns),
     ]
     query = sql.SQL("select {} from {} order by {}").format(
         sql.SQL(", ").join(selected), quoted, sql.Identifier(identifier)
     )
+    own = PeerVectors(0, "cosine") if unnamed is None else found[unnamed]
+    notes = [f"other vectors are left out: {', '.join(others)}"] if others else []
+    names = [own_names.get(name) for name in wanted]
     return PeerCollection(
         name=table,
-        dimensions=dimensions,
-        distance=distance_of(operators[0] if operators else None, DISTANCES, options.distance),
+        dimensions=own.dimensions,
+        distance=own.distance,
         rows=rows,
-        records=lambda size: _records(connection, query, columns, size),
-        notes=[f"other vectors are left out: {', '.join(others)}"] if others else [],
+        records=lambda size: _records(connection, query, names, columns, size),
+        named={own_name: found[name] for name, own_name in own_names.items()},
+        notes=[*notes, *rename_notes(own_names)],
     )
+
+
+def _wanted(options: PeerOptions, columns: list[str]) -> list[str]:
+    """Return the columns of vectors to import: the one that was chosen, else all."""
+    if options.vector is None and len(columns) > 1:
+        return columns
+    return [chosen(options.vector, columns, what="vector columns", option="--vector")]
+
+
+def _vectors(
+    connection: Any, sql: Any, table: str, name: str, declared: int, options: PeerOptions
+) -> PeerVectors:
+    """Return what the vectors of a column are; PeerError if no row has one, or their distance is not known."""
+    column, quoted = sql.Identifier(name), sql.SQL(table)
+    query = sql.SQL("select vector_dims({}) from {} where {} is not null limit 1").format(
+        column, quoted, column
+    )
+    found = connection.execute(query).fetchone()
+    dimensions = declared if declared > 0 else found[0] if found else 0
+    if dimensions < 1:
+        raise PeerError(f"table {table} has no vectors in the column {name!r}")
+    operators = [
+        operator.removesuffix("_ops").rpartition("_")[2]
+        for (operator,) in connection.execute(_OPERATORS, (table, name))
+    ]
+    try:
+        distance = distance_of(operators[0] if operators else None, DISTANCES, options.distance)
+    except PeerError as error:
+        raise PeerError(f"column {name!r}: {error}; --vector NAME chooses one column") from error
+    return PeerVectors(dimensions, distance)
 
 
 def _identifier(connection: Any, table: str, given: str | None, columns: list[str]) -> str:
@@ -117,15 +145,26 @@ def _identifier(connection: Any, table: str, given: str | None, columns: list[st
     return str(key[0])
 
 
-def _records(connection: Any, query: Any, columns: list[str], size: int) -> Iterator[list[PeerRecord]]:
+def _records(
+    connection: Any, query: Any, names: list[str | None], columns: list[str], size: int
+) -> Iterator[list[PeerRecord]]:
+    """Yield the rows of a query for the id, the vectors with these names in an index, and other columns."""
     with connection.cursor(name="scannery_import") as cursor:
         cursor.execute(query)
         while rows := cursor.fetchmany(size):
-            yield [
-                PeerRecord(
-                    as_identifier(identifier),
-                    None if vector is None else np.asarray(vector, np.float32),
-                    {name: json_value(value) for name, value in zip(columns, values, strict=True)},
-                )
-                for identifier, vector, *values in rows
-            ]
+            yield [_record(identifier, names, columns, values) for identifier, *values in rows]
+
+
+def _record(identifier: object, names: list[str | None], columns: list[str], values: list[Any]) -> PeerRecord:
+    found = {
+        name: np.asarray(vector, np.float32)
+        for name, vector in zip(names, values, strict=False)
+        if vector is not None
+    }
+    rest = zip(columns, values[len(names) :], strict=True)
+    return PeerRecord(
+        as_identifier(identifier),
+        found.get(None),
+        {name: json_value(value) for name, value in rest},
+        vectors={name: vector for name, vector in found.items() if name is not None},
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,21 @@ from scannery.pipelines.errors import InputNotFoundError, PeerError
 from scannery.pipelines.peers.collection import (
     PeerCollection,
     PeerRecord,
+    PeerVectors,
     as_identifier,
     chosen,
     distance_of,
     json_value,
     loaded,
+    names_in_index,
+    rename_notes,
 )
 from scannery.pipelines.peers.options import PeerOptions
 from scannery.pipelines.peers.pickles import only_plain_pickles
 
 __all__ = ["open_qdrant"]
 
+UNNAMED = ""
 DISTANCES: dict[str, Distance] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "squared_l2"}
 
 
@@ -39,30 +43,55 @@ def open_qdrant(source: str, options: PeerOptions, stack: ExitStack) -> PeerColl
     params, sparse = info.config.params.vectors, info.config.params.sparse_vectors or {}
     if not params:
         raise PeerError(f"collection {name!r} has no dense vectors, only sparse ones ({', '.join(sparse)})")
-    vector = None
-    if isinstance(params, dict):
-        vector = chosen(options.vector, list(params), what="vectors", option="--vector")
-        params = params[vector]
-    elif options.vector:
-        raise PeerError(f"--vector: collection {name!r} has one vector, without a name; leave the option out")
-    if params.multivector_config is not None:
+    notes = [f"sparse vectors are left out: {', '.join(sorted(sparse))}"] if sparse else []
+    wanted = _wanted(name, params, options, notes)
+    if any(_distance(each) == "Cosine" for each in wanted.values()):
+        notes.append("servers of Qdrant keep vectors for cosine with length 1, and so they are imported")
+    vectors = {
+        vector: PeerVectors(each.size, distance_of(_distance(each), DISTANCES, options.distance))
+        for vector, each in wanted.items()
+    }
+    # The only vector is the one without a name in an index, as is Qdrant's own one without a name.
+    unnamed = next(iter(vectors)) if len(vectors) == 1 else UNNAMED
+    own_names = names_in_index([vector for vector in vectors if vector != unnamed])
+    own = vectors.get(unnamed, PeerVectors(0, "cosine"))
+    asked = True if UNNAMED in vectors else list(vectors)
+    return PeerCollection(
+        name=name,
+        dimensions=own.dimensions,
+        distance=own.distance,
+        rows=client.count(name, exact=True).count,
+        records=lambda size: _records(client, name, unnamed, own_names, asked, size),
+        named={own_names[vector]: vectors[vector] for vector in own_names},
+        notes=[*notes, *rename_notes(own_names)],
+    )
+
+
+def _wanted(name: str, params: Any, options: PeerOptions, notes: list[str]) -> dict[str, Any]:
+    """Return the parameters of the vectors to import, by name; notes tell which are left out."""
+    if not isinstance(params, dict):
+        if options.vector:
+            raise PeerError(
+                f"--vector: collection {name!r} has one vector, without a name; leave the option out"
+            )
+        params = {UNNAMED: params}
+    elif options.vector is not None:
+        params = {
+            vector: params[vector]
+            for vector in [chosen(options.vector, list(params), what="vectors", option="--vector")]
+        }
+    wanted = {vector: each for vector, each in params.items() if each.multivector_config is None}
+    if not wanted:
         raise PeerError(
             f"collection {name!r} has several vectors for each point, which an index cannot search"
         )
-    found = getattr(params.distance, "value", params.distance)
-    notes = []
-    if sparse:
-        notes.append(f"sparse vectors are left out: {', '.join(sorted(sparse))}")
-    if found == "Cosine":
-        notes.append("servers of Qdrant keep vectors for cosine with length 1, and so they are imported")
-    return PeerCollection(
-        name=name,
-        dimensions=params.size,
-        distance=distance_of(found, DISTANCES, options.distance),
-        rows=client.count(name, exact=True).count,
-        records=lambda size: _records(client, name, vector, size),
-        notes=notes,
-    )
+    if left_out := sorted(params.keys() - wanted.keys()):
+        notes.append(f"vectors of which a point has several are left out: {', '.join(left_out)}")
+    return wanted
+
+
+def _distance(params: Any) -> str:
+    return str(getattr(params.distance, "value", params.distance))
 
 
 def _client(source: str) -> Any:
@@ -75,7 +104,9 @@ def _client(source: str) -> Any:
         return qdrant.QdrantClient(path=source)
 
 
-def _records(client: Any, name: str, vector: str | None, size: int) -> Iterator[list[PeerRecord]]:
+def _records(
+    client: Any, name: str, unnamed: str, names: Mapping[str, str], wanted: bool | list[str], size: int
+) -> Iterator[list[PeerRecord]]:
     offset = None
     while True:
         points, offset = client.scroll(
@@ -83,19 +114,26 @@ def _records(client: Any, name: str, vector: str | None, size: int) -> Iterator[
             limit=size,
             offset=offset,
             with_payload=True,
-            with_vectors=True if vector is None else [vector],
+            with_vectors=wanted,
         )
-        yield [
-            PeerRecord(
-                as_identifier(point.id), _vector(point.vector, vector), json_value(point.payload or {})
-            )
-            for point in points
-        ]
+        yield [_record(point, unnamed, names) for point in points]
         if offset is None:
             return
 
 
-def _vector(value: Any, name: str | None) -> np.ndarray | None:
-    if isinstance(value, dict):
-        value = value.get(name or "")
-    return None if value is None else np.asarray(value, np.float32)
+def _record(point: Any, unnamed: str, names: Mapping[str, str]) -> PeerRecord:
+    given = point.vector if isinstance(point.vector, dict) else {UNNAMED: point.vector}
+    return PeerRecord(
+        as_identifier(point.id),
+        _vector(given.get(unnamed)),
+        json_value(point.payload or {}),
+        vectors={own: _array(given[name]) for name, own in names.items() if given.get(name) is not None},
+    )
+
+
+def _vector(value: Any) -> np.ndarray | None:
+    return None if value is None else _array(value)
+
+
+def _array(value: Any) -> np.ndarray:
+    return np.asarray(value, np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment
+from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment, expected_recall
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 
@@ -47,6 +47,7 @@ def index_info(
         problem=problem,
         aliases=aliases,
         dynamic=spec.dynamic,
+        named_vectors={name: _named(manifest, name, snapshot) for name in manifest.named_vectors},
     )
     info.created_at.FromDatetime(manifest.created_at)
     if details:
@@ -88,6 +89,25 @@ def _recall(manifest: Manifest) -> pb.RecallInfo | None:
     if recall is None or not manifest.dimensions:
         return None
     return pb.RecallInfo(k=recall.k, target=recall.target, measured=recall.measured, reached=recall.reached)
+
+
+def _named(manifest: Manifest, name: str, snapshot: Snapshot | None) -> pb.NamedVectorInfo:
+    """Return the description of the vectors of a name."""
+    own = manifest.of_vectors(name)
+    if snapshot is None:
+        rows = sum(entry.rows for entry in own.segments)
+    else:
+        rows = sum(segment.rows for segment in snapshot.index.named[name].index.segments)
+    encoder = _encoder(own)
+    tuned = own.model_copy(update={"recall": expected_recall(own.segments, own.spec.target_recall)})
+    return pb.NamedVectorInfo(
+        dimensions=own.dimensions,
+        distance=_DISTANCES[own.spec.distance],
+        encoder=encoder,
+        rows=rows,
+        recall=_recall(tuned) if any(entry.curve for entry in own.segments) else None,
+        **({"from": manifest.spec.text_field(name)} if encoder is not None else {}),
+    )
 
 
 _DISTANCES: dict[Distance, pb.Distance.ValueType] = {

@@ -69,13 +69,17 @@ class CatalogEntry:
 
     def load_encoder(self, snapshot: Snapshot) -> None:
         """Load the encoder of a version; an error does not affect vector queries."""
-        if snapshot.manifest.spec.encoder is None:
+        names = list(snapshot.manifest.encoded)
+        if not names:
             self.encoder.succeeded()
-        else:
-            # The first text triggers lazy loading inside the model.
-            self.encoder.run(
-                f"index {self.name}: its encoder cannot be used", lambda: snapshot.encoder.encode(["warm"])
-            )
+            return
+
+        def load() -> None:
+            for name in names:
+                # The first text triggers lazy loading inside the model.
+                snapshot.encoder(name).encode(["warm"])
+
+        self.encoder.run(f"index {self.name}: its encoder cannot be used", load)
 
     def maintain(self) -> None:
         """Start sealing and merging that is due."""

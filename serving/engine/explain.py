@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scannery.indexer import Segment
+from scannery.indexer import SegmentEntry
 from scannery.serving.request.options import WIRE_METHODS, WIRE_MODES, Options
+from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats, SegmentStats
 from scannery.v1.search_pb2 import Explanation, Fusion, SegmentPlan, StageTime
 
 __all__ = ["explanation"]
 
 
-def explanation(stats: QueryStats, path: str, segments: Sequence[Segment], options: Options) -> Explanation:
-    """Return how the query at `path` was answered; times are those of all queries of the request together."""
+def explanation(stats: QueryStats, path: str, snapshot: Snapshot, options: Options) -> Explanation:
+    """Return how the query at `path` was answered; times are those of all queries of the request together.
+
+    Where named vectors are searched, the segments are the files with these.
+    """
     fusion = None
     if options.mode == "hybrid":
         fusion = Fusion(method=WIRE_METHODS[options.fusion.method], alpha=options.fusion.alpha)
-    searched = [stats.segments.get((path, number)) for number in range(len(segments))]
+    elif len(options.vectors) > 1 and options.mode == "dense":
+        fusion = Fusion(method=WIRE_METHODS[options.fusion.method])
+    files = _files(snapshot, options)
+    searched = [stats.segments.get((path, name, number)) for name, number, _ in files]
     return Explanation(
-        segments=[_plan(segment, step) for segment, step in zip(segments, searched, strict=True)],
+        segments=[_plan(entry, step) for (_, _, entry), step in zip(files, searched, strict=True)],
         stages=[
             StageTime(stage=name, duration_us=round(seconds * 1e6))
             for name, seconds in stats.stages_s.items()
@@ -30,8 +37,19 @@ def explanation(stats: QueryStats, path: str, segments: Sequence[Segment], optio
     )
 
 
-def _plan(segment: Segment, step: SegmentStats | None) -> SegmentPlan:
-    entry = segment.entry
+def _files(snapshot: Snapshot, options: Options) -> list[tuple[str, int, SegmentEntry]]:
+    """Return the files that may be searched: name of the vectors, number of the datapoints' segment, and entry."""
+    names = options.vectors.names if options.mode != "lexical" else ()
+    files = []
+    for name in names or ("",):
+        if name:
+            files += [(name, part.number, part.segment.entry) for part in snapshot.space(name).parts]
+        else:
+            files += [(name, number, segment.entry) for number, segment in enumerate(snapshot.segments)]
+    return files
+
+
+def _plan(entry: SegmentEntry, step: SegmentStats | None) -> SegmentPlan:
     plan = SegmentPlan(segment=entry.sha256[:12], shard=entry.shard, rows=entry.rows, plan="none")
     if step is not None:
         plan.plan = step.plan

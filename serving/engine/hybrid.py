@@ -1,4 +1,4 @@
-"""Hybrid search: a dense ranking (by vector) and a lexical ranking (by words) are fused into one.
+"""Fusion: rankings by several vectors, or a dense ranking (by vectors) and a lexical one (by words), become one.
 
 - By **weighted score**, the default: alpha · dense + (1 - alpha) · lexical, with scores scaled to 0 to 1
   (indexer/tuning/score_fusion.py).
@@ -7,28 +7,32 @@
 
 A lexical ranking without the row adds nothing, a dense ranking without it the least that it has, at most 0.
 
-The best 200 rows of both rankings are fused. Where more hits are wanted, rows that only the best 800 have follow them,
+Where several vectors are searched, the dense part is the sum of the same values of each of them, by weights that add up
+to 1. A row of one ranking is scored by all vectors that it has, and so is in the rankings of these too.
+
+The best 200 rows of all rankings are fused. Where more hits are wanted, rows that only the best 800 have follow them,
 then those of the best 3,200, and so on. So an answer is the beginning of every longer one, and pages fit together.
 
-If one ranking has the weight 0, all rows of the other one come first: the blocks of 200, 800 and so on would put rows
-that only the ranking without weight has in front of the other one's rows after place 200.
+If the dense or the lexical ranking has the weight 0, all rows of the other one come first: the blocks of 200, 800 and
+so on would put rows that only the ranking without weight has in front of the other one's rows after place 200.
 
-Shapes: H rows of both rankings.
+Shapes: H rows of the fused ranking, U rows of all dense rankings, S vectors of the query.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 import numpy as np
 
 from scannery.indexer import Segment
-from scannery.indexer.tuning.score_fusion import FUSED_ROWS, UNFILTERED, Scale, dense_values, lexical_values
-from scannery.serving.engine.top_k import Ranking, by_score_and_id
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale, dense_values, lexical_values
+from scannery.serving.engine.top_k import EMPTY, Ranking, by_score_and_id
 from scannery.serving.request.options import Fusion
 
-__all__ = ["fuse", "fusion_depth"]
+__all__ = ["DenseRankings", "fuse", "fusion_depth", "keys_in", "places_of"]
 
 RANK_CONSTANT = 60
 DEEPER = 4
@@ -45,31 +49,71 @@ def fusion_depth(wanted: int) -> int:
     return depth
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DenseRankings:
+    """What one query finds by each of its vectors."""
+
+    rankings: Sequence[Ranking]
+    """By each of the vectors."""
+    weights: Sequence[float]
+    """Of the vectors; they add up to 1."""
+    ranges: Sequence[float]
+    """Of the vectors: least difference of the scores that have 1 and 0 (`Scale.dense_range`)."""
+    keys_U: np.ndarray
+    """All rows of several rankings, as `keys_in` returns them; of one ranking: empty."""
+    scores_US: np.ndarray
+    """Their exact scores by each of the vectors, float32; NaN where a row does not have it."""
+    columns: Sequence[int]
+    """Of the vectors: the column of its scores in `Ranking.by_vector`; empty: these are left out."""
+    width: int
+    """Columns of `Ranking.by_vector`."""
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest ranking."""
+        return max(map(len, self.rankings))
+
+    def within(self, depth: int, segments: Sequence[Segment]) -> list[Ranking]:
+        """Return the rankings by each vector of the rows that are among the best `depth` of any."""
+        best = [ranking.within(0, depth) for ranking in self.rankings]
+        if len(best) == 1:
+            return best
+        keys_H = keys_in(best)
+        scores_HS = self.scores_US[np.searchsorted(self.keys_U, keys_H)]
+        numbers_H, rows_H = places_of(keys_H)
+        known_HS = ~np.isnan(scores_HS)
+        return [
+            by_score_and_id(Ranking(numbers_H[known], rows_H[known], scores[known]), segments)
+            for known, scores in zip(known_HS.T, scores_HS.T, strict=True)
+        ]
+
+
 def fuse(
-    dense: Ranking,
-    lexical: Ranking,
+    dense: DenseRankings,
+    lexical: Ranking | None,
     fusion: Fusion,
     segments: Sequence[Segment],
-    scale: Scale = UNFILTERED,
+    *,
+    lexical_best: float = -np.inf,
 ) -> Ranking:
-    """Return all rows of both rankings by fused score, then by id, with their scores in both.
+    """Return all rows of some rankings by fused score, then by id, with their scores in each.
 
-    Rows after the first 200 of both follow the fused ones of these, with lower scores.
+    Rows after the first 200 of each follow the fused ones of these, with lower scores.
 
     Args:
-        dense: the ranking by vector.
-        lexical: the ranking by words.
+        dense: the rankings by vector.
+        lexical: the ranking by words; None: several dense rankings are fused.
         fusion: method and weight.
         segments: all segments of the snapshot, for the ids.
-        scale: of a query with a filter.
+        lexical_best: least lexical score that has 1 (`Scale.lexical_best`).
 
     """
-    depth, longest = FUSED_ROWS, max(len(dense), len(lexical))
-    blocks = [_fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments, scale)]
+    depth, longest = FUSED_ROWS, max(dense.longest, 0 if lexical is None else len(lexical))
+    blocks = [_fused(dense, lexical, depth, fusion, segments, lexical_best)]
     while depth < longest:
         depth *= DEEPER
-        blocks.append(_fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments, scale))
-    if fusion.alpha in (0, 1):
+        blocks.append(_fused(dense, lexical, depth, fusion, segments, lexical_best))
+    if lexical is not None and fusion.alpha in (0, 1):
         blocks = [*(_of_one(block, fusion.alpha) for block in blocks), *blocks]
     return reduce(partial(_followed, segments=segments), blocks)
 
@@ -87,32 +131,66 @@ def _followed(first: Ranking, deeper: Ranking, segments: Sequence[Segment]) -> R
         return first if len(first) else rest
     below = float(np.nextafter(first.scores[-1], np.float32(-np.inf)))
     moved_H = rest.scores - max(0.0, float(rest.scores[0]) - below)
-    both = [(getattr(first, part), getattr(rest, part)) for part in ("segments", "rows", "dense", "lexical")]
-    numbers, rows, dense, lexical = map(np.concatenate, both)
-    scores = np.concatenate([first.scores, np.minimum(moved_H, below).astype(np.float32)])
-    return by_score_and_id(Ranking(numbers, rows, scores, dense=dense, lexical=lexical), segments)
+    rest = replace(rest, scores=np.minimum(moved_H, below).astype(np.float32))
+    both = [(getattr(first, part), getattr(rest, part)) for part in Ranking.PARTS]
+    parts = [None if one is None or other is None else np.concatenate([one, other]) for one, other in both]
+    return by_score_and_id(Ranking(*parts), segments)  # type: ignore[arg-type]  # only those that may be are None
 
 
 def _fused(
-    dense: Ranking, lexical: Ranking, fusion: Fusion, segments: Sequence[Segment], scale: Scale
+    dense: DenseRankings,
+    lexical: Ranking | None,
+    depth: int,
+    fusion: Fusion,
+    segments: Sequence[Segment],
+    lexical_best: float,
 ) -> Ranking:
-    keys_H, places = np.unique(np.concatenate([_keys(dense), _keys(lexical)]), return_inverse=True)
-    dense_at, lexical_at = places[: len(dense)], places[len(dense) :]
+    by_vector = dense.within(depth, segments)
+    words = EMPTY if lexical is None else lexical.within(0, depth)
+    keys_H, places = np.unique(
+        np.concatenate([_keys(each) for each in (*by_vector, words)]), return_inverse=True
+    )
+    ends = np.cumsum([len(each) for each in by_vector])
+    *at, lexical_at = np.split(places, ends)
     dense_gain, lexical_gain = _GAINS[fusion.method]
-    alpha = min(max(fusion.alpha, LEAST_WEIGHT), 1 - LEAST_WEIGHT)
-    gains_H = dense_gain(dense.scores, scale)
-    scores_H = np.full(len(keys_H), min(0.0, gains_H[-1]) if len(gains_H) else 0.0)
-    scores_H[dense_at] = gains_H
-    scores_H *= alpha
-    scores_H[lexical_at] += (1 - alpha) * lexical_gain(lexical.scores, scale)
+    scores_H = np.zeros(len(keys_H))
+    for ranking, own, weight, least in zip(by_vector, at, dense.weights, dense.ranges, strict=True):
+        gains = dense_gain(ranking.scores, Scale(least))
+        gains_H = np.full(len(keys_H), min(0.0, gains[-1]) if len(gains) else 0.0)
+        gains_H[own] = gains
+        scores_H += weight * gains_H
+    by_vector_HS = _by_vector(dense, by_vector, at, len(keys_H))
+    dense_H = None
+    if lexical is not None:
+        alone = len(by_vector) == 1
+        dense_H = _spread(
+            by_vector[0].scores if alone else scores_H[np.concatenate(at)], np.concatenate(at), len(keys_H)
+        )
+        alpha = min(max(fusion.alpha, LEAST_WEIGHT), 1 - LEAST_WEIGHT)
+        scores_H *= alpha
+        scores_H[lexical_at] += (1 - alpha) * lexical_gain(words.scores, Scale(lexical_best=lexical_best))
+    numbers_H, rows_H = places_of(keys_H)
     fused = Ranking(
-        keys_H >> _ROW_BITS,
-        keys_H & ((1 << _ROW_BITS) - 1),
+        numbers_H,
+        rows_H,
         scores_H.astype(np.float32),
-        dense=_spread(dense.scores, dense_at, len(keys_H)),
-        lexical=_spread(lexical.scores, lexical_at, len(keys_H)),
+        dense=dense_H,
+        lexical=None if lexical is None else _spread(words.scores, lexical_at, len(keys_H)),
+        by_vector=by_vector_HS,
     )
     return by_score_and_id(fused, segments)
+
+
+def _by_vector(
+    dense: DenseRankings, rankings: Sequence[Ranking], at: Sequence[np.ndarray], size: int
+) -> np.ndarray | None:
+    """Return `Ranking.by_vector` of fused rows, whose places among these are `at`; None if it is left out."""
+    if not dense.columns:
+        return None
+    scores_HS = np.full((size, dense.width), np.nan, np.float32)
+    for column, ranking, own in zip(dense.columns, rankings, at, strict=True):
+        scores_HS[own, column] = ranking.scores
+    return scores_HS
 
 
 _ROW_BITS = 40
@@ -121,6 +199,17 @@ _ROW_BITS = 40
 def _keys(ranking: Ranking) -> np.ndarray:
     keys: np.ndarray = (ranking.segments.astype(np.int64) << _ROW_BITS) | ranking.rows
     return keys
+
+
+def keys_in(rankings: Sequence[Ranking]) -> np.ndarray:
+    """Return the rows of any of the rankings as numbers, int64, ascending; each once."""
+    keys: np.ndarray = np.unique(np.concatenate([_keys(ranking) for ranking in rankings]))
+    return keys
+
+
+def places_of(keys_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of the segment and the row of each of `keys_in`, both int64."""
+    return keys_U >> _ROW_BITS, keys_U & ((1 << _ROW_BITS) - 1)
 
 
 def _spread(scores: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
@@ -140,4 +229,4 @@ _GAINS: dict[str, tuple[_Gain, _Gain]] = {
     "weighted_score": (dense_values, lexical_values),
     "reciprocal_rank": (_reciprocal_ranks, _reciprocal_ranks),
 }
-"""By method, what a row gains by its score in the dense ranking, and in the lexical one."""
+"""By method, what a row gains by its score in a dense ranking, and in the lexical one."""

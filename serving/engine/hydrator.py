@@ -6,7 +6,7 @@ Shapes: Q queries, H hits of all of them, C columns, S scores of a hit, N rows o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,11 +20,19 @@ from scannery.indexer.kernels.fused import COMPILING
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.engine import wire_kernels
 from scannery.serving.engine.top_k import Ranking
+from scannery.serving.engine.wire_fields import (
+    NO_FIELDS,
+    framed,
+    score_fields,
+    vector_bytes,
+    vector_fields,
+    with_fields,
+)
 from scannery.serving.request.options import Fields
 from scannery.v1.search_pb2 import HitList
 from scannery.v1.types_pb2 import Datapoint
 
-__all__ = ["Hydrator", "Written", "framed", "varint", "warm_up"]
+__all__ = ["Hydrator", "Written", "warm_up"]
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 _STRING = (wire_kernels.FIELD_STRING, _LENGTH)
@@ -89,10 +97,27 @@ class Hydrator:
     """Writes what answers carry of the rows of some segments. Safe to use from several threads."""
 
     def __init__(
-        self, segments: Sequence[Segment], spec: IndexSpec, fields: Fields, *, group_by: str | None
+        self,
+        segments: Sequence[Segment],
+        spec: IndexSpec,
+        fields: Fields,
+        *,
+        group_by: str | None,
+        scored: Sequence[str] = (),
     ) -> None:
-        """`group_by` names the column of `Hit.group`; None leaves it out."""
+        """Prepare.
+
+        Args:
+            segments: of the snapshot.
+            spec: of the index.
+            fields: of datapoints.
+            group_by: the column of `Hit.group`; None leaves it out.
+            scored: names of the vectors of `Hit.vector_scores`; none leaves it out.
+
+        """
         self._segments = segments
+        self._names = tuple(spec.named_vectors) if fields.vector else ()
+        self._scored = scored
         self._spec = spec
         self._fields = fields
         self._group_by = group_by
@@ -106,6 +131,8 @@ class Hydrator:
         if not len(whole):
             return Written(_NOTHING, np.zeros(len(rankings) + 1, np.int64))
         data_B, starts_H = self._put(whole, _scores(whole))
+        if self._names or self._scored:
+            data_B, starts_H = self._with_named(data_B, starts_H, whole)
         ends_Q = np.cumsum([len(ranking) for ranking in rankings])
         return Written(data_B, _bounds(data_B, starts_H, ends_Q))
 
@@ -113,6 +140,12 @@ class Hydrator:
         """Return the hits of each query: K rows of one segment, int64 and float32 (Q, K). Cheaper than rankings."""
         queries, k = rows_QK.shape
         data_B, starts_H = self._put_one(number, rows_QK.reshape(-1), scores_QK.reshape(1, -1))
+        if (self._names or self._scored) and len(starts_H):
+            whole = Ranking(
+                np.full(rows_QK.size, number, np.int64), rows_QK.reshape(-1), scores_QK.reshape(-1)
+            )
+            whole = replace(whole, by_vector=whole.scores[:, None])
+            data_B, starts_H = self._with_named(data_B, starts_H, whole)
         if queries == 1:
             return Written(data_B, None)
         return Written(data_B, _bounds(data_B, starts_H, k * np.arange(1, queries + 1)))
@@ -133,6 +166,8 @@ class Hydrator:
 
         """
         data_B, starts_H = self._put(places, np.zeros((0, len(places)), np.float32))
+        if self._names:
+            data_B, starts_H = self._with_named(data_B, starts_H, places, as_hits=False)
         return data_B, np.append(starts_H - starts_H[0], len(data_B))
 
     def _put(self, whole: Ranking, scores_SH: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -154,6 +189,19 @@ class Hydrator:
         for part in parts:
             wire_kernels.put_in_order(*part, ends_H, out_B)
         return out_B, ends_H - sizes_H
+
+    def _with_named(
+        self, data_B: np.ndarray, starts_H: np.ndarray, whole: Ranking, *, as_hits: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return hits, or datapoints if not `as_hits`, with their named vectors and their scores by these."""
+        of_datapoints = of_hits = NO_FIELDS
+        if self._names:
+            if len(data_B) + vector_bytes(self._segments, whole.segments) > MAX_ANSWER_BYTES:
+                raise _too_large()
+            of_datapoints = vector_fields(self._segments, self._names, whole.segments, whole.rows)
+        if self._scored and whole.by_vector is not None:
+            of_hits = score_fields(self._scored, whole.by_vector)
+        return with_fields(data_B, starts_H, of_datapoints, of_hits, whole=as_hits)
 
     def _put_one(
         self, number: int, rows_H: np.ndarray, scores_SH: np.ndarray
@@ -238,21 +286,6 @@ def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
             Hydrator(segments, spec, nothing, group_by=None).block(0, rows_21, scores_21).framed(1)
 
 
-def framed(field: int, data: bytes) -> bytes:
-    """Return `data` as a field of a message that holds a message, a string or bytes."""
-    return varint(field << 3 | _LENGTH) + varint(len(data)) + data
-
-
-def varint(value: int) -> bytes:
-    """Return a number that is not negative as protobuf writes it."""
-    groups = bytearray()
-    while value >= 128:
-        groups.append(value & 127 | 128)
-        value >>= 7
-    groups.append(value)
-    return bytes(groups)
-
-
 def _too_large() -> InvalidRequestError:
     return InvalidRequestError(
         f"the answer would have more than {MAX_ANSWER_BYTES >> 20} MiB; ask for fewer hits, or for fewer fields",
@@ -270,7 +303,10 @@ def _joined(rankings: Sequence[Ranking]) -> Ranking:
         if any(array is not None for array in arrays):
             # Queries of one call may have several modes, of which only hybrid search has these scores.
             pairs = zip(arrays, rankings, strict=True)
-            arrays = [np.full(len(each), np.nan, np.float32) if a is None else a for a, each in pairs]
+            [shape] = {array.shape[1:] for array in arrays if array is not None}
+            arrays = [
+                np.full((len(each), *shape), np.nan, np.float32) if a is None else a for a, each in pairs
+            ]
             parts.append(np.concatenate(arrays))
         else:
             parts.append(None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from scannery.runtime.deadline import Deadline
 from scannery.serving.engine.hydrator import Hydrator
-from scannery.serving.engine.segment_search import SegmentSearch, segment_searches, settings_of
+from scannery.serving.engine.segment_search import SearchedSegments, searched_segments, settings_of
 from scannery.serving.request.options import WIRE_MODES, CostClass, Options
 from scannery.serving.request.query import Query
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -45,24 +45,26 @@ class PreparedSearch:
         self.options = options
         group_by = options.group_by if options.max_per_group is not None else None
         spec = snapshot.manifest.spec
-        self.hydrator = Hydrator(snapshot.segments, spec, options.fields, group_by=group_by)
+        names = options.vectors.names if options.mode != "lexical" else ()
+        self.hydrator = Hydrator(snapshot.segments, spec, options.fields, group_by=group_by, scored=names)
         """Writes the hits."""
         mode = WIRE_MODES[options.mode]
         rest = SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence, mode=mode)
         self.trailer = rest.SerializeToString()
         """The fields of a SearchResponse besides its hits, serialised."""
-        self._settings = settings_of(snapshot, options)
+        spaces = [snapshot.space(choice.name) for choice in options.vectors]
+        self._settings = [settings_of(space, options) for space in spaces]
         # The rows that a filter allows have a cache of their own, with a bound of memory.
         self._unfiltered = (
-            segment_searches(snapshot, options, self._settings) if options.where is None else None
+            searched_segments(snapshot, options, self._settings) if options.where is None else None
         )
-        searched = [
-            segment for segment in snapshot.segments if segment.has_vectors or options.mode != "dense"
-        ]
-        searches = searched if self._unfiltered is None else self._unfiltered
+        if self._unfiltered is None:
+            searches = sum(len(space.parts) for space in spaces)
+        else:
+            searches = len(self._unfiltered.searches)
         self.cost_class = options.cost_class
         one_stage = self.cost_class is not CostClass.STAGED
-        self.reads_one_segment = len(searches) == 1 and options.drops_nothing and one_stage
+        self.reads_one_segment = searches == 1 and options.drops_nothing and one_stage
         """Whether the best rows by vector of one segment are the answer."""
         self._latest_s: deque[float] = deque(maxlen=8)
         self.first_stage: PreparedSearch | None = None
@@ -71,11 +73,11 @@ class PreparedSearch:
             first = replace(options, k=options.deepest, offset=0, rerank=None)
             self.first_stage = PreparedSearch(snapshot, first)
 
-    def segments(self, snapshot: Snapshot, deadline: Deadline) -> Sequence[SegmentSearch]:
-        """Return the searches of the segments that have allowed rows; DeadlineError if that takes too long."""
+    def segments(self, snapshot: Snapshot, deadline: Deadline) -> SearchedSegments:
+        """Return the segments that have allowed rows; DeadlineError if that takes too long."""
         if self._unfiltered is not None:
             return self._unfiltered
-        return segment_searches(snapshot, self.options, self._settings, deadline)
+        return searched_segments(snapshot, self.options, self._settings, deadline)
 
     @property
     def is_quick(self) -> bool:

@@ -7,6 +7,7 @@ would bring to the top, and a blend costs no more than a single query.
 - `cosine`: the weighted sum of the members scaled to length 1; the score is the cosine with that.
 - `dot`: the weighted sum, divided by the sum of the weights' absolute values.
 - `squared_l2`: the weighted mean. Needs a positive sum of weights, or the best row would be the farthest one.
+- By several vectors: the members are blended for each of them, those of which all members have one.
 - By words: a term counts in proportion to the weight of its member. Needs weights above 0, since only rows that have a
   word are scored.
 
@@ -27,15 +28,16 @@ from scannery.serving.request.query import (
     ById,
     ByText,
     ByVector,
+    ByVectors,
     Query,
     Single,
     Vectors,
     WithSparse,
-    check_has_vectors,
 )
+from scannery.serving.request.vector_choice import ChosenVectors, VectorChoice
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["blended_vector", "members_of", "named_rows", "query_vectors"]
+__all__ = ["blended_vector", "dense_part", "members_of", "named_rows", "query_for", "query_vectors"]
 
 
 def members_of(query: Query, path: str) -> list[tuple[Single, float, str]]:
@@ -66,31 +68,79 @@ def named_rows(
     ]
 
 
+def query_for(
+    snapshot: Snapshot, query: Single | Blend, chosen: ChosenVectors, place: int, *, path: str
+) -> Single | Blend | None:
+    """Return a query as one of several vectors is searched by it; None if it has no such vector.
+
+    Args:
+        snapshot: what is searched.
+        query: by text, vectors or id, or a blend of these.
+        chosen: the vectors of the search.
+        place: of one among them.
+        path: of the query.
+
+    Raises:
+        EncoderUnavailableError: a text, and the request names vectors without an encoder.
+        UnknownDatapointError: the query names a datapoint that is not there.
+
+    """
+    choice = chosen.choices[place]
+    if isinstance(query, Blend):
+        members = []
+        for member, _, own in members_of(query, path):
+            part = query_for(snapshot, member, chosen, place, path=own)
+            if part is None or isinstance(part, Blend):
+                return None
+            members.append(part)
+        return Blend(tuple(members), query.weights)
+    if isinstance(query, ByVectors):
+        vector_D = query.vectors[place]
+        return None if vector_D is None else ByVector(vector_D)
+    if isinstance(query, ByText) and not choice.has_encoder:
+        if chosen.given:
+            snapshot.encoder(choice.name)  # raises
+        return None
+    if isinstance(query, ById):
+        number, row = snapshot.require(query.id, path=path)
+        return None if snapshot.space(choice.name).vector_of(number, row) is None else query
+    return query
+
+
 def query_vectors(
-    snapshot: Snapshot, queries: Sequence[Query], mode: str, deadline: Deadline, *, paths: Sequence[str]
+    snapshot: Snapshot,
+    choice: VectorChoice,
+    queries: Sequence[Single | Blend],
+    deadline: Deadline,
+    *,
+    paths: Sequence[str],
 ) -> np.ndarray:
     """Return the vector of each query as segments are searched with it, float32 (Q, D).
 
+    Args:
+        snapshot: what is searched.
+        choice: the vectors that are searched.
+        queries: as `query_for` returns them; or any, if no other vectors are searched.
+        deadline: of the request.
+        paths: of the queries.
+
     Raises:
-        EncoderUnavailableError: a text query, and the index has no encoder.
-        VectorsUnavailableError: the index has no vectors, or a query names a datapoint without one.
-        InvalidRequestError: a query has no vector in this mode.
+        EncoderUnavailableError: a text query, and the vectors have no encoder.
+        VectorsUnavailableError: a query names a datapoint without such a vector.
         UnknownDatapointError: a query names a datapoint that is not there.
 
     """
     if isinstance(queries, Vectors):
         return queries.vectors_QD
-    check_has_vectors(snapshot.manifest, "mode")
-    dense = [_dense(query, mode, path) for query, path in zip(queries, paths, strict=True)]
-    if not any(isinstance(query, Blend) for query in dense):
-        return _vectors(snapshot, dense, deadline, paths)
-    groups = [members_of(query, path) for query, path in zip(dense, paths, strict=True)]
+    if not any(isinstance(query, Blend) for query in queries):
+        return _vectors(snapshot, choice, queries, deadline, paths)
+    groups = [members_of(query, path) for query, path in zip(queries, paths, strict=True)]
     flat = [part for group in groups for part in group]
     members = [member for member, _, _ in flat]
-    vectors_MD = _vectors(snapshot, members, deadline, [path for _, _, path in flat])
-    vectors_QD = np.empty((len(dense), snapshot.manifest.dimensions), np.float32)
-    distance, first = snapshot.manifest.spec.distance, 0
-    for i, (query, group) in enumerate(zip(dense, groups, strict=True)):
+    vectors_MD = _vectors(snapshot, choice, members, deadline, [path for _, _, path in flat])
+    vectors_QD = np.empty((len(queries), choice.manifest.dimensions), np.float32)
+    distance, first = choice.manifest.spec.distance, 0
+    for i, (query, group) in enumerate(zip(queries, groups, strict=True)):
         own_MD = vectors_MD[first : first + len(group)]
         first += len(group)
         if isinstance(query, Blend):
@@ -101,8 +151,8 @@ def query_vectors(
     return vectors_QD
 
 
-def _dense(query: Query, mode: str, path: str) -> Single | Blend:
-    """Return the part of a query that is searched by vector."""
+def dense_part(query: Query, mode: str, path: str) -> Single | Blend:
+    """Return the part of a query that is searched by vector; InvalidRequestError if it has none in this mode."""
     if not isinstance(query, WithSparse):
         return query
     if mode == "dense":
@@ -115,31 +165,35 @@ def _dense(query: Query, mode: str, path: str) -> Single | Blend:
 
 
 def _vectors(
-    snapshot: Snapshot, queries: Sequence[Single | Blend], deadline: Deadline, paths: Sequence[str]
+    snapshot: Snapshot,
+    choice: VectorChoice,
+    queries: Sequence[Single | Blend],
+    deadline: Deadline,
+    paths: Sequence[str],
 ) -> np.ndarray:
     """Return the vectors of queries of which none is a blend, float32 (Q, D)."""
-    vectors_QD = np.empty((len(queries), snapshot.manifest.dimensions), np.float32)
+    vectors_QD = np.empty((len(queries), choice.manifest.dimensions), np.float32)
     texts = [(i, query.text) for i, query in enumerate(queries) if isinstance(query, ByText)]
     if texts:
         path = paths[texts[0][0]] if len(texts) == 1 else "queries"
-        encoded_TD = snapshot.encoder.encode([text for _, text in texts], path=path, deadline=deadline)
-        vectors_QD[[i for i, _ in texts]] = search_ready(encoded_TD, snapshot.manifest.spec.distance)
+        encoder = snapshot.encoder(choice.name)
+        encoded_TD = encoder.encode([text for _, text in texts], path=path, deadline=deadline)
+        vectors_QD[[i for i, _ in texts]] = search_ready(encoded_TD, choice.manifest.spec.distance)
     for i, query in enumerate(queries):
         if isinstance(query, ByVector):
             vectors_QD[i] = query.vector_D
         elif isinstance(query, ById):
-            vectors_QD[i] = _vector_of(snapshot, query.id, paths[i])
+            vectors_QD[i] = _vector_of(snapshot, choice.name, query.id, paths[i])
     return vectors_QD
 
 
-def _vector_of(snapshot: Snapshot, identifier: str, path: str) -> np.ndarray:
-    number, row = snapshot.require(identifier, path=path)
-    segment = snapshot.segments[number]
-    if not segment.has_vectors:
+def _vector_of(snapshot: Snapshot, name: str, identifier: str, path: str) -> np.ndarray:
+    vector_D = snapshot.space(name).vector_of(*snapshot.require(identifier, path=path))
+    if vector_D is None:
         raise VectorsUnavailableError(
-            f"{path}: datapoint {identifier!r:.200} has no vector to search by", field=path
+            f"{path}: datapoint {identifier!r:.200} has no vector {f'{name!r} ' if name else ''}to search by",
+            field=path,
         )
-    vector_D: np.ndarray = segment.searched_ND[row]
     return vector_D
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -57,9 +58,7 @@ def reranked(
         longest_s = max(longest_s, clock() - begun)
     # NaN sorts last, and the sort is stable: hits that were not scored keep their order.
     order_H = np.argsort(-scores_H, kind="stable")
-    return Ranking(
-        ranking.segments, ranking.rows, ranking.scores, ranking.dense, ranking.lexical, scores_H
-    ).at(order_H)
+    return replace(ranking, rerank=scores_H).at(order_H)
 
 
 def texts_of(ranking: Ranking, segments: Sequence[Segment]) -> list[str | None]:

@@ -78,7 +78,7 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
     written = search(prepared, batch)
     trailer = prepared.trailer
     if stats.explained:
-        how = explanation(stats, "query", snapshot.segments, prepared.options)
+        how = explanation(stats, "query", snapshot, prepared.options)
         explained = SearchResponse(explanation=how)
         trailer = explained.SerializeToString() + trailer
     for other in queries[1:]:
@@ -107,7 +107,7 @@ def search(
     if prepared.options.explain:
         batch.stats.explain()
     highlight = prepared.options.highlight
-    highlighter = None if highlight is None else Highlighter(batch, highlight)
+    highlighter = None if highlight is None else Highlighter(batch, highlight, prepared.options.vectors)
     if filters is not None:
         rankings = _rank_apart(prepared, batch, filters)
     elif isinstance(batch.queries, Vectors):
@@ -134,11 +134,11 @@ def _search_one_segment(
     prepared: PreparedSearch, batch: QueryBatch, vectors_QD: np.ndarray
 ) -> Written | None:
     """Return the hits of queries by vector in the only segment; None if it has no allowed rows."""
-    segments = prepared.segments(batch.snapshot, batch.deadline)
-    if not segments:
+    [searches] = prepared.segments(batch.snapshot, batch.deadline).by_vector
+    if not searches:
         return None
     batch.deadline.check()
-    [segment], offset = segments, prepared.options.offset
+    [segment], offset = searches, prepared.options.offset
     rows_QK, scores_QK = segment.search(vectors_QD, offset + prepared.options.k, batch.stats, ())
     batch.deadline.check()
     if offset:

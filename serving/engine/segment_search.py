@@ -1,5 +1,8 @@
 """The segments that a search reads, each with the rows that may be returned and ScaNN's settings for it.
 
+Filters select datapoints. Those whose vector of some name is searched are the rows of another file, with other numbers
+(`VectorSpace`): `SegmentSearch` takes the former to the latter, and hits back.
+
 Shapes: Q queries, D dimensions, K hits.
 """
 
@@ -10,31 +13,55 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scannery.indexer import AllowedRows, Found, SearchSettings, Segment
+from scannery.indexer import AllowedRows, Found, NamedVectors, SearchSettings, Segment
 from scannery.indexer.planning.planner import EXACT_ABOVE_SHARE
 from scannery.runtime.deadline import Deadline
 from scannery.serving.request.options import Options
 from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.snapshot.vector_space import VectorSpace
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.serving.telemetry.tracing import span
 
-__all__ = ["SegmentSearch", "segment_searches", "settings_of"]
+__all__ = [
+    "AllowedSegment",
+    "SearchedSegments",
+    "SegmentSearch",
+    "searched_segments",
+    "settings_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedSegment:
+    """The rows of one segment that may be returned."""
+
+    number: int
+    """Of the segment, in its snapshot."""
+    allowed: AllowedRows | None
+    """None: all."""
+    rows: int
+    """How many they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSearch:
-    """The search of one segment."""
+    """The search of the vectors of one segment."""
 
     number: int
-    """Of the segment, in its snapshot."""
+    """Of the segment with the datapoints, in its snapshot."""
     segment: Segment
+    """With the vectors."""
     allowed: AllowedRows | None
-    """The rows that may be returned; None: all."""
+    """Its rows that may be returned; None: all."""
     rows: int
     """How many rows may be returned."""
     settings: SearchSettings | None
     """ScaNN's settings; None searches exactly."""
     target_recall: float
+    name: str = ""
+    """Of the vectors."""
+    vectors: NamedVectors | None = None
+    """From rows of `segment` to those of datapoints; None: they are the same."""
 
     def settings_for(self, hits: int) -> SearchSettings | None:
         """Return ScaNN's settings for `hits` hits; None where an exact search is as fast, or is needed."""
@@ -46,7 +73,7 @@ class SegmentSearch:
     def search(
         self, vectors_QD: np.ndarray, hits: int, stats: QueryStats, paths: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the best rows, int64 (Q, K), and their scores, float32 (Q, K), best first.
+        """Return the best rows of datapoints, int64 (Q, K), and their scores, float32 (Q, K), best first.
 
         Args:
             vectors_QD: the queries, as `search_ready` returns vectors.
@@ -65,14 +92,16 @@ class SegmentSearch:
                 found = self.find(vectors_QD, hits)
                 rows_QK, scores_QK, plan = found.rows_QK, found.scores_QK, found.plans[0]
                 if stats.explained:
-                    stats.add_segment(self.number, self.rows, found, paths)
+                    stats.add_segment((self.name, self.number), self.rows, found, paths)
             if traced is not None:
                 traced.set_attributes(self._attributes(plan, hits))
         stats.add_plan(plan, self.rows)
+        if self.vectors is not None:
+            rows_QK = self.vectors.datapoints(rows_QK)
         return rows_QK, scores_QK
 
     def find(self, vectors_QD: np.ndarray, hits: int) -> Found:
-        """Return the best rows with the plan, the leaves and candidates searched, and the expected recall."""
+        """Return the best rows of `segment` with the plan, the leaves and candidates searched, and the recall."""
         return self.segment.find(
             vectors_QD,
             hits,
@@ -94,40 +123,97 @@ class SegmentSearch:
         }
 
 
-def segment_searches(
+@dataclass(frozen=True, slots=True)
+class SearchedSegments:
+    """What a search reads: segments with allowed rows, and for each of its vectors those that have it."""
+
+    allowed: Sequence[AllowedSegment]
+    """In mode `dense` without those that have none of the vectors."""
+    by_vector: Sequence[Sequence[SegmentSearch]]
+    """For each of the vectors, in the order of the options."""
+
+    @property
+    def searches(self) -> list[SegmentSearch]:
+        """All of them."""
+        return [each for searches in self.by_vector for each in searches]
+
+
+def searched_segments(
     snapshot: Snapshot,
     options: Options,
-    settings: Sequence[SearchSettings | None],
+    settings: Sequence[Sequence[SearchSettings | None]],
     deadline: Deadline | None = None,
-) -> list[SegmentSearch]:
-    """Return the searches of all segments that have allowed rows; `settings` as `settings_of` returns them.
+) -> SearchedSegments:
+    """Return what a search reads; DeadlineError if that takes too long.
 
-    In mode `dense` without the segments whose rows have no vectors.
+    Args:
+        snapshot: what is searched.
+        options: of the search.
+        settings: for each of its vectors, as `settings_of` returns them.
+        deadline: of the request.
+
     """
+    spaces = [snapshot.space(choice.name) for choice in options.vectors]
+    allowed = _allowed_segments(snapshot, options, spaces, deadline)
     target = options.target_recall or snapshot.manifest.spec.target_recall
-    searches = []
+    return SearchedSegments(
+        allowed,
+        [_of_space(space, allowed, each, target) for space, each in zip(spaces, settings, strict=True)],
+    )
+
+
+def _allowed_segments(
+    snapshot: Snapshot, options: Options, spaces: Sequence[VectorSpace], deadline: Deadline | None
+) -> list[AllowedSegment]:
+    found = []
+    needed = {part.number for space in spaces for part in space.parts} if options.mode == "dense" else None
     for number, (segment, alive) in enumerate(zip(snapshot.segments, snapshot.alive, strict=True)):
-        if options.mode == "dense" and not segment.has_vectors:
+        if needed is not None and number not in needed:
             continue
         allowed = alive
         if options.where is not None:
             allowed = snapshot.masks.allowed(segment, options.where, alive, deadline=deadline)
         rows = segment.rows if allowed is None else allowed.count
-        if rows == segment.rows:
-            allowed = None
         if rows:
-            searches.append(SegmentSearch(number, segment, allowed, rows, settings[number], target))
+            found.append(AllowedSegment(number, None if rows == segment.rows else allowed, rows))
+    return found
+
+
+def _of_space(
+    space: VectorSpace,
+    segments: Sequence[AllowedSegment],
+    settings: Sequence[SearchSettings | None],
+    target: float,
+) -> list[SegmentSearch]:
+    """Return the searches of the segments that have allowed rows with vectors of one name."""
+    by_number = {each.number: each for each in segments}
+    searches = []
+    for part, place in zip(space.parts, space.places, strict=True):
+        datapoints = by_number.get(part.number)
+        if datapoints is None:
+            continue
+        segment, allowed, rows = part.segment, datapoints.allowed, datapoints.rows
+        if part.vectors is not None:
+            allowed = part.vectors.allowed(allowed)
+            rows = segment.rows if allowed is None else allowed.count
+            allowed = None if rows == segment.rows else allowed
+        if rows:
+            searches.append(
+                SegmentSearch(
+                    part.number, segment, allowed, rows, settings[place], target, space.name, part.vectors
+                )
+            )
     return searches
 
 
-def settings_of(snapshot: Snapshot, options: Options) -> Sequence[SearchSettings | None]:
-    """Return ScaNN's settings for each segment; None searches it exactly."""
+def settings_of(space: VectorSpace, options: Options) -> Sequence[SearchSettings | None]:
+    """Return ScaNN's settings for each segment of the index of a name; None searches it exactly."""
+    index = space.index
     if options.exact:
-        return [None] * len(snapshot.segments)
-    tuned = snapshot.index.settings_for(options.target_recall)
+        return [None] * len(index.segments)
     if not options.knobs.given:
-        return tuned
+        return index.settings_for(options.target_recall)
     # Knobs are for ScaNN, also where none of the tuned settings meets the target.
-    target = options.target_recall or snapshot.manifest.spec.target_recall
-    closest = [segment.closest_settings(target) for segment in snapshot.segments]
+    target = options.target_recall or index.spec.target_recall
+    closest = [segment.closest_settings(target) for segment in index.segments]
     return [options.knobs.over(settings, options.k + options.offset) for settings in closest]

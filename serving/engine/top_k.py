@@ -1,6 +1,6 @@
 """Ranked rows of several segments, and how they are merged.
 
-Shapes: Q queries, M rows per segment and query, H hits of one query.
+Shapes: Q queries, M rows per segment and query, H hits of one query, S vectors of the search.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ class Ranking:
     """Hybrid search: the score by words, NaN where the lexical ranking has no such row."""
     rerank: np.ndarray | None = None
     """The cross-encoder's score, NaN for rows that it did not score."""
+    by_vector: np.ndarray | None = None
+    """Named vectors: the score by each, float32 (H, S), NaN where a row does not have it, or was not scored by it."""
 
-    PARTS: ClassVar = ("segments", "rows", "scores", "dense", "lexical", "rerank")
+    PARTS: ClassVar = ("segments", "rows", "scores", "dense", "lexical", "rerank", "by_vector")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -47,6 +49,7 @@ class Ranking:
             None if self.dense is None else self.dense[selection],
             None if self.lexical is None else self.lexical[selection],
             None if self.rerank is None else self.rerank[selection],
+            None if self.by_vector is None else self.by_vector[selection],
         )
 
     def within(self, offset: int, count: int) -> Ranking:

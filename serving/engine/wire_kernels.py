@@ -26,6 +26,7 @@ __all__ = [
     "FIELD_STRING",
     "ROOM_BYTES",
     "VALUE_KINDS",
+    "add_fields",
     "frame_lists",
     "put_in_order",
     "write_hits",
@@ -329,6 +330,70 @@ def put_in_order(
         end = ends_H[places_P[part]]
         for i in range(size):
             out_B[end - size + i] = part_B[start + i]
+
+
+@compiled
+def _length(data_B: np.ndarray, at: int) -> tuple[int, int]:
+    """Return the length that is written at an offset, and the offset after it."""
+    size, shift = 0, 0
+    while data_B[at] >= 128:
+        size |= (data_B[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+    return size | data_B[at] << shift, at + 1
+
+
+@compiled
+def _put_range(out_B: np.ndarray, at: int, from_B: np.ndarray, start: int, stop: int) -> int:
+    for i in range(stop - start):
+        out_B[at - (stop - start) + i] = from_B[start + i]
+    return at - (stop - start)
+
+
+@compiled
+def add_fields(
+    data_B: np.ndarray,
+    starts_H: np.ndarray,
+    inner_B: np.ndarray,
+    inner_bounds: np.ndarray,
+    outer_B: np.ndarray,
+    outer_bounds: np.ndarray,
+    whole: bool,
+    added_H: np.ndarray,
+    out_B: np.ndarray,
+) -> int:
+    """Write hits, or datapoints if not `whole`, again with more fields; return the offset of the first.
+
+    Args:
+        data_B: the hits.
+        starts_H: their offsets, int64.
+        inner_B: fields at the end of datapoints.
+        inner_bounds: where those of each begin, int64 (H + 1,); empty: there are none.
+        outer_B: fields at the end of hits.
+        outer_bounds: as `inner_bounds`.
+        whole: whether `data_B` has hits.
+        added_H: output: the offset of each, int64.
+        out_B: output, large enough.
+
+    """
+    at: int = out_B.shape[0]
+    stop = data_B.shape[0]
+    for hit in range(starts_H.shape[0] - 1, -1, -1):
+        end, start = at, starts_H[hit]
+        if whole:
+            _, start = _length(data_B, start + 1)
+        size, start = _length(data_B, start + 1)
+        if outer_bounds.shape[0] > 0:
+            at = _put_range(out_B, at, outer_B, outer_bounds[hit], outer_bounds[hit + 1])
+        at = _put_range(out_B, at, data_B, start + size, stop)
+        datapoint_end = at
+        if inner_bounds.shape[0] > 0:
+            at = _put_range(out_B, at, inner_B, inner_bounds[hit], inner_bounds[hit + 1])
+        at = _put_range(out_B, at, data_B, start, start + size)
+        at = _put_tag(out_B, at, _HIT_DATAPOINT, datapoint_end)
+        if whole:
+            at = _put_tag(out_B, at, _HITS, end)
+        added_H[hit], stop = at, starts_H[hit]
+    return at
 
 
 @compiled

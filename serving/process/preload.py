@@ -159,7 +159,7 @@ def _log_not_shared(name: str, error: Exception) -> None:
 
 
 def _load_encoders(manifests: Sequence[Manifest], encoders: EncoderPool, config: ServerConfig) -> None:
-    wanted = [manifest for manifest in manifests if manifest.spec.encoder is not None]
+    wanted = [each for manifest in manifests for each in manifest.encoded.values()]
     # A connection to another process does not survive a fork; each worker makes its own.
     if config.encoder is not None or not wanted or not _forks_well(config.device):
         return

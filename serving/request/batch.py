@@ -43,8 +43,11 @@ def parse_queries(request: pb.SearchManyRequest, manifest: Manifest, options: Op
             "in one call",
         )
     if request.HasField("vectors"):
-        return parse_matrix(request.vectors, manifest)
-    parsed = [parse_query(query, manifest, path=f"queries[{i}]") for i, query in enumerate(request.queries)]
+        return parse_matrix(request.vectors, manifest, options.vectors)
+    parsed = [
+        parse_query(query, manifest, options.vectors, path=f"queries[{i}]")
+        for i, query in enumerate(request.queries)
+    ]
     vectors = [query.vector_D for query in parsed if isinstance(query, ByVector)]
     return Vectors(np.array(vectors)) if len(vectors) == len(parsed) else parsed
 

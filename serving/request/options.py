@@ -14,7 +14,14 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.request.field_names import is_too_long
 from scannery.serving.request.filter import Node, parse_filter, unknown_name
-from scannery.serving.request.query import ByText, Query, WithSparse, check_has_vectors
+from scannery.serving.request.query import ByText, Query, WithSparse
+from scannery.serving.request.vector_choice import (
+    NO_CHOICE,
+    ChosenVectors,
+    VectorChoice,
+    check_has_vectors,
+    parse_vectors,
+)
 from scannery.v1 import search_pb2 as pb
 
 __all__ = [
@@ -56,11 +63,11 @@ class Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """How the dense and the lexical ranking of a hybrid search are combined."""
+    """How rankings are combined: by several vectors, and by vectors and words in a hybrid search."""
 
     method: FusionMethod = "weighted_score"
     alpha: float = 0.5
-    """Weight of the dense ranking, 0 to 1."""
+    """Weight of the dense ranking in a hybrid search, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,8 @@ class Highlight:
 
     by_encoder: bool | None
     """Whether the encoder chooses the sentence; None: if the index has one that can be used."""
+    vectors: VectorChoice | None
+    """The vectors with that encoder; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +131,7 @@ class CostClass(Enum):
     SCANNED = "scanned"
     """By vector, with a filter or exact: perhaps a scan, which INDEXED searches must not wait for."""
     STAGED = "staged"
-    """With further stages: by words, reranked, highlighted, or explained."""
+    """With further stages: by words, by several vectors, reranked, highlighted, or explained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +149,8 @@ class Options:
     knobs: Knobs
     fields: Fields
     explain: bool
+    vectors: ChosenVectors = NO_CHOICE
+    """The vectors that are searched in modes dense and hybrid."""
     mode: Mode = "dense"
     fusion: Fusion = Fusion()
     rerank: Rerank | None = None
@@ -168,6 +179,8 @@ class Options:
     def cost_class(self) -> CostClass:
         """The estimated cost of a search with these options."""
         if self.mode != "dense" or self.rerank is not None or self.highlight is not None or self.explain:
+            return CostClass.STAGED
+        if len(self.vectors) > 1:
             return CostClass.STAGED
         return CostClass.INDEXED if self.where is None and not self.exact else CostClass.SCANNED
 
@@ -198,9 +211,11 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     spec = manifest.spec
     k = message.k if message.HasField("k") else limits.DEFAULT_K
     max_per_group, group_by = _crowding(message, spec)
-    mode = _mode(message)
+    mode, vectors = _mode(message), parse_vectors(message.vectors, manifest)
     if mode in ("dense", "hybrid"):
         check_has_vectors(manifest, "mode")
+    if mode == "lexical" and vectors.given:
+        raise InvalidRequestError.at("vectors", "are for dense and hybrid search, the mode is lexical")
     options = Options(
         k=_within("k", k, 1, limits.MAX_K),
         offset=_within("offset", message.offset, 0, limits.MAX_OFFSET),
@@ -213,15 +228,16 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         knobs=_knobs(message, k + message.offset),
         explain=message.explain,
         fields=parse_fields(message.return_fields, spec, vector=message.return_vector),
-        mode=mode or ("dense" if manifest.dimensions else "lexical"),
-        fusion=_fusion(message, mode, manifest),
+        vectors=vectors,
+        mode=mode or ("dense" if vectors else "lexical"),
+        fusion=_fusion(message, mode, manifest, vectors),
         rerank=_rerank(message),
-        highlight=_highlight(message, k + message.offset, spec),
+        highlight=_highlight(message, k + message.offset, spec.index, vectors),
     )
     if mode is not None:
         return options
     others: dict[Mode, Options] = {other: replace(options, mode=other) for other in ("lexical", "hybrid")}
-    text_mode = _text_mode(message, spec, has_words=has_words) if manifest.dimensions else "lexical"
+    text_mode = _text_mode(message, spec, vectors, has_words=has_words) if vectors else "lexical"
     return replace(options, text_mode=text_mode, by_mode=others)
 
 
@@ -274,7 +290,9 @@ def _rerank(message: pb.SearchOptions) -> Rerank | None:
     return Rerank(candidates=candidates, time_budget_s=budget_s)
 
 
-def _highlight(message: pb.SearchOptions, wanted: int, spec: IndexSpec) -> Highlight | None:
+def _highlight(
+    message: pb.SearchOptions, wanted: int, index: str, vectors: ChosenVectors
+) -> Highlight | None:
     if not message.HasField("highlight"):
         return None
     if wanted > limits.MAX_HIGHLIGHTED:
@@ -283,9 +301,10 @@ def _highlight(message: pb.SearchOptions, wanted: int, spec: IndexSpec) -> Highl
         )
     given = message.highlight
     by_encoder = given.by_encoder if given.HasField("by_encoder") else None
-    if by_encoder and spec.encoder is None:
-        raise InvalidRequestError.at("highlight.by_encoder", f"index {spec.index!r} has no encoder")
-    return Highlight(by_encoder=by_encoder if spec.encoder is not None else False)
+    encoded = vectors.of_sentences
+    if by_encoder and encoded is None:
+        raise InvalidRequestError.at("highlight.by_encoder", f"index {index!r} has no encoder")
+    return Highlight(by_encoder=by_encoder if encoded is not None else False, vectors=encoded)
 
 
 def _mode(message: pb.SearchOptions) -> Mode | None:
@@ -298,22 +317,29 @@ def _mode(message: pb.SearchOptions) -> Mode | None:
     return mode
 
 
-def _text_mode(message: pb.SearchOptions, spec: IndexSpec, *, has_words: bool) -> Mode:
-    """Return the mode of queries by text where the request names none."""
-    if spec.search.mode is not None:
+def _text_mode(
+    message: pb.SearchOptions, spec: IndexSpec, vectors: ChosenVectors, *, has_words: bool
+) -> Mode:
+    """Return the mode of queries by text where the request names none; not lexical if it names vectors."""
+    if spec.search.mode is not None and not (vectors.given and spec.search.mode == "lexical"):
         return spec.search.mode
     if spec.lexical is None or not has_words:
         return "dense"
-    if spec.encoder is None:
+    if not vectors.has_encoder and not vectors.given:
         return "lexical"
     # A fused score tells how good a hit is beside the best one of the same query: no threshold fits all queries.
     return "dense" if message.HasField("min_score") else "hybrid"
 
 
-def _fusion(message: pb.SearchOptions, mode: Mode | None, manifest: Manifest) -> Fusion:
+def _fusion(
+    message: pb.SearchOptions, mode: Mode | None, manifest: Manifest, vectors: ChosenVectors
+) -> Fusion:
     given = message.fusion
     if message.HasField("fusion") and mode != "hybrid":
-        raise InvalidRequestError.at("fusion", f"is for hybrid search, the mode is {mode}")
+        if mode == "lexical" or len(vectors) < 2:
+            raise InvalidRequestError.at("fusion", f"is for hybrid search, the mode is {mode}")
+        if given.HasField("alpha"):
+            raise InvalidRequestError.at("fusion.alpha", f"is for hybrid search, the mode is {mode}")
     if given.method != pb.FUSION_METHOD_UNSPECIFIED and given.method not in _METHODS:
         raise InvalidRequestError.at("fusion", f"unknown method {given.method}")
     method = _METHODS.get(given.method, manifest.spec.search.fusion)

@@ -22,8 +22,9 @@ from scannery.indexer import (
     vector_value,
 )
 from scannery.indexer.kernels import fused
-from scannery.runtime.errors import InvalidRequestError, VectorsUnavailableError
+from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
+from scannery.serving.request.vector_choice import ChosenVectors, check_has_vectors
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
 
@@ -32,19 +33,18 @@ __all__ = [
     "ById",
     "ByText",
     "ByVector",
+    "ByVectors",
     "Query",
     "Single",
     "Vectors",
     "WithSparse",
     "check_count",
-    "check_has_vectors",
     "check_text",
     "count_queries",
     "parse_identifier",
     "parse_matrix",
     "parse_query",
     "parse_sparse",
-    "parse_vector",
     "vector_components",
 ]
 
@@ -71,7 +71,15 @@ class ById:
     id: str
 
 
-Single: TypeAlias = ByText | ByVector | ById
+@dataclass(frozen=True, slots=True, eq=False)
+class ByVectors:
+    """A query by vector where several vectors are searched."""
+
+    vectors: tuple[np.ndarray | None, ...]
+    """For each of them the query as `search_ready` returns it, float32 (D,); None: it has other dimensions."""
+
+
+Single: TypeAlias = ByText | ByVector | ByVectors | ById
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,38 +130,62 @@ class Vectors(Sequence[ByVector]):
         return Vectors(found) if isinstance(number, slice) else ByVector(found)
 
 
-def parse_query(message: pb.Query, manifest: Manifest, *, path: str = "query") -> Query:
+def parse_query(
+    message: pb.Query, manifest: Manifest, vectors: ChosenVectors, *, path: str = "query"
+) -> Query:
     """Return one query.
 
     Args:
         message: the query.
         manifest: of the index that is searched.
+        vectors: that are searched.
         path: where the query is in the request, for errors.
 
     Raises:
         InvalidRequestError: names the field.
+        VectorsUnavailableError: it has a vector, and the index has none.
 
     """
     if not message.HasField("sparse_vector"):
-        return _single(message, manifest, path)
-    query = _single(message, manifest, path) if message.WhichOneof("kind") else None
+        return _single(message, manifest, vectors, path)
+    query = _single(message, manifest, vectors, path) if message.WhichOneof("kind") else None
     return WithSparse(query, *parse_sparse(message.sparse_vector, f"{path}.sparse_vector"))
 
 
-def _single(message: pb.Query, manifest: Manifest, path: str) -> Single | Blend:
+def _single(message: pb.Query, manifest: Manifest, vectors: ChosenVectors, path: str) -> Single | Blend:
     kind = message.WhichOneof("kind")
     if kind == "text":
         return ByText(check_text(message.text, path))
     if kind == "vector":
-        return ByVector(parse_vector(message.vector, manifest, path))
+        check_has_vectors(manifest, path)
+        return _by_vector(vector_components(message.vector, path), vectors, path)
     if kind == "id":
         return ById(parse_identifier(message.id, path))
     if kind == "group":
-        return _blend(message.group, manifest, f"{path}.group")
+        return _blend(message.group, manifest, vectors, f"{path}.group")
     raise InvalidRequestError.at(path, "needs a text, a vector or an id")
 
 
-def _blend(message: pb.QueryGroup, manifest: Manifest, path: str) -> Blend:
+def _by_vector(vector_D: np.ndarray, vectors: ChosenVectors, path: str) -> ByVector | ByVectors:
+    if len(vectors) == 1:
+        return ByVector(_search_ready(vector_D, vectors.choices[0].manifest, path))
+    fitting = [len(vector_D) == choice.manifest.dimensions for choice in vectors]
+    if not all(fitting) and (vectors.given or not any(fitting)):
+        known = ", ".join(f"{choice.name or 'unnamed'}: {choice.manifest.dimensions}" for choice in vectors)
+        which = "each of" if vectors.given else "one of"
+        raise InvalidRequestError.at(
+            path,
+            f"must have the dimensions of {which} the vectors that are searched ({known}), got {len(vector_D)}",
+        )
+    return ByVectors(
+        tuple(
+            _search_ready(vector_D, choice.manifest, path) if fits else None
+            for choice, fits in zip(vectors, fitting, strict=True)
+        )
+    )
+
+
+def _blend(message: pb.QueryGroup, manifest: Manifest, vectors: ChosenVectors, path: str) -> Blend:
     check_count(f"{path}.queries", len(message.queries), limits.MAX_GROUP_QUERIES)
     weights = tuple(message.weights) or (1.0,) * len(message.queries)
     if len(weights) != len(message.queries):
@@ -171,15 +203,17 @@ def _blend(message: pb.QueryGroup, manifest: Manifest, path: str) -> Blend:
     for i, query in enumerate(message.queries):
         if query.HasField("sparse_vector"):
             raise InvalidRequestError.at(f"{path}.queries[{i}].sparse_vector", "cannot be part of a group")
-        member = _single(query, manifest, f"{path}.queries[{i}]")
+        member = _single(query, manifest, vectors, f"{path}.queries[{i}]")
         if isinstance(member, Blend):
             raise InvalidRequestError.at(f"{path}.queries[{i}]", "must not be a group itself")
         members.append(member)
     return Blend(tuple(members), weights)
 
 
-def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") -> Vectors:
-    """Return the rows of a matrix as queries.
+def parse_matrix(
+    message: Matrix, manifest: Manifest, vectors: ChosenVectors, *, path: str = "queries"
+) -> Vectors | list[ByVector | ByVectors]:
+    """Return the rows of a matrix as queries: `Vectors` where one vector is searched.
 
     Raises:
         InvalidRequestError: the size is wrong, or a row is invalid; names the first such row.
@@ -187,16 +221,22 @@ def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") 
 
     """
     check_has_vectors(manifest, path)
-    if message.dimensions != manifest.dimensions:
-        raise InvalidRequestError.at(
-            path, f"must have {manifest.dimensions} dimensions, got {message.dimensions}"
-        )
+    if len(vectors) == 1:
+        manifest = vectors.choices[0].manifest
+        if message.dimensions != manifest.dimensions:
+            raise InvalidRequestError.at(
+                path, f"must have {manifest.dimensions} dimensions, got {message.dimensions}"
+            )
+    if not message.dimensions:
+        raise InvalidRequestError.at(path, "must have dimensions, got 0")
     if len(message.packed) % (4 * message.dimensions):
         raise InvalidRequestError.at(
             path,
             f"{len(message.packed)} bytes are not a whole number of vectors of {message.dimensions} dimensions",
         )
     vectors_QD = _packed(message.packed).reshape(-1, message.dimensions)
+    if len(vectors) > 1:
+        return [_by_vector(row, vectors, f"{path}[{i}]") for i, row in enumerate(vectors_QD)]
     ready_QD = _ready(vectors_QD, manifest.spec.distance)
     if ready_QD is None:
         ready_QD = np.stack(
@@ -235,27 +275,6 @@ def parse_identifier(text: str, path: str) -> str:
         return identifier(text, field=path)
     except InvalidRecordError as error:
         raise InvalidRequestError(error.message, field=path) from error
-
-
-def parse_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
-    """Return a vector as it is searched, float32 (D,); InvalidRequestError if it is invalid for the index.
-
-    Raises:
-        VectorsUnavailableError: the index has no vectors.
-
-    """
-    check_has_vectors(manifest, path)
-    return _search_ready(vector_components(message, path), manifest, path)
-
-
-def check_has_vectors(manifest: Manifest, field: str) -> None:
-    """Raise VectorsUnavailableError, for a field of the request, if the index has no vectors."""
-    if not manifest.dimensions:
-        raise VectorsUnavailableError(
-            f"{field}: index {manifest.index!r} has no vectors, which dense and hybrid search need; search by words or "
-            "by a sparse vector",
-            field=field,
-        )
 
 
 def vector_components(message: Vector, path: str) -> np.ndarray:

@@ -33,7 +33,7 @@ class AllowedModels:
             for part in (
                 manifest.spec.encoder,
                 manifest.spec.reranker,
-                *(named.encoder for named in manifest.spec.named_vectors.values()),
+                *(each.encoder for each in manifest.spec.named_vectors.values()),
             )
             if part is not None
         }

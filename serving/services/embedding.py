@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from scannery.indexer import IndexerError
@@ -54,7 +55,7 @@ class ServedEncoder:
 
 
 def index_encoders(catalog: BaseCatalog, index: str) -> list[ServedEncoder]:
-    """Return the encoder of an index; for an empty name, the encoders of all indexes that the caller can see."""
+    """Return the encoders of an index; for an empty name, those of all indexes that the caller can see."""
     found: dict[str, ServedEncoder] = {}
     for name in [index] if index else catalog.names():
         try:
@@ -63,17 +64,17 @@ def index_encoders(catalog: BaseCatalog, index: str) -> list[ServedEncoder]:
             if index:
                 raise
             continue  # a broken index must not hide the others
-        if manifest.spec.encoder is None:
-            continue
-        key = json.dumps([manifest.spec.encoder.model, manifest.encoder, manifest.dimensions], sort_keys=True)
-        others = found[key].indexes if key in found else frozenset[str]()
-        found[key] = ServedEncoder(
-            model=manifest.spec.encoder.model,
-            fingerprint=manifest.encoder,
-            dimensions=manifest.dimensions,
-            indexes=others | {name},
-            open=lambda manifest=manifest: catalog.encoders.encoder_of(manifest, field="index"),  # type: ignore[misc]
-        )
+        for each in manifest.encoded.values():
+            assert each.spec.encoder is not None
+            key = json.dumps([each.spec.encoder.model, each.encoder, each.dimensions], sort_keys=True)
+            others = found[key].indexes if key in found else frozenset[str]()
+            found[key] = ServedEncoder(
+                model=each.spec.encoder.model,
+                fingerprint=each.encoder,
+                dimensions=each.dimensions,
+                indexes=others | {name},
+                open=partial(catalog.encoders.encoder_of, each, field="index"),
+            )
     return list(found.values())
 
 

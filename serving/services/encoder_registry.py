@@ -94,10 +94,11 @@ class EncoderRegistry:
             self._versions[f"index/{name}"] = version
 
     def _add_index(self, manifest: Manifest) -> None:
-        key = None if manifest.spec.encoder is None else self._loaded(manifest)
+        keys = {self._loaded(each) for each in manifest.encoded.values()}
         # A new version may name another encoder; the old one is dropped after the new one is loaded.
         for other, one in list(self._served.items()):
-            indexes = one.indexes - {manifest.index} if other != key else one.indexes | {manifest.index}
+            own = {manifest.index}
+            indexes = one.indexes | own if other in keys else one.indexes - own
             self._served[other] = replace(one, indexes=indexes)
 
     def _loaded(self, manifest: Manifest) -> str:

@@ -20,9 +20,10 @@ from scannery.serving import limits
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.engine.explain import explanation
-from scannery.serving.engine.hydrator import Hydrator, framed
+from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.search import PreparedQuery, answers_of, search
+from scannery.serving.engine.wire_fields import framed
 from scannery.serving.request.batch import parse_filters, parse_queries
 from scannery.serving.request.options import WIRE_MODES, CostClass, Options, parse_fields
 from scannery.serving.request.query import (
@@ -34,6 +35,7 @@ from scannery.serving.request.query import (
     parse_identifier,
     parse_query,
 )
+from scannery.serving.request.vector_choice import VectorChoice
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.services.aggregation import Aggregation
@@ -123,13 +125,15 @@ class Service(MethodRegistry):
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
         snapshot = self._snapshot(request.index, request.options.min_sequence, deadline)
         options = snapshot.options(request.options)
-        query = parse_query(request.query, snapshot.manifest)
+        query = parse_query(request.query, snapshot.manifest, options.vectors)
         options = options.of(query)
         prepared = snapshot.derived(options, PreparedSearch)
         # A traced request runs alone, so that its spans are its own.
         cost = CostClass.STAGED if stats.detailed else prepared.cost_class
         if isinstance(query, ByText) and cost is not CostClass.STAGED:
-            query = _by_vector(snapshot.encoder.encode([query.text], deadline=deadline), snapshot)
+            [choice] = options.vectors
+            encoded_1D = snapshot.encoder(choice.name).encode([query.text], deadline=deadline)
+            query = _by_vector(encoded_1D, choice)
         item = PreparedQuery(snapshot, prepared, query, stats)
         if cost is CostClass.INDEXED and isinstance(query, ByVector):
             return self._coalescer.run(prepared, item, deadline, answers_of)
@@ -156,12 +160,13 @@ class Service(MethodRegistry):
         prepared = snapshot.derived(options, PreparedSearch)
         if not prepared.is_quick:
             return None
-        query = parse_query(request.query, snapshot.manifest)
+        query = parse_query(request.query, snapshot.manifest, options.vectors)
         if isinstance(query, ByText):
-            vector_D = snapshot.known_vector(query.text)
+            [choice] = options.vectors
+            vector_D = snapshot.known_vector(query.text, choice.name)
             if vector_D is None:
                 return None
-            query = _by_vector(vector_D[None], snapshot)
+            query = _by_vector(vector_D[None], choice)
         return PreparedQuery(snapshot, prepared, query, stats) if isinstance(query, ByVector) else None
 
     def _search_many(
@@ -181,7 +186,7 @@ class Service(MethodRegistry):
             results = written.framed(_RESULTS)
         else:
             explained = (
-                explanation(stats, path, snapshot.segments, options.of(query))
+                explanation(stats, path, snapshot, options.of(query))
                 for path, query in zip(paths, queries, strict=True)
             )
             lists = zip(written.lists(), explained, strict=True)
@@ -246,5 +251,5 @@ def _modes(options: Options, queries: Sequence[Query]) -> list[search_pb2.Mode.V
     return modes if len(set(modes)) > 1 else modes[:1]
 
 
-def _by_vector(encoded_1D: np.ndarray, snapshot: Snapshot) -> ByVector:
-    return ByVector(search_ready(encoded_1D, snapshot.manifest.spec.distance)[0])
+def _by_vector(encoded_1D: np.ndarray, choice: VectorChoice) -> ByVector:
+    return ByVector(search_ready(encoded_1D, choice.manifest.spec.distance)[0])

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment
-from scannery.runtime.errors import UnknownDatapointError
+from scannery.runtime.errors import EncoderUnavailableError, UnknownDatapointError
 from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
 from scannery.serving.request.options import Options, parse_options
 from scannery.serving.snapshot.filter_cache import FilterCache
+from scannery.serving.snapshot.vector_space import VectorSpace, space_of
 from scannery.v1.search_pb2 import SearchOptions
 
 __all__ = ["Snapshot"]
@@ -36,8 +37,11 @@ class Snapshot:
     """Options by their serialised message: most requests repeat earlier ones."""
     _derived: dict[int, tuple[Options, Any]] = field(default_factory=dict)
     """What `derived` made, by identity of the options: to compare options takes longer than to make it."""
-    _encoder: list[QueryEncoder] = field(default_factory=list)
-    """The encoder, after its first use: to find it in the pool takes longer than to find a vector in its cache."""
+    _encoders: dict[str, QueryEncoder] = field(default_factory=dict)
+    """Encoders by the name of their vectors, after their first use: to find one in the pool takes longer than to find a
+    vector in its cache."""
+    _spaces: dict[str, VectorSpace] = field(default_factory=dict)
+    """The vectors of each name that was searched."""
 
     def __post_init__(self) -> None:
         if self.sequence < 0:
@@ -64,16 +68,30 @@ class Snapshot:
         """For each segment the rows that are not deleted; None: all of them."""
         return self.index.alive
 
-    @property
-    def encoder(self) -> QueryEncoder:
-        """The encoder of text queries, loaded if it was not; EncoderUnavailableError if it cannot be."""
-        if not self._encoder:
-            self._encoder.append(self.encoders.encoder_of(self.manifest))
-        return self._encoder[0]
+    def space(self, name: str) -> VectorSpace:
+        """Return the vectors of a name, which is empty for the unnamed vector; KeyError if there is no such name."""
+        space = self._spaces.get(name)
+        if space is None:
+            space = self._spaces[name] = space_of(self.index, name)
+        return space
 
-    def known_vector(self, text: str) -> np.ndarray | None:
+    def encoder(self, name: str = "") -> QueryEncoder:
+        """Return the encoder of the vectors of a name, loaded; EncoderUnavailableError if it cannot be used."""
+        encoder = self._encoders.get(name)
+        if encoder is None:
+            manifest = self.space(name).index.manifest
+            if name and manifest.spec.encoder is None:
+                raise EncoderUnavailableError(
+                    f"vectors {name!r} of index {manifest.index!r} have no encoder; send a vector",
+                    field="query",
+                )
+            encoder = self._encoders[name] = self.encoders.encoder_of(manifest)
+        return encoder
+
+    def known_vector(self, text: str, name: str = "") -> np.ndarray | None:
         """Return the vector of a text from the encoder's cache, float32 (D,); None if it is not there."""
-        return self._encoder[0].known(text) if self._encoder else None
+        encoder = self._encoders.get(name)
+        return None if encoder is None else encoder.known(text)
 
     def options(self, message: SearchOptions) -> Options:
         """Return the options of a search, checked against this index; raises what `parse_options` does."""

@@ -52,8 +52,8 @@ class QueryStats:
             self.explained = True
             self.stages_s: dict[str, float] = {}
             """Seconds by stage, of all queries together."""
-            self.segments: dict[tuple[str, int], SegmentStats] = {}
-            """By path of the query in the request, and number of the segment."""
+            self.segments: dict[tuple[str, str, int], SegmentStats] = {}
+            """By path of the query in the request, name of the vectors, and number of the segment."""
 
     @property
     def detailed(self) -> bool:
@@ -76,11 +76,13 @@ class QueryStats:
         if rows_allowed > self._rows:
             self.plan, self._rows = plan, rows_allowed
 
-    def add_segment(self, number: int, rows_allowed: int, found: Found, paths: Sequence[str]) -> None:
-        """Record what was found in a segment, for the queries at `paths` in their order."""
+    def add_segment(
+        self, place: tuple[str, int], rows_allowed: int, found: Found, paths: Sequence[str]
+    ) -> None:
+        """Record what was found by the vectors of a name in a segment, for the queries at `paths` in their order."""
         for i, path in enumerate(paths):
-            before = self.segments.get((path, number))
-            self.segments[path, number] = SegmentStats(
+            before = self.segments.get((path, *place))
+            self.segments[(path, *place)] = SegmentStats(
                 found.plans[i],
                 rows_allowed,
                 int(found.leaves_Q[i]),
@@ -93,4 +95,4 @@ class QueryStats:
         self.add_plan("words", rows_allowed)
         if self.explained:
             step = SegmentStats("words", rows_allowed, 0, rows_allowed, 1.0)
-            self.segments.update({(path, number): step for path in paths})
+            self.segments.update({(path, "", number): step for path in paths})

@@ -33,6 +33,15 @@ AttributeOption = Annotated[
         help="A typed attribute, such as year=int; may be given several times.",
     ),
 ]
+NamedOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--named-vector",
+        metavar="NAME=MODEL|N|JSON",
+        help="A further vector of datapoints: its model, its number of dimensions, or JSON as in SPEC.yaml; may be "
+        "given several times.",
+    ),
+]
 DynamicOption = Annotated[
     bool, typer.Option("--dynamic", help="Allow attributes that are not declared, of any types.")
 ]
@@ -75,6 +84,7 @@ def create_command(
             help="Whether a datapoint must have a vector. Default: optional; of a --spec, required.",
         ),
     ] = None,
+    named_vector: NamedOption = None,
     chunk_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Cut texts into passages of at most this many tokens.")
     ] = None,
@@ -100,6 +110,7 @@ def create_command(
         "lexical": lexical or None,
         "sparse": sparse or None,
         "vectors": vectors,
+        "named_vectors": _named_vectors(named_vector),
         "chunk": None if chunk_tokens is None else {"max_tokens": chunk_tokens},
         "target_recall": target_recall,
         "reranker": reranker,
@@ -123,6 +134,7 @@ def alter_command(
     optional_vectors: Annotated[
         bool, typer.Option("--optional-vectors", help="Allow datapoints without a vector.")
     ] = False,
+    named_vector: NamedOption = None,
     target_recall: RecallOption = None,
     reranker: RerankerOption = None,
     search: SearchOption = None,
@@ -133,12 +145,13 @@ def alter_command(
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Add attributes, or change other keys of the spec that do not determine what is stored, in a new version."""
+    """Add attributes or named vectors, change keys of the spec that do not change what is stored, in a new version."""
     with connected(target, store, timeout_s=timeout) as client:
         info = client.index(name).alter(
             attributes=_attributes(attribute),
             dynamic=True if dynamic else None,
             vectors="optional" if optional_vectors else None,
+            named_vectors=_named_vectors(named_vector),
             target_recall=target_recall,
             reranker=reranker,
             search=parsed_json(search, "--search"),
@@ -191,13 +204,28 @@ def _spec(name: str | None, file: Path | None) -> str | dict[str, Any]:
 
 
 def _attributes(given: Iterable[str] | None) -> dict[str, str] | None:
-    attributes: dict[str, str] = {}
+    return _pairs(given, "--attribute must be NAME=TYPE")
+
+
+def _named_vectors(given: Iterable[str] | None) -> dict[str, Any] | None:
+    found = _pairs(given, "--named-vector must be NAME=MODEL, NAME=DIMENSIONS or NAME=JSON")
+    return found and {name: _named_vector(name, value) for name, value in found.items()}
+
+
+def _named_vector(name: str, value: str) -> Any:
+    if value.isdecimal() and value.isascii():
+        return int(value)
+    return parsed_json(value, f"--named-vector {name}") if value.startswith("{") else value
+
+
+def _pairs(given: Iterable[str] | None, what: str) -> dict[str, str] | None:
+    pairs: dict[str, str] = {}
     for item in given or ():
-        name, equals, kind = item.partition("=")
-        if not name or not equals or not kind or name in attributes:
-            raise typer.BadParameter(f"--attribute must be NAME=TYPE, each name once, got {item!r}")
-        attributes[name] = kind
-    return attributes or None
+        name, equals, value = item.partition("=")
+        if not name or not equals or not value or name in pairs:
+            raise typer.BadParameter(f"{what}, each name once, got {item!r}")
+        pairs[name] = value
+    return pairs or None
 
 
 def _if_exists(text: str) -> Literal["error", "keep"]:

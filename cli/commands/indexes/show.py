@@ -79,6 +79,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "vectors", _vectors_text(manifest)
     without = "none: the source has vectors" if manifest.dimensions else "none"
     yield "encoder", escape(encoder.model) if encoder else without
+    for name in manifest.named_vectors:
+        yield f"vectors {name}", escape(_named_text(manifest, name))
     yield "attributes", _attributes(manifest.spec)
     if manifest.spec.lexical:
         yield "search", _search_text(manifest)
@@ -98,6 +100,13 @@ def _named_recalls(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for name, recall in named_recalls(manifest).items():
         note = "" if recall.reached else " [yellow](searched exactly where no setting reaches it)[/yellow]"
         yield f"recall {name}", f"recall@{recall.k} {recall.measured:.3f}, target {recall.target}{note}"
+
+
+def _named_text(manifest: Manifest, name: str) -> str:
+    spec, own = manifest.spec.named_vectors[name], manifest.of_vectors(name)
+    made = f"by {spec.encoder.model} from {manifest.spec.text_field(name)}" if spec.encoder else "given"
+    rows = sum(entry.rows for entry in own.segments)
+    return f"{own.dimensions} dimensions, {spec.distance}, {made}; {rows:,} in segments"
 
 
 def _vectors_text(manifest: Manifest) -> str:

@@ -25,10 +25,11 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import EncoderUnavailableError, EncoderUnreachableError
 from scannery.serving.engine.highlighting.query_words import QueryWords, texts_of_query, words_of_query
 from scannery.serving.engine.prepared_search import QueryBatch
-from scannery.serving.engine.query_vectors import query_vectors
+from scannery.serving.engine.query_vectors import query_for, query_vectors
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.options import Highlight
 from scannery.serving.request.query import WithSparse
+from scannery.serving.request.vector_choice import ChosenVectors, VectorChoice
 from scannery.v1.search_pb2 import Snippet, TextSpan
 
 __all__ = ["Highlighter"]
@@ -58,8 +59,9 @@ class Highlighter:
 
     """
 
-    def __init__(self, batch: QueryBatch, highlight: Highlight) -> None:
-        self._batch, self._highlight = batch, highlight
+    def __init__(self, batch: QueryBatch, highlight: Highlight, chosen: ChosenVectors) -> None:
+        """Read the texts of the queries; `chosen` are the vectors of the search."""
+        self._batch, self._highlight, self._chosen = batch, highlight, chosen
         self._texts = [
             texts_of_query(query, path) for query, path in zip(batch.queries, batch.paths, strict=True)
         ]
@@ -123,23 +125,38 @@ class Highlighter:
 
     def _nearest(self, hits: Sequence[_Hit]) -> dict[int, tuple[int, float]]:
         batch, snapshot = self._batch, self._batch.snapshot
-        dense = [query.query if isinstance(query, WithSparse) else query for query in batch.queries]
-        asked = [query for query in dense if query is not None]
-        targets_QD = unit_length(query_vectors(snapshot, asked, "dense", batch.deadline, paths=batch.paths))
+        choice = self._highlight.vectors
+        assert choice is not None  # else the sentences are chosen by words
+        targets = self._targets(choice)
         wanted = _within_bound(hits)
         sentences = [hit.sentences[place].spoken for hit, places in wanted for place in places]
         deadline = batch.deadline
         half = Deadline(deadline.clock() + SHARE_OF_TIME * deadline.remaining_s, deadline.clock)
-        known = snapshot.encoder.sentences.find(sentences, half)
+        known = snapshot.encoder(choice.name).sentences.find(sentences, half)
         deadline.check()
         chosen = {}
         for hit, places in wanted:
             vectors = [known.get(hit.sentences[place].spoken) for place in places]
-            if all(vector is not None for vector in vectors):
-                cosines_S = unit_length(np.stack(vectors)) @ targets_QD[hit.query]  # type: ignore[arg-type]  # none is None
+            if hit.query in targets and all(vector is not None for vector in vectors):
+                cosines_S = unit_length(np.stack(vectors)) @ targets[hit.query]  # type: ignore[arg-type]  # none is None
                 best = int(np.argmax(cosines_S + self._gained(hit, places)))
                 chosen[id(hit)] = places[best], float(cosines_S[best])
         return chosen
+
+    def _targets(self, choice: VectorChoice) -> dict[int, np.ndarray]:
+        """Return the vector of each query for an encoder, of length 1, by number; of those that have such a vector."""
+        batch, place = self._batch, self._chosen.choices.index(choice)
+        found = []
+        for number, (query, path) in enumerate(zip(batch.queries, batch.paths, strict=True)):
+            asked = query.query if isinstance(query, WithSparse) else query
+            part = asked and query_for(batch.snapshot, asked, self._chosen, place, path=path)
+            if part is not None:
+                found.append((number, part, path))
+        if not found:
+            return {}
+        numbers, parts, paths = zip(*found, strict=True)
+        vectors_QD = query_vectors(batch.snapshot, choice, parts, batch.deadline, paths=paths)
+        return dict(zip(numbers, unit_length(vectors_QD), strict=True))
 
     def _gained(self, hit: _Hit, places: Sequence[int]) -> np.ndarray | float:
         """Return what the words of the query add to the cosines of some sentences, (S,)."""

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scannery.serving.engine.hydrator import Written, framed
+from scannery.serving.engine.hydrator import Written
+from scannery.serving.engine.wire_fields import framed
 from scannery.v1.search_pb2 import Hit, SearchResponse
 
 __all__ = ["with_snippets"]

@@ -14,8 +14,9 @@ import pytest
 
 from scannery.indexer import IndexSpec, Records, parse_spec
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.engine.hydrator import Hydrator, framed, varint
+from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.engine.top_k import Ranking
+from scannery.serving.engine.wire_fields import framed, varint
 from scannery.serving.request.options import Fields
 from scannery.v1.search_pb2 import Hit, HitList
 from scannery.v1.types_pb2 import Datapoint, StringList, Value, Vector

@@ -130,11 +130,10 @@ def test_each_query_of_a_batch_of_callers_has_its_answer_and_its_plan(service: S
     # rows are scored exactly.
     requests = [search("one", query_D, 10, leaves=ROWS, rescore=ROWS).request for query_D in QUERIES_QD]
     snapshot = service._catalog.snapshot("one")
-    prepared = snapshot.derived(snapshot.options(requests[0].options), PreparedSearch)
-    queries = [
-        engine.PreparedQuery(snapshot, prepared, parse_query(request.query, snapshot.manifest), QueryStats())
-        for request in requests
-    ]
+    options = snapshot.options(requests[0].options)
+    prepared = snapshot.derived(options, PreparedSearch)
+    parsed = [parse_query(request.query, snapshot.manifest, options.vectors) for request in requests]
+    queries = [engine.PreparedQuery(snapshot, prepared, query, QueryStats()) for query in parsed]
     answers = engine.answers_of(queries, Deadline.after(60))
     alone = [service.call_on_wire(SEARCH, request, Deadline.after(60)) for request in requests]
     assert answers == alone

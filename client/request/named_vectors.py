@@ -1,0 +1,146 @@
+"""Named vectors, from Python values to messages: in specs, in datapoints, and which of them a search compares."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from scannery.client.errors import InvalidArgumentError
+from scannery.v1.search_pb2 import VectorChoice
+from scannery.v1.types_pb2 import Vector
+
+__all__ = [
+    "NamedVectors",
+    "VectorChoices",
+    "build_choices",
+    "build_named_spec",
+    "build_vectors",
+    "packed_vector",
+    "with_vectors",
+]
+
+NamedVectors: TypeAlias = Mapping[str, str | int | Mapping[str, Any]]
+"""Name → the name of a model that encodes texts, the number of dimensions, or a mapping as in SPEC.yaml."""
+
+VectorChoices: TypeAlias = str | Sequence[str] | Mapping[str, float]
+"""One name, several, or several with their weights; "" is the unnamed vector."""
+
+_COLUMN = "vectors."
+
+
+def build_named_spec(given: object, field: str) -> dict[str, Any]:
+    """Return `named_vectors` as the spec has them.
+
+    Raises:
+        InvalidArgumentError: a value is neither a model, a number of dimensions nor a mapping.
+
+    """
+    if not isinstance(given, Mapping):
+        raise _invalid(
+            field, f"must be a mapping of names to models, dimensions or mappings, got {given!r:.80}"
+        )
+    return {str(name): _named_spec(value, f"{field}.{name}") for name, value in given.items()}
+
+
+def _named_spec(value: object, field: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"encoder": {"model": value}}
+    if isinstance(value, Mapping):
+        encoder = value.get("encoder")
+        return {**value, **({"encoder": {"model": encoder}} if isinstance(encoder, str) else {})}
+    try:
+        dimensions = operator.index(value)  # type: ignore[arg-type]  # the point is to find out
+    except TypeError as error:
+        raise _invalid(
+            field, f"must be a model, a number of dimensions or a mapping, got {value!r:.80}"
+        ) from error
+    if isinstance(value, bool) or dimensions < 1:
+        raise _invalid(field, f"must be a number of dimensions from 1, got {value!r:.80}")
+    return {"dimensions": dimensions}
+
+
+def build_choices(given: object, field: str = "vectors") -> list[VectorChoice]:
+    """Return the messages for the vectors that a search compares; the server checks names and weights.
+
+    Raises:
+        InvalidArgumentError: it is none of the kinds of `VectorChoices`.
+
+    """
+    if isinstance(given, str):
+        return [VectorChoice(name=given)]
+    if isinstance(given, Mapping):
+        return [
+            VectorChoice(name=_name(name, field), weight=_weight(weight, f"{field}[{i}].weight"))
+            for i, (name, weight) in enumerate(given.items())
+        ]
+    if not isinstance(given, Iterable) or isinstance(given, (bytes, bytearray)):
+        raise _invalid(
+            field, f"must be a name, a list of names or a mapping of names to weights, got {given!r:.80}"
+        )
+    return [VectorChoice(name=_name(name, f"{field}[{i}]")) for i, name in enumerate(given)]
+
+
+def _name(name: object, field: str) -> str:
+    if not isinstance(name, str):
+        raise _invalid(field, f"must be the name of a vector, got {name!r:.80}")
+    return name
+
+
+def _weight(weight: object, field: str) -> float:
+    if isinstance(weight, bool) or not isinstance(weight, (int, float, np.integer, np.floating)):
+        raise _invalid(field, f"must be a number, got {weight!r:.80}")
+    return float(weight)
+
+
+def build_vectors(given: object, field: str) -> dict[str, Vector]:
+    """Return the messages for the named vectors of a datapoint; a name whose vector is None is left out.
+
+    Raises:
+        InvalidArgumentError: names the vector that is none.
+
+    """
+    if not isinstance(given, Mapping):
+        raise _invalid(field, f"must be a mapping of names to vectors, got {given!r:.80}")
+    return {
+        _name(name, field): Vector(packed=packed_vector(vector, f"{field}.{name}"))
+        for name, vector in given.items()
+        if vector is not None
+    }
+
+
+def packed_vector(value: object, field: str) -> bytes:
+    """Return a vector as little-endian float32; bytes are one already.
+
+    Raises:
+        InvalidArgumentError: it is not one vector.
+
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        packed = bytes(value)
+        if not packed or len(packed) % 4:
+            raise _invalid(field, f"must be float32, 4 bytes for each component, got {len(packed)} bytes")
+        return packed
+    try:
+        vector_D = np.asarray(value, dtype="<f4", order="C")
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise _invalid(field, f"must be a vector, got {type(value).__name__}: {error}") from error
+    if vector_D.ndim != 1 or vector_D.size == 0:
+        raise _invalid(field, f"must be one vector, got an array of shape {vector_D.shape}")
+    return vector_D.tobytes()
+
+
+def with_vectors(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a table with its columns `vectors.NAME` as one value `vectors`."""
+    columns = [name for name in row if name.startswith(_COLUMN)]
+    if not columns:
+        return row
+    rest = {name: value for name, value in row.items() if name not in columns}
+    named = {name.removeprefix(_COLUMN): row[name] for name in columns}
+    return {**rest, "vectors": {**(rest.get("vectors") or {}), **named}}
+
+
+def _invalid(field: str, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{field}: {what}", field=field)

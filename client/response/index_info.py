@@ -1,0 +1,123 @@
+"""Descriptions of indexes, as calls return them: immutable objects, without the messages of the wire."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+__all__ = [
+    "Distance",
+    "EncoderInfo",
+    "IndexInfo",
+    "Indexes",
+    "NamedVectorInfo",
+    "RecallInfo",
+    "SegmentInfo",
+]
+
+Distance: TypeAlias = Literal["cosine", "dot", "squared_l2"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInfo:
+    """The model that encodes texts."""
+
+    model: str
+    fingerprint: str
+    """Hash over everything that decides on its vectors; empty where that is not known."""
+    dimensions: int | None = None
+    """Components of a vector; None in the description of an index, which has them itself."""
+    max_tokens: int | None = None
+    """Tokens after which a text is cut off; None where the server that was asked has not loaded it."""
+    device: str | None = None
+    """What it runs on, likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallInfo:
+    """What was measured after the build."""
+
+    k: int
+    target: float
+    measured: float
+    reached: bool
+    """False: in some segment no setting reaches the target, and it is searched exactly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentInfo:
+    """One segment file."""
+
+    key: str
+    shard: int
+    rows: int
+    size_bytes: int
+    kind: str
+    """`exact` or `scann`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedVectorInfo:
+    """The vectors of one name."""
+
+    dimensions: int
+    distance: Distance
+    encoder: EncoderInfo | None
+    """None: the vectors are given with the datapoints."""
+    from_: str | None
+    """Which text of a datapoint the encoder gets: `title`, `text` or an attribute."""
+    rows: int
+    """Datapoints in segments that have the vector, deleted ones included."""
+    recall: RecallInfo | None
+    """None where nothing was measured: segments that are searched exactly have recall 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexInfo:
+    """What an index is, as it is being served."""
+
+    name: str
+    version: int
+    created_at: dt.datetime
+    rows: int
+    dimensions: int
+    distance: Distance
+    attributes: dict[str, str]
+    """Name → `string`, `string_list`, `int`, `float`, `bool`, `timestamp` or `geo`."""
+    lexical: bool
+    encoder: EncoderInfo | None
+    shards: int
+    size_bytes: int
+    sequence: int
+    """Mutations up to this one are visible."""
+    memory_rows: int
+    """Datapoints, among `rows`, that are in no segment yet."""
+    recall: RecallInfo | None
+    """None where nothing was measured: segments that are searched exactly have recall 1."""
+    segments: tuple[SegmentInfo, ...]
+    """Empty in a list of indexes."""
+    spec: dict[str, Any]
+    """Empty in a list of indexes."""
+    problem: str = ""
+    """What is wrong while the index answers: a later version that cannot be opened, say. Empty: nothing."""
+    aliases: tuple[str, ...] = ()
+    """Other names that stand for it, in order."""
+    dynamic: bool = False
+    """Whether datapoints may have attributes that are not declared."""
+    named_vectors: dict[str, NamedVectorInfo] = field(default_factory=dict)
+    """Further vectors of the datapoints, by name."""
+
+    def _repr_html_(self) -> str:
+        from scannery.client.response.notebook import index_view
+
+        return index_view(self)
+
+
+class Indexes(list[IndexInfo]):
+    """The indexes of a server or a store, by name."""
+
+    def _repr_html_(self) -> str:
+        from scannery.client.response.notebook import indexes_view
+
+        return indexes_view(self)

@@ -1,0 +1,174 @@
+"""Fields on the wire: how they are framed, and those of named vectors, added to hits that are written already.
+
+Most indexes have no named vectors, so the kernel that writes hits does not know of them: their fields are put behind
+the others of a datapoint or a hit, with new lengths in front.
+
+Shapes: H hits, P hits that have a field, B bytes, S vectors of the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from scannery.indexer import NO_ROW, Segment
+from scannery.serving.engine import wire_kernels
+from scannery.v1.search_pb2 import Hit
+from scannery.v1.types_pb2 import Datapoint
+
+__all__ = [
+    "NO_FIELDS",
+    "Added",
+    "framed",
+    "score_fields",
+    "varint",
+    "vector_bytes",
+    "vector_fields",
+    "with_fields",
+]
+
+_LENGTH, _FIXED32 = 2, 5
+_KEY, _VALUE = 1, 2
+_PACKED = 1
+
+
+class Added(NamedTuple):
+    """Fields of each hit, on the wire."""
+
+    data_B: np.ndarray
+    """uint8."""
+    bounds: np.ndarray
+    """Where those of each hit start, and where the last ones end, int64 (H + 1,); or of length 0: there are none."""
+
+
+NO_FIELDS = Added(np.zeros(0, np.uint8), np.zeros(0, np.int64))
+
+
+class _Field(NamedTuple):
+    """A map entry that some hits have, of the same length in all of them."""
+
+    hits_P: np.ndarray
+    head: bytes
+    """All before the value."""
+    values_PB: np.ndarray
+    """uint8."""
+
+
+def vector_fields(
+    segments: Sequence[Segment], names: Sequence[str], numbers_H: np.ndarray, rows_H: np.ndarray
+) -> Added:
+    """Return the field `vectors` of the datapoints at some rows of segments.
+
+    Args:
+        segments: of the snapshot.
+        names: of all vectors.
+        numbers_H: number of the segment of each datapoint, int64.
+        rows_H: row in that segment, int64.
+
+    """
+    fields = []
+    for number in np.unique(numbers_H).tolist():
+        hits = np.flatnonzero(numbers_H == number)
+        for name in names:
+            if (named := segments[number].named.get(name)) is None:
+                continue
+            found = named.numbers(rows_H[hits])
+            has = found != NO_ROW
+            values_PD = np.ascontiguousarray(named.segment.vectors(found[has]), "<f4")
+            fields.append(_Field(hits[has], _vector_head(name, values_PD.shape[1]), values_PD.view(np.uint8)))
+    return _added(fields, len(rows_H))
+
+
+def vector_bytes(segments: Sequence[Segment], numbers_H: np.ndarray) -> int:
+    """Return at most how many bytes the vectors of datapoints have."""
+    counts = np.bincount(numbers_H, minlength=len(segments))
+    return sum(
+        4 * count * sum(named.segment.dimensions for named in segment.named.values())
+        for segment, count in zip(segments, counts.tolist(), strict=True)
+        if count
+    )
+
+
+def score_fields(names: Sequence[str], scores_HS: np.ndarray) -> Added:
+    """Return the field `vector_scores` of hits: an entry for each score that is not NaN.
+
+    Args:
+        names: of the vectors, S of them.
+        scores_HS: float32.
+
+    """
+    fields = []
+    for name, scores_H in zip(names, scores_HS.T, strict=True):
+        hits = np.flatnonzero(~np.isnan(scores_H))
+        key = framed(_KEY, name.encode())
+        head = framed(Hit.VECTOR_SCORES_FIELD_NUMBER, key + bytes([_VALUE << 3 | _FIXED32]) + bytes(4))[:-4]
+        fields.append(_Field(hits, head, scores_H[hits].astype("<f4")[:, None].view(np.uint8)))
+    return _added(fields, len(scores_HS))
+
+
+def with_fields(
+    data_B: np.ndarray, starts_H: np.ndarray, of_datapoints: Added, of_hits: Added, *, whole: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return hits with more fields, uint8 (B,), and where each of them starts, of which the first is at 0.
+
+    Args:
+        data_B: the hits.
+        starts_H: where each of them starts, int64, in a buffer that ends with them.
+        of_datapoints: fields for their datapoints.
+        of_hits: fields for themselves.
+        whole: False if they are datapoints, as those of a ScanResponse.
+
+    """
+    size = len(data_B) + len(of_datapoints.data_B) + len(of_hits.data_B)
+    out_B = np.empty(size + _GROWTH_BYTES * len(starts_H) + wire_kernels.ROOM_BYTES, np.uint8)
+    added_H = np.empty(len(starts_H), np.int64)
+    first = wire_kernels.add_fields(
+        data_B, starts_H - starts_H[0], *of_datapoints, *of_hits, whole, added_H, out_B
+    )
+    return out_B[first:], added_H - first
+
+
+_GROWTH_BYTES = 16
+"""Two lengths take at most so much more."""
+
+
+def _vector_head(name: str, dimensions: int) -> bytes:
+    size = 4 * dimensions
+    blank = bytes(size)
+    vector = framed(_VALUE, framed(_PACKED, blank))
+    entry = framed(Datapoint.VECTORS_FIELD_NUMBER, framed(_KEY, name.encode()) + vector)
+    return entry[: len(entry) - size]
+
+
+def _added(fields: Sequence[_Field], hits: int) -> Added:
+    fields = [field for field in fields if len(field.hits_P)]
+    if not fields:
+        return NO_FIELDS
+    sizes_H = np.zeros(hits, np.int64)
+    for field in fields:
+        sizes_H[field.hits_P] += len(field.head) + field.values_PB.shape[1]
+    bounds = np.concatenate([[0], np.cumsum(sizes_H)])
+    data_B, at_H = np.empty(bounds[-1], np.uint8), bounds[:-1].copy()
+    for field in fields:
+        head_P, size = at_H[field.hits_P, None], field.values_PB.shape[1]
+        data_B[head_P + np.arange(len(field.head))] = np.frombuffer(field.head, np.uint8)
+        data_B[head_P + len(field.head) + np.arange(size)] = field.values_PB
+        at_H[field.hits_P] += len(field.head) + size
+    return Added(data_B, bounds)
+
+
+def framed(field: int, data: bytes) -> bytes:
+    """Return `data` as a field of a message that holds a message, a string or bytes."""
+    return varint(field << 3 | _LENGTH) + varint(len(data)) + data
+
+
+def varint(value: int) -> bytes:
+    """Return a number that is not negative as protobuf writes it."""
+    groups = bytearray()
+    while value >= 128:
+        groups.append(value & 127 | 128)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
