@@ -66,7 +66,9 @@ def named_of(store: Store, index: str = "talks") -> dict[tuple[str, str], np.nda
     return found
 
 
-def assert_vectors(found: dict[tuple[str, str], np.ndarray], texts: dict[tuple[str, str], str], encoders) -> None:
+def assert_vectors(
+    found: dict[tuple[str, str], np.ndarray], texts: dict[tuple[str, str], str], encoders
+) -> None:
     assert found.keys() == texts.keys()
     for name, encoder in encoders.items():
         keys = [key for key in texts if key[1] == name]
@@ -140,7 +142,9 @@ def test_another_encoder_or_text_of_a_name_needs_a_full_build(store: Store, writ
     report = run(store, path, spec=changed, mode="full")
     assert (report.embedded, dict(report.named_embedded)) == (0, {"title": 3, "topic": 0})
     texts = {(id, "topic"): text for (id, name), text in texts_of(records).items() if name == "topic"}
-    assert_vectors(named_of(store), texts | {(id, "title"): text for (id, _), text in texts.items()}, encoders)
+    assert_vectors(
+        named_of(store), texts | {(id, "title"): text for (id, _), text in texts.items()}, encoders
+    )
 
 
 CUT: dict[str, Any] = {
