@@ -195,7 +195,8 @@ class Checker:
         """Return a search as one of the vectors of a name."""
         size = NAMED[name][0]
         if isinstance(query, scannery.Sparse):
-            query = scannery.Sparse(query.weights, query.query[:size])
+            vector: Any = query.query
+            query = scannery.Sparse(query.weights, vector[:size])
         elif not isinstance(query, scannery.Like):
             query = query[:size]
         return query, asked | {"vectors": name}

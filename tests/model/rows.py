@@ -172,7 +172,7 @@ class Row:
         for name in given:
             if given[name] is None:
                 dynamic.pop(name, None)
-        plain = {name: change[name] for name in ("title", "payload") if name in change}
+        plain: dict[str, Any] = {name: change[name] for name in ("title", "payload") if name in change}
         present = {name: value for name, value in attributes.items() if value is not None}
         vectors = self.vectors | (change.get("vectors", {}) or {})
         plain["vectors"] = (
