@@ -1,4 +1,4 @@
-"""Named vectors and what versions an index has: added names, other encoders, rollback, backup, gc, damage, and kills."""
+"""Named vectors and the versions of an index: added names, other encoders, rollback, backup, gc, damage and kills."""
 
 from __future__ import annotations
 
