@@ -53,7 +53,7 @@ def test_names_are_encoded_from_their_own_texts(index: Named, encoders: dict[str
         {"id": "c", "title": "  ", "attributes": {"show": " "}},
         {"id": "d", "title": "Volcanoes"},
     )
-    expected = {
+    expected: dict[str, dict[str, Any]] = {
         "a": {"title": "Volcanoes", "body": BODY, "show": "geo"},
         "b": {"body": [1.0] * 384, "image": [1, 2]},
         "c": {},
