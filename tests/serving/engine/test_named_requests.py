@@ -241,7 +241,7 @@ def test_an_index_is_described_with_its_names(store: Path) -> None:
     info = service.call(
         "/scannery.v1.IndexService/GetIndex", index_pb2.GetIndexRequest(index="told"), Deadline.after(60)
     )
-    named = info.named_vectors
+    named = info.index.named_vectors
     assert (named["title"].dimensions, named["title"].rows, getattr(named["title"], "from")) == (
         384,
         2,
