@@ -2,8 +2,8 @@
 
     python -m benchmarks.named_vectors [cranfield] [cisi] [--model MODEL] [--rows ROWS]
 
-An index has the unnamed vector, of title and text as in any index, and the named vectors `title` and `body`, made by the
-same model. Weights are equal: nothing is tuned on the judgements. Searches per second are of another index, in which the
+An index has the unnamed vector, of title and text as in any index, and the named vectors `title` and `body`, made by
+the same model. Weights are equal: nothing is tuned on the judgements. Searches per second are of another index, whose
 unnamed vector and two named ones are the same random vectors; times are those of the processor.
 """
 

@@ -74,13 +74,10 @@ def same(store: Path) -> Iterator[Callable[[Ask], Any]]:
         ]
 
         def ask(question: Ask) -> Any:
-            answers = [_asked(lambda each=client: question(each.index("talks"))) for client in clients]
-            for other in others:
-                answers.append(
-                    _asked(
-                        lambda each=other: loop.run_until_complete(_awaited(question(each.index("talks"))))
-                    )
-                )
+            answers = [_asked(client, question) for client in clients]
+            answers += [
+                _asked(other, lambda i: loop.run_until_complete(_awaited(question(i)))) for other in others
+            ]
             assert all(answer == answers[0] for answer in answers[1:]), answers
             return answers[0]
 
@@ -96,9 +93,9 @@ async def _awaited(answer: Any) -> Any:
     return await answer
 
 
-def _asked(question: Callable[[], Any]) -> Any:
+def _asked(client: Any, question: Ask) -> Any:
     try:
-        return question()
+        return question(client.index("talks"))
     except scannery.ScanneryError as error:
         return type(error), error.message, error.field
 
