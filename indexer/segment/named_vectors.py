@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from scannery.indexer.datapoints.named_vectors import ROW_COLUMN
-from scannery.indexer.planning.allowed_rows import AllowedRows
+from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.vectors.exact_search import NO_ROW
 
@@ -44,10 +44,17 @@ class NamedVectors:
             return None
         found = self._allowed.get(allowed)
         if found is None:
-            mask_V = allowed.mask_N[self.rows_V]
-            mask_V.setflags(write=False)
-            found = self._allowed[allowed] = self.segment.allow(mask_V)
+            found = self._allowed[allowed] = self.segment.allow(self._of_allowed(allowed))
         return found
+
+    def _of_allowed(self, allowed: AllowedRows) -> np.ndarray:
+        """Return the vectors of allowed datapoints, as `AllowedRows` takes them."""
+        if allowed.share <= FEW_ROWS:
+            numbers_R = self.numbers(allowed.rows)
+            return np.sort(numbers_R[numbers_R != NO_ROW])
+        mask_V = allowed.mask_N[self.rows_V]
+        mask_V.setflags(write=False)
+        return mask_V
 
     def datapoints(self, found: np.ndarray) -> np.ndarray:
         """Return the rows of datapoints for numbers of vectors, int64, of any shape; NO_ROW stays."""

@@ -16,6 +16,7 @@ from scannery.indexer import Store, parse_spec
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ServingError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.engine import hydrator
 from scannery.serving.services.search import Service
 from scannery.v1 import index_pb2, search_pb2_grpc
 from scannery.v1 import search_pb2 as pb
@@ -197,6 +198,16 @@ def test_many_queries_of_several_kinds_have_the_answers_of_each_alone(call: Call
                 assert dict(one.vector_scores) == pytest.approx(dict(other.vector_scores), abs=1e-5)
 
 
+def test_a_matrix_of_vectors_is_searched_by_the_names_that_fit(call: Call) -> None:
+    queries_QD = np.eye(3, dtype=np.float32)[:2]
+    many = call("SearchMany", search_many("told", queries_QD, k=3).request)
+    for query_D, hits in zip(queries_QD, many.results, strict=True):
+        assert list(hits.hits) == found(call, query_D, k=3)
+    named = search_many("told", queries_QD, k=3).request
+    named.options.vectors.add(name="picture")
+    assert call("SearchMany", named).results == many.results
+
+
 def test_options_of_every_search_apply(call: Call) -> None:
     every = found(call, HOT, ["title", "body"], mode="dense")
     few = found(call, HOT, ["title", "body"], mode="dense", min_score=every[2].score)
@@ -250,6 +261,17 @@ def test_an_index_is_described_with_its_names(store: Path) -> None:
     assert (named["body"].encoder.model, getattr(named["body"], "from")) == (MINILM, "text")
     assert (named["picture"].dimensions, named["picture"].rows) == (3, len(PICTURES))
     assert not named["picture"].HasField("encoder")
+    service.close()
+
+
+def test_an_answer_with_too_many_bytes_of_vectors_is_refused(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(EmbeddedCatalog.open(store))
+    monkeypatch.setattr(hydrator, "MAX_ANSWER_BYTES", 4000)
+    assert service.search(asked(THREE_D, ["picture"], k=1), Deadline.after(60)).hits
+    with pytest.raises(ServingError, match="the answer would have more than"):
+        service.search(asked(THREE_D, ["picture"], k=2, vectors=True), Deadline.after(60))
     service.close()
 
 

@@ -183,7 +183,16 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "options", [{}, {"exact": True}, {"k": 2000}, {"k": 7, "offset": 5}, {"k": 5, "where": {"n": {"$lt": 4}}}]
+    "options",
+    [
+        {},
+        {"exact": True},
+        {"k": 2000},
+        {"k": 7, "offset": 5},
+        {"leaves": 3, "rescore": 20},
+        {"target_recall": 0.6},
+        {"k": 5, "where": {"n": {"$lt": 4}}},
+    ],
 )
 def test_one_name_gives_the_nearest_datapoints_that_have_it(
     index: Made, name: str, options: dict[str, Any]
