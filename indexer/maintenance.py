@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.planning.planner import Found
 from scannery.indexer.reader import OpenIndex, live_rows_of
 from scannery.indexer.segment.cache import SegmentCache
+from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import open_segment
+from scannery.indexer.segment.segment import Segment
 from scannery.indexer.segment.segment_writer import is_sound
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import (
@@ -62,6 +64,8 @@ class VerifyReport:
     """Datapoints; deleted rows do not count."""
     recall: float | None
     """Recall@10 of a sample of queries at the default settings; None if a segment could not be opened."""
+    named_recall: Mapping[str, float]
+    """The same for the vectors of each name; names that no datapoint has are left out."""
     exact_segments: int
     """Number of ScaNN segments that are searched exactly, because no setting reaches the target recall."""
     problems: tuple[str, ...]
@@ -73,7 +77,8 @@ def verify(
 ) -> VerifyReport:
     """Read a whole version from the store, bypassing the local cache, and check it.
 
-    Checked are the hashes of all files, row counts, unique ids, and the recall of a sample of queries.
+    Checked are the hashes of all files, row counts, unique ids, and the recall of a sample of queries, for the vectors
+    of each name too.
 
     Args:
         store: the store.
@@ -91,28 +96,41 @@ def verify(
     with scratch_folder("verify") as folder:
         opened = _open_all(store, manifest, folder, problems, progress)
         wrong = _wrong_counts(opened)
-        problems += wrong + _repeated_ids(opened)
+        problems += wrong + _repeated_ids(opened) + _wrong_rows(opened)
         problems += [] if wrong else _wrong_documents(opened)
         complete = len(opened.segments) == len(manifest.segments) and not wrong
         recall = measure_recall(opened) if complete else None
-        if recall is not None:
-            target = manifest.spec.target_recall
-            if recall < target - _RECALL_SLACK:
-                problems.append(f"recall@{TUNED_K} of a sample is {recall:.3f}, the target is {target}")
+        named = _named_recall(opened) if complete else {}
+    problems += _low_recalls({"": recall, **named}, manifest.spec.target_recall)
     return VerifyReport(
         version=manifest.version,
         segments=len(manifest.segments),
         rows=manifest.rows,
         recall=recall,
+        named_recall=named,
         exact_segments=_exact_segments(manifest),
         problems=tuple(problems),
     )
 
 
+def _named_recall(index: OpenIndex) -> dict[str, float]:
+    found = {name: measure_recall(named.index) for name, named in index.named.items()}
+    return {name: recall for name, recall in found.items() if recall is not None}
+
+
+def _low_recalls(recalls: Mapping[str, float | None], target: float) -> list[str]:
+    return [
+        f"recall@{TUNED_K} of a sample{f' of vectors {name!r}' if name else ''} is {recall:.3f}, the target is {target}"
+        for name, recall in recalls.items()
+        if recall is not None and recall < target - _RECALL_SLACK
+    ]
+
+
 def _exact_segments(manifest: Manifest) -> int:
     """Return the number of ScaNN segments of which no setting reaches the target recall."""
     target = manifest.spec.target_recall
-    return sum(bool(entry.curve) and pick_settings(entry, target) is None for entry in manifest.segments)
+    entries = [each for entry in manifest.segments for each in (entry, *entry.named.values())]
+    return sum(bool(entry.curve) and pick_settings(entry, target) is None for entry in entries)
 
 
 def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> float | None:
@@ -272,6 +290,26 @@ def _wrong_counts(index: OpenIndex) -> list[str]:
         for segment in index.segments
         if not len(segment.table) == len(segment.searched_ND) == segment.entry.rows
     ]
+
+
+def _wrong_rows(index: OpenIndex) -> list[str]:
+    """Return a sentence for each file of named vectors that do not belong to the datapoints beside it."""
+    return [
+        f"{named.segment.entry.key} has vectors {name!r} of other datapoints than {segment.entry.key}"
+        for segment in index.segments
+        for name, named in segment.named.items()
+        if not _belongs(named, segment)
+    ]
+
+
+def _belongs(named: NamedVectors, segment: Segment) -> bool:
+    """Return whether each vector has a datapoint of its own, with the same id."""
+    rows_V = named.rows_V
+    outside = (rows_V < 0) | (rows_V >= len(segment.table))
+    if outside.any() or len(np.unique(rows_V)) < len(rows_V):
+        return False
+    ids = segment.take(rows_V, ["id"]).column(0).to_pylist()
+    return bool(ids == named.segment.ids.to_pylist())
 
 
 def _wrong_documents(index: OpenIndex) -> list[str]:

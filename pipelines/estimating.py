@@ -25,7 +25,12 @@ from scannery.pipelines.planning import hardware
 from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
 from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.hardware import MACHINES, Machine
-from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.planning.planned_encoder import (
+    PlannedEncoder,
+    named_vectors_info,
+    planned_encoders,
+    recipe_of,
+)
 from scannery.pipelines.planning.worker_resources import (
     UNEVEN,
     RowSize,
@@ -166,7 +171,9 @@ def estimate(
     parent = _parent(store_uri, spec.index)
     spec = with_headings(spec, parent, files)
     parts, limit = cut_input(files, spec, None)
-    encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
+    encoders = planned_encoders(spec)
+    encoder = None if spec.encoder is None else encoders[recipe_of(spec.encoder)]
+    named = named_vectors_info(spec, encoders, {})
     dimensions = dimensions_of(spec, parts, encoder, parent)
     rows = expected_rows(parts, spec)
     kept = parent.rows if parent is not None and mode == "upsert" else 0
@@ -177,8 +184,8 @@ def estimate(
         kept=kept,
         units=len(group(parts, limit, {})),
         unit_bytes=max((part.size_bytes for part in parts), default=0),
-        shards=shards_of(spec, parts, parent, dimensions),
-        row=row_size(parts, rows, spec, dimensions),
+        shards=shards_of(spec, parts, parent, dimensions, named),
+        row=row_size(parts, rows, spec, dimensions).with_named(info.dimensions for info in named.values()),
         model=_Model.of(encoder) if encoder is not None and spec.embeds else None,
     )
     return BuildPlan(

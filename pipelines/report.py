@@ -7,11 +7,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scannery.indexer.manifest import Manifest, documents_in
+from scannery.indexer.tuning.settings_choice import named_recalls
 from scannery.pipelines.sources import InputFile
 from scannery.pipelines.stages.publish import BuildRecord
 from scannery.pipelines.state.job import Job
 
-__all__ = ["BuildReport"]
+__all__ = ["BuildReport", "NamedVectorsReport"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedVectorsReport:
+    """The vectors of one name in a version."""
+
+    dimensions: int
+    """Components of a vector."""
+
+    vectors: int
+    """Number of vectors in the files of the version, those of deleted datapoints included."""
+
+    embedded: int
+    """Texts that went through the encoder in this run; equal texts of a unit count once."""
+
+    recall: float
+    """Expected recall@10 at default settings; 1.0 if all are searched exactly."""
+
+    recall_reached: bool
+    """Whether every file has a setting that reaches the target recall; others are searched exactly."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,9 +63,6 @@ class BuildReport:
 
     embedded: int
     """Passages that went through the encoder in this run."""
-
-    named_embedded: Mapping[str, int]
-    """Texts that went through the encoder of a named vector in this run, by name; equal texts of a unit count once."""
 
     reused: int
     """Passages whose vectors existed already: those of finished units and of documents embedded before."""
@@ -176,6 +194,9 @@ class BuildReport:
     errors_allowed: bool = False
     """Whether the caller or the spec set a limit of refused records, which this build kept."""
 
+    named_vectors: Mapping[str, NamedVectorsReport] = dataclasses.field(default_factory=dict)
+    """The vectors of each name."""
+
     until: str | None = None
     """`embed` if the build stopped after embedding, so that `version` has nothing of the input; None: it is
     complete."""
@@ -214,6 +235,7 @@ class BuildReport:
             "passages": manifest.rows,
             "indexed_documents": documents_in(manifest.segments),
             "dimensions": manifest.dimensions,
+            "named_vectors": _named(manifest, record),
             "shards": manifest.shards,
             "index_bytes": manifest.size_bytes,
             "recall": recall and recall.measured,
@@ -259,6 +281,20 @@ class BuildReport:
             "errors_allowed": job.max_dead_letters is not None,
             "until": "embed",
         })  # fmt: skip
+
+
+def _named(manifest: Manifest, record: BuildRecord) -> dict[str, NamedVectorsReport]:
+    recalls = named_recalls(manifest)
+    return {
+        name: NamedVectorsReport(
+            dimensions=info.dimensions,
+            vectors=sum(entry.rows for entry in manifest.of_vectors(name).segments),
+            embedded=record.counts.named_embedded.get(name, 0),
+            recall=recalls[name].measured,
+            recall_reached=recalls[name].reached,
+        )
+        for name, info in manifest.named_vectors.items()
+    }
 
 
 def _alpha(manifest: Manifest) -> float | None:

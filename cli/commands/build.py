@@ -409,6 +409,9 @@ def _facts(report: BuildReport, records: str) -> Iterator[tuple[str, str]]:
     if report.recall is not None:
         whole = "" if report.whole_recall is None else f", of the whole index {report.whole_recall:.3f}"
         yield "recall@10", f"{report.recall:.3f}{whole}, target {report.target_recall}"
+    for name, own in report.named_vectors.items():
+        embedded = f", {own.embedded:,} texts embedded" if own.embedded else ""
+        yield f"vectors {name}", f"{own.vectors:,}{embedded}, recall@10 {own.recall:.3f}"
     if report.alpha is not None:
         measured = f", measured with {report.alpha_questions} questions made from passages"
         yield "hybrid", f"alpha {report.alpha:g}{measured if report.alpha_questions else ''}"

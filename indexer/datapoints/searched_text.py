@@ -19,7 +19,7 @@ __all__ = ["SEARCHED_COLUMNS", "first_passages", "named_texts", "searched_text",
 
 SEARCHED_COLUMNS = ("title", "text", SPOKEN_COLUMN)
 """What `searched_text` looks at; segments whose rows have no transcript lack the last."""
-_LATER = re.compile(r"#[1-9][0-9]*")
+_LATER = re.compile(r"#[1-9][0-9]*\Z")
 
 
 def searched_text(table: pa.Table) -> pa.Table:
@@ -71,14 +71,15 @@ def texts_of_field(table: pa.Table, field: str) -> list[str | None]:
 def first_passages(table: pa.Table, spec: IndexSpec) -> np.ndarray:
     """Return which rows are not later passages of a document, bool (N,); all rows without `source.chunk`.
 
-    Passages have the id of their document, `#`, and their number.
+    Passages have the id of the record that they are cut from, `#`, and their number. Rows that were not cut have the id
+    of their document, or no text.
     """
     if spec.source.chunk is None:
         return np.ones(table.num_rows, bool)
-    pairs = zip(table.column("id").to_pylist(), table.column("document_id").to_pylist(), strict=True)
-    return np.array(
-        [not (own.startswith(whole) and _LATER.fullmatch(own, len(whole))) for own, whole in pairs], bool
-    )
+    ids, documents = (table.column(name).to_pylist() for name in ("id", "document_id"))
+    later = [own != whole and _LATER.search(own) for own, whole in zip(ids, documents, strict=True)]
+    first_N: np.ndarray = table.column("text").is_null().to_numpy() | ~np.array(later, bool)
+    return first_N
 
 
 def _has(table: pa.Table, column: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scannery.indexer.manifest import CurvePoint, Recall, SegmentEntry
+from scannery.indexer.manifest import CurvePoint, Manifest, Recall, SegmentEntry
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.search_settings import TUNED_K, UNMEASURED_GROWTH, Depth, SearchSettings
 
@@ -20,6 +20,7 @@ __all__ = [
     "expected_recall",
     "magnitude_of",
     "magnitudes",
+    "named_recalls",
     "near",
     "pick_point",
     "pick_settings",
@@ -166,6 +167,14 @@ def pick_settings(
         most_k=None if too_many is None else max(known),
         growth=UNMEASURED_GROWTH,
     )
+
+
+def named_recalls(manifest: Manifest) -> dict[str, Recall]:
+    """Return the expected recall of a default search of each named vector."""
+    target = manifest.spec.target_recall
+    return {
+        name: expected_recall(manifest.of_vectors(name).segments, target) for name in manifest.named_vectors
+    }
 
 
 def expected_recall(

@@ -12,7 +12,9 @@ from scannery.embed.text.documents import cut
 from scannery.embed.text.language import languages_of
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.field_mapping import MappedField
+from scannery.indexer.datapoints.named_vectors import is_vector_column, vector_column
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
+from scannery.indexer.datapoints.searched_text import named_texts
 from scannery.indexer.datapoints.validation import SPARSE, Validated
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import IndexSpec
@@ -182,7 +184,9 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
     """
     spec, records = with_headings(spec, None, sample.files), sample.records
     sizes = (vector_size(record, spec) for record in records)
-    valid = validate_records(records, spec, next((size for size in sizes if size is not None), 1))
+    given = {name: own.dimensions for name, own in spec.named_vectors.items() if own.dimensions}
+    dimensions = next((size for size in sizes if size is not None), 1)
+    valid = validate_records(records, spec, dimensions, named=given)
     repeated = _repeated(valid, records)
     good = [row for row in range(len(valid.rows_N)) if row not in repeated]
     lengths, passages = _texts(spec, valid, good, counter)
@@ -202,7 +206,14 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
         files=len(sample.files),
         is_whole=sample.is_whole,
         refused=len(sample.letters) + len(valid.rejected) + len(repeated),
-        fields=tuple(_field(column, one, spec, records, names) for column, one in mapping.fields.items()),
+        fields=(
+            *(
+                _field(column, one, spec, records, names)
+                for column, one in mapping.fields.items()
+                if not is_vector_column(column)
+            ),
+            *(_named_field(name, spec, valid, len(records)) for name in spec.named_vectors),
+        ),
         unused=unused,
         faults=_faults(sample, valid, records, repeated),
         converted=dict(valid.converted),
@@ -233,6 +244,21 @@ def _field(
         examples=tuple(dict.fromkeys(filter(None, map(shown, readable[:50]))))[:3],
         is_of_passages=is_of_passages,
         nearest=near[0] if near else None,
+    )
+
+
+def _named_field(name: str, spec: IndexSpec, valid: Validated, records: int) -> CheckedField:
+    """Return what becomes of a named vector: it is given, or there is a text for its encoder."""
+    own, given = spec.named_vectors[name], valid.table.column(vector_column(name)).is_valid().to_pylist()
+    texts: Sequence[str | None] = named_texts(valid.table, spec, name) if own.encoder else [None] * len(given)
+    filled = sum(has or text is not None for has, text in zip(given, texts, strict=True))
+    sources = [own.vector, spec.text_field(name) if own.encoder else None]
+    return CheckedField(
+        name=f"vectors.{name}",
+        source=", or encoded ".join(source for source in sources if source),
+        type="vector",
+        present=filled / records if records else 0.0,
+        examples=tuple(shown(text) for text in dict.fromkeys(texts) if text)[:3],
     )
 
 

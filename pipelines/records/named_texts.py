@@ -1,14 +1,13 @@
 """Texts of datapoints → their named vectors, where a name has an encoder and the datapoint has no vector of it.
 
-Where documents are cut into passages, a title or an attribute is encoded for the first passage only: it is the same for
-all of them, and a search should find the document once.
+Which text of which row that is, searched_text.py says, for builds and live updates alike. Equal texts of a unit are
+encoded once.
 
-Shapes: N rows of a unit, T distinct texts, D dimensions.
+Shapes: N rows of a unit, D dimensions.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,20 +15,18 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from scannery.embed import Encoder
 from scannery.embed.errors import InvalidTextError
 from scannery.indexer.datapoints.field_mapping import FieldMapping
-from scannery.indexer.datapoints.named_vectors import vector_column, vectors_array
+from scannery.indexer.datapoints.named_vectors import with_missing_vectors
+from scannery.indexer.datapoints.searched_text import named_texts
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import EXCERPT_CHARACTERS, DeadLetter
 from scannery.pipelines.records.passages import Work
-from scannery.pipelines.state.named_cache import EncodedTexts, NamedCatalogue, texts_of_name
+from scannery.pipelines.state.named_cache import EncodedTexts, NamedCatalogue
 
-__all__ = ["NamedTexts", "embed_named", "encoded_rows"]
-
-_NUMBER = re.compile(r"#(\d+)")
+__all__ = ["NamedTexts", "embed_named"]
 
 
 class NamedTexts(NamedTuple):
@@ -65,24 +62,31 @@ def embed_named(
     embedded, work = Counter[str](), Work()
     encoded: list[EncodedTexts] = []
     for name, encoder in encoders.items():
-        rows_N, texts = encoded_rows(table, name, spec)
-        known = {} if catalogue is None else catalogue.find(name, encoder.fingerprint.digest, texts)
-        new = [text for text in dict.fromkeys(texts) if text not in known]
+        given = named_texts(table, spec, name)
+        rows_by_text = _rows_by_text(given)
+        known = {} if catalogue is None else catalogue.find(name, encoder.fingerprint.digest, [*rows_by_text])
+        new = [text for text in rows_by_text if text not in known]
         found, problems = _encoded(new, encoder, work)
         known |= found
         embedded[name] += len(new)
-        places = {text: row for text, row in zip(texts, rows_N.tolist(), strict=True) if text in known}
+        places = {text: rows[0] for text, rows in rows_by_text.items() if text in known}
         encoded.append(EncodedTexts(name, encoder.fingerprint.digest, spec.text_field(name), places))
-        table = _with_vectors(table, name, rows_N, [known.get(text) for text in texts])
+        table = with_missing_vectors(table, name, [known.get(text) if text else None for text in given])
         refused |= {
-            row: (spec.text_field(name), problems[text])
-            for row, text in zip(rows_N.tolist(), texts, strict=True)
-            if text in problems
+            row: (spec.text_field(name), why) for text, why in problems.items() for row in rows_by_text[text]
         }
     if refused:
         kept_N, letters = _refused(table, refused, spec)
         return NamedTexts(table.filter(pa.array(kept_N)), letters, _moved(encoded, kept_N), embedded, work)
     return NamedTexts(table, [], encoded, embedded, work)
+
+
+def _rows_by_text(texts: Sequence[str | None]) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = {}
+    for row, text in enumerate(texts):
+        if text is not None:
+            rows.setdefault(text, []).append(row)
+    return rows
 
 
 def _moved(encoded: Sequence[EncodedTexts], kept_N: np.ndarray) -> list[EncodedTexts]:
@@ -92,38 +96,6 @@ def _moved(encoded: Sequence[EncodedTexts], kept_N: np.ndarray) -> list[EncodedT
         replace(own, rows={text: int(rows_N[row]) for text, row in own.rows.items() if kept_N[row]})
         for own in encoded
     ]
-
-
-def encoded_rows(table: pa.Table, name: str, spec: IndexSpec) -> tuple[np.ndarray, list[str]]:
-    """Return the rows that the encoder of a name has a text of, int64, and these texts.
-
-    Rows with a given vector are left out, and so are the other passages of their documents.
-    """
-    texts = texts_of_name(table, spec.text_field(name))
-    wanted_N = pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(texts), ""), False).to_numpy()
-    given_N = table.column(vector_column(name)).is_valid().to_numpy()
-    if spec.source.chunk is not None:
-        records_N = table.column("_record").to_numpy()
-        given_N = np.isin(records_N, records_N[given_N])
-        if spec.text_field(name) != "text":
-            wanted_N = wanted_N & _first_passages(table, spec)
-    rows_N = np.flatnonzero(wanted_N & ~given_N)
-    return rows_N, texts.take(pa.array(rows_N)).to_pylist()
-
-
-def _first_passages(table: pa.Table, spec: IndexSpec) -> np.ndarray:
-    """Return which rows are the first passage of their document, bool (N,)."""
-    if spec.source.format != "datapoints":
-        first_N: np.ndarray = np.diff(table.column("_record").to_numpy(), prepend=-1) != 0
-        return first_N
-    # Each row of an export is a passage; the number is at the end of its id.
-    ids, documents = (table.column(name).to_pylist() for name in ("id", "document_id"))
-    return np.array([_number(id, document) == 0 for id, document in zip(ids, documents, strict=True)], bool)
-
-
-def _number(id: str, document: str) -> int:
-    found = _NUMBER.fullmatch(id.removeprefix(document)) if id.startswith(document) else None
-    return int(found[1]) if found else 0
 
 
 def _encoded(
@@ -145,19 +117,6 @@ def _encoded(
                 vectors[text] = window.vectors_ND[row]
         done += len(own)
     return vectors, problems
-
-
-def _with_vectors(
-    table: pa.Table, name: str, rows_N: np.ndarray, vectors: Sequence[np.ndarray | None]
-) -> pa.Table:
-    made: list[np.ndarray | None] = [None] * table.num_rows
-    for row, vector in zip(rows_N.tolist(), vectors, strict=True):
-        made[row] = vector
-    place = table.schema.get_field_index(vector_column(name))
-    column = table.column(place)
-    fresh = vectors_array(made)
-    whole = fresh if column.null_count == len(column) else pc.coalesce(column, fresh)
-    return table.set_column(place, table.schema.field(place), whole)
 
 
 def _refused(

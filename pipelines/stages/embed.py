@@ -93,6 +93,7 @@ def embed_unit(
 
     """
     started = time.perf_counter()
+    worked = encoder or next(iter(named.encoders.values()), None)
     rows = with_named(_rows(unit, job, encoder, catalogue), job.spec, named.encoders, named.catalogue)
     made = time.perf_counter()
     shard_N = shards_of_ids(rows.table.column("document_id"), job.shards)
@@ -120,9 +121,9 @@ def embed_unit(
         row_groups={shard: number for number, shard in enumerate(written.pieces)},
         pieces=written.pieces,
         sha256=written.sha256,
-        device=encoder.device if encoder else None,
-        dtype=encoder.dtype if encoder else None,
-        hardware_dtype=fastest_dtype(encoder.device) if encoder else None,
+        device=worked.device if worked else None,
+        dtype=worked.dtype if worked else None,
+        hardware_dtype=fastest_dtype(worked.device) if worked else None,
     )
     return _record(unit, outcome, job, store)
 

@@ -278,7 +278,6 @@ def _statistics(job: Job, counts: Counts, units: UnitSums, shards: Sequence[Shar
         "embedded": counts.embedded,
         # From the units' passages: duplicates were embedded too, and `passages` leaves them out.
         "reused": units.counts.passages - counts.embedded if job.embeds else 0,
-        "named_embedded": dict(counts.named_embedded),
         "tokens": counts.tokens,
         "padding_share": round(counts.padding_tokens / computed, 4) if computed else 0.0,
         "passages_per_s": round(counts.embedded / encode_s, 1) if encode_s else None,

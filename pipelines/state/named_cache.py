@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.datapoints.named_vectors import vector_column
-from scannery.indexer.datapoints.searched_text import SEARCHED_COLUMNS, searched_text
+from scannery.indexer.datapoints.searched_text import SEARCHED_COLUMNS, texts_of_field
 from scannery.indexer.errors import NotFoundError
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
@@ -32,7 +32,6 @@ __all__ = [
     "NamedCatalogue",
     "named_list",
     "remove_named_catalogue",
-    "texts_of_name",
     "write_named_catalogue",
 ]
 
@@ -51,11 +50,6 @@ class EncodedTexts:
     """Of the datapoint that has the texts."""
     rows: Mapping[str, int]
     """Row of the unit with the vector, by text."""
-
-
-def texts_of_name(table: pa.Table, field: str) -> pa.ChunkedArray:
-    """Return the texts that an encoder gets: a column of rows with `title`, `text` and attributes."""
-    return (searched_text(table) if field in ("title", "text") else table).column(field)
 
 
 def text_hash(name: str, digest: str, field: str, text: str) -> bytes:
@@ -156,7 +150,7 @@ def _vectors_at(
 ) -> Iterator[tuple[str, np.ndarray]]:
     rows = [row for row in wanted if row < table.num_rows]
     own = table.take(pa.array(rows, pa.int64()))
-    texts, vectors = texts_of_name(own, field).to_pylist(), own.column(vector_column(name))
+    texts, vectors = texts_of_field(own, field), own.column(vector_column(name))
     for row, text, vector in zip(rows, texts, vectors, strict=True):
         if text == wanted[row] and vector.is_valid:
             yield text, vector.values.to_numpy(zero_copy_only=False).astype(np.float32)

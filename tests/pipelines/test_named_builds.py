@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import scannery
 from scannery.indexer import Store, open_index, rollback, verify
+from scannery.live.maintenance.seal import seal
 from scannery.pipelines import SpecConflictError, compact, export
 from tests.pipelines.conftest import Write, letters_of, manifest_of, run, vector_records
 
@@ -158,9 +160,73 @@ def test_an_export_has_the_vectors_of_names_and_builds_an_equal_index(
         for row in rows
     }
     assert got == want
+    assert report.spec is not None
     run(store, str(output), spec={**report.spec, "index": "copy"})
     assert named_of(store, "copy") == want
     assert manifest_of(store, "copy").named_vectors == manifest_of(store).named_vectors
+
+
+@pytest.mark.parametrize("mode", ["upsert", "full"])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_build_after_live_writes_keeps_and_replaces_named_vectors(
+    store: Store, write: Write, sealed: bool, mode: str
+):
+    records = given_records(0, 30)
+    run(store, write("a.jsonl", records), spec=GIVEN)
+    title, image = [0.5, 1.0, 2.0, 4.0], [1.0, 0.25, 0.5]
+    with scannery.connect(store.uri) as client:
+        index = client.index("vectors")
+        points: list[Any] = [
+            {"id": name, "vector": [1.0] * 8, "vectors": {"title": title, "image": image}}
+            for name in ("d1", "d40")
+        ]
+        index.upsert(points)
+        index.delete(["d2"])
+    if sealed:
+        seal(store, "vectors")
+    changed = given_records(0, 6, seed=1)
+    run(store, write("b.jsonl", changed), spec=GIVEN, mode=mode, before=seal)
+    kept = {} if mode == "full" else expected(records) | {"d40": {"title": title, "image": image}}
+    assert named_of(store) == kept | expected(changed)
+    compact("vectors", store.uri)
+    assert named_of(store) == kept | expected(changed)
+    assert verify(store, "vectors").problems == ()
+
+
+def test_a_full_build_keeps_segments_whose_rows_are_equal(store: Store, write: Write):
+    records = given_records(0, 30)
+    run(store, write("a.jsonl", records), spec=GIVEN)
+    before = manifest_of(store).segments
+    with scannery.connect(store.uri) as client:
+        client.index("vectors").delete(["d29"])
+    seal(store, "vectors")
+    run(store, write("a.jsonl", records[:-1]), spec=GIVEN, mode="full")
+    assert [entry.content for entry in manifest_of(store).segments] == [entry.content for entry in before]
+    assert named_of(store) == expected(records[:-1])
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_large_segments_of_names_are_tuned_and_verified(store: Store, write: Write, shards: int):
+    records = given_records(0, 3600)
+    spec = {**GIVEN, "shards": shards, "scann": {"exact_below_rows": 1000}, "target_recall": 0.9}
+    report = run(store, write("a.jsonl", records), spec=spec)
+    entries = [entry.named for entry in manifest_of(store).segments]
+    assert {named["title"].kind for named in entries} == {"scann"}
+    own = report.named_vectors["title"]
+    assert (own.vectors, own.dimensions, own.recall_reached) == (2400, 4, True)
+    assert own.recall > 0.85
+    found = verify(store, "vectors")
+    assert found.problems == ()
+    assert set(found.named_recall) == {"title", "image"}
+    path = Path(store.local_root or "") / "vectors" / entries[0]["title"].key
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+    (problem,) = verify(store, "vectors").problems
+    assert "is damaged" in problem
+    # A full build repairs it.
+    run(store, write("a.jsonl", records), spec=spec, mode="full")
+    assert verify(store, "vectors").problems == ()
 
 
 def test_an_index_of_named_vectors_alone(store: Store, write: Write):

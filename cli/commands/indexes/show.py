@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ from rich.table import Table
 from scannery.cli.output import size_text
 from scannery.client import IndexInfo
 from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store, StoreError
-from scannery.indexer.tuning.settings_choice import pick_point
+from scannery.indexer.tuning.settings_choice import named_recalls, pick_point
 
 __all__ = ["documents_of", "print_version", "time_text", "unsealed_batches"]
 
 
 def print_version(console: Console, store: Store, manifest: Manifest, *, current: bool) -> None:
     """Print a version, and for the current one the number of unsealed mutations in the log."""
-    _print_rows(console, _facts(manifest))
+    _print_rows(console, chain(_facts(manifest), _named_recalls(manifest)))
     if current:
         _print_live(console, store, manifest)
     console.print(_segments(manifest))
@@ -93,6 +94,12 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "measured", text
     if recall.given_queries:
         yield "tuned for", f"given queries, {recall.given_queries}"
+
+
+def _named_recalls(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    for name, recall in named_recalls(manifest).items():
+        note = "" if recall.reached else " [yellow](searched exactly where no setting reaches it)[/yellow]"
+        yield f"recall {name}", f"recall@{recall.k} {recall.measured:.3f}, target {recall.target}{note}"
 
 
 def _named_text(manifest: Manifest, name: str) -> str:
