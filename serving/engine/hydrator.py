@@ -283,7 +283,9 @@ def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
             fused.surely_valid(vector_11)
             fused.unit_vectors(vector_11, np.empty_like(vector_11))
             rows_21, scores_21 = np.zeros((2, 1), np.int64), np.zeros((2, 1), np.float32)
-            Hydrator(segments, spec, nothing, group_by=None).block(0, rows_21, scores_21).framed(1)
+            scored = tuple(spec.named_vectors)[:1]
+            hydrator = Hydrator(segments, spec, nothing, group_by=None, scored=scored)
+            hydrator.block(0, rows_21, scores_21).framed(1)
 
 
 def _too_large() -> InvalidRequestError:
