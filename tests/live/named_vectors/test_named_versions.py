@@ -41,7 +41,7 @@ from scannery.serving.request.write import parse_upsert
 from scannery.serving.services.creation import Creation
 from scannery.v1 import index_pb2 as pb
 from tests.data import ROOT
-from tests.live.named import GIVEN, TEXTS, Named, datapoint, opened
+from tests.live.named_vectors.named_index import GIVEN, TEXTS, Named, datapoint, opened
 from tests.served import MINILM
 
 TITLE = {"title": {"dimensions": 3, "distance": "dot"}}
@@ -255,8 +255,8 @@ def test_the_encoder_of_a_name_must_be_given_without_a_server(store: Store, inde
 WRITER = """
 import sys
 from pathlib import Path
-from tests.live.named import opened
-from tests.live.test_named_versions import point
+from tests.live.named_vectors.named_index import opened
+from tests.live.named_vectors.test_named_versions import point
 with opened(Path(sys.argv[1])) as index:
     for number in range(100_000):
         index.upsert(point(number))

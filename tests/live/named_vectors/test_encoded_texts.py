@@ -15,7 +15,7 @@ from scannery.live.maintenance.seal import seal
 from scannery.live.named_encoding import TextVectors
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
-from tests.live.named import TEXTS, Named, opened
+from tests.live.named_vectors.named_index import TEXTS, Named, opened
 from tests.served import MINILM
 
 BODY = "Molten rock rises from deep below."
