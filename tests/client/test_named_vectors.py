@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pandas as pd
@@ -190,6 +193,32 @@ def test_get_and_scan_return_them(store: Path) -> None:
         assert (bare.vectors, index.get(["bees"])[0].vectors) == ({}, {})  # type: ignore[union-attr]
         table = index.scan(vectors=True, order_by="id").to_arrow()
         assert table.column("vectors.image").to_pylist() == [None, [1, 0, 0], None, [0, 2, 0]]
+
+
+def test_json_over_http_has_plain_lists(tmp_path: Path) -> None:
+    with connected(tmp_path / "store", "embedded") as client:
+        client.create_index("images", named_vectors={"a": 2, "b": 3})
+    with serving(tmp_path / "store") as server:
+
+        def post(method: str, message: dict[str, Any]) -> Any:
+            request = Request(
+                f"http://127.0.0.1:{server.http_port}/scannery.v1.{method}",
+                json.dumps({"index": "images"} | message).encode(),
+                {"Content-Type": "application/json"},
+            )
+            with urlopen(request, timeout=60) as answer:
+                return json.load(answer)
+
+        vectors = {"a": {"values": [1, 0]}, "b": {"values": [0, 0.5, 0]}}
+        post("IndexService/Upsert", {"upserts": [{"datapoint": {"id": "1", "vectors": vectors}}]})
+        options = {"vectors": [{"name": "a", "weight": 2}], "returnVector": True}
+        found = post("SearchService/Search", {"query": {"vector": {"values": [1, 0]}}, "options": options})
+        [hit] = found["hits"]
+        assert hit["vectorScores"] == {"a": 1}
+        assert {*hit["datapoint"]["vectors"]} == {"a", "b"}
+        [point] = post("SearchService/Get", {"ids": ["1"], "returnVector": True})["datapoints"]
+        packed = base64.b64decode(point["vectors"]["b"]["packed"])
+        assert np.frombuffer(packed, "<f4").tolist() == [0, 0.5, 0]
 
 
 @pytest.mark.parametrize("wire", ["gRPC", "HTTP", "embedded"])

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 import scannery
+from scannery.client.request import calls
 from scannery.client.request.named_vectors import build_choices
 from scannery.client.request.queries import build_options
+from scannery.client.request.scans import build_scan
 from scannery.client.request.specs import build_changes, build_spec
 from scannery.client.request.tables import table_rows
 from scannery.client.request.writes import build_updates, build_upserts
@@ -180,6 +182,16 @@ def test_a_newcomer_is_told_the_name(option: str) -> None:
     with pytest.raises(TypeError, match="it is 'vectors' here"):
         given: Any = {option: "title"}
         build_options(3, **given)
+
+
+def test_reads_return_all_vectors_or_none() -> None:
+    assert calls.get("i", ["a"], vectors=True).request.return_vector
+    reads: list[Any] = [lambda: calls.get("i", ["a"], vectors=names), lambda: build_scan("i", vectors=names)]
+    names: Any = ["title"]
+    for read in reads:
+        with pytest.raises(scannery.InvalidArgumentError, match="must be True or False") as error:
+            read()
+        assert error.value.field == "vectors"
 
 
 def hits() -> scannery.Hits:
