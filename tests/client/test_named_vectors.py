@@ -178,6 +178,9 @@ def test_the_description_has_the_named_vectors(same: Callable[[Ask], Any]) -> No
     image, body = named["image"], named["body"]
     assert (image.dimensions, image.distance, image.encoder, image.from_) == (3, "dot", None, None)
     assert (body.dimensions, body.distance, body.encoder.model, body.from_) == (48, "cosine", MINILM, "text")
+    shown = same(lambda i: i.stats())._repr_html_()
+    assert "3 dimensions, dot, given;" in shown
+    assert f"48 dimensions, cosine, by {MINILM} from text" in shown
 
 
 def test_get_and_scan_return_them(store: Path) -> None:
