@@ -133,7 +133,7 @@ def parse_scan(request: pb.ScanRequest, spec: IndexSpec) -> ScanQuery:
 
     """
     return ScanQuery(
-        where=parse_filter(request.where, spec.attributes, dynamic=spec.dynamic),
+        where=parse_filter(request.where, spec),
         fields=parse_fields(request.return_fields, spec, vector=request.return_vector),
         order=_order(request.order_by, spec) if request.HasField("order_by") else None,
         sample=request.sample,

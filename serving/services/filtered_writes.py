@@ -35,6 +35,16 @@ class _Done(NamedTuple):
     sequence: int
     until_sequence: int
 
+    def shared(self, request: _Request) -> dict[str, Any]:
+        """Return the fields that the responses to both requests have."""
+        return {
+            "remaining": self.remaining,
+            "sequence": self.sequence,
+            "until_sequence": self.until_sequence,
+            "request_id": request.request_id,
+            "index": request.index,
+        }
+
 
 class FilteredWrites:
     """DeleteWhere and UpdateWhere over the indexes of a process. Safe to use from several threads."""
@@ -50,26 +60,12 @@ class FilteredWrites:
     def delete(self, request: pb.DeleteWhereRequest, deadline: Deadline) -> pb.DeleteWhereResponse:
         """Delete a batch of the datapoints that a filter allows."""
         done = self._done(request, _deletion, deadline)
-        return pb.DeleteWhereResponse(
-            deleted=done.rows,
-            remaining=done.remaining,
-            sequence=done.sequence,
-            until_sequence=done.until_sequence,
-            request_id=request.request_id,
-            index=request.index,
-        )
+        return pb.DeleteWhereResponse(deleted=done.rows, **done.shared(request))
 
     def update(self, request: pb.UpdateWhereRequest, deadline: Deadline) -> pb.UpdateWhereResponse:
         """Change attributes of a batch of the datapoints that a filter allows."""
         done = self._done(request, _change, deadline)
-        return pb.UpdateWhereResponse(
-            updated=done.rows,
-            remaining=done.remaining,
-            sequence=done.sequence,
-            until_sequence=done.until_sequence,
-            request_id=request.request_id,
-            index=request.index,
-        )
+        return pb.UpdateWhereResponse(updated=done.rows, **done.shared(request))
 
     def _done(
         self,
@@ -103,7 +99,7 @@ def _counted(index: LiveIndex[Snapshot], write: FilteredWrite) -> _Done:
 
 
 def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest) -> tuple[Node | None, None]:
-    where = parse_filter(request.where, manifest.spec.attributes, dynamic=manifest.spec.dynamic)
+    where = parse_filter(request.where, manifest.spec)
     if where is None or not has_condition(where):
         raise InvalidRequestError.at(
             "where", "must have a condition: without one, every datapoint would be deleted"
@@ -114,7 +110,7 @@ def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest) -> tuple[Node 
 def _change(request: pb.UpdateWhereRequest, manifest: Manifest) -> tuple[Node | None, PartialUpdate]:
     if not request.HasField("where"):
         raise InvalidRequestError.at("where", "is required; an empty filter changes every datapoint")
-    where = parse_filter(request.where, manifest.spec.attributes, dynamic=manifest.spec.dynamic)
+    where = parse_filter(request.where, manifest.spec)
     return where, parse_attribute_change(request.attributes, manifest)
 
 
