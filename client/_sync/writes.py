@@ -164,7 +164,7 @@ class Writes(Aggregations):
             points: see `Update`.
             where: which datapoints to change.
             attributes: their new values, by name.
-            dry_run: with `where`: change nothing, and return how many datapoints would be changed.
+            dry_run: with `where`: change nothing, and return how many datapoints would be changed (scope `read`, too).
             progress: with `where`: True for a progress bar, or a function that is told how many datapoints are done.
             batch_size: with `where`: most datapoints of a batch, 1 to 10,000.
             request_id: as in `upsert`; not with `where`, where each batch has an id of its own.
@@ -219,7 +219,7 @@ class Writes(Aggregations):
             document_ids: of documents, at most 1,000.
             where: which datapoints to delete; must have a condition. Not together with ids.
             if_revision: delete only if the datapoint has this revision.
-            dry_run: with `where`: delete nothing, and return how many datapoints would be deleted.
+            dry_run: with `where`: delete nothing, and return how many datapoints would be deleted (scope `read`, too).
             progress: with `where`: True for a progress bar, or a function that is told how many datapoints are done.
             batch_size: with `where`: most datapoints of a batch, 1 to 10,000.
             request_id: as in `upsert`; not with `where`, where each batch has an id of its own.

@@ -11,11 +11,12 @@ from scannery.live.filtered_write import FilteredWrite
 from scannery.live.live_index import LiveIndex
 from scannery.live.write_request import PartialUpdate
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import InvalidRequestError, PermissionDeniedError
 from scannery.serving import limits
 from scannery.serving.contract import INDEX_SERVICE
 from scannery.serving.request.filter import Node, has_condition, parse_filter
 from scannery.serving.request.write import check_request_id, parse_attribute_change
+from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.services.write import Indexes, identified, writable
 from scannery.serving.snapshot.filter_cache import FilterCache
@@ -74,6 +75,8 @@ class FilteredWrites:
         deadline: Deadline,
     ) -> _Done:
         check_request_id(request.request_id)
+        if request.dry_run:
+            _check_may_count()
         index = writable(self._indexes, request.index)
         where, change = parse(request, index.state.manifest)
         write = FilteredWrite(
@@ -88,6 +91,16 @@ class FilteredWrites:
         self._indexes.written()
         until_sequence = answer.sequence if write.until_sequence is None else write.until_sequence
         return _Done(answer.count, index.count_filtered(write), answer.sequence, until_sequence)
+
+
+def _check_may_count() -> None:
+    """Raise PermissionDeniedError unless the caller may read: a dry run is a count, and nothing is written."""
+    principal = CURRENT.get()
+    if principal is not None and not principal.may("read"):
+        raise PermissionDeniedError(
+            "dry_run: counting datapoints needs the scope 'read', which these credentials do not have",
+            field="dry_run",
+        )
 
 
 def _counted(index: LiveIndex[Snapshot], write: FilteredWrite) -> _Done:

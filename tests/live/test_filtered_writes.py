@@ -19,7 +19,9 @@ from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build
 from scannery.runtime.deadline import Deadline
+from scannery.serving import SecurityConfig
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.security.api_keys import KeyFile
 from scannery.serving.services.filtered_writes import FilteredWrites
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2 as pb
@@ -376,3 +378,23 @@ def test_a_change_of_more_rows_than_fit_in_memory_waits_for_seals(tmp_path: Path
         assert index.update(where={}, attributes={"year": 1}, batch_size=300).written == 1500
         assert index.facets("year") == [(1, 1500)]
         assert index.stats().version > 1
+
+
+def test_a_dry_run_counts_only_for_keys_that_may_read(store: Path, tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.json")
+    _, writer = keys.create("writer", scopes=["write"])
+    _, both = keys.create("both", scopes=["read", "write"])
+    with serving(store, security=SecurityConfig(keys_file=str(tmp_path / "keys.json"))) as server:
+        with scannery.connect(server.address, api_key=writer) as client:
+            index = client.index("live")
+            for asked in (
+                lambda: index.delete(where=GOTIME, dry_run=True),
+                lambda: index.update(where=GOTIME, attributes={"year": 1}, dry_run=True),
+            ):
+                with pytest.raises(scannery.PermissionDeniedError, match="dry_run.*scope 'read'") as caught:
+                    asked()
+                assert caught.value.field == "dry_run"
+        with scannery.connect(server.address, api_key=both) as client:
+            count = client.index("live").delete(where=GOTIME, dry_run=True).deleted
+        with scannery.connect(server.address, api_key=writer) as client:
+            assert client.index("live").delete(where=GOTIME).deleted == count > 0
