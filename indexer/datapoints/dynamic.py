@@ -17,6 +17,7 @@ import pyarrow as pa
 from scannery.indexer.datapoints.conversions import json_value
 from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN
 from scannery.indexer.errors import InvalidRecordError
+from scannery.indexer.strict_json import strict_json
 
 __all__ = [
     "DYNAMIC_COLUMN",
@@ -94,13 +95,13 @@ def parsed_dynamic(value: object, *, path: str = "") -> Mapping[str, Any]:
     """Return the attributes in a JSON object, or in its text; none for None.
 
     Raises:
-        InvalidRecordError: it is no JSON object.
+        InvalidRecordError: it is no JSON object, or an object has a key twice.
 
     """
     if isinstance(value, str):
         check_json_size(len(value), path=path)
     try:
-        values = json.loads(value) if isinstance(value, str) else value
+        values = strict_json(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         raise _invalid(path, f"must be a JSON object: {error}") from error
     if values is not None and not isinstance(values, Mapping):

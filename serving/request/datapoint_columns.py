@@ -5,7 +5,6 @@ Shapes: U datapoints of a request, D dimensions.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from scannery.indexer import (
     InvalidRecordError,
 )
 from scannery.indexer.datapoints.dynamic import check_json_size, dynamic_json, parsed_dynamic
+from scannery.indexer.strict_json import strict_json
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.request.query import vector_components
 from scannery.v1.types_pb2 import Datapoint, SparseVector, Value, Vector
@@ -208,7 +208,7 @@ def _exact(message: Value, path: str) -> Any:
     if field == "json_value":
         check_json_size(len(message.json_value), path=path)
         try:
-            return json.loads(message.json_value)
+            return strict_json(message.json_value)
         except (ValueError, RecursionError) as error:
             raise _invalid(path, f"is not JSON: {error}") from error
     if field == "geo_value":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from scannery.indexer import IndexSpec, InvalidSpecError, Manifest, alter_index, altered_spec
+from scannery.indexer.strict_json import strict_json
 from scannery.live.attribute_conflicts import attribute_of_other_type, dynamic_attribute_counts
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ConditionError, InvalidRequestError
@@ -96,7 +96,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
             "changes_json", f"must have at most {limits.MAX_SPEC_BYTES} bytes, got {size}"
         )
     try:
-        changes = json.loads(text)
+        changes = strict_json(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError.at("changes_json", f"is not JSON: {error}") from error
     if not isinstance(changes, Mapping) or not changes:

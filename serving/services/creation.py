@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from scannery.indexer import (
     parse_spec,
     read_manifest,
 )
+from scannery.indexer.strict_json import strict_json
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     InvalidRequestError,
@@ -157,7 +157,7 @@ def _parsed(text: str) -> IndexSpec:
     if len(text.encode()) > limits.MAX_SPEC_BYTES:
         raise InvalidRequestError.at("spec_json", f"must have at most {limits.MAX_SPEC_BYTES} bytes")
     try:
-        return parse_spec(json.loads(text))
+        return parse_spec(strict_json(text))
     except InvalidSpecError as error:
         raise InvalidRequestError(
             f"spec: {error.message}", field=f"spec.{error.field}" if error.field else "spec"
