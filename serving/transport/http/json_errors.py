@@ -10,7 +10,7 @@ import base64
 import json
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -38,8 +38,9 @@ def json_error(kind: type[Message], data: bytes, said: str) -> InvalidRequestErr
         said: what the parser said, for what is not found here.
 
     """
+    root = cast(Descriptor, kind.DESCRIPTOR)
     try:
-        found = next(_misfits(kind.DESCRIPTOR, strict_json(data.decode()), ""), None)
+        found = next(_misfits(root, strict_json(data.decode()), ""), None)
     except ValueError as error:
         return InvalidRequestError(f"the body is not JSON: {error}")
     except RecursionError:
@@ -47,7 +48,7 @@ def json_error(kind: type[Message], data: bytes, said: str) -> InvalidRequestErr
     if found is not None and found.path:
         return InvalidRequestError.at(_valid(found.path), _valid(found.what))
     what = found.what if found is not None else said.split("\n", 1)[0].strip(". ")
-    return InvalidRequestError(f"the body is not the JSON of a {kind.DESCRIPTOR.full_name}: {_valid(what)}")
+    return InvalidRequestError(f"the body is not the JSON of a {root.full_name}: {_valid(what)}")
 
 
 def _misfits(kind: Descriptor, value: object, path: str) -> Iterator[_Misfit]:
