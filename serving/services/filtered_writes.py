@@ -71,14 +71,14 @@ class FilteredWrites:
     def _done(
         self,
         request: Any,
-        parse: Callable[[Any, Manifest], tuple[Node | None, PartialUpdate | None]],
+        parse: Callable[[Any, Manifest, Deadline], tuple[Node | None, PartialUpdate | None]],
         deadline: Deadline,
     ) -> _Done:
         check_request_id(request.request_id)
         if request.dry_run:
             _check_may_count()
         index = writable(self._indexes, request.index)
-        where, change = parse(request, index.state.manifest)
+        where, change = parse(request, index.state.manifest, deadline)
         write = FilteredWrite(
             None if where is None else partial(_matching, index.snapshot.masks, where, deadline),
             limit=_limit(request),
@@ -111,7 +111,7 @@ def _counted(index: LiveIndex[Snapshot], write: FilteredWrite) -> _Done:
     return _Done(count, count, state.sequence, until_sequence)
 
 
-def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest) -> tuple[Node | None, None]:
+def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest, _: Deadline) -> tuple[Node | None, None]:
     where = parse_filter(request.where, manifest.spec)
     if where is None or not has_condition(where):
         raise InvalidRequestError.at(
@@ -120,11 +120,13 @@ def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest) -> tuple[Node 
     return where, None
 
 
-def _change(request: pb.UpdateWhereRequest, manifest: Manifest) -> tuple[Node | None, PartialUpdate]:
+def _change(
+    request: pb.UpdateWhereRequest, manifest: Manifest, deadline: Deadline
+) -> tuple[Node | None, PartialUpdate]:
     if not request.HasField("where"):
         raise InvalidRequestError.at("where", "is required; an empty filter changes every datapoint")
     where = parse_filter(request.where, manifest.spec)
-    return where, parse_attribute_change(request.attributes, manifest)
+    return where, parse_attribute_change(request.attributes, manifest, deadline)
 
 
 def _limit(request: _Request) -> int:
