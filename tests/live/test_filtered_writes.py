@@ -14,6 +14,7 @@ import pytest
 import scannery
 from scannery.client import Index
 from scannery.indexer import Store, parse_spec
+from scannery.live import resolve
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
@@ -336,7 +337,37 @@ def test_a_batch_of_large_rows_is_cut_by_its_size(tmp_path: Path, monkeypatch: p
             )
         steps: list[int] = []
         assert index.update(where={}, attributes={"year": 1}, progress=steps.append).written == 600
-        assert steps == [256, 512, 600]
+        assert sum(steps[-1:]) == 600
+        assert 200 < steps[0] < 256  # 1 MiB of 4 KiB payloads
+
+
+@pytest.mark.parametrize("large", ["rows", "declared", "dynamic"])
+def test_no_more_rows_are_copied_than_a_batch_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: str
+) -> None:
+    from scannery.live import filtered_write
+
+    copied: list[int] = []
+
+    def changed_rows(places: Any, *rest: Any) -> Any:
+        copied.extend(len(rows_R) for _, rows_R in places)
+        return resolve.changed_rows(places, *rest)
+
+    monkeypatch.setattr(filtered_write, "MAX_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(filtered_write, "changed_rows", changed_rows)
+    spec = parse_spec({**LIVE.model_dump(), "lexical": False, "dynamic": True})
+    text = "x" * 200_000
+    with scannery.connect(make_store(tmp_path, [], spec=spec)) as client:
+        index = client.index("live")
+        row = {"vector": VECTOR, "payload": text if large == "rows" else ""}
+        index.upsert([{"id": f"id{i}", **row} for i in range(20)])
+        change = {"rows": {"year": 1}, "declared": {"show": text}, "dynamic": {"more": text}}[large]
+        assert index.update(where={}, attributes=change).written == 20
+        assert copied == [5, 5, 5, 5]
+        # A row of its own is changed, however large it is.
+        monkeypatch.setattr(filtered_write, "MAX_BATCH_BYTES", 1000)
+        assert index.update(where={"id": {"$in": ["id3", "id4"]}}, attributes=change).written == 2
+        assert copied[4:] == [1, 1]
 
 
 def test_dynamic_attributes_are_changed_and_removed(tmp_path: Path) -> None:
