@@ -190,7 +190,7 @@ def _fitting(segment: Segment, rows_R: np.ndarray, new_bytes: int, most_bytes: i
 
 def _size_bytes(change: PartialUpdate) -> int:
     """Return the bytes that new values take in each row; of an undeclared one, its JSON."""
-    declared = sum(pa.array([value]).nbytes for value in change.values.values() if value is not None)
+    declared: int = sum(pa.array([value]).nbytes for value in change.values.values() if value is not None)
     return declared + (len(canonical_json(change.dynamic).encode()) if change.dynamic else 0)
 
 

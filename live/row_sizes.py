@@ -28,9 +28,10 @@ def _sizes(array: pa.Array, starts_C: np.ndarray, ends_C: np.ndarray) -> np.ndar
     """Return the bytes of the values in ranges of an array, int64 (C,)."""
     kind = array.type
     if pa.types.is_struct(kind):
-        return sum(
-            (_sizes(part, starts_C, ends_C) for part in array.flatten()), np.zeros(len(starts_C), np.int64)
-        )
+        total_C = np.zeros(len(starts_C), np.int64)
+        for part in array.flatten():
+            total_C += _sizes(part, starts_C, ends_C)
+        return total_C
     if pa.types.is_fixed_size_list(kind):
         return _sizes(array.values, *((at_C + array.offset) * kind.list_size for at_C in (starts_C, ends_C)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -39,7 +40,8 @@ def _sizes(array: pa.Array, starts_C: np.ndarray, ends_C: np.ndarray) -> np.ndar
     if (width := _OFFSET_TYPES.get(kind)) is not None:
         return _text_sizes(array, width, starts_C, ends_C)
     bytes_each = 0 if pa.types.is_null(kind) else max(1, kind.bit_width // 8)
-    return (ends_C - starts_C) * bytes_each
+    sizes_C: np.ndarray = (ends_C - starts_C) * bytes_each
+    return sizes_C
 
 
 _OFFSET_TYPES = {
@@ -51,7 +53,7 @@ _OFFSET_TYPES = {
 
 
 def _text_sizes(array: pa.Array, kind: type, starts_C: np.ndarray, ends_C: np.ndarray) -> np.ndarray:
-    offsets = np.frombuffer(array.buffers()[1] or b"", kind)
+    offsets: np.ndarray = np.frombuffer(array.buffers()[1] or b"", kind)
     if not len(offsets):  # an array without values may have no offsets
         return np.zeros(len(starts_C), np.int64)
     sizes_C: np.ndarray = offsets[ends_C + array.offset].astype(np.int64) - offsets[starts_C + array.offset]

@@ -359,9 +359,14 @@ def test_no_more_rows_are_copied_than_a_batch_has(
     text = "x" * 200_000
     with scannery.connect(make_store(tmp_path, [], spec=spec)) as client:
         index = client.index("live")
-        row = {"vector": VECTOR, "payload": text if large == "rows" else ""}
-        index.upsert([{"id": f"id{i}", **row} for i in range(20)])
-        change = {"rows": {"year": 1}, "declared": {"show": text}, "dynamic": {"more": text}}[large]
+        payload = text if large == "rows" else ""
+        index.upsert([{"id": f"id{i}", "vector": VECTOR, "payload": payload} for i in range(20)])
+        changes: dict[str, dict[str, Any]] = {
+            "rows": {"year": 1},
+            "declared": {"show": text},
+            "dynamic": {"more": text},
+        }
+        change = changes[large]
         assert index.update(where={}, attributes=change).written == 20
         assert copied == [5, 5, 5, 5]
         # A row of its own is changed, however large it is.
