@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import scannery
@@ -97,6 +98,36 @@ def test_records_of_other_systems_are_refused(
     with pytest.raises(scannery.InvalidArgumentError, match=f"a datapoint calls this '({name})'"):
         index.upsert([record])
     assert index.count() == 0
+
+
+@pytest.mark.parametrize("table_of", [pd.DataFrame, pa.Table.from_pylist], ids=["pandas", "Arrow"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [({"metadata": {"show": "a"}, "vector": VECTOR}, "attributes"), ({"values": VECTOR}, "vector")],
+)
+def test_tables_of_other_systems_are_refused(
+    client: scannery.Client, more: dict[str, Any], name: str, dynamic: bool, table_of: Callable[[Any], Any]
+) -> None:
+    index = client.create_index("notes", dimensions=2, dynamic=dynamic, vectors="optional")
+    table = table_of([{"id": "a", **more}, {"id": "b", **more}])
+    message = f"a datapoint calls this '{name}'.*extra='ignore' takes the table as it is"
+    with pytest.raises(scannery.InvalidArgumentError, match=message):
+        index.upsert(table)
+    assert index.count() == 0
+    done = index.upsert_many(table, extra="ignore")
+    assert (done.written, done.ignored) == (2, () if dynamic else tuple(more.keys() - {"vector"}))
+
+
+def test_a_column_that_holds_something_else_is_ignored(client: scannery.Client) -> None:
+    index = client.create_index("notes", dimensions=2)
+    table = pa.Table.from_pylist([{"id": "a", "vector": VECTOR, "metadata": "words", "page": 7}])
+    assert index.upsert(table).ignored == ("metadata", "page")
+    # With a further column, the one with mappings would be ignored, too.
+    with pytest.raises(
+        scannery.InvalidArgumentError, match="'metadata': a datapoint calls this 'attributes'"
+    ):
+        index.upsert(table.set_column(2, "metadata", pa.array([{"show": "a"}])))
 
 
 def test_attributes_may_have_those_names(client: scannery.Client) -> None:
