@@ -37,7 +37,7 @@ from scannery.indexer import (
     expected_recall,
     latest_version,
     parse_spec,
-    segment_key,
+    store_segment,
 )
 
 Took: TypeAlias = tuple[float, ...]
@@ -104,7 +104,7 @@ def _segment(store: Store, number: int, vectors_ND: np.ndarray, folder: Path) ->
         for field in schema
     ]
     built = build_segment(pa.table(arrays, schema=schema), spec=SPEC, shard=number, directory=folder)
-    store.write_file(segment_key(INDEX, built.entry.key), built.path)
+    store_segment(store, INDEX, built)
     return built.entry
 
 
