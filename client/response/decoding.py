@@ -77,9 +77,10 @@ def parse_page(response: search_pb2.ScanResponse) -> ScanPage:
     snapshot, _, position = response.page_token.rpartition(".")
     return ScanPage(
         points=map(_undecoded, response.datapoints),
+        size=len(response.datapoints),
         snapshot=snapshot,
         position=int(position),
-        last=not response.next_page_token,
+        next_token=response.next_page_token,
         total=response.total,
         version=response.version,
         sequence=response.sequence,
