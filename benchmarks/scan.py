@@ -41,7 +41,7 @@ from scannery.indexer import (
     expected_recall,
     latest_version,
     parse_spec,
-    segment_key,
+    store_segment,
 )
 from scannery.indexer.datapoints.dynamic import dynamic_json
 
@@ -114,7 +114,7 @@ def _segment(
         for field in schema
     ]
     built = build_segment(pa.table(arrays, schema=schema), spec=spec, shard=number, directory=folder)
-    store.write_file(segment_key(spec.index, built.entry.key), built.path)
+    store_segment(store, spec.index, built)
     return built.entry
 
 
