@@ -127,7 +127,9 @@ def test_a_text_that_changes_while_it_is_encoded_is_encoded_again(
     index.upsert({"id": "a", "title": "Volcanoes"})
     manifest, request = live.state.manifest, pb.UpsertRequest(index="named")
     request.upserts.add(datapoint={"id": "a"}, update_mask={"paths": ["vectors"]})
-    prepared = prepare(parse_upsert(request, manifest), manifest, catalog.encoders, Deadline.after(60))
+    prepared = prepare(
+        parse_upsert(request, manifest, Deadline.after(60)), manifest, catalog.encoders, Deadline.after(60)
+    )
     before = live.state
     look_ahead(prepared, before)
     index.upsert({"id": "a", "title": "Bread"})
