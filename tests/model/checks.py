@@ -32,7 +32,7 @@ from tests.model.rows import (
 )
 from tests.model.world import Rows, World
 
-__all__ = ["Checker", "compare_point", "random_filter"]
+__all__ = ["Checker", "by_name", "close", "compare_point", "random_filter", "twice"]
 
 GROUPS = [None, "show", "year", "live"]
 CLOSE = 1e-5
@@ -179,7 +179,7 @@ class Checker:
         least = self.world.position if rng.random() < 0.5 else 0
         asked = {**options, "k": k, "mode": mode}
         if self.shape.named and mode != "lexical" and rng.random() < 0.5:
-            query, asked = self._by_name(query, asked, rng.choice(sorted(NAMED)))
+            query, asked = by_name(query, asked, rng.choice(sorted(NAMED)))
         # Without a mode each query has the same one: this index has words, and no encoder.
         sent = asked | ({"mode": None} if rng.random() < 0.3 else {})
         try:
@@ -190,16 +190,6 @@ class Checker:
         rows = self.expected(actor, hits.version, hits.sequence, least)
         check(hits.mode == mode, f"the mode is {hits.mode}, not {mode}, of {query!r} with {sent!r}")
         self._compare(hits, rows, query, asked)
-
-    def _by_name(self, query: Any, asked: dict[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
-        """Return a search as one of the vectors of a name."""
-        size = NAMED[name][0]
-        if isinstance(query, scannery.Sparse):
-            vector: Any = query.query
-            query = scannery.Sparse(query.weights, vector[:size])
-        elif not isinstance(query, scannery.Like):
-            query = query[:size]
-        return query, asked | {"vectors": name}
 
     def search_many(self, actor: Actor, rng: random.Random) -> None:
         """Ask several vectors in one call."""
@@ -273,7 +263,7 @@ class Checker:
             check(found == len(rows), f"{actor.name} counts {found} rows of {len(rows)}")
         hits = actor.index.search([1.0] * DIMENSIONS, k=10_000, fields=[], exact=self.scann)
         names = [hit.id for hit in hits]
-        check(len(names) == len(set(names)), f"an id stands twice: {_twice(names)}")
+        check(len(names) == len(set(names)), f"an id stands twice: {twice(names)}")
         wanted = {name: row for name, row in rows.items() if row.vector is not None}
         check(set(names) == set(wanted), f"a search of everything differs: {_difference(names, wanted)}")
         for name, (size, _) in NAMED.items() if self.shape.named else ():
@@ -417,7 +407,7 @@ class Checker:
         options: Mapping[str, Any],
     ) -> None:
         names = [name for name, _ in found]
-        check(len(set(names)) == len(names), f"{_twice(names)} twice; {where}")
+        check(len(set(names)) == len(names), f"{twice(names)} twice; {where}")
         for (name, score), (after, next_score) in pairwise(found):
             check((-score, name) < (-next_score, after), f"{name} stands before {after}; {where}")
         hybrid = options["mode"] == "hybrid"
@@ -427,10 +417,10 @@ class Checker:
             return
         for name, score in found:
             check(name in scores, f"{name} is a hit and must not be; {where}")
-            check(_close(score, scores[name]), f"{name} has {score}, not {scores[name]}; {where}")
+            check(close(score, scores[name]), f"{name} has {score}, not {scores[name]}; {where}")
         if not self._approximate(options):
             for (name, score), (_, best) in zip(found, wanted, strict=True):
-                check(_close(score, best), f"{name} stands where one with {best} should; {where}")
+                check(close(score, best), f"{name} stands where one with {best} should; {where}")
 
     def _compare_points(self, rows: Rows, names: Sequence[str], points: Sequence[Datapoint | None]) -> None:
         for name, point in zip(names, points, strict=True):
@@ -466,11 +456,24 @@ def _dynamic(attributes: Mapping[str, Any]) -> str:
     return exact({name: value for name, value in attributes.items() if name not in ATTRIBUTES})
 
 
-def _close(one: float, other: float) -> bool:
+def by_name(query: Any, asked: dict[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
+    """Return a search as one of the vectors of a name."""
+    size = NAMED[name][0]
+    if isinstance(query, scannery.Sparse):
+        vector: Any = query.query
+        query = scannery.Sparse(query.weights, vector[:size])
+    elif not isinstance(query, scannery.Like):
+        query = query[:size]
+    return query, asked | {"vectors": name}
+
+
+def close(one: float, other: float) -> bool:
+    """Return whether scores are equal but for rounding."""
     return abs(one - other) <= CLOSE * max(1.0, abs(one), abs(other))
 
 
-def _twice(names: Sequence[str]) -> list[str]:
+def twice(names: Sequence[str]) -> list[str]:
+    """Return the names that stand more than once."""
     return sorted({name for name in names if names.count(name) > 1})
 
 

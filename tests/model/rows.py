@@ -32,6 +32,7 @@ __all__ = [
     "random_dynamic",
     "random_row",
     "random_values",
+    "random_vector",
     "random_vectors",
 ]
 

@@ -11,6 +11,7 @@ import scannery
 from scannery.client.response.results import Deleted, Written
 from tests.model.actors import Actor
 from tests.model.errors import check
+from tests.model.fusing import search_both
 from tests.model.operations import Op, operation
 from tests.model.rows import DOCUMENTS, NAMED, random_dynamic, random_values, random_vectors
 from tests.model.world import Entry, Rows
@@ -164,7 +165,11 @@ def _refused(call: Callable[[], object]) -> bool:
 @operation(26, inner=2)
 def search(machine: Machine, rng: random.Random, op: Op) -> None:
     """Ask one query."""
-    machine.checker.search(machine.some_actor(rng), rng)
+    actor = machine.some_actor(rng)
+    if machine.shape.named and rng.random() < 0.15:
+        search_both(machine.checker, actor, rng)
+    else:
+        machine.checker.search(actor, rng)
 
 
 @operation(2)

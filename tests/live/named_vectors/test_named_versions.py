@@ -139,7 +139,10 @@ def test_a_record_of_another_encoder_or_size_does_not_fit(index: Named) -> None:
     request.upserts.add(datapoint=datapoint(**point(1)))
     manifest = index.catalog.manifest("named")
     mutation = prepare(
-        parse_upsert(request, manifest), manifest, index.catalog.encoders, Deadline.after(9)
+        parse_upsert(request, manifest, Deadline.after(9)),
+        manifest,
+        index.catalog.encoders,
+        Deadline.after(9),
     ).mutation
     again = decode(encode(mutation), sequence=1)
     assert rows_fit(again, manifest, sequence=1).rows.equals(mutation.rows)
