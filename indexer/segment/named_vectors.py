@@ -52,7 +52,7 @@ class NamedVectors:
         if allowed.share <= FEW_ROWS:
             numbers_R = self.numbers(allowed.rows)
             return np.sort(numbers_R[numbers_R != NO_ROW])
-        mask_V = allowed.mask_N[self.rows_V]
+        mask_V: np.ndarray = allowed.mask_N[self.rows_V]
         mask_V.setflags(write=False)
         return mask_V
 
@@ -69,7 +69,7 @@ class NamedVectors:
         if not len(by_row_N):
             return np.full(len(rows_R), NO_ROW, np.int64)
         # Rows after the last one with a vector have none.
-        numbers_R = by_row_N[np.minimum(rows_R, len(by_row_N) - 1)].astype(np.int64)
+        numbers_R: np.ndarray = by_row_N[np.minimum(rows_R, len(by_row_N) - 1)].astype(np.int64)
         numbers_R[rows_R >= len(by_row_N)] = NO_ROW
         return numbers_R
 
