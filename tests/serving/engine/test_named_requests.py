@@ -289,6 +289,15 @@ def chosen(*choices: tuple[str, float | None]) -> Callable[[pb.SearchRequest], o
     return change
 
 
+def dense_fused(fusion: pb.Fusion, *names: str) -> Callable[[pb.SearchRequest], object]:
+    def change(message: pb.SearchRequest) -> None:
+        message.options.mode = pb.MODE_DENSE
+        message.options.fusion.CopyFrom(fusion)
+        chosen(*((name, None) for name in names))(message)
+
+    return change
+
+
 THREE_D = np.ones(3, np.float32)
 WRONG: list[tuple[str, Any, dict[str, Any], Callable[[pb.SearchRequest], object], str, str]] = [
     (
@@ -325,22 +334,8 @@ WRONG: list[tuple[str, Any, dict[str, Any], Callable[[pb.SearchRequest], object]
         r"body: 384, picture: 3\), got 3",
     ),
     ("no size", np.ones(4), {}, chosen(), "query", r"one of .*title: 384, body: 384, picture: 3\), got 4"),
-    (
-        "alpha",
-        HOT,
-        {"mode": "dense", "alpha": 0.5},
-        chosen(("body", 1.0), ("title", 1.0)),
-        "fusion.alpha",
-        "for hybrid",
-    ),
-    (
-        "fusion",
-        HOT,
-        {"mode": "dense", "fusion": "weighted_score"},
-        chosen(("body", 1.0)),
-        "fusion",
-        "for hybrid",
-    ),
+    ("alpha", HOT, {}, dense_fused(pb.Fusion(alpha=0.5), "body", "title"), "fusion.alpha", "for hybrid"),
+    ("fusion", HOT, {}, dense_fused(pb.Fusion(), "body"), "fusion", "for hybrid"),
 ]
 
 
