@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "body": list(encoder.encode_documents(list(SENTENCES.values()))),
         "picture": [PICTURES.get(name) for name in ids],
     }
-    columns = {
+    columns: dict[str, Sequence[Any]] = {
         "title": [TITLES.get(name) for name in ids],
         "text": list(SENTENCES.values()),
         "letters": [len(text) for text in SENTENCES.values()],
@@ -85,7 +85,11 @@ Call = Callable[[str, Any], Any]
 def call(request: pytest.FixtureRequest, store: Path) -> Iterator[Call]:
     if request.param == "embedded":
         service = Service(EmbeddedCatalog.open(store))
-        methods = {"Search": service.search, "SearchMany": service.search_many, "Get": service.get}
+        methods: dict[str, Callable[..., Any]] = {
+            "Search": service.search,
+            "SearchMany": service.search_many,
+            "Get": service.get,
+        }
         yield lambda method, message: methods[method](message, Deadline.after(120))
         service.close()
         return
@@ -188,8 +192,9 @@ def test_many_queries_of_several_kinds_have_the_answers_of_each_alone(call: Call
         scannery.Like("bread"),
         "bake the dough",
     ]
-    for options in ({}, {"mode": "dense"}, {"mode": "dense", "where": {"letters": {"$lt": 85}}}):
-        many = call("SearchMany", search_many("told", queries, **{"k": 5, **options}).request)
+    each: list[dict[str, Any]] = [{}, {"mode": "dense"}, {"mode": "dense", "where": {"letters": {"$lt": 85}}}]
+    for options in each:
+        many = call("SearchMany", search_many("told", queries, k=5, **options).request)
         for query, hits in zip(queries, many.results, strict=True):
             alone = call("Search", asked(query, k=5, **options))
             assert ids(list(hits.hits)) == ids(list(alone.hits))
@@ -252,6 +257,7 @@ def test_an_index_is_described_with_its_names(store: Path) -> None:
     info = service.call(
         "/scannery.v1.IndexService/GetIndex", index_pb2.GetIndexRequest(index="told"), Deadline.after(60)
     )
+    assert isinstance(info, index_pb2.GetIndexResponse)
     named = info.index.named_vectors
     assert (named["title"].dimensions, named["title"].rows, getattr(named["title"], "from")) == (
         384,
@@ -283,9 +289,25 @@ def chosen(*choices: tuple[str, float | None]) -> Callable[[pb.SearchRequest], o
     return change
 
 
+def dense_fused(fusion: pb.Fusion, *names: str) -> Callable[[pb.SearchRequest], object]:
+    def change(message: pb.SearchRequest) -> None:
+        message.options.mode = pb.MODE_DENSE
+        message.options.fusion.CopyFrom(fusion)
+        chosen(*((name, None) for name in names))(message)
+
+    return change
+
+
 THREE_D = np.ones(3, np.float32)
 WRONG: list[tuple[str, Any, dict[str, Any], Callable[[pb.SearchRequest], object], str, str]] = [
-    ("unknown", HOT, {}, chosen(("titel", None)), "vectors[0].name", "its named vectors are: title, body, picture"),
+    (
+        "unknown",
+        HOT,
+        {},
+        chosen(("titel", None)),
+        "vectors[0].name",
+        "its named vectors are: title, body, picture",
+    ),
     ("unnamed", HOT, {}, chosen(("body", None), ("", 1.0)), "vectors[1].name", "has no unnamed vector"),
     ("twice", HOT, {}, chosen(("body", None), ("body", 2.0)), "vectors[1].name", "is given twice"),
     ("zero", HOT, {}, chosen(("body", 0.0)), "vectors[0].weight", "must be above 0 and finite, got 0"),
@@ -293,16 +315,28 @@ WRONG: list[tuple[str, Any, dict[str, Any], Callable[[pb.SearchRequest], object]
     ("infinite", HOT, {}, chosen(("body", float("inf"))), "vectors[0].weight", "must be above 0"),
     ("many", HOT, {}, chosen(*[("body", 1.0)] * 18), "vectors", "at most 17 items, got 18"),
     ("words", HOT, {"mode": "lexical"}, chosen(("body", None)), "vectors", "the mode is lexical"),
-    ("no encoder", HOT, {}, chosen(("picture", None)), "query", "vectors 'picture' of index 'told' have no encoder"),
+    (
+        "no encoder",
+        HOT,
+        {},
+        chosen(("picture", None)),
+        "query",
+        "vectors 'picture' of index 'told' have no encoder",
+    ),
     ("one without", HOT, {}, chosen(("body", None), ("picture", None)), "query", "'picture' .* no encoder"),
     ("size", THREE_D, {}, chosen(("body", None)), "query", "must have 384"),
-    ("sizes", THREE_D, {}, chosen(("body", 1.0), ("picture", 1.0)), "query", r"body: 384, picture: 3\), got 3"),
+    (
+        "sizes",
+        THREE_D,
+        {},
+        chosen(("body", 1.0), ("picture", 1.0)),
+        "query",
+        r"body: 384, picture: 3\), got 3",
+    ),
     ("no size", np.ones(4), {}, chosen(), "query", r"one of .*title: 384, body: 384, picture: 3\), got 4"),
-    ("alpha", HOT, {"mode": "dense"}, lambda message: (chosen(("body", 1.0), ("title", 1.0))(message),
-        message.options.fusion.MergeFrom(pb.Fusion(alpha=0.5))), "fusion.alpha", "is for hybrid search"),
-    ("fusion", HOT, {"mode": "dense"}, lambda message: (chosen(("body", 1.0))(message),
-        message.options.fusion.MergeFrom(pb.Fusion(method=1))), "fusion", "is for hybrid search"),
-]  # fmt: skip
+    ("alpha", HOT, {}, dense_fused(pb.Fusion(alpha=0.5), "body", "title"), "fusion.alpha", "for hybrid"),
+    ("fusion", HOT, {}, dense_fused(pb.Fusion(), "body"), "fusion", "for hybrid"),
+]
 
 
 @pytest.mark.parametrize(

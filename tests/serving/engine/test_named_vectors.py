@@ -113,7 +113,10 @@ def request(
 
 
 def rows_table(rows: Rows, spec: IndexSpec) -> pa.Table:
-    sparse = {"_sparse_indices": [[row % 50] for row in range(ROWS)], "_sparse_values": [[1.0]] * ROWS}
+    sparse: dict[str, Sequence[Any]] = {
+        "_sparse_indices": [[row % 50] for row in range(ROWS)],
+        "_sparse_values": [[1.0]] * ROWS,
+    }
     return named_table(spec, 8, rows.ids, rows.vectors, {"n": rows.n, **sparse})
 
 
