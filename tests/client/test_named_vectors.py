@@ -257,3 +257,12 @@ def test_they_are_written_in_every_form(wire: str, tmp_path: Path) -> None:
             with pytest.raises(InvalidArgumentError) as error:
                 index.upsert([{"id": "x", "vectors": wrong}])
             assert (error.value.field or "").startswith(f"upserts[0].datapoint.vectors.{field}")
+
+
+def test_a_field_called_vectors_of_an_index_without_them_is_like_any_other(tmp_path: Path) -> None:
+    with connected(tmp_path / "store", "embedded") as client:
+        spec = {"index": "rows", "source": {"id": "key", "vector": "v"}, "dynamic": True}
+        index = client.create_index(spec, dimensions=2)
+        record: Any = {"key": "a", "v": [1, 0], "vectors": 3}
+        index.upsert([record])
+        assert index.get(["a"])[0].attributes == {"vectors": 3}  # type: ignore[union-attr]
