@@ -19,7 +19,7 @@ NAMES = {
 
 CLIENT_NAMES = NAMES - {"__version__"} | {
     "AttributeStats", "BulkWritten", "Deleted", "EncoderInfo", "Explanation", "Facet", "Facets", "Fusion", "Mode",
-    "NewDatapoint", "NotWritten", "QueryLike", "RecallInfo", "SearchOptions", "Scan", "SegmentInfo", "SegmentPlan",
+    "NamedVectorInfo", "NewDatapoint", "NotWritten", "QueryLike", "RecallInfo", "SearchOptions", "Scan", "SegmentInfo", "SegmentPlan",
     "Snippet", "TypeStats", "Update", "Where", "Written",
 }  # fmt: skip
 

@@ -102,7 +102,7 @@ class SearchOptions(TypedDict, total=False):
     """Hybrid: weight of the dense side, 0 to 1; the lexical side has the rest. Default: measured by the build. Given
     without a mode, it stands for `hybrid`."""
     fusion: Fusion | None
-    """Hybrid: `weighted_score` (default) or `reciprocal_rank`; likewise."""
+    """Hybrid: `weighted_score` (default) or `reciprocal_rank`; likewise. Also of several vectors without words."""
     max_per_group: int | None
     """The largest number of hits per group."""
     group_by: str | None
@@ -319,8 +319,12 @@ def _add_highlight(options: pb.SearchOptions, highlight: bool | HighlightBy) -> 
 def _add_fusion(
     options: pb.SearchOptions, mode: Mode | None, alpha: float | None, fusion: Fusion | None
 ) -> None:
-    for name, value in (("alpha", alpha), ("fusion", fusion)):
-        if value is not None and mode not in (None, "hybrid"):
+    # Dense search fuses several vectors, too; the server knows whether there are several.
+    for name, value, modes in (
+        ("alpha", alpha, (None, "hybrid")),
+        ("fusion", fusion, (None, "hybrid", "dense")),
+    ):
+        if value is not None and mode not in modes:
             raise _invalid(name, f"is for hybrid search, the mode is {mode}")
     if fusion is not None:
         if fusion not in get_args(Fusion):

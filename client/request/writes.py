@@ -76,7 +76,8 @@ class Update(TypedDict, total=False):
     attributes: Mapping[str, Any]
     payload: Any
     vectors: Mapping[str, Any] | None
-    """Named vectors to change; those that are not named stay. None as a vector removes it, None as all removes all."""
+    """Named vectors to change; those that are not named stay. None as a vector removes it. None as all removes all;
+    those with an encoder are then made again from the stored texts."""
     if_revision: int
     """Change only if its revision is this one."""
 

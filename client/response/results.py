@@ -227,11 +227,14 @@ class ScanPage(NamedTuple):
     """A page of a scan."""
 
     points: Iterator[Datapoint]
+    size: int
+    """Datapoints."""
     snapshot: str
     """What the tokens of the scan begin with, before `.` and a position."""
     position: int
     """Of the first of the datapoints."""
-    last: bool
+    next_token: str
+    """Of the page after this one; empty: this is the last one."""
     total: int
     version: int
     sequence: int

@@ -107,7 +107,8 @@ def vectors_table(table: pa.Table, name: str, places_N: np.ndarray | None = None
     """
     column = table.column(vector_column(name))
     rows_V = np.flatnonzero(column.is_valid().to_numpy())
-    values = np.concatenate([np.empty(0, np.float32), *(chunk.flatten() for chunk in column.chunks)])
+    chunks = [chunk.flatten().to_numpy() for chunk in column.chunks]
+    values = chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.float32), *chunks])
     sizes = np.unique(pc.list_value_length(column.drop_null()).to_numpy())
     if len(sizes) != 1:
         raise ValueError(f"vectors {name!r} have {sizes.tolist()} dimensions")

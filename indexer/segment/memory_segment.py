@@ -53,6 +53,7 @@ class MemorySegment(Segment):
         ids: np.ndarray,
         documents: np.ndarray,
         size_bytes: int | None = None,
+        named: Mapping[str, NamedVectors] | None = None,
     ) -> None:
         """Keep the parts; use `MemorySegment.of` or `MemorySegment.merged`.
 
@@ -64,6 +65,7 @@ class MemorySegment(Segment):
             ids: of `sorted_hashes`, for the ids.
             documents: of `sorted_hashes`, for the document ids.
             size_bytes: of `parts`; None: computed.
+            named: the named vectors of the rows; None: made from `parts` when they are first searched.
 
         """
         name = secrets.token_hex(32)
@@ -77,6 +79,7 @@ class MemorySegment(Segment):
         self.leaves = None
         self._hashes_2N = ids
         self._documents_2N = documents
+        self._known_named = named
         # Not validated: every write makes one, and it stays in the process.
         self.entry = SegmentEntry.model_construct(
             key=f"segments/{name}.parquet",
@@ -117,7 +120,18 @@ class MemorySegment(Segment):
     @cached_property
     def named(self) -> Mapping[str, NamedVectors]:  # type: ignore[override]  # an attribute of other segments
         """The named vectors of the rows; a name that no row has is left out."""
-        return {name: _named(self.whole, name, self.spec.of_vectors(name)) for name in names_in(self._parts)}
+        if self._known_named is not None:
+            return self._known_named
+        hashes_N = _in_row_order(self._hashes_2N)
+        return {
+            name: _named(self.whole, name, self.spec.of_vectors(name), hashes_N)
+            for name in names_in(self._parts)
+        }
+
+    @property
+    def has_named(self) -> bool:
+        """Whether the named vectors are ready to be searched."""
+        return self._known_named is not None or "named" in self.__dict__
 
     @cached_property
     def ids(self) -> pa.ChunkedArray:
@@ -222,15 +236,47 @@ class MemorySegment(Segment):
         size_bytes = (
             sum(part.entry.size_bytes for part in parts) if all(mask is None for mask in alive) else None
         )
-        return cls(whole, parts[0].spec, scaled=scaled, ids=ids, documents=documents, size_bytes=size_bytes)
+        named = _merged_named(parts, alive) if any(part.has_named for part in parts) else None
+        return cls(
+            whole,
+            parts[0].spec,
+            scaled=scaled,
+            ids=ids,
+            documents=documents,
+            size_bytes=size_bytes,
+            named=named,
+        )
 
 
-def _named(table: pa.Table, name: str, spec: IndexSpec) -> NamedVectors:
-    """Return the vectors of a name as a segment in memory."""
+def _merged_named(
+    parts: Sequence[MemorySegment], alive: Sequence[np.ndarray | None]
+) -> dict[str, NamedVectors]:
+    """Return the named vectors of merged segments; arguments as of `MemorySegment.merged`."""
+    pieces: dict[str, list[tuple[MemorySegment, np.ndarray | None, np.ndarray]]] = {}
+    first = 0
+    for part, mask_N in zip(parts, alive, strict=True):
+        rows_N = np.arange(part.rows) if mask_N is None else np.cumsum(mask_N) - 1
+        for name, own in part.named.items():
+            assert isinstance(own.segment, MemorySegment)
+            kept_V = None if mask_N is None else mask_N[own.rows_V]
+            rows_V = first + rows_N[own.rows_V if kept_V is None else own.rows_V[kept_V]]
+            pieces.setdefault(name, []).append((own.segment, kept_V, rows_V))
+        first += part.rows if mask_N is None else int(np.count_nonzero(mask_N))
+    found = {}
+    for name, several in pieces.items():
+        segments, masks, rows = zip(*several, strict=True)
+        rows_V = np.concatenate(rows)
+        if len(rows_V):
+            found[name] = NamedVectors(MemorySegment.merged(segments, masks), rows_V)
+    return found
+
+
+def _named(table: pa.Table, name: str, spec: IndexSpec, hashes_N: np.ndarray) -> NamedVectors:
+    """Return the vectors of a name as a segment in memory; `hashes_N` are those of the ids of all rows."""
     vectors = vectors_table(table, name)
     rows_V = vectors.column(ROW_COLUMN).to_numpy()
     vectors = vectors.drop_columns([ROW_COLUMN]).append_column("document_id", vectors.column("id"))
-    return NamedVectors(MemorySegment.of(vectors, spec), rows_V)
+    return NamedVectors(MemorySegment.of(vectors, spec, hashes_N=hashes_N[rows_V]), rows_V)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -254,9 +300,12 @@ def _kept(arrays: Sequence[np.ndarray], alive: Sequence[np.ndarray | None]) -> l
 
 
 def _merged_hashes(hashes: Sequence[np.ndarray], alive: Sequence[np.ndarray | None]) -> np.ndarray:
-    in_row_order = []
-    for hashes_N, rows_N in hashes:
-        ordered_N = np.empty_like(hashes_N)
-        ordered_N[rows_N.astype(np.int64)] = hashes_N
-        in_row_order.append(ordered_N)
-    return in_order(np.concatenate(_kept(in_row_order, alive)))
+    return in_order(np.concatenate(_kept([_in_row_order(part) for part in hashes], alive)))
+
+
+def _in_row_order(hashes_2N: np.ndarray) -> np.ndarray:
+    """Return the hashes of `sorted_hashes` in the order of their rows, uint64 (N,)."""
+    hashes_N, rows_N = hashes_2N
+    ordered_N: np.ndarray = np.empty_like(hashes_N)
+    ordered_N[rows_N.astype(np.int64)] = hashes_N
+    return ordered_N

@@ -199,9 +199,9 @@ def as_identifier(value: object) -> str:
 
 
 def json_value(value: object) -> Any:
-    """Return a value of a database as JSON has it: times as ISO 8601, UUIDs as text; None for bytes and NaN."""
+    """Return a value of a database as JSON has it: times as ISO 8601, UUIDs as text; None for NaN, without bytes."""
     if isinstance(value, Mapping):
-        return {str(name): json_value(each) for name, each in value.items()}
+        return {str(name): json_value(each) for name, each in value.items() if not isinstance(each, _BYTES)}
     if isinstance(value, (list, tuple, set)):
         return [json_value(each) for each in value]
     return _scalar(float(value) if isinstance(value, Decimal) else value)
@@ -215,4 +215,7 @@ def _scalar(value: object) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, (dt.datetime, dt.date, dt.time)):
         return value.isoformat()
-    return None if isinstance(value, (bytes, bytearray, memoryview)) else str(value)
+    return None if isinstance(value, _BYTES) else str(value)
+
+
+_BYTES = (bytes, bytearray, memoryview)

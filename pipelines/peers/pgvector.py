@@ -165,6 +165,6 @@ def _record(identifier: object, names: list[str | None], columns: list[str], val
     return PeerRecord(
         as_identifier(identifier),
         found.get(None),
-        {name: json_value(value) for name, value in rest},
+        json_value(dict(rest)),
         vectors={name: vector for name, vector in found.items() if name is not None},
     )

@@ -210,8 +210,8 @@ class DenseSearch:
         snapshot, choice = self._batch.snapshot, self._chosen.choices[place]
         one = replace(self._chosen, choices=(choice,))
         options = replace(self._options, where=None, mode="dense", vectors=one)
-        settings = settings_of(snapshot.space(choice.name), options)
-        [searches] = searched_segments(snapshot, options, [settings]).by_vector
+        space = snapshot.space(choice.name)
+        [searches] = searched_segments(snapshot, options, [space], [settings_of(space, options)]).by_vector
         asked_QD = self._asked(place, queries)
         found = [each.find(asked_QD, FUSED_ROWS).scores_QK for each in searches]
         self._batch.deadline.check()

@@ -52,14 +52,16 @@ class PreparedSearch:
         rest = SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence, mode=mode)
         self.trailer = rest.SerializeToString()
         """The fields of a SearchResponse besides its hits, serialised."""
-        spaces = [snapshot.space(choice.name) for choice in options.vectors]
-        self._settings = [settings_of(space, options) for space in spaces]
+        self._spaces = [snapshot.space(choice.name) for choice in options.vectors]
+        self._settings = [settings_of(space, options) for space in self._spaces]
         # The rows that a filter allows have a cache of their own, with a bound of memory.
         self._unfiltered = (
-            searched_segments(snapshot, options, self._settings) if options.where is None else None
+            searched_segments(snapshot, options, self._spaces, self._settings)
+            if options.where is None
+            else None
         )
         if self._unfiltered is None:
-            searches = sum(len(space.parts) for space in spaces)
+            searches = sum(len(space.parts) for space in self._spaces)
         else:
             searches = len(self._unfiltered.searches)
         self.cost_class = options.cost_class
@@ -77,7 +79,7 @@ class PreparedSearch:
         """Return the segments that have allowed rows; DeadlineError if that takes too long."""
         if self._unfiltered is not None:
             return self._unfiltered
-        return searched_segments(snapshot, self.options, self._settings, deadline)
+        return searched_segments(snapshot, self.options, self._spaces, self._settings, deadline)
 
     @property
     def is_quick(self) -> bool:

@@ -125,22 +125,23 @@ class SegmentSearch:
 
 @dataclass(frozen=True, slots=True)
 class SearchedSegments:
-    """What a search reads: segments with allowed rows, and for each of its vectors those that have it."""
+    """What a search reads: segments with allowed rows."""
 
     allowed: Sequence[AllowedSegment]
-    """In mode `dense` without those that have none of the vectors."""
+    """Those that are searched by words; in mode `dense` none."""
     by_vector: Sequence[Sequence[SegmentSearch]]
-    """For each of the vectors, in the order of the options."""
+    """For each of the vectors, in the order of the options, those that have it."""
 
     @property
     def searches(self) -> list[SegmentSearch]:
-        """All of them."""
+        """All searches by vector."""
         return [each for searches in self.by_vector for each in searches]
 
 
 def searched_segments(
     snapshot: Snapshot,
     options: Options,
+    spaces: Sequence[VectorSpace],
     settings: Sequence[Sequence[SearchSettings | None]],
     deadline: Deadline | None = None,
 ) -> SearchedSegments:
@@ -149,58 +150,73 @@ def searched_segments(
     Args:
         snapshot: what is searched.
         options: of the search.
-        settings: for each of its vectors, as `settings_of` returns them.
+        spaces: the vectors of the options.
+        settings: for each of them, as `settings_of` returns them.
         deadline: of the request.
 
     """
-    spaces = [snapshot.space(choice.name) for choice in options.vectors]
-    allowed = _allowed_segments(snapshot, options, spaces, deadline)
-    target = options.target_recall or snapshot.manifest.spec.target_recall
+    filtered = _Filtered(snapshot, options, deadline)
+    by_words = [] if options.mode == "dense" else filtered.segments()
     return SearchedSegments(
-        allowed,
-        [_of_space(space, allowed, each, target) for space, each in zip(spaces, settings, strict=True)],
+        by_words, [_of_space(space, filtered, each) for space, each in zip(spaces, settings, strict=True)]
     )
 
 
-def _allowed_segments(
-    snapshot: Snapshot, options: Options, spaces: Sequence[VectorSpace], deadline: Deadline | None
-) -> list[AllowedSegment]:
-    found = []
-    needed = {part.number for space in spaces for part in space.parts} if options.mode == "dense" else None
-    for number, (segment, alive) in enumerate(zip(snapshot.segments, snapshot.alive, strict=True)):
-        if needed is not None and number not in needed:
-            continue
-        allowed = alive
-        if options.where is not None:
-            allowed = snapshot.masks.allowed(segment, options.where, alive, deadline=deadline)
-        rows = segment.rows if allowed is None else allowed.count
-        if rows:
-            found.append(AllowedSegment(number, None if rows == segment.rows else allowed, rows))
-    return found
+class _Filtered:
+    """The rows of each segment that a filter allows, each looked up once."""
+
+    __slots__ = ("_deadline", "_found", "_options", "_snapshot", "target_recall")
+
+    def __init__(self, snapshot: Snapshot, options: Options, deadline: Deadline | None) -> None:
+        self._snapshot, self._options, self._deadline = snapshot, options, deadline
+        self._found: dict[int, AllowedRows | None] = {}
+        self.target_recall = options.target_recall or snapshot.manifest.spec.target_recall
+
+    def rows(self, number: int) -> AllowedRows | None:
+        """Return the live rows of a segment that the filter allows; None: all rows."""
+        snapshot, where = self._snapshot, self._options.where
+        alive = snapshot.alive[number]
+        if where is None:
+            return alive
+        if number not in self._found:
+            segment = snapshot.segments[number]
+            self._found[number] = snapshot.masks.allowed(segment, where, alive, deadline=self._deadline)
+        return self._found[number]
+
+    def segments(self) -> list[AllowedSegment]:
+        """Return the segments with allowed rows."""
+        found = []
+        for number, segment in enumerate(self._snapshot.segments):
+            allowed, rows = _bounded(self.rows(number), segment)
+            if rows:
+                found.append(AllowedSegment(number, allowed, rows))
+        return found
+
+
+def _bounded(allowed: AllowedRows | None, segment: Segment) -> tuple[AllowedRows | None, int]:
+    """Return allowed rows, None if they are all rows of the segment, and how many they are."""
+    rows = segment.rows if allowed is None else allowed.count
+    return (None if rows == segment.rows else allowed), rows
 
 
 def _of_space(
-    space: VectorSpace,
-    segments: Sequence[AllowedSegment],
-    settings: Sequence[SearchSettings | None],
-    target: float,
+    space: VectorSpace, filtered: _Filtered, settings: Sequence[SearchSettings | None]
 ) -> list[SegmentSearch]:
     """Return the searches of the segments that have allowed rows with vectors of one name."""
-    by_number = {each.number: each for each in segments}
     searches = []
     for part, place in zip(space.parts, space.places, strict=True):
-        datapoints = by_number.get(part.number)
-        if datapoints is None:
-            continue
-        segment, allowed, rows = part.segment, datapoints.allowed, datapoints.rows
-        if part.vectors is not None:
-            allowed = part.vectors.allowed(allowed)
-            rows = segment.rows if allowed is None else allowed.count
-            allowed = None if rows == segment.rows else allowed
+        allowed, rows = _bounded(part.allowed(filtered.rows(part.number)), part.segment)
         if rows:
             searches.append(
                 SegmentSearch(
-                    part.number, segment, allowed, rows, settings[place], target, space.name, part.vectors
+                    part.number,
+                    part.segment,
+                    allowed,
+                    rows,
+                    settings[place],
+                    filtered.target_recall,
+                    space.name,
+                    part.vectors,
                 )
             )
     return searches

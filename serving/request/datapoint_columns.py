@@ -5,11 +5,10 @@ Shapes: U datapoints of a request, D dimensions.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,9 +24,12 @@ from scannery.indexer import (
     vector_column,
 )
 from scannery.indexer.datapoints.dynamic import check_json_size, dynamic_json, parsed_dynamic
+from scannery.indexer.strict_json import strict_json
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.request.query import vector_components
 from scannery.v1.types_pb2 import Datapoint, SparseVector, Value, Vector
+
+_GivenT = TypeVar("_GivenT")
 
 __all__ = ["DatapointColumns", "datapoint_columns"]
 
@@ -55,14 +57,17 @@ def datapoint_columns(
     spec: IndexSpec,
     dimensions: int,
     named: Mapping[str, int] = MappingProxyType({}),
+    *,
+    check: Callable[[], None],
 ) -> DatapointColumns:
     """Return datapoints as columns.
 
     Args:
-        points: of a request.
+        points: of the request.
         spec: of the index.
         dimensions: of the unnamed vector.
         named: dimensions of the named vectors.
+        check: called before each datapoint whose JSON is read; what it raises ends the call.
 
     """
     ids = [point.id for point in points]
@@ -81,16 +86,17 @@ def datapoint_columns(
     names: Set[str] = set().union(*maps)
     for name in (name for name in spec.attributes if name in names):
         # Never maps[i][name]: that would put it there.
-        values = _attribute(name, [attributes.get(name) for attributes in maps], spec.attributes[name])
+        given = [attributes.get(name) for attributes in maps]
+        values = _attribute(name, given, spec.attributes[name], check)
         fields[name] = Field(f"attributes.{name}", values)
     others: Set[str] = names - spec.attributes.keys()
-    if (given := _dynamic(points, spec, others)) is not None:
+    if (given := _dynamic(points, spec, bool(others), check)) is not None:
         fields[DYNAMIC_COLUMN] = Field("attributes", given)
-        others = set() if spec.dynamic else others
+    # One by one, and no intersection of keys: that would look at the names of the whole request for each datapoint.
     unknown = {
-        number: next(name for name in attributes if name in others)
-        for number, attributes in enumerate(maps if others else ())
-        if others & attributes.keys()
+        number: first
+        for number, attributes in enumerate(maps if others and not spec.dynamic else ())
+        if (first := next((name for name in attributes if name in others), None)) is not None
     }
     vectors, unknown_vectors = _named_vectors(points, named)
     return DatapointColumns(fields | vectors | _spans(points), unknown, unknown_vectors)
@@ -157,10 +163,12 @@ def _sparse(message: SparseVector, spec: IndexSpec) -> object:
     return InvalidRecordError(f"sparse_vector: {what}", reason="sparse_vector", field="sparse_vector")
 
 
-def _attribute(name: str, values: Sequence[Value | None], kind: AttributeType) -> list[object]:
+def _attribute(
+    name: str, values: Sequence[Value | None], kind: AttributeType, check: Callable[[], None]
+) -> list[object]:
     path, own = f"attributes.{name:.80}", _VALUES.get(kind)
     if kind == "geo":
-        return [None if value is None else _place(path, value) for value in values]
+        return _until_error(values, lambda value: None if value is None else _place(path, value), check)
     return [
         None
         if value is None
@@ -205,32 +213,46 @@ def _place(path: str, message: Value) -> object:
 _ONLY_DYNAMIC = ("list_value", "json_value")
 
 
-def _dynamic(points: Sequence[Datapoint], spec: IndexSpec, names: Set[str]) -> list[object] | None:
+def _until_error(
+    values: Sequence[_GivenT], read: Callable[[_GivenT], object], check: Callable[[], None]
+) -> list[object]:
+    """Return what was read of each value; None for those after an error, with which the request is refused."""
+    found: list[object] = []
+    for value in values:
+        check()
+        found.append(read(value))
+        if isinstance(found[-1], InvalidRecordError):
+            break
+    return found + [None] * (len(values) - len(found))
+
+
+def _dynamic(
+    points: Sequence[Datapoint], spec: IndexSpec, has_others: bool, check: Callable[[], None]
+) -> list[object] | None:
     """Return the undeclared attributes of each datapoint, None if none has any; the error if they cannot be read."""
     given = _given(points, "dynamic_json")
-    if given is None and not (names and spec.dynamic):
+    if given is None and not (has_others and spec.dynamic):
         return None
     if not spec.dynamic:
         what = "the index has declared attributes only; set `dynamic: true` in its spec"
         return [None if text is None else _invalid("dynamic_json", what) for text in given or ()]
     texts = given or [None] * len(points)
-    return [_undeclared(point, text, spec, names) for point, text in zip(points, texts, strict=True)]
+    pairs = list(zip(points, texts, strict=True))
+    return _until_error(pairs, lambda pair: _undeclared(*pair, spec), check)
 
 
-def _undeclared(point: Datapoint, text: str | None, spec: IndexSpec, names: Set[str]) -> object:
+def _undeclared(point: Datapoint, text: str | None, spec: IndexSpec) -> object:
     try:
         # As text at once: the values of all datapoints of a request would take 30 times as much memory.
-        return dynamic_json(_undeclared_values(point, text, spec, names), path="attributes")
+        return dynamic_json(_undeclared_values(point, text, spec), path="attributes")
     except InvalidRecordError as error:
         # Not the error itself: its traceback keeps the values.
         return InvalidRecordError(error.message, reason=error.reason, field=error.field)
 
 
-def _undeclared_values(
-    point: Datapoint, text: str | None, spec: IndexSpec, names: Set[str]
-) -> dict[str, object]:
+def _undeclared_values(point: Datapoint, text: str | None, spec: IndexSpec) -> dict[str, object]:
     attributes = point.attributes
-    others = names & attributes.keys()
+    others = [name for name in attributes if name not in spec.attributes]
     check_json_size(sum(attributes[name].ByteSize() for name in others), path="attributes")
     values = dict(parsed_dynamic(text, path="dynamic_json"))
     if declared := spec.attributes.keys() & values.keys():
@@ -250,7 +272,7 @@ def _exact(message: Value, path: str) -> Any:
     if field == "json_value":
         check_json_size(len(message.json_value), path=path)
         try:
-            return json.loads(message.json_value)
+            return strict_json(message.json_value)
         except (ValueError, RecursionError) as error:
             raise _invalid(path, f"is not JSON: {error}") from error
     if field == "geo_value":

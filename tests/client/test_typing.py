@@ -28,6 +28,13 @@ RIGHT = """
             explanation.segments[0].rows_allowed + explanation.stages_us["search"]
         index.search_many(np.zeros((3, 2)), 5)
         index.search_many(["a", scannery.Like("b"), [0.1]], fields=["title"], vectors=True)
+        index.search("a", vectors={"title": 2, "body": 0.5}, return_vectors=True)[0].vector_scores["title"] + 1.0
+        index.search("a", vectors=["title", ""])[0].vectors["title"].shape
+        client.create_index("talks", named_vectors={"title": "m", "image": 512, "body": {"dimensions": 3}})
+        index.upsert([{"id": "a", "vectors": {"title": [1.0], "image": np.zeros(3)}}])
+        index.update([{"id": "a", "vectors": {"title": None}}])
+        named = index.stats().named_vectors["title"]
+        named.dimensions + named.rows
         hits[0].score + hits.version
         for point in index.get(["a"]):
             if point is not None:
@@ -63,6 +70,9 @@ WRONG = {
     'index.search("a", k="10")': "k",
     "index.search(3)": "query",
     'index.search("a", where=["x"])': "where",
+    'index.search("a", vectors=2.5)': "vectors",
+    'index.search("a", vectors={"title": "much"})': "vectors",
+    'client.create_index("a", named_vectors=["title"])': "named_vectors",
     'index.search("a", max_per_group="1")': "max_per_group",
     'index.search("a")[0].scores': "scores",
     'index.search("a")[0].score = 1.0': "read-only",

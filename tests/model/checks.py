@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.model.rows import (
     DOCUMENTS,
     DYNAMIC,
     EPOCH,
+    NAMED,
     PLACES,
     PLAIN,
     WORDS,
@@ -31,7 +32,7 @@ from tests.model.rows import (
 )
 from tests.model.world import Rows, World
 
-__all__ = ["Checker", "compare_point", "random_filter"]
+__all__ = ["Checker", "by_name", "close", "compare_point", "random_filter", "twice"]
 
 GROUPS = [None, "show", "year", "live"]
 CLOSE = 1e-5
@@ -128,7 +129,7 @@ class Checker:
     """What rows may have besides."""
     sync: Callable[[], None] = lambda: None
     """Takes note of versions that others have made meanwhile."""
-    _oracles: dict[int, tuple[Rows, Oracle]] = field(default_factory=dict)
+    _oracles: dict[tuple[int, str], tuple[Rows, Oracle]] = field(default_factory=dict)
 
     def expected(
         self, actor: Actor, version: int, sequence: int, least: int, *, own_writes: bool = True
@@ -153,14 +154,23 @@ class Checker:
         actor.seen_version, actor.seen_sequence = version, sequence
         return world.state(version, sequence)
 
-    def oracle(self, rows: Rows) -> Oracle:
-        """Return the oracle of a state; kept, as many questions are about the same one."""
-        known = self._oracles.get(id(rows))
+    def oracle(self, rows: Rows, name: str = "") -> Oracle:
+        """Return the oracle of a state and of the vectors of a name; kept, as many questions are about the same one."""
+        key = id(rows), name
+        known = self._oracles.get(key)
         if known is None or known[0] is not rows:
             if len(self._oracles) > 8:
                 self._oracles.clear()
-            known = self._oracles[id(rows)] = rows, Oracle(rows, self.distance)
+            own = (
+                {id_: replace(row, vector=row.vectors.get(name)) for id_, row in rows.items()}
+                if name
+                else rows
+            )
+            known = self._oracles[key] = rows, Oracle(own, self._distance(name))
         return known[1]
+
+    def _distance(self, name: str) -> str:
+        return NAMED[name][1] if name else self.distance
 
     def search(self, actor: Actor, rng: random.Random) -> None:
         """Ask a random search, and compare the whole answer."""
@@ -168,6 +178,8 @@ class Checker:
         options, k = self._options(rng, mode), rng.choice([1, 3, 10, 10, 50, 1000])
         least = self.world.position if rng.random() < 0.5 else 0
         asked = {**options, "k": k, "mode": mode}
+        if self.shape.named and mode != "lexical" and rng.random() < 0.5:
+            query, asked = by_name(query, asked, rng.choice(sorted(NAMED)))
         # Without a mode each query has the same one: this index has words, and no encoder.
         sent = asked | ({"mode": None} if rng.random() < 0.3 else {})
         try:
@@ -251,9 +263,19 @@ class Checker:
             check(found == len(rows), f"{actor.name} counts {found} rows of {len(rows)}")
         hits = actor.index.search([1.0] * DIMENSIONS, k=10_000, fields=[], exact=self.scann)
         names = [hit.id for hit in hits]
-        check(len(names) == len(set(names)), f"an id stands twice: {_twice(names)}")
+        check(len(names) == len(set(names)), f"an id stands twice: {twice(names)}")
         wanted = {name: row for name, row in rows.items() if row.vector is not None}
         check(set(names) == set(wanted), f"a search of everything differs: {_difference(names, wanted)}")
+        for name, (size, _) in NAMED.items() if self.shape.named else ():
+            query = [1.0] * size
+            hits = actor.index.search(
+                query, k=10_000, fields=[], exact=self.scann, vectors=name, mode="dense"
+            )
+            wanted = {id_: row for id_, row in rows.items() if name in row.vectors}
+            found_ids = sorted(hit.id for hit in hits)
+            check(
+                found_ids == sorted(wanted), f"a search by {name} differs: {_difference(found_ids, wanted)}"
+            )
 
     def _query(self, rng: random.Random) -> tuple[Any, Mode]:
         modes: list[Mode] = ["dense", "lexical", "hybrid"]
@@ -299,7 +321,7 @@ class Checker:
             return actor.index.search(query, min_sequence=least, **asked)
 
     def _compare(self, hits: Hits, rows: Rows, query: Any, options: Mapping[str, Any]) -> None:
-        oracle = self.oracle(rows)
+        oracle = self.oracle(rows, options.get("vectors", ""))
         ranked = self._ranked(oracle, query, options)
         where = f"{query!r} with {dict(options)!r}"
         for hit in hits:
@@ -368,7 +390,7 @@ class Checker:
         """Return whether the order is certain: not where float32 decides."""
         mode = options["mode"]
         dense = mode != "lexical"
-        if dense and (self.distance == "cosine" or self._approximate(options)):
+        if dense and (self._distance(options.get("vectors", "")) == "cosine" or self._approximate(options)):
             return False
         scores = [score for _, score in ranked]
         return all(a == b or abs(a - b) > NEAR * max(abs(a), abs(b)) for a, b in pairwise(scores))
@@ -385,7 +407,7 @@ class Checker:
         options: Mapping[str, Any],
     ) -> None:
         names = [name for name, _ in found]
-        check(len(set(names)) == len(names), f"{_twice(names)} twice; {where}")
+        check(len(set(names)) == len(names), f"{twice(names)} twice; {where}")
         for (name, score), (after, next_score) in pairwise(found):
             check((-score, name) < (-next_score, after), f"{name} stands before {after}; {where}")
         hybrid = options["mode"] == "hybrid"
@@ -395,10 +417,10 @@ class Checker:
             return
         for name, score in found:
             check(name in scores, f"{name} is a hit and must not be; {where}")
-            check(_close(score, scores[name]), f"{name} has {score}, not {scores[name]}; {where}")
+            check(close(score, scores[name]), f"{name} has {score}, not {scores[name]}; {where}")
         if not self._approximate(options):
             for (name, score), (_, best) in zip(found, wanted, strict=True):
-                check(_close(score, best), f"{name} stands where one with {best} should; {where}")
+                check(close(score, best), f"{name} stands where one with {best} should; {where}")
 
     def _compare_points(self, rows: Rows, names: Sequence[str], points: Sequence[Datapoint | None]) -> None:
         for name, point in zip(names, points, strict=True):
@@ -410,6 +432,11 @@ class Checker:
             check(
                 (point.vector is None) == (row.vector is None), f"{name} comes with the vector {point.vector}"
             )
+            check(
+                point.vectors.keys() == row.vectors.keys(), f"{name} comes with the vectors {point.vectors}"
+            )
+            for own, vector in row.vectors.items():
+                np.testing.assert_array_equal(point.vectors[own], np.array(vector, np.float32), err_msg=name)
             if row.vector is None:
                 continue
             np.testing.assert_array_equal(point.vector, np.array(row.vector, np.float32), err_msg=name)
@@ -429,11 +456,24 @@ def _dynamic(attributes: Mapping[str, Any]) -> str:
     return exact({name: value for name, value in attributes.items() if name not in ATTRIBUTES})
 
 
-def _close(one: float, other: float) -> bool:
+def by_name(query: Any, asked: dict[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
+    """Return a search as one of the vectors of a name."""
+    size = NAMED[name][0]
+    if isinstance(query, scannery.Sparse):
+        vector: Any = query.query
+        query = scannery.Sparse(query.weights, vector[:size])
+    elif not isinstance(query, scannery.Like):
+        query = query[:size]
+    return query, asked | {"vectors": name}
+
+
+def close(one: float, other: float) -> bool:
+    """Return whether scores are equal but for rounding."""
     return abs(one - other) <= CLOSE * max(1.0, abs(one), abs(other))
 
 
-def _twice(names: Sequence[str]) -> list[str]:
+def twice(names: Sequence[str]) -> list[str]:
+    """Return the names that stand more than once."""
     return sorted({name for name in names if names.count(name) > 1})
 
 

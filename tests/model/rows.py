@@ -21,6 +21,7 @@ __all__ = [
     "DIMENSIONS",
     "DYNAMIC",
     "INDEX",
+    "NAMED",
     "PLACES",
     "PLAIN",
     "WORDS",
@@ -31,6 +32,8 @@ __all__ = [
     "random_dynamic",
     "random_row",
     "random_values",
+    "random_vector",
+    "random_vectors",
 ]
 
 INDEX = "modelled"
@@ -47,6 +50,8 @@ ATTRIBUTES = {
     "published": "timestamp",
     "place": "geo",
 }
+NAMED = {"front": (5, "dot"), "back": (3, "squared_l2")}
+"""Dimensions and distance of the named vectors."""
 DYNAMIC = ["extra", "größe", "a.b"]
 """Names of attributes that the spec does not declare."""
 _ANYTHING: list[Any] = [
@@ -65,6 +70,8 @@ class Shape(NamedTuple):
     """No vector."""
     operators: bool = False
     """Filters by beginnings of strings, elements of lists, and places."""
+    named: bool = False
+    """Named vectors."""
 
 
 PLAIN = Shape()
@@ -86,6 +93,7 @@ def make_spec(
     scann: bool = False,
     dynamic: bool = False,
     vectorless: bool = False,
+    named: bool = False,
     **others: Any,
 ) -> IndexSpec:
     """Return the spec of the index; nothing is sealed or merged unless an operation does it, or `live` says so.
@@ -113,6 +121,12 @@ def make_spec(
             "live": live or {"seal_rows": 100_000, "seal_age_s": 1e6, "merge_segments": 3},
             "dynamic": dynamic,
             "vectors": "optional" if vectorless else "required",
+            "named_vectors": {
+                name: {"dimensions": size, "distance": distance, "vector": f"{name}_vector"}
+                for name, (size, distance) in NAMED.items()
+            }
+            if named
+            else {},
         }
     )
 
@@ -133,6 +147,8 @@ class Row:
     revision: int = 0
     dynamic: dict[str, Any] = field(default_factory=dict, hash=False)
     """Attributes that are not declared; null is a value."""
+    vectors: dict[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    """Named vectors."""
 
     @cached_property
     def all_attributes(self) -> dict[str, Any]:
@@ -157,8 +173,14 @@ class Row:
         for name in given:
             if given[name] is None:
                 dynamic.pop(name, None)
-        plain = {name: change[name] for name in ("title", "payload") if name in change}
+        plain: dict[str, Any] = {name: change[name] for name in ("title", "payload") if name in change}
         present = {name: value for name, value in attributes.items() if value is not None}
+        vectors = self.vectors | (change.get("vectors", {}) or {})
+        plain["vectors"] = (
+            {name: tuple(vector) for name, vector in vectors.items() if vector is not None}
+            if change.get("vectors", {}) is not None
+            else {}
+        )
         return replace(self, **plain, attributes=present, dynamic=dynamic, revision=revision)
 
     def same_content(self, other: Row) -> bool:
@@ -178,6 +200,8 @@ class Row:
         }
         if self.vector is not None:
             point["vector"] = list(self.vector)
+        if self.vectors:
+            point["vectors"] = {name: list(vector) for name, vector in self.vectors.items()}
         return point if self.sparse is None else point | {"sparse_vector": self.sparse}
 
     def to_record(self) -> dict[str, Any]:
@@ -195,17 +219,23 @@ class Row:
             **values,
             **self.dynamic,
         }
+        record |= {f"{name}_vector": list(vector) for name, vector in self.vectors.items()}
         if self.sparse is not None:
             record["sparse"] = {"indices": list(self.sparse), "values": list(self.sparse.values())}
         return record
 
 
-def random_vector(rng: random.Random) -> tuple[float, ...]:
+def random_vector(rng: random.Random, dimensions: int = DIMENSIONS) -> tuple[float, ...]:
     """Return one of few vectors, never all 0."""
     while True:
-        vector = tuple(rng.choice((-1.0, -0.5, 0.0, 0.5, 1.0)) for _ in range(DIMENSIONS))
+        vector = tuple(rng.choice((-1.0, -0.5, 0.0, 0.5, 1.0)) for _ in range(dimensions))
         if any(vector):
             return vector
+
+
+def random_vectors(rng: random.Random) -> dict[str, tuple[float, ...]]:
+    """Return some of the named vectors."""
+    return {name: random_vector(rng, size) for name, (size, _) in NAMED.items() if rng.random() < 0.6}
 
 
 def random_values(rng: random.Random) -> dict[str, Any]:
@@ -251,4 +281,6 @@ def random_row(rng: random.Random, identifier: str, shape: Shape = PLAIN, *, vec
         row = replace(row, dynamic=random_dynamic(rng))
     if shape.vectorless and rng.random() < 0.4:
         row = replace(row, vector=None)
+    if shape.named:
+        row = replace(row, vectors=random_vectors(rng))
     return row

@@ -22,6 +22,7 @@ __all__ = ["Failure", "config_of", "random_ops", "replay", "run"]
 
 PROGRESS_S = 10.0
 SCANN_SHARE = 0.1
+NAMED_SHARE = 0.5
 ROUND = 20_000
 """Operations on one store; then the next one is begun, with the next seed."""
 
@@ -56,6 +57,7 @@ def config_of(seed: int) -> dict[str, Any]:
         "dynamic": rng.random() < 0.5,
         "vectorless": rng.random() < 0.3,
         "operators": True,
+        "named": rng.random() < NAMED_SHARE,
     }
 
 

@@ -197,6 +197,9 @@ def exported(machine: Machine, rng: random.Random, op: Op) -> None:
             line.get("embedding") == (None if vector is None else list(vector)),
             f"{line['id']} is exported with another vector",
         )
+        named = {name: list(own) for name, own in rows[line["id"]].vectors.items()}
+        found_named = {name: own for name, own in (line.get("vectors") or {}).items() if own is not None}
+        check(found_named == named, f"{line['id']} is exported with the vectors {found_named}, not {named}")
 
 
 @operation(0.1)

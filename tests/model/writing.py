@@ -11,8 +11,9 @@ import scannery
 from scannery.client.response.results import Deleted, Written
 from tests.model.actors import Actor
 from tests.model.errors import check
+from tests.model.fusing import search_both
 from tests.model.operations import Op, operation
-from tests.model.rows import DOCUMENTS, random_dynamic, random_values
+from tests.model.rows import DOCUMENTS, NAMED, random_dynamic, random_values, random_vectors
 from tests.model.world import Entry, Rows
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ def update(machine: Machine, rng: random.Random, op: Op) -> None:
     """Change some fields."""
     actor = machine.some_actor(rng)
     changes = {
-        name: random_change(rng, machine.shape.dynamic) for name in machine.some_ids(rng, [1, 1, 2, 4])
+        name: random_change(rng, machine.shape.dynamic, machine.shape.named)
+        for name in machine.some_ids(rng, [1, 1, 2, 4])
     }
     points: list[Any] = [{"id": name, **change} for name, change in changes.items()]
 
@@ -77,13 +79,17 @@ def update(machine: Machine, rng: random.Random, op: Op) -> None:
         acknowledge(machine, actor, done, Entry(changed))
 
 
-def random_change(rng: random.Random, dynamic: bool = False) -> dict[str, Any]:
+def random_change(rng: random.Random, dynamic: bool = False, named: bool = False) -> dict[str, Any]:
     """Return some fields to change."""
     values = random_values(rng) | (random_dynamic(rng) if dynamic else {})
     names = rng.sample(sorted(values), rng.randrange(3))
     change: dict[str, Any] = {"attributes": {name: values[name] for name in names}} if names else {}
     if not names or rng.random() < 0.3:
         change |= rng.choice([{"title": None}, {"title": "tax moon"}, {"payload": None}, {"payload": 3}])
+    if named and rng.random() < 0.4:
+        given: dict[str, Any] = {name: list(vector) for name, vector in random_vectors(rng).items()}
+        removed = {name: None for name in NAMED if name not in given and rng.random() < 0.5}
+        change["vectors"] = given | removed if rng.random() < 0.8 else None
     return change
 
 
@@ -159,7 +165,11 @@ def _refused(call: Callable[[], object]) -> bool:
 @operation(26, inner=2)
 def search(machine: Machine, rng: random.Random, op: Op) -> None:
     """Ask one query."""
-    machine.checker.search(machine.some_actor(rng), rng)
+    actor = machine.some_actor(rng)
+    if machine.shape.named and rng.random() < 0.15:
+        search_both(machine.checker, actor, rng)
+    else:
+        machine.checker.search(actor, rng)
 
 
 @operation(2)

@@ -721,7 +721,7 @@ class DeleteWhereRequest(_message.Message):
     others write. 0: only those of a build; absent: all, up to the newest.
     """
     dry_run: _builtins.bool
-    """Only count."""
+    """Only count, which needs the scope `read` too."""
     request_id: _builtins.str
     """As in UpsertRequest."""
     @_builtins.property
@@ -838,7 +838,7 @@ class UpdateWhereRequest(_message.Message):
     until_sequence: _builtins.int
     """As in DeleteWhereRequest. A changed datapoint has a later sequence, and is not changed twice."""
     dry_run: _builtins.bool
-    """Only count."""
+    """Only count, which needs the scope `read` too."""
     request_id: _builtins.str
     """As in UpsertRequest."""
     @_builtins.property

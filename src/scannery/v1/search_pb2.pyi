@@ -1383,8 +1383,9 @@ class OrderBy(_message.Message):
     FIELD_FIELD_NUMBER: _builtins.int
     DESCENDING_FIELD_NUMBER: _builtins.int
     field: _builtins.str
-    """A declared attribute (not a string_list or geo), `id` or `document_id`. Datapoints without the attribute come last, equal
-    ones by id.
+    """A declared attribute (not a string_list or geo), `id`, `document_id`, or a dynamic attribute: of the latter numbers come
+    before strings, strings before booleans, and lists and objects after those in both directions. Datapoints without the
+    attribute come last, equal ones by id.
     """
     descending: _builtins.bool
     """Greatest first."""

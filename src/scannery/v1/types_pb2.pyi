@@ -400,7 +400,7 @@ class Datapoint(_message.Message):
     title: _builtins.str
     """Title of the document. At most 64 KiB."""
     payload_json: _builtins.str
-    """JSON that is only returned. At most 1 MiB."""
+    """JSON that is only returned. At most 1 MiB. Of a key that an object has twice, the last value stays."""
     text_start: _builtins.int
     """First character of the passage in the document's text: text[text_start:text_end] is the passage."""
     text_end: _builtins.int
@@ -413,7 +413,8 @@ class Datapoint(_message.Message):
     """Sequence of the mutation that wrote it; 0 for rows of a build."""
     dynamic_json: _builtins.str
     """The attributes that the spec does not declare, as one JSON object: integers, floats, nulls and nested values are as they
-    were written. An Upsert may have them here or in `attributes`, each name once. At most 1 MiB.
+    were written. An Upsert may have them here or in `attributes`, each name once; an object with a key twice is refused.
+    At most 1 MiB.
     """
     @_builtins.property
     def vector(self) -> Global___Vector:

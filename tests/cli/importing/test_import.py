@@ -18,6 +18,7 @@ import scannery
 from scannery.cli.main import main
 from scannery.pipelines.errors import PeerError
 from scannery.pipelines.peers.pickles import only_plain_pickles
+from tests.served import MINILM
 
 ROWS = 600
 VECTORS = np.random.default_rng(0).normal(size=(ROWS, 8)).astype(np.float32)
@@ -180,7 +181,8 @@ class TestQdrant:
                 "--collection: there is no 'three' among the collections: 'one', 'two'",
             ),
             (("--collection", "two"), "has no dense vectors, only sparse ones (s)"),
-            (("--collection", "one"), "2 vectors: 'a', 'b'; choose one by --vector NAME"),
+            (("--collection", "one"), "'Manhattan', which an index cannot; choose another by --distance"),
+            (("--collection", "one", "--vector", "c"), "there is no 'c' among the vectors: 'a', 'b'"),
             (
                 ("--collection", "one", "--vector", "a"),
                 "'Manhattan', which an index cannot; choose another by --distance",
@@ -195,6 +197,64 @@ class TestQdrant:
         report = run("qdrant", source, "--collection", "one", "--vector", "b", "--skip-invalid")
         assert (report["written"], report["left_out"], report["examples"]) == (1, 1, ["'1': has no vector"])
         assert "sparse vectors are left out: s" in report["notes"]
+
+    def test_several_vectors_become_named_vectors(self, tmp_path: Path, run: Run, copy: Any) -> None:
+        models = self.qdrant.models
+        client = self.qdrant.QdrantClient(path=str(tmp_path / "source"))
+        late = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
+        client.create_collection(
+            "pages",
+            vectors_config={
+                "image": models.VectorParams(size=8, distance=models.Distance.DOT),
+                "title.v2": models.VectorParams(size=2, distance=models.Distance.EUCLID),
+                "late": models.VectorParams(size=2, distance=models.Distance.COSINE, multivector_config=late),
+            },
+        )
+        points = [{"image": VECTORS[n].tolist(), "title.v2": [n, 1.0]} for n in range(ROWS)]
+        del points[3]["title.v2"], points[4]["image"]
+        client.upsert(
+            "pages",
+            [models.PointStruct(id=n, vector=points[n], payload={"body": f"Text {n}"}) for n in range(ROWS)],
+        )
+        client.close()
+        report = run("qdrant", tmp_path / "source", "--text", "body")
+        assert (report["written"], report["left_out"]) == (ROWS, 0)
+        assert report["notes"] == [
+            "vectors of which a point has several are left out: late",
+            "the vector 'title.v2' is called 'title_v2'",
+        ]
+        named = copy().stats().named_vectors
+        assert {name: (each.dimensions, each.distance) for name, each in named.items()} == {
+            "image": (8, "dot"),
+            "title_v2": (2, "squared_l2"),
+        }
+        whole, no_title, no_image = copy().get(["2", "3", "4"], vectors=True)
+        assert whole.vector is None and whole.text == "Text 2"
+        np.testing.assert_allclose(whole.vectors["image"], VECTORS[2], rtol=1e-6)
+        assert whole.vectors["title_v2"].tolist() == [2, 1]
+        assert ([*no_title.vectors], [*no_image.vectors]) == (["image"], ["title_v2"])
+        assert run("qdrant", tmp_path / "source")["present"] == ROWS
+        code, printed = run("qdrant", tmp_path / "source", "--vector", "image")
+        assert code == 2 and "index 'copy' has 0 dimensions and cosine, the collection 8 and dot" in printed
+        one = run("qdrant", tmp_path / "source", "--vector", "image", "--skip-invalid", index="one")
+        assert (one["written"], one["examples"]) == (ROWS - 1, ["'4': has no vector"])
+
+    def test_encoders_of_named_vectors(self, tmp_path: Path, run: Run, copy: Any) -> None:
+        models = self.qdrant.models
+        client = self.qdrant.QdrantClient(path=str(tmp_path / "source"))
+        size = {name: models.VectorParams(size=384, distance=models.Distance.DOT) for name in ("a", "b")}
+        client.create_collection("pages", vectors_config=size)
+        client.upsert("pages", [models.PointStruct(id=1, vector={"a": [1.0] * 384, "b": [1.0] * 384})])
+        client.close()
+        timeout = ("--timeout", "300")
+        code, printed = run("qdrant", tmp_path / "source", "--encoder", MINILM, *timeout)
+        assert code == 2 and "give NAME=MODEL: a, b" in printed
+        code, printed = run("qdrant", tmp_path / "source", "--encoder", f"c={MINILM}", *timeout)
+        assert code == 2 and "no vector 'c': a, b" in printed
+        assert run("qdrant", tmp_path / "source", "--encoder", f"a={MINILM}", *timeout)["written"] == 1
+        named = copy().stats().named_vectors
+        assert (named["a"].encoder.model, named["b"].encoder) == (MINILM, None)
+        assert [hit.id for hit in copy().search("anything", vectors="a", timeout_s=300)] == ["1"]
 
 
 class TestChroma:
@@ -249,8 +309,16 @@ class TestLanceDB:
             column = table.column(name).cast(pa.list_(pa.float32(), size))
             table = table.set_column(table.column_names.index(name), name, column)
         lancedb.connect(str(tmp_path / "source")).create_table("pages", table)
-        code, printed = run("lancedb", tmp_path / "source")
-        assert code == 2 and "2 vector columns: 'other', 'vector'; choose one by --vector NAME" in printed
+        code, printed = run("lancedb", tmp_path / "source", "--vector", "third")
+        assert code == 2 and "no 'third' among the vector columns: 'other', 'vector'" in printed
+        both = run("lancedb", tmp_path / "source", "--text", "body", "--distance", "dot", index="both")
+        assert (both["written"], both["notes"]) == (ROWS, [])
+        with scannery.connect(tmp_path / "store") as client:
+            named = client.index("both").stats().named_vectors
+            assert [(name, each.dimensions) for name, each in named.items()] == [("other", 2), ("vector", 8)]
+            [point] = client.index("both").get(["7"], vectors=True)
+            assert point is not None and point.vectors["other"].tolist() == VECTORS[7][:2].tolist()
+            assert point.vectors["vector"].tolist() == VECTORS[7].tolist()
         code, printed = run("lancedb", tmp_path / "source", "--vector", "vector", "--id", "key")
         assert code == 2 and "no column 'key' for the ids; choose one by --id NAME: id, " in printed
         report = run(
@@ -360,16 +428,26 @@ def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                     for n in range(ROWS)
                 ],
             )
+        connection.execute("""update "Pages" set w = '[1, 2]' where id = 1""")
     yield dsn
     server.cleanup()
 
 
 class TestPgvector:
-    def test_a_table_becomes_an_index(self, dsn: str, run: Run, copy: Any) -> None:
+    def test_a_table_becomes_an_index(self, dsn: str, tmp_path: Path, run: Run, copy: Any) -> None:
         import psycopg
 
         code, printed = run("pgvector", dsn)
-        assert code == 2 and "2 vector columns: 'v', 'w'; choose one by --vector NAME" in printed
+        assert code == 2 and "column 'v': the source does not tell its distance" in printed
+        both = run("pgvector", dsn, "--distance", "dot", index="both")
+        assert (both["written"], both["notes"]) == (ROWS, [])
+        with scannery.connect(tmp_path / "store") as client:
+            first, second = client.index("both").get(["1", "2"], vectors=True)
+            assert first is not None and second is not None
+            assert (
+                first.vectors["w"].tolist() == [1, 2] and first.vectors["v"].tolist() == VECTORS[1].tolist()
+            )
+            assert [*second.vectors] == ["v"]
         code, printed = run("pgvector", dsn, "--vector", "v")
         assert code == 2 and "does not tell its distance; name it by --distance" in printed
         with psycopg.connect(dsn, autocommit=True) as connection:

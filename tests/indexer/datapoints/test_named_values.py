@@ -79,7 +79,11 @@ def passages(spec: IndexSpec, image: list[list[float] | None]) -> pa.Table:
     fields = {name: Field(name, values) for name, values in given.items()}
     fields[vector_column("image")] = Field("image", image)
     documents = validate(2, fields, spec, 4, embeds=True, named=NAMED).table
-    own = {"text": ["one", "two", "three", "four"], "title": ["A", "A", None, None], "_spoken": [None] * 4}
+    own: dict[str, list[Any]] = {
+        "text": ["one", "two", "three", "four"],
+        "title": ["A", "A", None, None],
+        "_spoken": [None] * 4,
+    }
     own |= {name: [None] * 4 for name in ("text_start", "text_end", "time_start_s", "time_end_s")}
     return passage_rows(documents, [2, 2], own, np.ones((4, 4), np.float32), spec)
 

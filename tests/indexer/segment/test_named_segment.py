@@ -66,7 +66,20 @@ def in_memory(tmp_path: Path, spec: IndexSpec, table: pa.Table) -> Segment:
     return MemorySegment.merged(parts, [None, None])
 
 
-@pytest.mark.parametrize(("make", "exact"), [(opened, True), (opened, False), (in_memory, True)])
+def in_searched_memory(tmp_path: Path, spec: IndexSpec, table: pa.Table) -> Segment:
+    """Return the rows merged from segments that were searched before, one of which had other rows, too."""
+    half = ROWS // 2
+    twice = pa.concat_tables([table.slice(0, half), table.slice(3, 10)])
+    parts = [MemorySegment.of(twice, spec), MemorySegment.of(table.slice(half), spec)]
+    assert all(part.named["title"].segment.rows for part in parts)
+    merged = MemorySegment.merged(parts, [np.arange(half + 10) < half, None])
+    assert merged.has_named
+    return merged
+
+
+@pytest.mark.parametrize(
+    ("make", "exact"), [(opened, True), (opened, False), (in_memory, True), (in_searched_memory, True)]
+)
 def test_a_name_is_searched_among_the_datapoints_that_have_it(tmp_path: Path, make, exact: bool) -> None:
     spec, titles = spec_of(exact=exact), titles_of()
     segment = make(tmp_path, spec, rows_of(spec, titles))
@@ -88,7 +101,7 @@ def test_a_name_is_searched_among_the_datapoints_that_have_it(tmp_path: Path, ma
     assert [ids[row] for row in named.datapoints(found_most.rows_QK)[0]] == expected[2:]
 
 
-@pytest.mark.parametrize("make", [opened, in_memory])
+@pytest.mark.parametrize("make", [opened, in_memory, in_searched_memory])
 def test_vectors_of_datapoints_are_returned_as_given(tmp_path: Path, make) -> None:
     spec, titles = spec_of(exact=True), titles_of()
     segment = make(tmp_path, spec, rows_of(spec, titles))

@@ -11,11 +11,16 @@ import pytest
 
 from scannery.embed import Encoder
 from scannery.indexer import Store
+from scannery.live.log.mutation_log import Request
 from scannery.live.maintenance.seal import seal
 from scannery.live.named_encoding import TextVectors
+from scannery.live.prepare import prepare
+from scannery.live.resolve import look_ahead, resolve_upsert
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import InvalidRequestError
-from tests.live.named import TEXTS, Named, opened
+from scannery.runtime.errors import InvalidRequestError, OverloadedError
+from scannery.serving.request.write import parse_upsert
+from scannery.v1 import index_pb2 as pb
+from tests.live.named_vectors.named_index import TEXTS, Named, opened
 from tests.served import MINILM
 
 BODY = "Molten rock rises from deep below."
@@ -53,7 +58,7 @@ def test_names_are_encoded_from_their_own_texts(index: Named, encoders: dict[str
         {"id": "c", "title": "  ", "attributes": {"show": " "}},
         {"id": "d", "title": "Volcanoes"},
     )
-    expected = {
+    expected: dict[str, dict[str, Any]] = {
         "a": {"title": "Volcanoes", "body": BODY, "show": "geo"},
         "b": {"body": [1.0] * 384, "image": [1, 2]},
         "c": {},
@@ -112,6 +117,27 @@ def test_a_text_that_an_encoder_refuses_is_named(index: Named) -> None:
     with pytest.raises(InvalidRequestError, match="cannot be encoded") as caught:
         vectors.encode("title", ["fine", "\ud800"], fields.__getitem__)
     assert caught.value.field == fields[1]
+
+
+def test_a_text_that_changes_while_it_is_encoded_is_encoded_again(
+    index: Named, encoders: dict[str, Encoder]
+) -> None:
+    """The vectors of a stored text are made before the transaction, which may come upon another text."""
+    catalog, live = index.catalog, index.catalog.live("named")
+    index.upsert({"id": "a", "title": "Volcanoes"})
+    manifest, request = live.state.manifest, pb.UpsertRequest(index="named")
+    request.upserts.add(datapoint={"id": "a"}, update_mask={"paths": ["vectors"]})
+    prepared = prepare(
+        parse_upsert(request, manifest, Deadline.after(60)), manifest, catalog.encoders, Deadline.after(60)
+    )
+    before = live.state
+    look_ahead(prepared, before)
+    index.upsert({"id": "a", "title": "Bread"})
+    assert resolve_upsert(prepared, before).rows.num_rows == 1
+    with pytest.raises(OverloadedError, match="another write has just changed it"):
+        resolve_upsert(prepared, live.state)
+    live.upsert(prepared, Request(""), Deadline.after(60))
+    check(index, encoders, {"a": {"title": "Bread"}})
 
 
 def test_passages_have_texts_of_their_own_and_titles_once(

@@ -13,7 +13,7 @@ from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import InvalidRequestError
-from tests.live.named import GIVEN, Named, opened
+from tests.live.named_vectors.named_index import GIVEN, Named, opened
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Tests of writes of named vectors."""
