@@ -411,7 +411,7 @@ def _facts(report: BuildReport, records: str) -> Iterator[tuple[str, str]]:
         yield "recall@10", f"{report.recall:.3f}{whole}, target {report.target_recall}"
     for name, own in report.named_vectors.items():
         embedded = f", {own.embedded:,} texts embedded" if own.embedded else ""
-        yield f"vectors {name}", f"{own.vectors:,}{embedded}, recall@10 {own.recall:.3f}"
+        yield "vectors", f"{name}: {own.vectors:,}{embedded}, recall@10 {own.recall:.3f}"
     if report.alpha is not None:
         measured = f", measured with {report.alpha_questions} questions made from passages"
         yield "hybrid", f"alpha {report.alpha:g}{measured if report.alpha_questions else ''}"

@@ -11,7 +11,7 @@ from scannery.embed.models.token_counts import TokenCounter
 from scannery.embed.text.documents import cut
 from scannery.embed.text.language import languages_of
 from scannery.embed.text.transcripts import spoken_text
-from scannery.indexer.datapoints.field_mapping import MappedField
+from scannery.indexer.datapoints.field_mapping import FieldMapping, MappedField
 from scannery.indexer.datapoints.named_vectors import is_vector_column, vector_column
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.datapoints.searched_text import named_texts
@@ -212,7 +212,11 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
                 for column, one in mapping.fields.items()
                 if not is_vector_column(column)
             ),
-            *(_named_field(name, spec, valid, len(records)) for name in spec.named_vectors),
+            *(
+                _named_field(name, spec, mapping, valid, len(records))
+                for name, own in spec.named_vectors.items()
+                if own.encoder is not None or vector_column(name) in mapping.fields
+            ),  # others are only written live
         ),
         unused=unused,
         faults=_faults(sample, valid, records, repeated),
@@ -247,12 +251,16 @@ def _field(
     )
 
 
-def _named_field(name: str, spec: IndexSpec, valid: Validated, records: int) -> CheckedField:
+def _named_field(
+    name: str, spec: IndexSpec, mapping: FieldMapping, valid: Validated, records: int
+) -> CheckedField:
     """Return what becomes of a named vector: it is given, or there is a text for its encoder."""
-    own, given = spec.named_vectors[name], valid.table.column(vector_column(name)).is_valid().to_pylist()
-    texts: Sequence[str | None] = named_texts(valid.table, spec, name) if own.encoder else [None] * len(given)
+    column, is_encoded = vector_column(name), spec.named_vectors[name].encoder is not None
+    given = valid.table.column(column).is_valid().to_pylist()
+    texts: Sequence[str | None] = named_texts(valid.table, spec, name) if is_encoded else [None] * len(given)
     filled = sum(has or text is not None for has, text in zip(given, texts, strict=True))
-    sources = [own.vector, spec.text_field(name) if own.encoder else None]
+    field = mapping.name(column) if column in mapping.fields else None
+    sources = [field, spec.text_field(name) if is_encoded else None]
     return CheckedField(
         name=f"vectors.{name}",
         source=", or encoded ".join(source for source in sources if source),

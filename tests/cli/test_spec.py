@@ -56,6 +56,31 @@ def test_a_good_spec_and_good_data(tmp_path, spec, capsys):
     assert (status, "is valid" in out) == (0, True)
 
 
+def test_named_vectors_are_told_with_how_often_they_are_filled(tmp_path, capsys):
+    lines = [
+        "index: notes",
+        "source: {text: body, title: name}",
+        "encoder: {model: all-MiniLM-L6-v2}",
+        "named_vectors:",
+        "  title: {encoder: {model: all-MiniLM-L6-v2}, vector: given}",
+        "  image: {dimensions: 2, vector: picture}",
+        "  sound: {dimensions: 2}",
+    ]
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("\n".join(lines))
+    own = [{"name": "Harbours"}, {"given": [0.5] * 384}, {"picture": [1, 2]}, {"picture": [1]}, {}]
+    data = write(tmp_path / "n.jsonl", [note | more for note, more in zip(NOTES, own, strict=True)])
+    status, out = run(capsys, "check", str(spec), "--json", "--input", data)
+    assert status == 1
+    report = json.loads(out)
+    found = {field["name"]: (field["source"], field["present"]) for field in report["fields"]}
+    assert found["vectors.title"] == ("given, or encoded title", 0.4)
+    assert found["vectors.image"] == ("picture", 0.2)
+    assert "vectors.sound" not in found  # only written live
+    (fault,) = report["faults"]
+    assert (fault["reason"], fault["field"]) == ("vector_size", "picture")
+
+
 def test_all_faults_of_a_record_are_told_with_their_places(tmp_path, spec, capsys):
     bad = {"body": " ", "year": "soon", "show": {"a": 1}}
     data = write(tmp_path / "n.jsonl", [*NOTES, bad, {**NOTES[0], "id": "n9", "year": "later"}, {**NOTES[1]}])

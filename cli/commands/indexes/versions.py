@@ -185,7 +185,9 @@ def verify_command(
     if report.problems:
         raise typer.Exit(NO)
     if not as_json:
-        recall = "" if report.recall is None else f", recall@10 {report.recall:.3f} on a sample"
+        recalls = {"": report.recall, **{f" of {name}": own for name, own in report.named_recall.items()}}
+        shown = ", ".join(f"{own:.3f}{of}" for of, own in recalls.items() if own is not None)
+        recall = f", recall@10 {shown} on a sample" if shown else ""
         exact = f"; {report.exact_segments} searched exactly" if report.exact_segments else ""
         console().print(
             f"[green]✓[/green] version {report.version} of {name}: {report.segments} segments{exact}, "

@@ -15,6 +15,7 @@ from scannery.indexer import Store, open_index, rollback, verify
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import SpecConflictError, compact, export
 from tests.pipelines.conftest import Write, letters_of, manifest_of, run, vector_records
+from tests.pipelines.test_races import overtake
 
 GIVEN: dict[str, Any] = {
     "index": "vectors",
@@ -191,6 +192,44 @@ def test_a_build_after_live_writes_keeps_and_replaces_named_vectors(
     compact("vectors", store.uri)
     assert named_of(store) == kept | expected(changed)
     assert verify(store, "vectors").problems == ()
+
+
+@pytest.mark.parametrize("mode", ["upsert", "full"])
+def test_named_vectors_that_are_sealed_while_a_build_runs_win(
+    store: Store, write: Write, monkeypatch: pytest.MonkeyPatch, mode: str
+):
+    records = given_records(0, 20)
+    run(store, write("a.jsonl", records), spec=GIVEN)
+
+    def written() -> None:
+        with scannery.connect(store.uri) as client:
+            point: Any = {"id": "d1", "vector": [1.0] * 8, "vectors": {"image": [1.0, 0.25, 0.5]}}
+            client.index("vectors").upsert([point])
+        seal(store, "vectors")
+
+    overtake(monkeypatch, written)
+    changed = given_records(0, 10, seed=1)
+    run(store, write("b.jsonl", changed), spec=GIVEN, mode=mode)
+    with scannery.connect(store.uri) as client:
+        points = client.index("vectors").get([record["id"] for record in records], vectors=True)
+    found = {
+        point.id: {name: vector.tolist() for name, vector in point.vectors.items()}
+        for point in points
+        if point is not None
+    }
+    want = (
+        ({} if mode == "full" else expected(records))
+        | expected(changed)
+        | {"d1": {"image": [1.0, 0.25, 0.5]}}
+    )
+    assert _rounded(found) == _rounded(want)
+
+
+def _rounded(rows: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, list[float]]]:
+    return {
+        id: {name: [round(x, 3) for x in vector] for name, vector in vectors.items()}
+        for id, vectors in rows.items()
+    }
 
 
 def test_a_full_build_keeps_segments_whose_rows_are_equal(store: Store, write: Write):

@@ -209,6 +209,22 @@ def test_a_text_that_the_encoder_refuses_makes_a_dead_letter(store: Store, write
     assert letters in ([], [("t2", "text", "topic")])
 
 
+def test_large_segments_of_a_name_are_tuned_with_questions_of_its_encoder(store: Store, write: Write):
+    records = [{"id": f"t{n}", "topic": f"{n % 40} looms"} for n in range(1100)]
+    spec = {
+        "index": "talks",
+        "source": {"id": "id"},
+        "attributes": {"topic": "string"},
+        "named_vectors": {"topic": {"encoder": SMALL}, "other": {"encoder": SMALL, "from": "topic"}},
+        "scann": {"exact_below_rows": 1000},
+    }
+    report = run(store, write("a.jsonl", records), spec=spec)
+    assert embedded(report) == {"topic": 40, "other": 40}
+    (segment,) = manifest_of(store, "talks").segments
+    assert {name: entry.kind for name, entry in segment.named.items()} == {"topic": "scann", "other": "scann"}
+    assert report.device == "cpu"
+
+
 def test_workers_of_beam_share_the_encoders(store: Store, write: Write, encoders):
     records = talks(0, 8)
     report = run(store, write("a.jsonl", records), spec={**TALKS, "shards": 2}, runner="local")
