@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from scannery.indexer.datapoints.named_vectors import ROW_COLUMN
-from scannery.indexer.planning.allowed_rows import AllowedRows
+from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.vectors.exact_search import NO_ROW
 
@@ -44,10 +44,17 @@ class NamedVectors:
             return None
         found = self._allowed.get(allowed)
         if found is None:
-            mask_V = allowed.mask_N[self.rows_V]
-            mask_V.setflags(write=False)
-            found = self._allowed[allowed] = self.segment.allow(mask_V)
+            found = self._allowed[allowed] = self.segment.allow(self._of_allowed(allowed))
         return found
+
+    def _of_allowed(self, allowed: AllowedRows) -> np.ndarray:
+        """Return the vectors of allowed datapoints, as `AllowedRows` takes them."""
+        if allowed.share <= FEW_ROWS:
+            numbers_R = self.numbers(allowed.rows)
+            return np.sort(numbers_R[numbers_R != NO_ROW])
+        mask_V: np.ndarray = allowed.mask_N[self.rows_V]
+        mask_V.setflags(write=False)
+        return mask_V
 
     def datapoints(self, found: np.ndarray) -> np.ndarray:
         """Return the rows of datapoints for numbers of vectors, int64, of any shape; NO_ROW stays."""
@@ -58,12 +65,13 @@ class NamedVectors:
 
     def numbers(self, rows_R: np.ndarray) -> np.ndarray:
         """Return the number of the vector of each datapoint, int64 (R,); NO_ROW where it has none."""
-        order_V, sorted_V = self._by_row
-        if not len(sorted_V):
+        by_row_N = self._by_row
+        if not len(by_row_N):
             return np.full(len(rows_R), NO_ROW, np.int64)
-        places_R = np.minimum(np.searchsorted(sorted_V, rows_R), len(sorted_V) - 1)
-        numbers: np.ndarray = np.where(sorted_V[places_R] == rows_R, order_V[places_R], NO_ROW)
-        return numbers
+        # Rows after the last one with a vector have none.
+        numbers_R: np.ndarray = by_row_N[np.minimum(rows_R, len(by_row_N) - 1)].astype(np.int64)
+        numbers_R[rows_R >= len(by_row_N)] = NO_ROW
+        return numbers_R
 
     def vectors(self, rows_R: np.ndarray) -> list[np.ndarray | None]:
         """Return the vectors of datapoints as they were given, float32 (D,); None where a datapoint has none."""
@@ -73,7 +81,8 @@ class NamedVectors:
         return [next(vectors) if has else None for has in known.tolist()]
 
     @cached_property
-    def _by_row(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the vectors in the order of their datapoints, and the rows of these, ascending."""
-        order_V = np.argsort(self.rows_V)
-        return order_V, self.rows_V[order_V]
+    def _by_row(self) -> np.ndarray:
+        """The number of the vector of each datapoint up to the last one with a vector, int32 (N,); NO_ROW: none."""
+        by_row_N = np.full(self.rows_V.max(initial=-1) + 1, NO_ROW, np.int32)
+        by_row_N[self.rows_V] = np.arange(len(self.rows_V), dtype=np.int32)
+        return by_row_N

@@ -6,7 +6,7 @@ Shapes: Q queries, H hits of all of them, C columns, S scores of a hit, N rows o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -132,7 +132,7 @@ class Hydrator:
             return Written(_NOTHING, np.zeros(len(rankings) + 1, np.int64))
         data_B, starts_H = self._put(whole, _scores(whole))
         if self._names or self._scored:
-            data_B, starts_H = self._with_named(data_B, starts_H, whole)
+            data_B, starts_H = self._with_named(data_B, starts_H, whole.segments, whole.rows, whole.by_vector)
         ends_Q = np.cumsum([len(ranking) for ranking in rankings])
         return Written(data_B, _bounds(data_B, starts_H, ends_Q))
 
@@ -141,11 +141,9 @@ class Hydrator:
         queries, k = rows_QK.shape
         data_B, starts_H = self._put_one(number, rows_QK.reshape(-1), scores_QK.reshape(1, -1))
         if (self._names or self._scored) and len(starts_H):
-            whole = Ranking(
-                np.full(rows_QK.size, number, np.int64), rows_QK.reshape(-1), scores_QK.reshape(-1)
-            )
-            whole = replace(whole, by_vector=whole.scores[:, None])
-            data_B, starts_H = self._with_named(data_B, starts_H, whole)
+            numbers_H = np.full(rows_QK.size, number, np.int64)
+            rows_H, scores_H1 = rows_QK.reshape(-1), scores_QK.reshape(-1, 1)
+            data_B, starts_H = self._with_named(data_B, starts_H, numbers_H, rows_H, scores_H1)
         if queries == 1:
             return Written(data_B, None)
         return Written(data_B, _bounds(data_B, starts_H, k * np.arange(1, queries + 1)))
@@ -167,7 +165,9 @@ class Hydrator:
         """
         data_B, starts_H = self._put(places, np.zeros((0, len(places)), np.float32))
         if self._names:
-            data_B, starts_H = self._with_named(data_B, starts_H, places, as_hits=False)
+            data_B, starts_H = self._with_named(
+                data_B, starts_H, places.segments, places.rows, None, as_hits=False
+            )
         return data_B, np.append(starts_H - starts_H[0], len(data_B))
 
     def _put(self, whole: Ranking, scores_SH: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -191,16 +191,23 @@ class Hydrator:
         return out_B, ends_H - sizes_H
 
     def _with_named(
-        self, data_B: np.ndarray, starts_H: np.ndarray, whole: Ranking, *, as_hits: bool = True
+        self,
+        data_B: np.ndarray,
+        starts_H: np.ndarray,
+        numbers_H: np.ndarray,
+        rows_H: np.ndarray,
+        by_vector_HS: np.ndarray | None,
+        *,
+        as_hits: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return hits, or datapoints if not `as_hits`, with their named vectors and their scores by these."""
         of_datapoints = of_hits = NO_FIELDS
         if self._names:
-            if len(data_B) + vector_bytes(self._segments, whole.segments) > MAX_ANSWER_BYTES:
+            if len(data_B) + vector_bytes(self._segments, numbers_H) > MAX_ANSWER_BYTES:
                 raise _too_large()
-            of_datapoints = vector_fields(self._segments, self._names, whole.segments, whole.rows)
-        if self._scored and whole.by_vector is not None:
-            of_hits = score_fields(self._scored, whole.by_vector)
+            of_datapoints = vector_fields(self._segments, self._names, numbers_H, rows_H)
+        if self._scored and by_vector_HS is not None:
+            of_hits = score_fields(self._scored, by_vector_HS)
         return with_fields(data_B, starts_H, of_datapoints, of_hits, whole=as_hits)
 
     def _put_one(

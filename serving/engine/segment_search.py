@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -123,8 +124,7 @@ class SegmentSearch:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class SearchedSegments:
+class SearchedSegments(NamedTuple):
     """What a search reads: segments with allowed rows."""
 
     allowed: Sequence[AllowedSegment]
@@ -169,7 +169,7 @@ class _Filtered:
 
     def __init__(self, snapshot: Snapshot, options: Options, deadline: Deadline | None) -> None:
         self._snapshot, self._options, self._deadline = snapshot, options, deadline
-        self._found: dict[int, AllowedRows | None] = {}
+        self._found: dict[int, AllowedRows] = {}
         self.target_recall = options.target_recall or snapshot.manifest.spec.target_recall
 
     def rows(self, number: int) -> AllowedRows | None:
@@ -178,25 +178,23 @@ class _Filtered:
         alive = snapshot.alive[number]
         if where is None:
             return alive
-        if number not in self._found:
+        allowed = self._found.get(number)
+        if allowed is None:
             segment = snapshot.segments[number]
-            self._found[number] = snapshot.masks.allowed(segment, where, alive, deadline=self._deadline)
-        return self._found[number]
+            allowed = snapshot.masks.allowed(segment, where, alive, deadline=self._deadline)
+            self._found[number] = allowed
+        return allowed
 
     def segments(self) -> list[AllowedSegment]:
         """Return the segments with allowed rows."""
         found = []
         for number, segment in enumerate(self._snapshot.segments):
-            allowed, rows = _bounded(self.rows(number), segment)
+            allowed = self.rows(number)
+            rows = segment.rows if allowed is None else allowed.count
+            allowed = None if rows == segment.rows else allowed
             if rows:
                 found.append(AllowedSegment(number, allowed, rows))
         return found
-
-
-def _bounded(allowed: AllowedRows | None, segment: Segment) -> tuple[AllowedRows | None, int]:
-    """Return allowed rows, None if they are all rows of the segment, and how many they are."""
-    rows = segment.rows if allowed is None else allowed.count
-    return (None if rows == segment.rows else allowed), rows
 
 
 def _of_space(
@@ -205,12 +203,16 @@ def _of_space(
     """Return the searches of the segments that have allowed rows with vectors of one name."""
     searches = []
     for part, place in zip(space.parts, space.places, strict=True):
-        allowed, rows = _bounded(part.allowed(filtered.rows(part.number)), part.segment)
+        segment, allowed = part.segment, filtered.rows(part.number)
+        if part.vectors is not None:
+            allowed = part.vectors.allowed(allowed)
+        rows = segment.rows if allowed is None else allowed.count
         if rows:
+            allowed = None if rows == segment.rows else allowed
             searches.append(
                 SegmentSearch(
                     part.number,
-                    part.segment,
+                    segment,
                     allowed,
                     rows,
                     settings[place],

@@ -9,6 +9,7 @@ Shapes: H hits, P hits that have a field, B bytes, S vectors of the search.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -99,11 +100,12 @@ def score_fields(names: Sequence[str], scores_HS: np.ndarray) -> Added:
         scores_HS: float32.
 
     """
+    if len(names) == 1 and not np.isnan(scores_HS).any():
+        return _one_score(names[0], scores_HS)
     fields = []
     for name, scores_H in zip(names, scores_HS.T, strict=True):
         hits = np.flatnonzero(~np.isnan(scores_H))
-        key = framed(_KEY, name.encode())
-        head = framed(Hit.VECTOR_SCORES_FIELD_NUMBER, key + bytes([_VALUE << 3 | _FIXED32]) + bytes(4))[:-4]
+        head = _score_head(name)
         fields.append(_Field(hits, head, scores_H[hits].astype("<f4")[:, None].view(np.uint8)))
     return _added(fields, len(scores_HS))
 
@@ -140,6 +142,21 @@ def _vector_head(name: str, dimensions: int) -> bytes:
     vector = framed(_VALUE, framed(_PACKED, blank))
     entry = framed(Datapoint.VECTORS_FIELD_NUMBER, framed(_KEY, name.encode()) + vector)
     return entry[: len(entry) - size]
+
+
+def _one_score(name: str, scores_H1: np.ndarray) -> Added:
+    """Return the field of hits that all have one score, for a fraction of the general cost."""
+    head = np.frombuffer(_score_head(name), np.uint8)
+    data_HB = np.empty((len(scores_H1), len(head) + 4), np.uint8)
+    data_HB[:, : len(head)] = head
+    data_HB[:, len(head) :] = np.ascontiguousarray(scores_H1, "<f4").view(np.uint8)
+    return Added(data_HB.reshape(-1), np.arange(len(scores_H1) + 1) * data_HB.shape[1])
+
+
+@lru_cache(maxsize=256)
+def _score_head(name: str) -> bytes:
+    entry = framed(_KEY, name.encode()) + bytes([_VALUE << 3 | _FIXED32]) + bytes(4)
+    return framed(Hit.VECTOR_SCORES_FIELD_NUMBER, entry)[:-4]
 
 
 def _added(fields: Sequence[_Field], hits: int) -> Added:

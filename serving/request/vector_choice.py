@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from scannery.indexer import Manifest
 from scannery.runtime.errors import InvalidRequestError, VectorsUnavailableError
@@ -34,7 +34,7 @@ class VectorChoice:
         return self.manifest.spec.encoder is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChosenVectors:
     """The vectors of a search, in the order of the request; none: the index has no vectors."""
 
@@ -48,7 +48,7 @@ class ChosenVectors:
     def __iter__(self) -> Iterator[VectorChoice]:
         return iter(self.choices)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The names for `Hit.vector_scores`; empty where the unnamed vector alone is searched."""
         names = tuple(choice.name for choice in self.choices)

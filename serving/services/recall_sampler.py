@@ -78,7 +78,12 @@ class RecallSampler(PeriodicTask):
         if not self._share or self._random() >= self._share * queries:
             return
         options = request.options
-        if options.exact or options.mode not in (search_pb2.MODE_UNSPECIFIED, search_pb2.MODE_DENSE):
+        # The estimate is of the unnamed vector.
+        if (
+            options.exact
+            or options.vectors
+            or options.mode not in (search_pb2.MODE_UNSPECIFIED, search_pb2.MODE_DENSE)
+        ):
             return
         if (
             options.k + options.offset > MAX_K
@@ -129,6 +134,8 @@ class RecallSampler(PeriodicTask):
         options.return_fields.append("id")
         found = self._search(request, Deadline.after(TIMEOUT_S))
         if found.mode in _OTHER_MODES:  # the request named none; only dense searches have a recall
+            return
+        if any(hit.vector_scores for hit in found.hits):  # an index with named vectors alone
             return
         options.ClearField("knobs")
         options.ClearField("target_recall")

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from scannery.indexer import NO_ROW, AllowedRows, NamedVectors, OpenIndex, Segment, row_scores
+from scannery.indexer import NO_ROW, NamedVectors, OpenIndex, Segment, row_scores
 
 __all__ = ["VectorSpace", "space_of"]
 
@@ -27,10 +27,6 @@ class SearchedSegment:
     """With the vectors."""
     vectors: NamedVectors | None
     """Translates between its rows and those of the datapoints; None: they are the same."""
-
-    def allowed(self, allowed: AllowedRows | None) -> AllowedRows | None:
-        """Return the rows with the vectors of allowed datapoints; None: all."""
-        return allowed if self.vectors is None else self.vectors.allowed(allowed)
 
     def numbers(self, rows_R: np.ndarray) -> np.ndarray:
         """Return the row of the vector of each datapoint, int64 (R,); NO_ROW where it has none."""

@@ -224,7 +224,7 @@ class SearchOptions(_message.Message):
 
     @_builtins.property
     def fusion(self) -> Global___Fusion:
-        """HYBRID: combination of the two rankings."""
+        """HYBRID: combination of the two rankings. DENSE by several vectors: how their rankings are combined; without `alpha`."""
 
     @_builtins.property
     def rerank(self) -> Global___Rerank:
@@ -567,10 +567,10 @@ class Hit(_message.Message):
     VECTOR_SCORES_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """Higher is better. Cosine and dot: the inner product; squared_l2: minus the squared distance. LEXICAL: BM25.
-    HYBRID: the fused score.
+    HYBRID, and by several vectors: the fused score.
     """
     dense_score: _builtins.float
-    """HYBRID: the dense score, if dense search found it."""
+    """HYBRID: the dense score, if dense search found it; by several vectors the fused one of these."""
     lexical_score: _builtins.float
     """HYBRID: the lexical score, if lexical search found it."""
     rerank_score: _builtins.float

@@ -281,11 +281,11 @@ def test_an_encoder_that_could_not_be_loaded_is_tried_again_and_told(
     (tmp_path / "away").rename(folder)
     # Each try takes seconds, so it is not tried for every text.
     with pytest.raises(EncoderUnavailableError, match="does not exist"):
-        _ = snapshot.encoder
+        _ = snapshot.encoder()
     clock.now += 60
     catalog.refresh()
     assert catalog.problem("texts") == ""
-    assert snapshot.encoder.dimensions == vectors.shape[1]
+    assert snapshot.encoder().dimensions == vectors.shape[1]
 
 
 def test_an_index_that_is_damaged_is_not_told_as_gone(store: Store, tmp_path: Path) -> None:

@@ -12,69 +12,20 @@ import pytest
 
 import scannery
 from scannery.client.request.calls import search, search_many
-from scannery.indexer import Store, parse_spec
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ServingError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.engine import hydrator
 from scannery.serving.services.search import Service
 from scannery.v1 import index_pb2, search_pb2_grpc
 from scannery.v1 import search_pb2 as pb
 from tests.served import MINILM, SENTENCES, serving
-from tests.serving.named_index import named_table, publish_named
-
-TITLES = {
-    "volcano": "Mountains of fire",
-    "bread": "Baking at home",
-}
-PICTURES = {
-    name: np.eye(3, dtype=np.float32)[row % 3] + row for row, name in enumerate(SENTENCES) if row != 1
-}
-"""All but the second sentence have one."""
+from tests.serving.named_index import PICTURES, TITLES, make_told_store
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a store with `told`: named vectors only, of titles and texts by the real model, and given ones."""
-    from scannery.embed import Encoder
-
-    folder = tmp_path_factory.mktemp("told")
-    encoder = Encoder.load(MINILM, device="cpu")
-    spec = parse_spec(
-        {
-            "index": "told",
-            "source": {"id": "id", "text": "text", "title": "title"},
-            "lexical": True,
-            "attributes": {"letters": "int"},
-            "named_vectors": {
-                "title": {"encoder": {"model": MINILM}},
-                "body": {"encoder": {"model": MINILM}, "distance": "dot"},
-                "picture": {"dimensions": 3, "distance": "squared_l2"},
-            },
-        }
-    )
-    ids = list(SENTENCES)
-    titles = dict(zip(TITLES, encoder.encode_documents(list(TITLES.values())), strict=True))
-    vectors = {
-        "title": [titles.get(name) for name in ids],
-        "body": list(encoder.encode_documents(list(SENTENCES.values()))),
-        "picture": [PICTURES.get(name) for name in ids],
-    }
-    columns = {
-        "title": [TITLES.get(name) for name in ids],
-        "text": list(SENTENCES.values()),
-        "letters": [len(text) for text in SENTENCES.values()],
-    }
-    fingerprint = encoder.fingerprint.to_dict()
-    publish_named(
-        Store.open(folder / "store", create=True),
-        spec,
-        named_table(spec, 0, ids, vectors, columns),
-        folder,
-        dimensions=0,
-        named={"title": 384, "body": 384, "picture": 3},
-        encoders={"title": fingerprint, "body": fingerprint},
-    )
-    return folder / "store"
+    return make_told_store(tmp_path_factory.mktemp("told"))
 
 
 Call = Callable[[str, Any], Any]
@@ -84,7 +35,11 @@ Call = Callable[[str, Any], Any]
 def call(request: pytest.FixtureRequest, store: Path) -> Iterator[Call]:
     if request.param == "embedded":
         service = Service(EmbeddedCatalog.open(store))
-        methods = {"Search": service.search, "SearchMany": service.search_many, "Get": service.get}
+        methods: dict[str, Callable[..., Any]] = {
+            "Search": service.search,
+            "SearchMany": service.search_many,
+            "Get": service.get,
+        }
         yield lambda method, message: methods[method](message, Deadline.after(120))
         service.close()
         return
@@ -187,14 +142,25 @@ def test_many_queries_of_several_kinds_have_the_answers_of_each_alone(call: Call
         scannery.Like("bread"),
         "bake the dough",
     ]
-    for options in ({}, {"mode": "dense"}, {"mode": "dense", "where": {"letters": {"$lt": 85}}}):
-        many = call("SearchMany", search_many("told", queries, **{"k": 5, **options}).request)
+    each: list[dict[str, Any]] = [{}, {"mode": "dense"}, {"mode": "dense", "where": {"letters": {"$lt": 85}}}]
+    for options in each:
+        many = call("SearchMany", search_many("told", queries, k=5, **options).request)
         for query, hits in zip(queries, many.results, strict=True):
             alone = call("Search", asked(query, k=5, **options))
             assert ids(list(hits.hits)) == ids(list(alone.hits))
             for one, other in zip(hits.hits, alone.hits, strict=True):
                 assert one.score == pytest.approx(other.score, abs=1e-5)
                 assert dict(one.vector_scores) == pytest.approx(dict(other.vector_scores), abs=1e-5)
+
+
+def test_a_matrix_of_vectors_is_searched_by_the_names_that_fit(call: Call) -> None:
+    queries_QD = np.eye(3, dtype=np.float32)[:2]
+    many = call("SearchMany", search_many("told", queries_QD, k=3).request)
+    for query_D, hits in zip(queries_QD, many.results, strict=True):
+        assert list(hits.hits) == found(call, query_D, k=3)
+    named = search_many("told", queries_QD, k=3).request
+    named.options.vectors.add(name="picture")
+    assert call("SearchMany", named).results == many.results
 
 
 def test_options_of_every_search_apply(call: Call) -> None:
@@ -241,6 +207,7 @@ def test_an_index_is_described_with_its_names(store: Path) -> None:
     info = service.call(
         "/scannery.v1.IndexService/GetIndex", index_pb2.GetIndexRequest(index="told"), Deadline.after(60)
     )
+    assert isinstance(info, index_pb2.GetIndexResponse)
     named = info.index.named_vectors
     assert (named["title"].dimensions, named["title"].rows, getattr(named["title"], "from")) == (
         384,
@@ -253,6 +220,17 @@ def test_an_index_is_described_with_its_names(store: Path) -> None:
     service.close()
 
 
+def test_an_answer_with_too_many_bytes_of_vectors_is_refused(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(EmbeddedCatalog.open(store))
+    monkeypatch.setattr(hydrator, "MAX_ANSWER_BYTES", 4000)
+    assert service.search(asked(THREE_D, ["picture"], k=1), Deadline.after(60)).hits
+    with pytest.raises(ServingError, match="the answer would have more than"):
+        service.search(asked(THREE_D, ["picture"], k=2, vectors=True), Deadline.after(60))
+    service.close()
+
+
 def chosen(*choices: tuple[str, float | None]) -> Callable[[pb.SearchRequest], object]:
     def change(message: pb.SearchRequest) -> None:
         for name, weight in choices:
@@ -261,9 +239,25 @@ def chosen(*choices: tuple[str, float | None]) -> Callable[[pb.SearchRequest], o
     return change
 
 
+def dense_fused(fusion: pb.Fusion, *names: str) -> Callable[[pb.SearchRequest], object]:
+    def change(message: pb.SearchRequest) -> None:
+        message.options.mode = pb.MODE_DENSE
+        message.options.fusion.CopyFrom(fusion)
+        chosen(*((name, None) for name in names))(message)
+
+    return change
+
+
 THREE_D = np.ones(3, np.float32)
 WRONG: list[tuple[str, Any, dict[str, Any], Callable[[pb.SearchRequest], object], str, str]] = [
-    ("unknown", HOT, {}, chosen(("titel", None)), "vectors[0].name", "its named vectors are: title, body, picture"),
+    (
+        "unknown",
+        HOT,
+        {},
+        chosen(("titel", None)),
+        "vectors[0].name",
+        "its named vectors are: title, body, picture",
+    ),
     ("unnamed", HOT, {}, chosen(("body", None), ("", 1.0)), "vectors[1].name", "has no unnamed vector"),
     ("twice", HOT, {}, chosen(("body", None), ("body", 2.0)), "vectors[1].name", "is given twice"),
     ("zero", HOT, {}, chosen(("body", 0.0)), "vectors[0].weight", "must be above 0 and finite, got 0"),
@@ -271,16 +265,28 @@ WRONG: list[tuple[str, Any, dict[str, Any], Callable[[pb.SearchRequest], object]
     ("infinite", HOT, {}, chosen(("body", float("inf"))), "vectors[0].weight", "must be above 0"),
     ("many", HOT, {}, chosen(*[("body", 1.0)] * 18), "vectors", "at most 17 items, got 18"),
     ("words", HOT, {"mode": "lexical"}, chosen(("body", None)), "vectors", "the mode is lexical"),
-    ("no encoder", HOT, {}, chosen(("picture", None)), "query", "vectors 'picture' of index 'told' have no encoder"),
+    (
+        "no encoder",
+        HOT,
+        {},
+        chosen(("picture", None)),
+        "query",
+        "vectors 'picture' of index 'told' have no encoder",
+    ),
     ("one without", HOT, {}, chosen(("body", None), ("picture", None)), "query", "'picture' .* no encoder"),
     ("size", THREE_D, {}, chosen(("body", None)), "query", "must have 384"),
-    ("sizes", THREE_D, {}, chosen(("body", 1.0), ("picture", 1.0)), "query", r"body: 384, picture: 3\), got 3"),
+    (
+        "sizes",
+        THREE_D,
+        {},
+        chosen(("body", 1.0), ("picture", 1.0)),
+        "query",
+        r"body: 384, picture: 3\), got 3",
+    ),
     ("no size", np.ones(4), {}, chosen(), "query", r"one of .*title: 384, body: 384, picture: 3\), got 4"),
-    ("alpha", HOT, {"mode": "dense"}, lambda message: (chosen(("body", 1.0), ("title", 1.0))(message),
-        message.options.fusion.MergeFrom(pb.Fusion(alpha=0.5))), "fusion.alpha", "is for hybrid search"),
-    ("fusion", HOT, {"mode": "dense"}, lambda message: (chosen(("body", 1.0))(message),
-        message.options.fusion.MergeFrom(pb.Fusion(method=1))), "fusion", "is for hybrid search"),
-]  # fmt: skip
+    ("alpha", HOT, {}, dense_fused(pb.Fusion(alpha=0.5), "body", "title"), "fusion.alpha", "for hybrid"),
+    ("fusion", HOT, {}, dense_fused(pb.Fusion(), "body"), "fusion", "for hybrid"),
+]
 
 
 @pytest.mark.parametrize(
