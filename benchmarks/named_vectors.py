@@ -2,8 +2,8 @@
 
     python -m benchmarks.named_vectors [cranfield] [cisi] [--model MODEL] [--rows ROWS]
 
-An index has the unnamed vector, of title and text as in any index, and the named vectors `title` and `body`, made by the
-same model. Weights are equal: nothing is tuned on the judgements. Searches per second are of another index, in which the
+An index has the unnamed vector, of title and text as in any index, and the named vectors `title` and `body`, made by
+the same model. Weights are equal: nothing is tuned on the judgements. Searches per second are of another index, whose
 unnamed vector and two named ones are the same random vectors; times are those of the processor.
 """
 
@@ -36,11 +36,13 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "title": {"mode": "dense", "vectors": "title"},
     "body": {"mode": "dense", "vectors": "body"},
     "title + body": {"mode": "dense", "vectors": BOTH},
-    "… by rank": {"mode": "dense", "vectors": BOTH, "fusion": "reciprocal_rank"},
+    "title + 3 × body": {"mode": "dense", "vectors": {"title": 1, "body": 3}},
+    "title + body by rank": {"mode": "dense", "vectors": BOTH, "fusion": "reciprocal_rank"},
     "words": {"mode": "lexical"},
     "hybrid, unnamed": {"mode": "hybrid", "alpha": 0.5},
     "hybrid, body": {"mode": "hybrid", "alpha": 0.5, "vectors": "body"},
     "hybrid, title + body": {"mode": "hybrid", "alpha": 0.5, "vectors": BOTH},
+    "hybrid, title + 3 × unnamed": {"mode": "hybrid", "alpha": 0.5, "vectors": {"": 3, "title": 1}},
 }
 DIMENSIONS = 64
 ROUNDS = 5

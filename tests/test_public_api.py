@@ -19,8 +19,8 @@ NAMES = {
 
 CLIENT_NAMES = NAMES - {"__version__"} | {
     "AttributeStats", "BulkWritten", "Deleted", "EncoderInfo", "Explanation", "Facet", "Facets", "Fusion", "Mode",
-    "NamedVectorInfo", "NewDatapoint", "NotWritten", "QueryLike", "RecallInfo", "SearchOptions", "Scan", "SegmentInfo", "SegmentPlan",
-    "Snippet", "TypeStats", "Update", "Where", "Written",
+    "NamedVectorInfo", "NewDatapoint", "NotWritten", "QueryLike", "RecallInfo", "SearchOptions", "Scan", "SegmentInfo",
+    "SegmentPlan", "Snippet", "TypeStats", "Update", "Where", "Written",
 }  # fmt: skip
 
 

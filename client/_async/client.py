@@ -104,7 +104,8 @@ class AsyncClient:
             reranker: a cross-encoder for `rerank`: its name, or a mapping as in SPEC.yaml.
             search: defaults of searches, as in SPEC.yaml.
             live: thresholds of live updates, as in SPEC.yaml.
-            if_exists: `keep` returns an index of this name as it is, if encoder, dimensions and distance are the same.
+            if_exists: `keep` returns an index of this name as it is, if encoder, dimensions, distance and named vectors
+                are the same.
             timeout_s: of the call; it may load the encoder.
 
         Raises:

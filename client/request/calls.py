@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.batches import MAX_BATCH
 from scannery.client.request.identifiers import Identifier, as_identifier
+from scannery.client.request.named_vectors import checked_return
 from scannery.client.request.queries import (
     Queries,
     QueryLike,
@@ -157,7 +158,7 @@ def get(
         index=index,
         ids=wanted,
         return_fields=build_fields(fields),
-        return_vector=vectors,
+        return_vector=checked_return(vectors),
         min_sequence=min_sequence,
     )
     return Call(GET, request, lambda response: parse_get(wanted, response), timeout_s)

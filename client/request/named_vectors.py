@@ -18,6 +18,7 @@ __all__ = [
     "build_choices",
     "build_named_spec",
     "build_vectors",
+    "checked_return",
     "packed_vector",
     "with_vectors",
 ]
@@ -93,6 +94,13 @@ def _weight(weight: object, field: str) -> float:
     if isinstance(weight, bool) or not isinstance(weight, (int, float, np.integer, np.floating)):
         raise _invalid(field, f"must be a number, got {weight!r:.80}")
     return float(weight)
+
+
+def checked_return(vectors: object) -> bool:
+    """Return whether a read returns vectors; InvalidArgumentError for names, since it returns all of them."""
+    if not isinstance(vectors, (bool, int, np.bool_, type(None))):
+        raise _invalid("vectors", f"must be True or False: all vectors are returned, got {vectors!r:.80}")
+    return bool(vectors)
 
 
 def build_vectors(given: object, field: str) -> dict[str, Vector]:

@@ -57,7 +57,8 @@ class RecordReader:
         self._source, self._exported, self._contents = _mappings(spec)
         self._attributes = set(spec.get("attributes") or {})
         fields = {_KEYS.get(column, column) for column in self._source.fields}
-        self._more = DATAPOINT_KEYS - {"attributes"} - fields - self._source.names
+        without = {"attributes"} if spec.get("named_vectors") else {"attributes", "vectors"}
+        self._more = DATAPOINT_KEYS - without - fields - self._source.names
         """Keys of a datapoint for which the spec names no field."""
         self._extra = extra
         self.ignored: set[str] = set()

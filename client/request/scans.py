@@ -9,6 +9,7 @@ import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import Where, build_filter
+from scannery.client.request.named_vectors import checked_return
 from scannery.client.request.queries import build_fields
 from scannery.client.request.unicode import refuses_surrogates
 from scannery.v1 import search_pb2 as pb
@@ -42,7 +43,7 @@ def build_scan(
         index=index,
         where=None if where is None else build_filter(where),
         return_fields=build_fields(fields),
-        return_vector=vectors,
+        return_vector=checked_return(vectors),
         sample=0 if sample is None else _count(sample, "sample", 1, (1 << 64) - 1),
         seed=_count(seed, "seed", 0, (1 << 64) - 1),
     )

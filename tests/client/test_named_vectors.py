@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pandas as pd
@@ -74,13 +77,10 @@ def same(store: Path) -> Iterator[Callable[[Ask], Any]]:
         ]
 
         def ask(question: Ask) -> Any:
-            answers = [_asked(lambda each=client: question(each.index("talks"))) for client in clients]
-            for other in others:
-                answers.append(
-                    _asked(
-                        lambda each=other: loop.run_until_complete(_awaited(question(each.index("talks"))))
-                    )
-                )
+            answers = [_asked(client, question) for client in clients]
+            answers += [
+                _asked(other, lambda i: loop.run_until_complete(_awaited(question(i)))) for other in others
+            ]
             assert all(answer == answers[0] for answer in answers[1:]), answers
             return answers[0]
 
@@ -96,9 +96,9 @@ async def _awaited(answer: Any) -> Any:
     return await answer
 
 
-def _asked(question: Callable[[], Any]) -> Any:
+def _asked(client: Any, question: Ask) -> Any:
     try:
-        return question()
+        return question(client.index("talks"))
     except scannery.ScanneryError as error:
         return type(error), error.message, error.field
 
@@ -178,6 +178,9 @@ def test_the_description_has_the_named_vectors(same: Callable[[Ask], Any]) -> No
     image, body = named["image"], named["body"]
     assert (image.dimensions, image.distance, image.encoder, image.from_) == (3, "dot", None, None)
     assert (body.dimensions, body.distance, body.encoder.model, body.from_) == (48, "cosine", MINILM, "text")
+    shown = same(lambda i: i.stats())._repr_html_()
+    assert "3 dimensions, dot, given;" in shown
+    assert f"48 dimensions, cosine, by {MINILM} from text" in shown
 
 
 def test_get_and_scan_return_them(store: Path) -> None:
@@ -193,6 +196,32 @@ def test_get_and_scan_return_them(store: Path) -> None:
         assert (bare.vectors, index.get(["bees"])[0].vectors) == ({}, {})  # type: ignore[union-attr]
         table = index.scan(vectors=True, order_by="id").to_arrow()
         assert table.column("vectors.image").to_pylist() == [None, [1, 0, 0], None, [0, 2, 0]]
+
+
+def test_json_over_http_has_plain_lists(tmp_path: Path) -> None:
+    with connected(tmp_path / "store", "embedded") as client:
+        client.create_index("images", named_vectors={"a": 2, "b": 3})
+    with serving(tmp_path / "store") as server:
+
+        def post(method: str, message: dict[str, Any]) -> Any:
+            request = Request(
+                f"http://127.0.0.1:{server.http_port}/scannery.v1.{method}",
+                json.dumps({"index": "images"} | message).encode(),
+                {"Content-Type": "application/json"},
+            )
+            with urlopen(request, timeout=60) as answer:
+                return json.load(answer)
+
+        vectors = {"a": {"values": [1, 0]}, "b": {"values": [0, 0.5, 0]}}
+        post("IndexService/Upsert", {"upserts": [{"datapoint": {"id": "1", "vectors": vectors}}]})
+        options = {"vectors": [{"name": "a", "weight": 2}], "returnVector": True}
+        found = post("SearchService/Search", {"query": {"vector": {"values": [1, 0]}}, "options": options})
+        [hit] = found["hits"]
+        assert hit["vectorScores"] == {"a": 1}
+        assert {*hit["datapoint"]["vectors"]} == {"a", "b"}
+        [point] = post("SearchService/Get", {"ids": ["1"], "returnVector": True})["datapoints"]
+        packed = base64.b64decode(point["vectors"]["b"]["packed"])
+        assert np.frombuffer(packed, "<f4").tolist() == [0, 0.5, 0]
 
 
 @pytest.mark.parametrize("wire", ["gRPC", "HTTP", "embedded"])
@@ -228,3 +257,12 @@ def test_they_are_written_in_every_form(wire: str, tmp_path: Path) -> None:
             with pytest.raises(InvalidArgumentError) as error:
                 index.upsert([{"id": "x", "vectors": wrong}])
             assert (error.value.field or "").startswith(f"upserts[0].datapoint.vectors.{field}")
+
+
+def test_a_field_called_vectors_of_an_index_without_them_is_like_any_other(tmp_path: Path) -> None:
+    with connected(tmp_path / "store", "embedded") as client:
+        spec = {"index": "rows", "source": {"id": "key", "vector": "v"}, "dynamic": True}
+        index = client.create_index(spec, dimensions=2)
+        record: Any = {"key": "a", "v": [1, 0], "vectors": 3}
+        index.upsert([record])
+        assert index.get(["a"])[0].attributes == {"vectors": 3}  # type: ignore[union-attr]

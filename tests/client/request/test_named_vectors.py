@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 import scannery
+from scannery.client.request import calls
 from scannery.client.request.named_vectors import build_choices
 from scannery.client.request.queries import build_options
+from scannery.client.request.scans import build_scan
 from scannery.client.request.specs import build_changes, build_spec
 from scannery.client.request.tables import table_rows
 from scannery.client.request.writes import build_updates, build_upserts
@@ -31,7 +33,7 @@ def spec_of(spec: Any, **parts: Any) -> dict[str, Any]:
 
 
 def test_a_string_is_a_model_and_a_number_the_dimensions() -> None:
-    given = {
+    given: dict[str, Any] = {
         "title": "model-a",
         "image": np.int64(512),
         "body": {"encoder": "model-b", "from": "text", "distance": "dot"},
@@ -130,7 +132,7 @@ def test_a_table_has_named_vectors_in_columns_or_in_a_struct() -> None:
         {"id": ["a", "b"], "vectors.title": [[1.0, 2.0], None], "vectors.image": [[3.0], [4.0]]}
     )
     for table in (wide, deep, frame, columns):
-        first, second = build_upserts(table_rows(table))  # type: ignore[arg-type]
+        first, second = build_upserts(table_rows(table))
         assert {name: each.packed for name, each in first.datapoint.vectors.items()} == {
             "title": packed(1, 2),
             "image": packed(3),
@@ -178,7 +180,18 @@ def test_a_wrong_choice_is_refused(given: Any, field: str) -> None:
 @pytest.mark.parametrize("option", ["using", "anns_field"])
 def test_a_newcomer_is_told_the_name(option: str) -> None:
     with pytest.raises(TypeError, match="it is 'vectors' here"):
-        build_options(3, **{option: "title"})
+        given: Any = {option: "title"}
+        build_options(3, **given)
+
+
+def test_reads_return_all_vectors_or_none() -> None:
+    assert calls.get("i", ["a"], vectors=True).request.return_vector
+    reads: list[Any] = [lambda: calls.get("i", ["a"], vectors=names), lambda: build_scan("i", vectors=names)]
+    names: Any = ["title"]
+    for read in reads:
+        with pytest.raises(scannery.InvalidArgumentError, match="must be True or False") as error:
+            read()
+        assert error.value.field == "vectors"
 
 
 def hits() -> scannery.Hits:
@@ -213,7 +226,7 @@ def test_a_table_of_hits_has_a_column_for_each_name_and_can_be_written_again() -
     assert table.column("vector_scores").to_pylist() == [1.0, None]
     assert "vector" not in table.column_names
     rows = table_rows(table.select(["id", "vectors.title", "vectors.body"]))
-    again = [upsert.datapoint for upsert in build_upserts(rows)]  # type: ignore[arg-type]
+    again = [upsert.datapoint for upsert in build_upserts(rows)]
     assert {name: each.packed for name, each in again[0].vectors.items()} == {
         "title": packed(1, 2),
         "body": packed(3),
