@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from scannery.indexer import IndexSpec, Manifest, SearchSettings
-from scannery.indexer.tuning.search_settings import TUNED_K
+from scannery.indexer import IndexSpec, Manifest
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.request.field_names import is_too_long
 from scannery.serving.request.filter import Node, parse_filter, unknown_name
-from scannery.serving.request.query import ByText, Query, WithSparse
+from scannery.serving.request.knobs import Knobs, parse_knobs
+from scannery.serving.request.query import ByText, Query, WithSparse, check_within
 from scannery.serving.request.vector_choice import (
     NO_CHOICE,
     ChosenVectors,
@@ -32,7 +32,6 @@ __all__ = [
     "Fusion",
     "FusionMethod",
     "Highlight",
-    "Knobs",
     "Mode",
     "Options",
     "Rerank",
@@ -88,39 +87,6 @@ class Highlight:
     """Whether the encoder chooses the sentence; None: if the index has one that can be used."""
     vectors: VectorChoice | None
     """The vectors with that encoder; None: there is none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
-    """ScaNN settings given by the caller; None: the tuned value."""
-
-    leaves: int | None = None
-    """Leaves to search."""
-    rescore: int | None = None
-    """Candidates to rescore with exact distances, for `k + offset` hits."""
-
-    @property
-    def given(self) -> bool:
-        """Whether any of them is set."""
-        return self != _TUNED
-
-    def over(self, tuned: SearchSettings | None, wanted: int) -> SearchSettings | None:
-        """Return the tuned settings with these in their place; None (an exact search) stays None.
-
-        Args:
-            tuned: settings of the segment.
-            wanted: hits of the query, `k + offset`. `rescore` applies to this number of hits; a search for more hits
-                rescores proportionally more candidates.
-
-        """
-        if tuned is None or not self.given:
-            return tuned
-        known = tuned.at(wanted)
-        rescore = math.ceil((self.rescore or known.rescore) * TUNED_K / max(TUNED_K, wanted))
-        return SearchSettings(leaves=self.leaves or known.leaves, rescore=rescore)
-
-
-_TUNED = Knobs()
 
 
 class CostClass(Enum):
@@ -217,15 +183,15 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     if mode == "lexical" and vectors.given:
         raise InvalidRequestError.at("vectors", "are for dense and hybrid search, the mode is lexical")
     options = Options(
-        k=_within("k", k, 1, limits.MAX_K),
-        offset=_within("offset", message.offset, 0, limits.MAX_OFFSET),
+        k=check_within("k", k, 1, limits.MAX_K),
+        offset=check_within("offset", message.offset, 0, limits.MAX_OFFSET),
         where=parse_filter(message.where, spec),
         max_per_group=max_per_group,
         group_by=group_by,
         min_score=_min_score(message),
         exact=message.exact,
         target_recall=_target_recall(message),
-        knobs=_knobs(message, k + message.offset),
+        knobs=parse_knobs(message, k + message.offset),
         explain=message.explain,
         fields=parse_fields(message.return_fields, spec, vector=message.return_vector),
         vectors=vectors,
@@ -284,9 +250,9 @@ def _rerank(message: pb.SearchOptions) -> Rerank | None:
         return None
     given, candidates, budget_s = message.rerank, limits.DEFAULT_RERANK_CANDIDATES, None
     if given.HasField("candidates"):
-        candidates = _within("rerank", given.candidates, 1, limits.MAX_RERANK_CANDIDATES)
+        candidates = check_within("rerank", given.candidates, 1, limits.MAX_RERANK_CANDIDATES)
     if given.HasField("time_budget_ms"):
-        budget_s = _within("rerank.time_budget_ms", given.time_budget_ms, 1, limits.MAX_RERANK_MS) / 1000
+        budget_s = check_within("rerank.time_budget_ms", given.time_budget_ms, 1, limits.MAX_RERANK_MS) / 1000
     return Rerank(candidates=candidates, time_budget_s=budget_s)
 
 
@@ -374,7 +340,7 @@ _METHODS: dict[int, FusionMethod] = {number: method for method, number in WIRE_M
 def _crowding(message: pb.SearchOptions, spec: IndexSpec) -> tuple[int | None, str]:
     if not message.HasField("crowding"):
         return None, "document_id"
-    most = _within("max_per_group", message.crowding.max_per_group, 1, limits.MAX_K)
+    most = check_within("max_per_group", message.crowding.max_per_group, 1, limits.MAX_K)
     group_by = message.crowding.group_by or "document_id"
     if group_by != "document_id":
         kind = spec.attributes.get(group_by)
@@ -407,26 +373,3 @@ def _target_recall(message: pb.SearchOptions) -> float | None:
             "target_recall", f"must be 0.5 to 0.999, got {message.target_recall:g}; `exact` has recall 1"
         )
     return message.target_recall
-
-
-def _knobs(message: pb.SearchOptions, wanted: int) -> Knobs:
-    if not message.HasField("knobs"):
-        return _TUNED
-    if message.HasField("target_recall"):
-        raise InvalidRequestError.at("knobs", "cannot be set together with `target_recall`")
-    given, leaves, rescore = message.knobs, None, None
-    if given.HasField("leaves"):
-        leaves = _within("knobs.leaves", given.leaves, 1, limits.MAX_LEAVES)
-    if given.HasField("rescore"):
-        rescore = _within("knobs.rescore", given.rescore, 1, limits.MAX_RESCORE)
-        if rescore < wanted:
-            raise InvalidRequestError.at(
-                "knobs.rescore", f"must be at least k + offset ({wanted}), got {rescore}"
-            )
-    return Knobs(leaves=leaves, rescore=rescore)
-
-
-def _within(field: str, value: int, least: int, most: int) -> int:
-    if not least <= value <= most:
-        raise InvalidRequestError.at(field, f"must be {least} to {most}, got {value}")
-    return value

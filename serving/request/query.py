@@ -40,6 +40,7 @@ __all__ = [
     "WithSparse",
     "check_count",
     "check_text",
+    "check_within",
     "count_queries",
     "parse_identifier",
     "parse_matrix",
@@ -255,6 +256,13 @@ def check_count(field: str, count: int, most: int) -> None:
     """Raise InvalidRequestError unless a list has 1 to `most` items."""
     if not 1 <= count <= most:
         raise InvalidRequestError.at(field, f"must have 1 to {most} items, got {count}")
+
+
+def check_within(field: str, value: int, least: int, most: int) -> int:
+    """Return a number; InvalidRequestError unless it is `least` to `most`."""
+    if not least <= value <= most:
+        raise InvalidRequestError.at(field, f"must be {least} to {most}, got {value}")
+    return value
 
 
 def check_text(text: str, path: str) -> str:

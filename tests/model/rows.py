@@ -52,6 +52,8 @@ ATTRIBUTES = {
 }
 NAMED = {"front": (5, "dot"), "back": (3, "squared_l2")}
 """Dimensions and distance of the named vectors."""
+NAMED_SHARES = {"front": 0.85, "back": 0.5}
+"""Shares of the rows that have them: where segments are searched by ScaNN, the vectors of one name are, too."""
 DYNAMIC = ["extra", "größe", "a.b"]
 """Names of attributes that the spec does not declare."""
 _ANYTHING: list[Any] = [
@@ -235,7 +237,11 @@ def random_vector(rng: random.Random, dimensions: int = DIMENSIONS) -> tuple[flo
 
 def random_vectors(rng: random.Random) -> dict[str, tuple[float, ...]]:
     """Return some of the named vectors."""
-    return {name: random_vector(rng, size) for name, (size, _) in NAMED.items() if rng.random() < 0.6}
+    return {
+        name: random_vector(rng, size)
+        for name, (size, _) in NAMED.items()
+        if rng.random() < NAMED_SHARES[name]
+    }
 
 
 def random_values(rng: random.Random) -> dict[str, Any]:

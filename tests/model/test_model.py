@@ -46,7 +46,7 @@ def test_random_operations_on_servers_that_are_killed() -> None:
     ],
 )
 def test_random_operations_on_segments_of_scann(distance: str, ops: int) -> None:
-    config = config_of(5) | {"distance": distance, "shards": 1, "scann": True}
+    config = config_of(5) | {"distance": distance, "shards": 1, "scann": True, "named": True}
     _succeed(replay(config, random_ops(distance, ops, {"merged": 2, "compacted": 2})))
 
 

@@ -17,12 +17,14 @@ from scannery.indexer import (
     build_segment,
     commit,
     expected_recall,
+    parse_spec,
     shard_of,
     store_segment,
     vector_column,
     vectors_array,
     written_schema,
 )
+from tests.served import MINILM, SENTENCES
 
 Vectors = Mapping[str, Sequence[np.ndarray | None]]
 
@@ -100,3 +102,56 @@ def publish_named(
         }
     )
     return commit(store, manifest)
+
+
+TITLES = {
+    "volcano": "Mountains of fire",
+    "bread": "Baking at home",
+}
+PICTURES = {
+    name: np.eye(3, dtype=np.float32)[row % 3] + row for row, name in enumerate(SENTENCES) if row != 1
+}
+"""All but the second sentence have one."""
+
+
+def make_told_store(folder: Path) -> Path:
+    """Return a store with `told`: named vectors only, of titles and texts by the real model, and given ones."""
+    from scannery.embed import Encoder
+
+    encoder = Encoder.load(MINILM, device="cpu")
+    spec = parse_spec(
+        {
+            "index": "told",
+            "source": {"id": "id", "text": "text", "title": "title"},
+            "lexical": True,
+            "attributes": {"letters": "int"},
+            "named_vectors": {
+                "title": {"encoder": {"model": MINILM}},
+                "body": {"encoder": {"model": MINILM}, "distance": "dot"},
+                "picture": {"dimensions": 3, "distance": "squared_l2"},
+            },
+        }
+    )
+    ids = list(SENTENCES)
+    titles = dict(zip(TITLES, encoder.encode_documents(list(TITLES.values())), strict=True))
+    vectors = {
+        "title": [titles.get(name) for name in ids],
+        "body": list(encoder.encode_documents(list(SENTENCES.values()))),
+        "picture": [PICTURES.get(name) for name in ids],
+    }
+    columns: dict[str, Sequence[Any]] = {
+        "title": [TITLES.get(name) for name in ids],
+        "text": list(SENTENCES.values()),
+        "letters": [len(text) for text in SENTENCES.values()],
+    }
+    fingerprint = encoder.fingerprint.to_dict()
+    publish_named(
+        Store.open(folder / "store", create=True),
+        spec,
+        named_table(spec, 0, ids, vectors, columns),
+        folder,
+        dimensions=0,
+        named={"title": 384, "body": 384, "picture": 3},
+        encoders={"title": fingerprint, "body": fingerprint},
+    )
+    return folder / "store"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scannery.indexer import CorruptError, Store, read_manifest
+from scannery.indexer.datapoints.named_vectors import NAMED_TYPE, vector_column
 from scannery.indexer.versions.versions import segment_key
 from scannery.pipelines.stages.old_rows import read_live_rows
 from scannery.pipelines.state.job import Job
@@ -53,3 +54,28 @@ def test_damage_in_a_column_is_found(built):
     path.write_bytes(data[:-1])
     with pytest.raises(CorruptError, match="size"):
         read_live_rows(entry, job, bucket, ["id"])
+
+
+def test_named_vectors_of_a_bucket_are_those_of_their_datapoints(write, tmp_path):
+    store = Store.open(tmp_path / "store", create=True)
+    records = [
+        record | ({"other": record["vector"][:3]} if record["n"] % 3 else {})
+        for record in vector_records(0, 60)
+    ]
+    run(
+        store,
+        write("a.jsonl", records),
+        spec={**VECTORS, "named_vectors": {"other": {"vector": "other", "dimensions": 3}}},
+    )
+    manifest = read_manifest(store, "vectors", 1)
+    job = Job(store_uri="unused", spec=manifest.spec, dimensions=manifest.dimensions, shards=1, fingerprint=None,
+              recipe={}, build_id="b", parent=1)  # fmt: skip
+    bucket = Store(store.uri, CountingBucket(Path(store.uri)))
+    columns = ["id", vector_column("other")]
+    table, _ = read_live_rows(manifest.segments[0], job, bucket, columns)
+    assert table.equals(read_live_rows(manifest.segments[0], job, store, columns)[0])
+    assert table.schema.field(columns[1]).type == NAMED_TYPE
+    found = {row["id"]: row[columns[1]] for row in table.to_pylist()}
+    assert found.keys() == {record["id"] for record in records}
+    for record in records:
+        assert found[record["id"]] == pytest.approx(record.get("other"))

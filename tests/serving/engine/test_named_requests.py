@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 
 import scannery
 from scannery.client.request.calls import search, search_many
-from scannery.indexer import Store, parse_spec
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ServingError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
@@ -21,61 +20,12 @@ from scannery.serving.services.search import Service
 from scannery.v1 import index_pb2, search_pb2_grpc
 from scannery.v1 import search_pb2 as pb
 from tests.served import MINILM, SENTENCES, serving
-from tests.serving.named_index import named_table, publish_named
-
-TITLES = {
-    "volcano": "Mountains of fire",
-    "bread": "Baking at home",
-}
-PICTURES = {
-    name: np.eye(3, dtype=np.float32)[row % 3] + row for row, name in enumerate(SENTENCES) if row != 1
-}
-"""All but the second sentence have one."""
+from tests.serving.named_index import PICTURES, TITLES, make_told_store
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a store with `told`: named vectors only, of titles and texts by the real model, and given ones."""
-    from scannery.embed import Encoder
-
-    folder = tmp_path_factory.mktemp("told")
-    encoder = Encoder.load(MINILM, device="cpu")
-    spec = parse_spec(
-        {
-            "index": "told",
-            "source": {"id": "id", "text": "text", "title": "title"},
-            "lexical": True,
-            "attributes": {"letters": "int"},
-            "named_vectors": {
-                "title": {"encoder": {"model": MINILM}},
-                "body": {"encoder": {"model": MINILM}, "distance": "dot"},
-                "picture": {"dimensions": 3, "distance": "squared_l2"},
-            },
-        }
-    )
-    ids = list(SENTENCES)
-    titles = dict(zip(TITLES, encoder.encode_documents(list(TITLES.values())), strict=True))
-    vectors = {
-        "title": [titles.get(name) for name in ids],
-        "body": list(encoder.encode_documents(list(SENTENCES.values()))),
-        "picture": [PICTURES.get(name) for name in ids],
-    }
-    columns: dict[str, Sequence[Any]] = {
-        "title": [TITLES.get(name) for name in ids],
-        "text": list(SENTENCES.values()),
-        "letters": [len(text) for text in SENTENCES.values()],
-    }
-    fingerprint = encoder.fingerprint.to_dict()
-    publish_named(
-        Store.open(folder / "store", create=True),
-        spec,
-        named_table(spec, 0, ids, vectors, columns),
-        folder,
-        dimensions=0,
-        named={"title": 384, "body": 384, "picture": 3},
-        encoders={"title": fingerprint, "body": fingerprint},
-    )
-    return folder / "store"
+    return make_told_store(tmp_path_factory.mktemp("told"))
 
 
 Call = Callable[[str, Any], Any]

@@ -223,8 +223,9 @@ def fused(
     *,
     method: str = "weighted_score",
     below: int | None = None,
+    others: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Return the fused scores of the best 200 rows of each name, as documented."""
+    """Return the fused scores of the best 200 rows of each name, as documented; of others as if they had no vector."""
     allowed = {i for i, n in zip(rows.ids, rows.n, strict=True) if below is None or n < below}
     everywhere = {name: rows.scores(name, query[name]) for name in weights}
     scores = {name: {i: s for i, s in own.items() if i in allowed} for name, own in everywhere.items()}
@@ -244,9 +245,27 @@ def fused(
         else:
             values = {}
         least = min([0.0, *values.values()])
-        for i in candidates:
-            total[i] += weight / sum(weights.values()) * values.get(i, least)
+        for i in {*candidates, *others}:
+            total[i] = total.get(i, 0.0) + weight / sum(weights.values()) * values.get(i, least)
     return total
+
+
+def test_hybrid_search_adds_words_to_the_sum_of_the_vectors(index: Made) -> None:
+    words = [i for i in index.rows.ids if int(i[1:]) % 50 == 3]
+    query = scannery.Sparse({3: 1.0}, SIX_D)
+    for alpha in (0.3, 0.8):
+        hits = index.hits(query, TWO, k=400, mode="hybrid", alpha=alpha, exact=True)
+        dense = fused(index.rows, dict.fromkeys(TWO, SIX_D), TWO)
+        whole = fused(index.rows, dict.fromkeys(TWO, SIX_D), TWO, others=words)
+        expected = {i: alpha * score + (1 - alpha) * (i in words) for i, score in whole.items()}
+        assert len(hits) == 400
+        for hit in hits[:200]:
+            i = hit.datapoint.id
+            assert hit.score == pytest.approx(expected[i], rel=1e-3, abs=1e-4)
+            assert hit.HasField("dense_score") == (i in dense)
+            assert hit.HasField("lexical_score") == (i in words)
+            assert hit.dense_score == pytest.approx(dense.get(i, 0.0), rel=1e-3, abs=1e-4)
+        assert [hit.datapoint.id for hit in hits[:50]] == ranked(expected)[:50]
 
 
 SIX_D = clustered(1, 6, seed=78)[0]

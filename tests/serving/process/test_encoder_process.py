@@ -24,6 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import scannery
 from scannery.cli.commands.top import parse_metrics
 from scannery.cli.main import main
+from scannery.client.request.calls import search
 from scannery.embed import Encoder
 from scannery.indexer import Store, parse_spec, read_manifest
 from scannery.serving import (
@@ -36,8 +37,10 @@ from scannery.serving import (
     ServerConfig,
 )
 from scannery.serving.security import KeyFile
+from scannery.v1.search_pb2_grpc import SearchServiceStub
 from tests.data import ROOT, datapoints
 from tests.served import MINILM, SENTENCES, TEXTS, copied, publish_version
+from tests.serving.named_index import make_told_store
 from tests.serving.process.test_supervisor import children, wait_until
 
 _LABELS = (("method", "Embed"), ("index", ""), ("plan", ""), ("code", "OK"))
@@ -158,6 +161,20 @@ def test_a_server_uses_it_and_never_loads_a_model(
         assert client.index("texts").embed(["a"], kind="document").shape == (1, 384)
         for pid in children(server.pid):
             assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_texts_are_encoded_for_named_vectors(tmp_path: Path) -> None:
+    store = make_told_store(tmp_path)
+    config = EncoderConfig(store=str(store), listen="127.0.0.1:0", device="cpu")
+    message = search("told", "mountains that burn", 1, mode="dense").request
+    message.options.vectors.add(name="title")
+    with (
+        EncoderServer(config) as process,
+        serving_with(store, process.address) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        [hit] = SearchServiceStub(channel).Search(message, timeout=60).hits
+    assert (hit.datapoint.id, dict(hit.vector_scores)) == ("volcano", {"title": hit.score})
 
 
 def test_texts_are_cut_by_the_tokenizer_of_the_encoder(
