@@ -159,6 +159,6 @@ def test_values_become_json() -> None:
         "i": np.int32(4),
     }
     assert json_value(given) == {
-        "a": [1, 2.5, True, None], "t": "2020-01-02T00:00:00+00:00", "d": 1.5, "n": None, "b": None,
+        "a": [1, 2.5, True, None], "t": "2020-01-02T00:00:00+00:00", "d": 1.5, "n": None,
         "3": [str(one)], "i": 4,
     }  # fmt: skip
