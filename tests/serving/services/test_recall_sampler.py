@@ -56,7 +56,8 @@ def test_it_looks_at_one_of_the_queries_of_a_call(asked: str) -> None:
     sampler.stop()
 
 
-def test_queries_with_a_filter_each_are_left_alone() -> None:
+@pytest.mark.parametrize("change", ["where_each", "vectors"])
+def test_queries_with_a_filter_each_or_named_vectors_are_left_alone(change: str) -> None:
     sampler = RecallSampler(
         lambda request, deadline: search_pb2.SearchResponse(),
         ServerMetrics(),
@@ -66,7 +67,10 @@ def test_queries_with_a_filter_each_are_left_alone() -> None:
         random=lambda: 0.0,
     )
     request = search_many("i", VECTORS, 3).request
-    request.where_each.add()
+    if change == "vectors":
+        request.options.vectors.add(name="title")
+    else:
+        request.where_each.add()
     sampler.offer(request)
     assert not sampler._waiting
     sampler.stop()
