@@ -68,7 +68,13 @@ def test_named_vectors_are_told_with_how_often_they_are_filled(tmp_path, capsys)
     ]
     spec = tmp_path / "spec.yaml"
     spec.write_text("\n".join(lines))
-    own = [{"name": "Harbours"}, {"given": [0.5] * 384}, {"picture": [1, 2]}, {"picture": [1]}, {}]
+    own: list[dict[str, Any]] = [
+        {"name": "Harbours"},
+        {"given": [0.5] * 384},
+        {"picture": [1, 2]},
+        {"picture": [1]},
+        {},
+    ]
     data = write(tmp_path / "n.jsonl", [note | more for note, more in zip(NOTES, own, strict=True)])
     status, out = run(capsys, "check", str(spec), "--json", "--input", data)
     assert status == 1
