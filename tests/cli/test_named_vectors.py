@@ -155,3 +155,17 @@ def test_columns_and_fields_of_the_spec_are_read(tmp_path: Path, capsys: pytest.
         "b": {"colour": [1, 1]},
         "c": {"colour": [3, 4], "shape": [0, 0, 1]},
     }
+
+
+def test_a_build_suggests_a_search_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, file = tmp_path / "spec.yaml", tmp_path / "a.jsonl"
+    spec.write_text(
+        "index: talks\nsource: {id: id, title: title, text: text}\n"
+        "named_vectors: {title: {encoder: {model: sentence-transformers/all-MiniLM-L6-v2}}, image: {dimensions: 3}}\n"
+    )
+    file.write_text(json.dumps({"id": "a", "title": "Bees", "text": "hives"}))
+    status, out, err = run(capsys, "build", spec, "--input", file, "--store", tmp_path / "store")
+    assert (status, err) == (0, "")
+    assert 'Next: scannery search "…" --index talks' in out
+    status, out, err = run(capsys, "search", "insects", "--index", "talks", "--store", tmp_path / "store")
+    assert (status, "Bees" in out) == (0, True), err
