@@ -101,7 +101,7 @@ def _has_restored_rows(before: SegmentEntry, now: SegmentEntry, job: Job, store:
 
 def _deleted_since(before: SegmentEntry, now: SegmentEntry, job: Job, store: Store) -> set[str]:
     """Return the ids of rows that were deleted since the compaction began."""
-    if before.keys == now.keys:
+    if before.labelled_keys == now.labelled_keys:
         return set()
     table, rows_N = read_live_rows(before, job, store, ["id"])
     gone_N = np.isin(rows_N, read_deleted(store, job.index, now))
