@@ -287,3 +287,22 @@ def test_vectors_that_move_to_another_name_are_a_change(store: Store, write: Wri
         report = run(store, write("a.jsonl", written), spec=spec, mode=mode)
         assert not report.up_to_date
         assert {name for vectors in named_of(store).values() for name in vectors} == {name}
+
+
+def test_a_compaction_keeps_named_vectors_that_a_build_has_changed_meanwhile(
+    store: Store, write: Write, monkeypatch: pytest.MonkeyPatch
+):
+    spec = {**GIVEN, "vectors": "optional"}
+    records = given_records(0, 30)
+    textless = [
+        {key: value for key, value in record.items() if key != "vector"} for record in given_records(30, 60)
+    ]
+    run(store, write("a.jsonl", [*records, *textless]), spec=spec)
+    with scannery.connect(store.uri) as client:
+        client.index("vectors").delete(["d59"])
+    seal(store, "vectors")
+    changed = [record | {"image": [1.0, 2.0, float(number)]} for number, record in enumerate(records)]
+    overtake(monkeypatch, lambda: run(store, write("b.jsonl", changed), spec=spec))
+    compact("vectors", store.uri)
+    assert named_of(store) == expected([*changed, *textless[:-1]])
+    assert verify(store, "vectors").problems == ()
