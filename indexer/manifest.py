@@ -123,6 +123,17 @@ class SegmentEntry(_Record):
         """Keys of the segment's files. Entries with equal keys have the same live rows."""
         return tuple(file.key for file in self.files)
 
+    @property
+    def labelled_keys(self) -> tuple[str, ...]:
+        """Keys of the segment's files, those of named vectors with their name: equal only if all vectors are, too.
+
+        Vectors that move from one name to another are the same file.
+        """
+        return (
+            *self.model_copy(update={"named": {}}).keys,
+            *(f"{name}:{own.key}" for name, own in self.named.items()),
+        )
+
 
 def documents_in(entries: Sequence[SegmentEntry]) -> int | None:
     """Return the number of documents in the segments of a build; None where it is not known.

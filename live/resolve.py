@@ -26,7 +26,7 @@ from scannery.indexer import (
 from scannery.indexer.datapoints.declaring import rows_with_dynamic
 from scannery.indexer.datapoints.dynamic import changed_dynamic
 from scannery.indexer.datapoints.named_vectors import is_vector_column
-from scannery.live.log.records import Mutation, named_digests, with_words
+from scannery.live.log.records import Mutation, encoder_digest, named_digests, rows_fit
 from scannery.live.memtable import LiveState
 from scannery.live.named_encoding import VectorsOf, encode_again
 from scannery.live.prepare import PreparedUpsert
@@ -58,18 +58,25 @@ def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
         ConditionError: a condition does not hold.
         UnknownDatapointError: a partial update names a datapoint that does not exist.
         InvalidRequestError: two items write the same datapoint.
+        FormatError: the index has got another encoder or other dimensions since the batch was prepared.
 
     """
     for item in upsert.conditional:
         _check(item.condition, _places(state, item.id), item.id, f"{item.path}.condition")
-    spec = state.manifest.spec
+    manifest = state.manifest
     vectors_of = None if upsert.vectors is None else upsert.vectors.known
     changed = [_changed(item, state, upsert.known, vectors_of) for item in upsert.partial]
     if not changed:
         return upsert.mutation
-    whole = with_words(upsert.mutation, spec)
-    rows = pa.concat_tables([whole.rows, *changed])
-    mutation = replace(whole, rows=rows, known_hashes=None)
+    # The index may have got another spec since the batch was prepared; changed rows have the columns of the new one.
+    whole = rows_fit(upsert.mutation, manifest, sequence=state.sequence + 1, new=True)
+    mutation = replace(
+        whole,
+        rows=pa.concat_tables([whole.rows, *changed]),
+        known_hashes=None,
+        encoder=encoder_digest(manifest),
+        named_encoders=named_digests(manifest),
+    )
     if len(set(mutation.ids)) < len(mutation.ids):
         raise InvalidRequestError.at("upserts", "two of them would write the same datapoint")
     return mutation

@@ -250,7 +250,7 @@ def _check_log(job: Job, store: Store, parent: Manifest | None, manifest: Manife
 
 def _is_same(one: Manifest, other: Manifest) -> bool:
     names = ("encoder", "dimensions", "named_vectors", "shards")
-    keys = [sorted(entry.keys for entry in manifest.segments) for manifest in (one, other)]
+    keys = [sorted(entry.labelled_keys for entry in manifest.segments) for manifest in (one, other)]
     if keys[0] != keys[1] or any(getattr(one, name) != getattr(other, name) for name in names):
         return False
     # As stored: a default that a build has filled in may be one that a manifest leaves out.

@@ -77,16 +77,16 @@ def _carried(
     store: Store,
 ) -> Sequence[SegmentEntry]:
     """Return the segments of a shard: the merged one and later ones, or the current ones if it stays as it is."""
-    merged = {entry.key for entry in before}
-    known = {entry.key: entry for entry in now}
+    merged = {entry.content for entry in before}
+    known = {entry.content: entry for entry in now}
     if not merged <= known.keys() or any(
-        _has_restored_rows(entry, known[entry.key], job, store) for entry in before
+        _has_restored_rows(entry, known[entry.content], job, store) for entry in before
     ):
         return now
     gone: set[str] = set()
     for entry in before:
-        gone |= _deleted_since(entry, known[entry.key], job, store)
-    added = [entry for entry in now if entry.key not in merged]
+        gone |= _deleted_since(entry, known[entry.content], job, store)
+    added = [entry for entry in now if entry.content not in merged]
     marked = [_without(entry, gone, job, store) for entry in outcome.entries] if gone else outcome.entries
     return [*(entry for entry in marked if entry.live_rows), *added]
 
@@ -101,7 +101,7 @@ def _has_restored_rows(before: SegmentEntry, now: SegmentEntry, job: Job, store:
 
 def _deleted_since(before: SegmentEntry, now: SegmentEntry, job: Job, store: Store) -> set[str]:
     """Return the ids of rows that were deleted since the compaction began."""
-    if before.keys == now.keys:
+    if before.labelled_keys == now.labelled_keys:
         return set()
     table, rows_N = read_live_rows(before, job, store, ["id"])
     gone_N = np.isin(rows_N, read_deleted(store, job.index, now))

@@ -38,9 +38,9 @@ def removals(
     unknown: dict[str, int | None] = {"removed_datapoints": None, "dropped_live": None}
     if job.mode != "full" or parent is None:
         return {}
-    shared = {entry.keys for entry in parent.segments} & {entry.keys for entry in entries}
-    old = [entry for entry in parent.segments if entry.keys not in shared]
-    new = [entry for entry in entries if entry.keys not in shared]
+    shared = {entry.labelled_keys for entry in parent.segments} & {entry.labelled_keys for entry in entries}
+    old = [entry for entry in parent.segments if entry.labelled_keys not in shared]
+    new = [entry for entry in entries if entry.labelled_keys not in shared]
     if sum(entry.rows for entry in (*old, *new)) > MOST_ROWS:
         return unknown
     try:

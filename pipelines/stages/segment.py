@@ -71,7 +71,7 @@ def update_key(
     changes: Sequence[object] = (),
 ) -> str:
     """Return the hash of everything that a shard's segments are made from in an update, its old segments included."""
-    keys = [entry.keys for entry in base]
+    keys = [entry.labelled_keys for entry in base]
     # Left out while unset, so that segments of earlier releases are found.
     dynamic = ["dynamic"] if job.spec.dynamic else []
     return key_of("update", shard_key(job, shard, rows), job.spec.attributes, keys, changes, *dynamic)

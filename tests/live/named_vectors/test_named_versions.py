@@ -29,6 +29,7 @@ from scannery.indexer import (
     segment_key,
     verify,
 )
+from scannery.live.log.mutation_log import Request
 from scannery.live.log.records import Mutation, decode, encode, rows_fit
 from scannery.live.maintenance.backup import restore, snapshot
 from scannery.live.maintenance.merge import merge
@@ -113,6 +114,26 @@ def test_names_are_not_changed_or_removed(
         index.alter(named_vectors=changes)
     assert caught.value.field == f"changes.named_vectors.{field}".rstrip(".") or not field
     assert index.alter(named_vectors=TITLE).index.version == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"named_vectors": {"more": {"dimensions": 2}}}, {"attributes": {"more": "string"}}]
+)
+def test_a_batch_with_masks_is_written_though_the_spec_has_just_changed(
+    index: Named, change: dict[str, Any]
+) -> None:
+    index.upsert(point(1))
+    catalog, request = index.catalog, pb.UpsertRequest(index="named")
+    changed = datapoint(id="d1", vectors={"title": [4, 1, 0]})
+    request.upserts.add(datapoint=changed, update_mask={"paths": ["vectors.title"]})
+    request.upserts.add(datapoint=datapoint(**point(2)))
+    manifest = catalog.manifest("named")
+    prepared = prepare(
+        parse_upsert(request, manifest, Deadline.after(60)), manifest, catalog.encoders, Deadline.after(60)
+    )
+    index.alter(**change)
+    catalog.live("named").upsert(prepared, Request(""), Deadline.after(60))
+    assert index.vectors() == titles(2) | {"d1": {"title": [4, 1, 0]}}
 
 
 def test_vectors_from_before_a_rollback_return_with_their_name(path: Path, store: Store) -> None:

@@ -275,3 +275,34 @@ def test_an_index_of_named_vectors_alone(store: Store, write: Write):
     assert (report.passages, report.dimensions) == (20, 0)
     assert named_of(store) == expected(records)
     assert verify(store, "vectors").problems == ()
+
+
+@pytest.mark.parametrize("mode", ["upsert", "full"])
+def test_vectors_that_move_to_another_name_are_a_change(store: Store, write: Write, mode: str):
+    named = {name: {"vector": f"{name}_vector", "dimensions": 8} for name in ("title", "image")}
+    spec = {**GIVEN, "named_vectors": named}
+    records = vector_records(0, 20)
+    for name in named:
+        written = [record | {f"{name}_vector": record["vector"]} for record in records]
+        report = run(store, write("a.jsonl", written), spec=spec, mode=mode)
+        assert not report.up_to_date
+        assert {name for vectors in named_of(store).values() for name in vectors} == {name}
+
+
+def test_a_compaction_keeps_named_vectors_that_a_build_has_changed_meanwhile(
+    store: Store, write: Write, monkeypatch: pytest.MonkeyPatch
+):
+    spec = {**GIVEN, "vectors": "optional"}
+    records = given_records(0, 30)
+    textless = [
+        {key: value for key, value in record.items() if key != "vector"} for record in given_records(30, 60)
+    ]
+    run(store, write("a.jsonl", [*records, *textless]), spec=spec)
+    with scannery.connect(store.uri) as client:
+        client.index("vectors").delete(["d59"])
+    seal(store, "vectors")
+    changed = [record | {"image": [1.0, 2.0, float(number)]} for number, record in enumerate(records)]
+    overtake(monkeypatch, lambda: run(store, write("b.jsonl", changed), spec=spec))
+    compact("vectors", store.uri)
+    assert named_of(store) == expected([*changed, *textless[:-1]])
+    assert verify(store, "vectors").problems == ()
