@@ -266,3 +266,22 @@ def test_a_field_called_vectors_of_an_index_without_them_is_like_any_other(tmp_p
         record: Any = {"key": "a", "v": [1, 0], "vectors": 3}
         index.upsert([record])
         assert index.get(["a"])[0].attributes == {"vectors": 3}  # type: ignore[union-attr]
+
+
+def test_queries_by_words_and_by_the_only_name_can_be_asked_together(tmp_path: Path) -> None:
+    with scannery.connect(tmp_path / "store", create=True) as client:
+        index = client.create_index("pictures", lexical=True, named_vectors={"image": {"dimensions": 2}})
+        index.upsert(
+            [
+                {"id": "red", "text": "a red apple", "vectors": {"image": [1, 0]}},
+                {"id": "green", "text": "a green apple", "vectors": {"image": [0, 1]}},
+            ]
+        )
+        queries: list[Any] = ["red apple", [0.6, 0.8]]
+        words, image = index.search_many(queries)
+        assert [(hits.mode, [hit.id for hit in hits]) for hits in (words, image)] == [
+            ("lexical", ["red", "green"]),
+            ("dense", ["green", "red"]),
+        ]
+        assert [hit.vector_scores for hit in words] == [{}, {}]
+        assert [hit.vector_scores for hit in image] == [{"image": hit.score} for hit in image]
