@@ -60,7 +60,9 @@ class NamedVectors:
         """Return the rows of datapoints for numbers of vectors, int64, of any shape; NO_ROW stays."""
         if not len(self.rows_V):
             return found
-        rows: np.ndarray = np.where(found == NO_ROW, NO_ROW, self.rows_V[found])
+        rows: np.ndarray = self.rows_V[found]
+        if found.size and found.min() == NO_ROW:
+            rows[found == NO_ROW] = NO_ROW
         return rows
 
     def numbers(self, rows_R: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ from scannery.serving.engine.wire_fields import (
     NO_FIELDS,
     framed,
     score_fields,
+    score_head,
     vector_bytes,
     vector_fields,
     with_fields,
@@ -56,6 +57,7 @@ _ENTRY_KEY = 1
 _OFFSETS = ("text_start", "text_end", "time_start_s", "time_end_s")
 _NO_VECTORS = np.zeros((0, 0), np.uint8)
 _NOTHING = np.zeros(0, np.uint8)
+_NOTHING.setflags(write=False)  # as the heads of names
 SPARE_BYTES = 4096
 """Added to the room for hits, which may be larger than those before."""
 MOST_GUESSED_BYTES = 16 << 20
@@ -118,6 +120,8 @@ class Hydrator:
         self._segments = segments
         self._names = tuple(spec.named_vectors) if fields.vector else ()
         self._scored = scored
+        self._score_head = np.frombuffer(score_head(scored[0]), np.uint8) if len(scored) == 1 else _NOTHING
+        """Of the only entry of `Hit.vector_scores`, which where one vector is searched has the value of `score`."""
         self._spec = spec
         self._fields = fields
         self._group_by = group_by
@@ -130,20 +134,22 @@ class Hydrator:
         whole = rankings[0] if len(rankings) == 1 else _joined(rankings)
         if not len(whole):
             return Written(_NOTHING, np.zeros(len(rankings) + 1, np.int64))
-        data_B, starts_H = self._put(whole, _scores(whole))
-        if self._names or self._scored:
-            data_B, starts_H = self._with_named(data_B, starts_H, whole.segments, whole.rows, whole.by_vector)
+        alone = self._is_alone(whole)
+        data_B, starts_H = self._put(whole, _scores(whole), self._score_head if alone else _NOTHING)
+        if self._names or (self._scored and not alone):
+            by_vector_HS = None if alone else whole.by_vector
+            data_B, starts_H = self._with_named(data_B, starts_H, whole.segments, whole.rows, by_vector_HS)
         ends_Q = np.cumsum([len(ranking) for ranking in rankings])
         return Written(data_B, _bounds(data_B, starts_H, ends_Q))
 
     def block(self, number: int, rows_QK: np.ndarray, scores_QK: np.ndarray) -> Written:
         """Return the hits of each query: K rows of one segment, int64 and float32 (Q, K). Cheaper than rankings."""
         queries, k = rows_QK.shape
-        data_B, starts_H = self._put_one(number, rows_QK.reshape(-1), scores_QK.reshape(1, -1))
-        if (self._names or self._scored) and len(starts_H):
+        rows_H = rows_QK.reshape(-1)
+        data_B, starts_H = self._put_one(number, rows_H, scores_QK.reshape(1, -1), self._score_head)
+        if self._names and len(starts_H):
             numbers_H = np.full(rows_QK.size, number, np.int64)
-            rows_H, scores_H1 = rows_QK.reshape(-1), scores_QK.reshape(-1, 1)
-            data_B, starts_H = self._with_named(data_B, starts_H, numbers_H, rows_H, scores_H1)
+            data_B, starts_H = self._with_named(data_B, starts_H, numbers_H, rows_H, None)
         if queries == 1:
             return Written(data_B, None)
         return Written(data_B, _bounds(data_B, starts_H, k * np.arange(1, queries + 1)))
@@ -163,23 +169,31 @@ class Hydrator:
             InvalidRequestError: they have more than MAX_ANSWER_BYTES.
 
         """
-        data_B, starts_H = self._put(places, np.zeros((0, len(places)), np.float32))
+        data_B, starts_H = self._put(places, np.zeros((0, len(places)), np.float32), _NOTHING)
         if self._names:
             data_B, starts_H = self._with_named(
                 data_B, starts_H, places.segments, places.rows, None, as_hits=False
             )
         return data_B, np.append(starts_H - starts_H[0], len(data_B))
 
-    def _put(self, whole: Ranking, scores_SH: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _is_alone(self, whole: Ranking) -> bool:
+        """Return whether each hit has one named score, which is its score: none is of a search with words."""
+        if whole.by_vector is None or len(self._scored) != 1:
+            return False
+        return whole.dense is None and whole.lexical is None and not np.isnan(whole.by_vector).any()
+
+    def _put(
+        self, whole: Ranking, scores_SH: np.ndarray, named_B: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return what `_put_one` does, of any number of segments."""
         first = whole.segments[0]
         if len(self._segments) == 1 or (whole.segments == first).all():
-            return self._put_one(int(first), whole.rows, scores_SH)
+            return self._put_one(int(first), whole.rows, scores_SH, named_B)
         sizes_H, parts = np.empty(len(whole), np.int64), []
         for number in np.unique(whole.segments).tolist():
             places_P = np.flatnonzero(whole.segments == number)
             part_SP = np.ascontiguousarray(scores_SH[:, places_P])
-            part_B, starts_P = self._put_one(number, whole.rows[places_P], part_SP)
+            part_B, starts_P = self._put_one(number, whole.rows[places_P], part_SP, named_B)
             sizes_H[places_P] = np.diff(starts_P, append=starts_P[0] + len(part_B))
             parts.append((part_B, starts_P, places_P))
         ends_H = np.cumsum(sizes_H)
@@ -211,7 +225,7 @@ class Hydrator:
         return with_fields(data_B, starts_H, of_datapoints, of_hits, whole=as_hits)
 
     def _put_one(
-        self, number: int, rows_H: np.ndarray, scores_SH: np.ndarray
+        self, number: int, rows_H: np.ndarray, scores_SH: np.ndarray, named_B: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return hits of one segment on the wire, and where each of them starts in a buffer that ends with them."""
         layout, rows_H = self._layout(number, rows_H)
@@ -220,7 +234,7 @@ class Hydrator:
         while True:
             out_B = np.empty(size, np.uint8)
             try:
-                first = wire_kernels.write_hits(*layout, rows_H, scores_SH, starts_H, out_B)
+                first = wire_kernels.write_hits(*layout, named_B, rows_H, scores_SH, starts_H, out_B)
             except BufferError as error:  # these are larger than those before
                 if size >= MAX_ANSWER_BYTES:
                     raise _too_large() from error

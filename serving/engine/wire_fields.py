@@ -1,7 +1,7 @@
 """Fields on the wire: how they are framed, and those of named vectors, added to hits that are written already.
 
-Most indexes have no named vectors, so the kernel that writes hits does not know of them: their fields are put behind
-the others of a datapoint or a hit, with new lengths in front.
+Most indexes have no named vectors, so the kernel that writes hits knows only of the score by one of them: other fields
+are put behind those of a datapoint or a hit, with new lengths in front.
 
 Shapes: H hits, P hits that have a field, B bytes, S vectors of the search.
 """
@@ -24,6 +24,7 @@ __all__ = [
     "Added",
     "framed",
     "score_fields",
+    "score_head",
     "varint",
     "vector_bytes",
     "vector_fields",
@@ -100,12 +101,10 @@ def score_fields(names: Sequence[str], scores_HS: np.ndarray) -> Added:
         scores_HS: float32.
 
     """
-    if len(names) == 1 and not np.isnan(scores_HS).any():
-        return _one_score(names[0], scores_HS)
     fields = []
     for name, scores_H in zip(names, scores_HS.T, strict=True):
         hits = np.flatnonzero(~np.isnan(scores_H))
-        head = _score_head(name)
+        head = score_head(name)
         fields.append(_Field(hits, head, scores_H[hits].astype("<f4")[:, None].view(np.uint8)))
     return _added(fields, len(scores_HS))
 
@@ -144,17 +143,9 @@ def _vector_head(name: str, dimensions: int) -> bytes:
     return entry[: len(entry) - size]
 
 
-def _one_score(name: str, scores_H1: np.ndarray) -> Added:
-    """Return the field of hits that all have one score, for a fraction of the general cost."""
-    head = np.frombuffer(_score_head(name), np.uint8)
-    data_HB = np.empty((len(scores_H1), len(head) + 4), np.uint8)
-    data_HB[:, : len(head)] = head
-    data_HB[:, len(head) :] = np.ascontiguousarray(scores_H1, "<f4").view(np.uint8)
-    return Added(data_HB.reshape(-1), np.arange(len(scores_H1) + 1) * data_HB.shape[1])
-
-
 @lru_cache(maxsize=256)
-def _score_head(name: str) -> bytes:
+def score_head(name: str) -> bytes:
+    """Return what precedes the value of an entry of `vector_scores`."""
     entry = framed(_KEY, name.encode()) + bytes([_VALUE << 3 | _FIXED32]) + bytes(4)
     return framed(Hit.VECTOR_SCORES_FIELD_NUMBER, entry)[:-4]
 

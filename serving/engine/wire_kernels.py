@@ -255,6 +255,7 @@ def write_hits(
     groups_G7: np.ndarray,
     heads_B: np.ndarray,
     vectors_NV: np.ndarray,
+    named_B: np.ndarray,
     rows_H: np.ndarray,
     scores_SH: np.ndarray,
     starts_H: np.ndarray,
@@ -272,6 +273,7 @@ def write_hits(
         groups_G7: the column of `Hit.group`, if any.
         heads_B: heads of the columns, uint8.
         vectors_NV: float32 vectors as bytes; V = 0 leaves them out.
+        named_B: head of the entry of `vector_scores` with the value of `score`, uint8; empty: there is none.
         rows_H: rows of the hits.
         scores_SH: float32: `score`, and, if S > 1, `dense_score`, `lexical_score` and `rerank_score`; NaN: unset.
         starts_H: output: the offset of each hit, int64.
@@ -290,6 +292,8 @@ def write_hits(
             if _is_set(bytes_B, groups_G7[group], row):
                 at = _put_value(bytes_B, ints_B, longs_B, groups_G7[group], row, out_B, at)
                 at = _put_tag(out_B, at, _HIT_GROUP, end)
+        if named_B.shape[0] > 0:
+            at = _put_bytes(out_B, _put_fixed32(out_B, at, bits_SH[0, hit]), named_B, 0, named_B.shape[0])
         for kind in range(scores_SH.shape[0] - 1, -1, -1):
             if not np.isnan(scores_SH[kind, hit]):
                 at = _put_fixed32(out_B, at, bits_SH[kind, hit])

@@ -277,3 +277,22 @@ def test_a_fusion_without_words_is_that_of_the_vectors(tmp_path: Path) -> None:
         assert hits[0].score == pytest.approx(1 / 61)
         with pytest.raises(scannery.FailedPreconditionError, match="has no words"):
             points.search([1, 0], vectors=["a", "b"], alpha=0.5)
+
+
+def test_queries_by_words_and_by_the_only_name_can_be_asked_together(tmp_path: Path) -> None:
+    with scannery.connect(tmp_path / "store", create=True) as client:
+        index = client.create_index("pictures", lexical=True, named_vectors={"image": {"dimensions": 2}})
+        index.upsert(
+            [
+                {"id": "red", "text": "a red apple", "vectors": {"image": [1, 0]}},
+                {"id": "green", "text": "a green apple", "vectors": {"image": [0, 1]}},
+            ]
+        )
+        queries: list[Any] = ["red apple", [0.6, 0.8]]
+        words, image = index.search_many(queries)
+        assert [(hits.mode, [hit.id for hit in hits]) for hits in (words, image)] == [
+            ("lexical", ["red", "green"]),
+            ("dense", ["green", "red"]),
+        ]
+        assert [hit.vector_scores for hit in words] == [{}, {}]
+        assert [hit.vector_scores for hit in image] == [{"image": hit.score} for hit in image]
