@@ -42,7 +42,13 @@ def sampled_vectors(index: Index) -> list[np.ndarray]:
     """Return vectors near stored ones: those that random directions find, moved a little."""
     from scannery.pipelines.evaluation.recall import near_vectors
 
-    dimensions = index.stats().dimensions
+    info = index.stats()
+    dimensions = info.dimensions
+    if not dimensions and info.named_vectors:
+        raise typer.BadParameter(
+            f"index {index.name!r} has no unnamed vector, near which queries could be; give some by --queries "
+            "(`scannery index show` has the recall of each named vector)"
+        )
     if not dimensions:
         raise typer.BadParameter(f"index {index.name!r} has no vectors")
     directions = np.random.default_rng(0).standard_normal((BATCH, dimensions)).astype(np.float32)

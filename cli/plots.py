@@ -21,7 +21,7 @@ __all__ = ["check_plot", "plot_curves", "plot_evaluation"]
 
 
 def plot_curves(manifest: Manifest, path: Path) -> None:
-    """Draw the recall curve of each ScaNN segment, with the target, to an image file.
+    """Draw the recall curve of each ScaNN segment, those of named vectors too, with the target, to an image file.
 
     Raises:
         typer.BadParameter: matplotlib is not installed, every segment is searched exactly, or matplotlib does not know
@@ -29,7 +29,13 @@ def plot_curves(manifest: Manifest, path: Path) -> None:
         OSError: the file cannot be written.
 
     """
-    curves = [(entry.shard, entry.curve) for entry in manifest.segments if entry.curve]
+    each = [("", manifest), *((f"{name}, ", manifest.of_vectors(name)) for name in manifest.named_vectors)]
+    curves = [
+        (f"{front}shard {entry.shard}", entry.curve)
+        for front, vectors in each
+        for entry in vectors.segments
+        if entry.curve
+    ]
     if not curves:
         raise typer.BadParameter(
             "nothing to plot: every segment is small and searched exactly, so recall is 1",
@@ -37,8 +43,8 @@ def plot_curves(manifest: Manifest, path: Path) -> None:
         )
     figure = _figure()
     axes = figure.add_subplot()
-    for shard, curve in curves:
-        axes.plot([p.query_us for p in curve], [p.recall for p in curve], marker="o", label=f"shard {shard}")
+    for label, curve in curves:
+        axes.plot([p.query_us for p in curve], [p.recall for p in curve], marker="o", label=label)
     axes.axhline(manifest.spec.target_recall, color="gray", linestyle="--", label="target")
     axes.set(
         xscale="log",

@@ -15,6 +15,7 @@ import pytest
 from scannery.indexer import (
     IndexSpec,
     Manifest,
+    NamedVectorsInfo,
     Store,
     build_segment,
     commit,
@@ -86,8 +87,15 @@ def publish(store: Store, spec: IndexSpec, table: pa.Table, folder: Path, *, sha
         shards=shards,
         segments=tuple(entries),
         recall=expected_recall(entries, spec.target_recall),
+        named_vectors=named_infos(spec),
     )
     return commit(store, manifest)
+
+
+def named_infos(spec: IndexSpec) -> dict[str, NamedVectorsInfo]:
+    """Return what a manifest says of named vectors whose dimensions the spec has."""
+    named = spec.named_vectors.items()
+    return {name: NamedVectorsInfo(dimensions=own.dimensions) for name, own in named if own.dimensions}
 
 
 def without_ids(store: Store, index: str, ids: Collection[str]) -> Manifest:

@@ -52,7 +52,7 @@ def bench_serve(
     else:
         asked = _dimensions(target, index, timeout)
         if not asked:
-            raise typer.BadParameter(f"index {index!r} has no vectors; give texts with --queries")
+            raise typer.BadParameter(f"index {index!r} has no unnamed vector; give texts with --queries")
     steps = []
     for each in rate or _ramp():
         steps.append(

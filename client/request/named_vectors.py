@@ -48,6 +48,10 @@ def build_named_spec(given: object, field: str) -> dict[str, Any]:
 
 def _named_spec(value: object, field: str) -> dict[str, Any]:
     if isinstance(value, str):
+        if value.strip().isdigit():
+            raise _invalid(
+                field, f"must be a number for dimensions, a model or a mapping, got the text {value!r:.80}"
+            )
         return {"encoder": {"model": value}}
     if isinstance(value, Mapping):
         encoder = value.get("encoder")
@@ -132,7 +136,8 @@ def packed_vector(value: object, field: str) -> bytes:
             raise _invalid(field, f"must be float32, 4 bytes for each component, got {len(packed)} bytes")
         return packed
     try:
-        vector_D = np.asarray(value, dtype="<f4", order="C")
+        with np.errstate(over="ignore"):  # the server refuses infinity
+            vector_D = np.asarray(value, dtype="<f4", order="C")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise _invalid(field, f"must be a vector, got {type(value).__name__}: {error}") from error
     if vector_D.ndim != 1 or vector_D.size == 0:

@@ -301,7 +301,7 @@ def build_options(
 
 
 def _add_vectors(options: pb.SearchOptions, vectors: VectorChoices | bool) -> None:
-    if not isinstance(vectors, _FLAGS):
+    if not isinstance(vectors, _FLAGS) or vectors not in (None, False, True):
         options.vectors.extend(build_choices(vectors))
     elif vectors:
         options.return_vector = True

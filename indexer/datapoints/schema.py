@@ -159,7 +159,7 @@ def vector_value(value: object, dimensions: int | None, *, field: str, distance:
         vector = _float32(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise _invalid("vector", field, f"must be a list of numbers, got {_shown(value)}") from error
-    if vector.ndim != 1 or vector.size == 0:
+    if vector.ndim != 1 or (vector.size == 0 and not dimensions):
         raise _invalid("vector", field, f"must be a flat list of numbers, got shape {vector.shape}")
     if dimensions is not None and vector.size != dimensions:
         raise _invalid("vector_size", field, f"must have {dimensions} dimensions, got {vector.size}")

@@ -17,16 +17,17 @@ class SpecModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
-def mapping_like(example: Callable[[Any], str]) -> BeforeValidator:
+def mapping_like(example: Callable[[Any], str], *, optional: bool = True) -> BeforeValidator:
     """Return the check that a value is a mapping, whose error shows the mapping that was probably meant.
 
     Args:
         example: returns that mapping for the value given.
+        optional: None is left to the type of the key; else it is refused, too.
 
     """
 
     def check(value: object) -> object:
-        if value is None or isinstance(value, (Mapping, BaseModel)):
+        if (value is None and optional) or isinstance(value, (Mapping, BaseModel)):
             return value
         raise ValueError(f"must be a mapping such as `{example(value)}`, got {value!r}")
 

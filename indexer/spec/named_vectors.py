@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -13,7 +13,14 @@ from scannery.indexer.spec.model import SpecModel, mapping_like
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MAX_NAMED_VECTORS", "VECTOR_NAME", "NamedVectorSpec", "check_named_vectors"]
+__all__ = [
+    "MAX_NAMED_VECTORS",
+    "VECTOR_NAME",
+    "NamedVectorSpec",
+    "NamedVectorSpecs",
+    "check_named_vectors",
+    "text_field",
+]
 
 VECTOR_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 MAX_NAMED_VECTORS = 16
@@ -54,6 +61,20 @@ class NamedVectorSpec(SpecModel):
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         written = {key: value for key, value in handler(self).items() if value is not None}
         return {"from" if key == "path" else key: value for key, value in written.items()}
+
+
+def _meant(given: object) -> str:
+    """Return the mapping that was probably meant by a value that is none."""
+    if isinstance(given, str):
+        return f"{{encoder: {{model: {given}}}}}"
+    return f"{{dimensions: {given if isinstance(given, int) and not isinstance(given, bool) else 512}}}"
+
+
+NamedVectorSpecs: TypeAlias = Annotated[
+    dict[str, Annotated[NamedVectorSpec, mapping_like(_meant, optional=False)]],
+    mapping_like(lambda _: "{title: {encoder: {model: all-MiniLM-L6-v2}}}", optional=False),
+]
+"""`named_vectors`, by name."""
 
 
 def check_named_vectors(

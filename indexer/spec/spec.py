@@ -26,7 +26,12 @@ from scannery.indexer.spec.attribute_spec import (
 )
 from scannery.indexer.spec.encoder_spec import Distance, EncoderSpec
 from scannery.indexer.spec.model import SpecModel, mapping_like
-from scannery.indexer.spec.named_vectors import NamedVectorSpec, check_named_vectors, text_field
+from scannery.indexer.spec.named_vectors import (
+    NamedVectorSpec,
+    NamedVectorSpecs,
+    check_named_vectors,
+    text_field,
+)
 from scannery.indexer.spec.source_spec import ChunkSpec, CsvSpec, SourceFormat, SourceSpec
 
 __all__ = [
@@ -283,7 +288,7 @@ class IndexSpec(SpecModel):
     dynamic: bool = False
     """Whether datapoints may have attributes that are not declared, of any type in each row; all can be filtered by."""
 
-    named_vectors: dict[str, NamedVectorSpec] = {}  # noqa: RUF012 -- pydantic copies defaults
+    named_vectors: NamedVectorSpecs = {}  # noqa: RUF012 -- pydantic copies defaults
     """Further dense vectors of a datapoint, by name: each has its own dimensions, distance and encoder, is searched by
     its name, and can be fused with others. A datapoint may lack any of them. Without `encoder` and `source.vector`,
     they are the only vectors."""

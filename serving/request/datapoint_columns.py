@@ -92,12 +92,7 @@ def datapoint_columns(
     others: Set[str] = names - spec.attributes.keys()
     if (given := _dynamic(points, spec, bool(others), check)) is not None:
         fields[DYNAMIC_COLUMN] = Field("attributes", given)
-    # One by one, and no intersection of keys: that would look at the names of the whole request for each datapoint.
-    unknown = {
-        number: first
-        for number, attributes in enumerate(maps if others and not spec.dynamic else ())
-        if (first := next((name for name in attributes if name in others), None)) is not None
-    }
+    unknown = {} if spec.dynamic else _first_of(others, maps)
     vectors, unknown_vectors = _named_vectors(points, named)
     return DatapointColumns(fields | vectors | _spans(points), unknown, unknown_vectors)
 
@@ -136,12 +131,17 @@ def _named_vectors(
         if name in names
     }
     others: Set[str] = names - named.keys()
-    unknown = {
-        number: next(name for name in vectors if name in others)
-        for number, vectors in enumerate(maps if others else ())
-        if others & vectors.keys()
+    return fields, _first_of(others, maps)
+
+
+def _first_of(others: Set[str], maps: Sequence[Mapping[str, object]]) -> dict[int, str]:
+    """Return the first key of each map that is one of these, by the number of its datapoint."""
+    # One by one, and no intersection of keys: that would look at the names of the whole request for each datapoint.
+    return {
+        number: first
+        for number, given in enumerate(maps if others else ())
+        if (first := next((name for name in given if name in others), None)) is not None
     }
-    return fields, unknown
 
 
 def _vector(message: Vector, path: str = "vector") -> np.ndarray | InvalidRecordError:

@@ -177,7 +177,8 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     spec = manifest.spec
     k = message.k if message.HasField("k") else limits.DEFAULT_K
     max_per_group, group_by = _crowding(message, spec)
-    mode, vectors = _mode(message), parse_vectors(message.vectors, manifest)
+    vectors = parse_vectors(message.vectors, manifest)
+    mode = _mode(message, spec, vectors)
     if mode in ("dense", "hybrid"):
         check_has_vectors(manifest, "mode")
     if mode == "lexical" and vectors.given:
@@ -273,10 +274,14 @@ def _highlight(
     return Highlight(by_encoder=by_encoder if encoded is not None else False, vectors=encoded)
 
 
-def _mode(message: pb.SearchOptions) -> Mode | None:
+def _mode(message: pb.SearchOptions, spec: IndexSpec, vectors: ChosenVectors) -> Mode | None:
     """Return the mode of all queries; None: it depends on each query."""
     if message.mode == pb.MODE_UNSPECIFIED:
-        return "hybrid" if message.HasField("fusion") else None
+        if not message.HasField("fusion"):
+            return None
+        # Without words, it can only be meant for several vectors.
+        no_words = spec.lexical is None and spec.source.sparse_vector is None
+        return "dense" if no_words and len(vectors) > 1 and not message.fusion.HasField("alpha") else "hybrid"
     mode = _MODES.get(message.mode)
     if mode is None:
         raise InvalidRequestError.at("mode", f"unknown mode {message.mode}")

@@ -122,7 +122,7 @@ def _altered(spec: IndexSpec, changes: Mapping[str, Any]) -> IndexSpec:
         return altered_spec(spec, changes)
     except InvalidSpecError as error:
         field = f"changes.{error.field}" if error.field else "changes"
-        raise InvalidRequestError(f"changes: {error.message}", field=field) from error
+        raise InvalidRequestError(f"changes: {error.message.removeprefix('spec: ')}", field=field) from error
 
 
 def _parsed(text: str) -> Mapping[str, Any]:

@@ -141,7 +141,8 @@ def _parsed(text: str) -> IndexSpec:
         return parse_spec(strict_json(text))
     except InvalidSpecError as error:
         raise InvalidRequestError(
-            f"spec: {error.message}", field=f"spec.{error.field}" if error.field else "spec"
+            f"spec: {error.message.removeprefix('spec: ')}",
+            field=f"spec.{error.field}" if error.field else "spec",
         ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError.at("spec_json", f"is not JSON: {error}") from error

@@ -155,3 +155,37 @@ def test_columns_and_fields_of_the_spec_are_read(tmp_path: Path, capsys: pytest.
         "b": {"colour": [1, 1]},
         "c": {"colour": [3, 4], "shape": [0, 0, 1]},
     }
+
+
+def test_a_build_suggests_a_search_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, file = tmp_path / "spec.yaml", tmp_path / "a.jsonl"
+    spec.write_text(
+        "index: talks\nsource: {id: id, title: title, text: text}\n"
+        "named_vectors: {title: {encoder: {model: sentence-transformers/all-MiniLM-L6-v2}}, image: {dimensions: 3}}\n"
+    )
+    file.write_text(json.dumps({"id": "a", "title": "Bees", "text": "hives"}))
+    status, out, err = run(capsys, "build", spec, "--input", file, "--store", tmp_path / "store")
+    assert (status, err) == (0, "")
+    assert 'Next: scannery search "…" --index talks' in out
+    status, out, err = run(capsys, "search", "insects", "--index", "talks", "--store", tmp_path / "store")
+    assert (status, "Bees" in out) == (0, True), err
+
+
+def test_the_curves_of_named_vectors_are_drawn_and_recall_asks_for_queries(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, plot, queries = tmp_path / "store", tmp_path / "curves.svg", tmp_path / "queries.jsonl"
+    rows = np.random.default_rng(0).standard_normal((1_200, 4)).astype(np.float32)
+    spec: dict[str, Any] = {"index": "points", "source": {"id": "id"}, "scann": {"exact_below_rows": 1_000}}
+    with scannery.connect(path, create=True) as client:
+        points = client.create_index(spec, named_vectors={"colour": 4})
+        points.upsert_many([{"id": i, "vectors": {"colour": row}} for i, row in enumerate(rows)])
+    assert run(capsys, "index", "seal", "points", "--store", path)[0] == 0
+    status, _, err = run(capsys, "index", "show", "points", "--store", path, "--plot", plot)
+    assert (status, plot.exists()) == (0, True), err
+    assert "colour, shard 0" in plot.read_text()
+    status, _, err = run(capsys, "recall", "--index", "points", "--store", path)
+    assert (status, "has no unnamed vector" in err) == (2, True), err
+    queries.write_text(json.dumps({"vector": [1, 0, 0, 0]}))
+    status, _, err = run(capsys, "recall", "--index", "points", "--store", path, "--queries", queries)
+    assert status == 0, err

@@ -285,3 +285,14 @@ def test_queries_by_words_and_by_the_only_name_can_be_asked_together(tmp_path: P
         ]
         assert [hit.vector_scores for hit in words] == [{}, {}]
         assert [hit.vector_scores for hit in image] == [{"image": hit.score} for hit in image]
+
+
+def test_a_fusion_without_words_is_that_of_the_vectors(tmp_path: Path) -> None:
+    with scannery.connect(tmp_path, create=True) as client:
+        points = client.create_index("points", named_vectors={"a": 2, "b": 2})
+        points.upsert([{"id": 1, "vectors": {"a": [1, 0], "b": [1, 0]}}, {"id": 2, "vectors": {"a": [0, 1]}}])
+        hits = points.search([1, 0], vectors=["a", "b"], fusion="reciprocal_rank")
+        assert (hits.mode, [hit.id for hit in hits]) == ("dense", ["1", "2"])
+        assert hits[0].score == pytest.approx(1 / 61)
+        with pytest.raises(scannery.FailedPreconditionError, match="has no words"):
+            points.search([1, 0], vectors=["a", "b"], alpha=0.5)

@@ -1,20 +1,28 @@
-"""Write the golden index of the current format version: `python -m tests.tools.make_golden`.
+"""Write the golden index of the current format version, or of a feature: `python -m tests.tools.make_golden [named]`.
 
-Run it once per format version, before its first release. What is committed is never written again: it stands for the
-indexes that people have.
+Run it once per format version or feature, before its first release. What is committed is never written again: it stands
+for the indexes that people have.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scannery.indexer import SegmentCache, Store, open_index, parse_spec
+from scannery.indexer import (
+    SegmentCache,
+    Store,
+    open_index,
+    parse_spec,
+    vector_column,
+    vectors_array,
+)
 from scannery.indexer.manifest import FORMAT_VERSION
 from tests.data import ROOT, clustered, datapoints, publish
 
@@ -69,5 +77,28 @@ def main() -> None:
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
+def named_main() -> None:
+    """Build a ScaNN segment whose rows have named vectors, one of them with ScaNN, too."""
+    rows = 1000
+    spec = parse_spec(
+        {
+            "index": "golden",
+            "source": {"vector": "v", "text": "text"},
+            "named_vectors": {"title": {"dimensions": 4, "distance": "dot"}, "image": {"dimensions": 2}},
+            "scann": {"exact_below_rows": rows, "leaves": 10},
+        }
+    )
+    table = datapoints(spec, clustered(rows, 4))
+    images = [vector if row % 50 == 0 else None for row, vector in enumerate(clustered(rows, 2, seed=2))]
+    vectors = {"title": list(clustered(rows, 4, seed=1)), "image": images}
+    for name, own in vectors.items():
+        number = table.schema.get_field_index(vector_column(name))
+        table = table.set_column(number, vector_column(name), vectors_array(own))
+    folder = GOLDEN / "named-vectors"
+    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as place:
+        publish(Store.open(folder, create=True), spec, table, Path(place))
+
+
 if __name__ == "__main__":
-    main()
+    named_main() if sys.argv[1:] == ["named"] else main()

@@ -66,6 +66,7 @@ def test_named_vectors_complete_a_spec_and_stand_beside_others() -> None:
         ({"title": True}, "spec.named_vectors.title"),
         ({"title": 0}, "spec.named_vectors.title"),
         ({"title": 1.5}, "spec.named_vectors.title"),
+        ({"title": "512"}, "spec.named_vectors.title"),
     ],
 )
 def test_a_wrong_spec_is_refused_by_its_field(given: Any, field: str) -> None:
@@ -165,6 +166,7 @@ def test_true_still_returns_the_vectors() -> None:
     ("given", "field"),
     [
         (2.5, "vectors"),
+        (3, "vectors"),
         (b"title", "vectors"),
         (["title", 3], "vectors[1]"),
         ({"title": "2"}, "vectors[0].weight"),

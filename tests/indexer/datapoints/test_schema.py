@@ -90,7 +90,7 @@ def test_vectors():
         ([1.0, "x"], "must be a list of numbers"),
         ([[1.0, 2.0]], "flat list"),
         (None, "flat list"),
-        ([], "flat list"),
+        ([], "must have 2 dimensions, got 0"),
     ]:
         with pytest.raises(InvalidRecordError, match=says):
             vector_value(value, 2, field="v")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from scannery.indexer import (
     BuildError,
+    FormatError,
     IndexSpec,
     Manifest,
     MemorySegment,
@@ -21,12 +23,14 @@ from scannery.indexer import (
     SegmentCache,
     Store,
     build_segment,
+    open_index,
     open_segment,
     parse_spec,
     search_ready,
     store_segment,
     vector_column,
     vectors_array,
+    verify,
     written_schema,
 )
 from tests.data import clustered, datapoints
@@ -163,3 +167,32 @@ def test_vectors_of_a_name_must_have_the_same_dimensions(tmp_path: Path) -> None
     titles[3] = np.ones(5, np.float32)
     with pytest.raises(BuildError, match=r"vectors 'title' have \[5, 6\] dimensions"):
         build_segment(rows_of(spec, titles), spec=spec, shard=0, directory=tmp_path)
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "named-vectors"
+
+
+def test_a_stored_index_with_named_vectors_keeps_opening_and_answering(tmp_path: Path) -> None:
+    store = Store.open(GOLDEN)
+    index = open_index(store, "golden", cache=SegmentCache(tmp_path))
+    assert verify(store, "golden").problems == ()
+    titles_ND, query_D = clustered(1000, 4, seed=1), clustered(1, 4, seed=9)
+    named = index.named["title"]
+    [segment], [vectors], [settings] = named.index.segments, named.vectors, named.index.settings_for(0.95)
+    assert segment.entry.kind == "scann"
+    found, _ = segment.search(query_D, 3, settings=settings)
+    ids = index.segments[0].take(vectors.datapoints(found)[0], ["id"]).column(0).to_pylist()
+    assert ids == [f"d{row}" for row in np.argsort(-(titles_ND @ query_D[0]))[:3]]
+    images = index.named["image"]
+    assert (images.index.dimensions, images.index.segments[0].rows) == (2, 20)
+
+
+def test_releases_without_the_key_refuse_the_index_as_that_of_a_later_release() -> None:
+    # They find the key of the spec first: it is unknown to them as `later_vectors` is to this one.
+    data = (GOLDEN / "golden" / "versions" / "00000001.json").read_text()
+    body, _, _ = data.replace(
+        '"named_vectors": {\n      "title"', '"later_vectors": {\n      "title"'
+    ).rpartition(',\n  "sha256": "')
+    changed = f'{body},\n  "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n'.encode()
+    with pytest.raises(FormatError, match=r"spec\.later_vectors is unknown to this one"):
+        Manifest.from_json(changed, origin="00000001.json")

@@ -78,7 +78,7 @@ def test_they_stay_through_restart_seal_merge_and_rollback(index: Named, path: P
         ({"title": [1, 2]}, "vectors.title", "must have 3 dimensions, got 2"),
         ({"image": [0, 0]}, "vectors.image", "must not be all zeros"),
         ({"image": [float("inf"), 0]}, "vectors.image", "must be finite"),
-        ({"image": []}, "vectors.image", "must be a flat list"),
+        ({"image": []}, "vectors.image", "must have 2 dimensions, got 0"),
         ({"tilte": [1, 2, 3]}, "vectors.tilte", "no such named vector; did you mean title?"),
     ],
 )

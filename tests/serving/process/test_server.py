@@ -98,7 +98,7 @@ def test_fields_that_are_not_served_are_refused_by_name(channel: grpc.Channel) -
 def test_every_field_of_the_options_is_served_or_refused() -> None:
     """A field that is added to the contract must be dealt with here, so that none is ignored in silence."""
     served = {"k", "where", "mode", "crowding", "offset", "min_score", "exact", "target_recall",
-              "return_fields", "return_vector", "knobs", "explain", "min_sequence"}  # fmt: skip
+              "return_fields", "return_vector", "knobs", "explain", "min_sequence", "vectors"}  # fmt: skip
     refused = {"fusion", "rerank", "highlight"}  # with a vector
     assert set(search_pb2.SearchOptions.DESCRIPTOR.fields_by_name) == served | refused
 
@@ -193,7 +193,7 @@ def test_what_nobody_expected_goes_to_the_log_and_not_to_the_caller(
     def broken(*arguments: object) -> None:
         raise KeyError("/secret/path")
 
-    monkeypatch.setattr("scannery.serving.engine.candidates.merge", broken)
+    monkeypatch.setattr("scannery.serving.engine.dense.merge", broken)
     with scannery.connect(server.address) as client:
         with pytest.raises(scannery.InternalError, match="KeyError") as caught:
             client.index("library").search(VECTOR)

@@ -85,7 +85,7 @@ def cpu_s(request: pb.UpsertRequest, manifest: Manifest) -> float:
     try:
         parse_upsert(request, manifest, NO_DEADLINE)
     except InvalidRequestError as error:
-        assert str(error).startswith("upserts[0].datapoint.attributes")
+        assert str(error).startswith(("upserts[0].datapoint.attributes", "upserts[0].datapoint.vectors"))
     return time.thread_time() - started
 
 
@@ -114,4 +114,15 @@ def test_names_of_their_own_in_each_datapoint_take_linear_time(dynamic: bool) ->
 
     manifest = manifest_of(dynamic=dynamic)
     few, many = (cpu_s(request_of(points, named), manifest) for points in (100, 400))
+    assert many < 9 * few  # 16 times if it were quadratic
+
+
+def test_unknown_names_of_vectors_take_linear_time() -> None:
+    def named(point: Datapoint, number: int) -> None:
+        for name in range(100):
+            point.vectors[f"n{number}_{name}"].packed = b""
+
+    _, few, many = (
+        cpu_s(request_of(points, named), manifest_of()) for points in (100, 100, 400)
+    )  # first: warm
     assert many < 9 * few  # 16 times if it were quadratic

@@ -105,6 +105,12 @@ def test_a_request_chooses_no_model(texts: Path, tmp_path: Path) -> None:
             assert caught.value.field == "spec.encoder.model"
             with pytest.raises(scannery.FailedPreconditionError):
                 client.create_index({"index": "x", "encoder": MINILM, "reranker": {"model": model}})
+            with pytest.raises(scannery.FailedPreconditionError) as caught:
+                client.create_index("x", named_vectors={"title": model})
+            assert caught.value.field == "spec.named_vectors.title.encoder.model"
+            with pytest.raises(scannery.FailedPreconditionError) as caught:
+                client.index("texts").alter(named_vectors={"title": model})
+            assert caught.value.field == "changes.named_vectors.title.encoder.model"
         # Other options of a model that is served are no other model.
         short = client.create_index("short", encoder={"model": MINILM, "dimensions": 128})
         assert short.stats().dimensions == 128
