@@ -2,7 +2,8 @@
 
     python -m benchmarks.live writes      upserts/s, single upserts against one fsync, visibility in another process
     python -m benchmarks.live queries     latency of queries: quiet, during writes, a seal, a merge, a new version
-    python -m benchmarks.live fill [--points 1000000]     rows added to an empty index that is searched, against a build
+    python -m benchmarks.live fill [--points 1000000] [--dimensions 64]
+                                          rows added to an empty index that is searched, against a build
     python -m benchmarks.live runbook final_runbook.yaml [--points 60000] [--every 10]
 
 Servers are separate processes with two workers, on loopback. The runbooks are those of the streaming track of
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("what", choices=("writes", "queries", "fill", "runbook"))
     parser.add_argument("name", nargs="?", default="final_runbook.yaml")
     parser.add_argument("--points", type=int, default=60_000)
+    parser.add_argument("--dimensions", type=int, default=64)
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--dataset")
     given = parser.parse_args()
@@ -41,7 +43,7 @@ def main() -> None:
         elif given.what == "queries":
             measure_queries(folder)
         elif given.what == "fill":
-            measure_fill(folder, given.points)
+            measure_fill(folder, given.points, given.dimensions)
         else:
             measure_runbook(folder, given.name, given.points, given.every, given.dataset)
 

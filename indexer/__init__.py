@@ -65,6 +65,7 @@ from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall,
 from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
 from scannery.indexer.planning.planner import Found
 from scannery.indexer.reader import OpenIndex, open_index
+from scannery.indexer.scann.config import Effort
 from scannery.indexer.segment.cache import SegmentCache, default_cache_folder
 from scannery.indexer.segment.memory_segment import MemorySegment
 from scannery.indexer.segment.opening import open_segment
@@ -138,6 +139,7 @@ __all__ = [
     "CurvePoint",
     "DeletedRows",
     "Distance",
+    "Effort",
     "EncoderSpec",
     "Field",
     "FieldMapping",

@@ -33,7 +33,8 @@ from scannery.indexer import (
 from scannery.live.log.files import LOG_FILE, make_folders, open_private
 from scannery.live.log.forks import held_by_this_process
 from scannery.live.log.location import log_folder
-from scannery.live.maintenance.merge import due
+from scannery.live.maintenance.filling import FillDetector
+from scannery.live.maintenance.merge_policy import due
 from scannery.live.memtable import LiveState
 from scannery.runtime.errors import OverloadedError
 from scannery.runtime.retry import Backoff
@@ -52,22 +53,33 @@ _DETACHED: list[subprocess.Popen[bytes]] = []
 """Processes that outlive the client that started them."""
 
 
-def seal_due(state: LiveState, age_s: float) -> bool:
+FILLING_SHARE = 4
+"""While an index is filled, rows are sealed at this fraction of the rows and bytes at which writes are refused."""
+
+
+def seal_due(state: LiveState, age_s: float, *, filling: bool = False) -> bool:
     """Return whether the rows in memory should be sealed.
 
-    The size of the log counts too: deletions and replaced rows take space only there.
+    The size of the log counts too: deletions and replaced rows take space only there. While the index is filled, seals
+    are larger, since each takes a second of processor time whatever its rows.
 
     Args:
         state: of the index.
         age_s: age of the oldest mutation in memory, in seconds.
+        filling: whether rows are added quickly.
 
     """
     if not state.mutations:
         return False
     live = state.manifest.spec.live
+    rows, most_bytes = live.seal_rows, live.seal_bytes
+    if filling:
+        rows, most_bytes = (
+            max(rows, live.max_rows // FILLING_SHARE),
+            max(most_bytes, live.max_bytes // FILLING_SHARE),
+        )
     size_bytes = max(state.memory_bytes, state.log_bytes)
-    full = state.memory_rows >= live.seal_rows or size_bytes >= live.seal_bytes
-    return full or age_s >= live.seal_age_s
+    return state.memory_rows >= rows or size_bytes >= most_bytes or age_s >= live.seal_age_s
 
 
 def _gc_due(lock: Path, every_s: float) -> bool:
@@ -114,6 +126,7 @@ class Maintenance:
         self._clock = clock
         self._runs: dict[Task, _Run] = {}
         self._backoff = defaultdict[Task, Backoff](partial(Backoff, clock=clock))
+        self._fill = FillDetector(clock)
         self._first_at_s: float | None = None
         self._base = -1
         self._lock = threading.Lock()
@@ -127,10 +140,12 @@ class Maintenance:
                 self._reap(task)
             if not _lock_path(self._log_root, self._index, "seal").with_name(LOG_FILE).exists():
                 return  # never written to: only builds change its segments
-            if seal_due(state, self._age_s(state)):
-                self._start("seal", state)
-            if due(state.manifest):
-                self._start("merge", state)
+            age_s = self._age_s(state)
+            filling = self._fill.filling(state, age_s)
+            if seal_due(state, age_s, filling=filling):
+                self._start("seal", state, filling=filling)
+            if due(state.manifest, filling=filling):
+                self._start("merge", state, filling=filling)
             if _gc_due(_lock_path(self._log_root, self._index, "gc"), state.manifest.spec.live.gc_every_s):
                 self._start("gc", state)
         finally:
@@ -173,7 +188,7 @@ class Maintenance:
             self._first_at_s = self._clock()
         return self._clock() - self._first_at_s
 
-    def _start(self, task: Task, state: LiveState) -> None:
+    def _start(self, task: Task, state: LiveState, *, filling: bool = False) -> None:
         if task in self._runs or not self._backoff[task].due:
             return
         try:
@@ -188,14 +203,15 @@ class Maintenance:
         try:
             with held_by_this_process(lock):
                 os.utime(lock)  # `_gc_due` reads it
-                self._runs[task] = self._spawn(task, lock)
+                self._runs[task] = self._spawn(task, lock, filling)
         except OSError as error:
             self._failed(task, str(error))
         finally:
             os.close(lock)
 
-    def _spawn(self, task: Task, lock: int) -> _Run:
+    def _spawn(self, task: Task, lock: int, filling: bool) -> _Run:
         options = ["--store", self._store.uri, "--log", str(self._log_root), "--lock", str(lock)]
+        options += ["--filling"] if filling else []
         output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
         try:
             process = subprocess.Popen(
