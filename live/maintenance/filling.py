@@ -4,47 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scannery.live.memtable import LiveState
-
-__all__ = ["FillDetector"]
+__all__ = ["QUIET_S", "SEALED_S", "FillDetector"]
 
 QUIET_S = 3.0
 """Seconds without a mutation after which an index is not being filled."""
 SEALED_S = 15.0
-"""Seconds between two seals up to which an index is being filled; with the default of `seal_rows` 1,333 rows/s."""
+"""Seconds for `seal_rows` rows, or since the last seal, up to which an index is being filled: with the default of
+`seal_rows`, 1,333 rows/s and more."""
+BEHIND = 2
+"""Multiple of `seal_rows` rows in memory from which on an index is being filled, at any speed."""
 
 
 class FillDetector:
-    """Follows the states of one index. Not safe to use from several threads."""
+    """Observes the writes to one index. Not safe to use from several threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Start without a state.
+        """Start without an observation.
 
         Args:
             clock: seconds.
 
         """
         self._clock = clock
-        self._sequence = self._sealed = -1
-        self._wrote_at_s = self._sealed_at_s = float("-inf")
+        self._written: int | None = None
+        self._sealed: int | None = None
+        self._written_at_s = self._sealed_at_s = float("-inf")
 
-    def filling(self, state: LiveState, age_s: float) -> bool:
+    def filling(self, *, written: int, sealed: int, memory_rows: int, seal_rows: int, age_s: float) -> bool:
         """Return whether the index is being filled.
 
         Args:
-            state: the newest one.
+            written: sequence of the last mutation.
+            sealed: sequence of the last mutation that is in the current version.
+            memory_rows: rows in memory.
+            seal_rows: of the spec.
             age_s: age of the oldest mutation in memory, in seconds.
 
         """
-        now_s, live = self._clock(), state.manifest.spec.live
-        if state.sequence != self._sequence:
-            self._sequence, self._wrote_at_s = state.sequence, now_s
-        if state.manifest.log_sequence != self._sealed:
-            first, self._sealed = self._sealed < 0, state.manifest.log_sequence
-            if not first:  # a server that has just started has not seen the seal
+        now_s = self._clock()
+        if written != self._written:
+            self._written, self._written_at_s = written, now_s
+        if sealed != self._sealed:
+            if self._sealed is not None:  # a server that has just started does not know when that was
                 self._sealed_at_s = now_s
-        if now_s - self._wrote_at_s >= QUIET_S:
+            self._sealed = sealed
+        if now_s - self._written_at_s >= QUIET_S:
             return False
-        quickly = state.memory_rows >= live.seal_rows and age_s < SEALED_S
-        behind = state.memory_rows >= 2 * live.seal_rows
+        quickly = memory_rows >= seal_rows and age_s < SEALED_S
+        behind = memory_rows >= BEHIND * seal_rows
         return quickly or behind or now_s - self._sealed_at_s < SEALED_S

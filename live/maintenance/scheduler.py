@@ -53,15 +53,17 @@ _DETACHED: list[subprocess.Popen[bytes]] = []
 """Processes that outlive the client that started them."""
 
 
-FILLING_SHARE = 4
-"""While an index is filled, rows are sealed at this fraction of the rows and bytes at which writes are refused."""
+LARGER_SEALS = 3
+"""While an index is filled, up to this many times the rows are sealed at once: each seal takes a second of processor
+time whatever its rows."""
+MEMORY_SHARE = 0.25
+"""Largest share of the rows or bytes, at which writes are refused, to wait for in order to seal more at once."""
 
 
 def seal_due(state: LiveState, age_s: float, *, filling: bool = False) -> bool:
     """Return whether the rows in memory should be sealed.
 
-    The size of the log counts too: deletions and replaced rows take space only there. While the index is filled, seals
-    are larger, since each takes a second of processor time whatever its rows.
+    The size of the log counts too: deletions and replaced rows take space only there.
 
     Args:
         state: of the index.
@@ -74,12 +76,14 @@ def seal_due(state: LiveState, age_s: float, *, filling: bool = False) -> bool:
     live = state.manifest.spec.live
     rows, most_bytes = live.seal_rows, live.seal_bytes
     if filling:
-        rows, most_bytes = (
-            max(rows, live.max_rows // FILLING_SHARE),
-            max(most_bytes, live.max_bytes // FILLING_SHARE),
-        )
+        rows = _larger(rows, live.max_rows)
+        most_bytes = _larger(most_bytes, live.max_bytes)
     size_bytes = max(state.memory_bytes, state.log_bytes)
     return state.memory_rows >= rows or size_bytes >= most_bytes or age_s >= live.seal_age_s
+
+
+def _larger(sealed: int, refused: int) -> int:
+    return max(sealed, min(LARGER_SEALS * sealed, int(MEMORY_SHARE * refused)))
 
 
 def _gc_due(lock: Path, every_s: float) -> bool:
@@ -127,6 +131,7 @@ class Maintenance:
         self._runs: dict[Task, _Run] = {}
         self._backoff = defaultdict[Task, Backoff](partial(Backoff, clock=clock))
         self._fill = FillDetector(clock)
+        self._state: LiveState | None = None
         self._first_at_s: float | None = None
         self._base = -1
         self._lock = threading.Lock()
@@ -140,27 +145,41 @@ class Maintenance:
                 self._reap(task)
             if not _lock_path(self._log_root, self._index, "seal").with_name(LOG_FILE).exists():
                 return  # never written to: only builds change its segments
-            age_s = self._age_s(state)
-            filling = self._fill.filling(state, age_s)
-            if seal_due(state, age_s, filling=filling):
-                self._start("seal", state, filling=filling)
-            if due(state.manifest, filling=filling):
-                self._start("merge", state, filling=filling)
+            self._state, age_s = state, self._age_s(state)
+            self._start_due(state, age_s, filling=self._filling(state, age_s))
             if _gc_due(_lock_path(self._log_root, self._index, "gc"), state.manifest.spec.live.gc_every_s):
                 self._start("gc", state)
         finally:
             self._lock.release()
 
+    def _filling(self, state: LiveState, age_s: float) -> bool:
+        return self._fill.filling(
+            written=state.sequence,
+            sealed=state.manifest.log_sequence,
+            memory_rows=state.memory_rows,
+            seal_rows=state.manifest.spec.live.seal_rows,
+            age_s=age_s,
+        )
+
+    def _start_due(self, state: LiveState, age_s: float, *, filling: bool) -> None:
+        if seal_due(state, age_s, filling=filling):
+            self._start("seal", state, filling=filling)
+        if due(state.manifest, filling=filling):
+            self._start("merge", state, filling=filling)
+
     def close(self, *, finish: bool = False) -> None:
         """Terminate the running tasks; nothing is lost by that.
 
         Args:
-            finish: let them finish on their own instead. Short-lived embedded clients would otherwise terminate every
-                seal that they start, until memory is full and writes fail.
+            finish: let them finish on their own instead, and start what could wait only while rows are added.
+                Short-lived embedded clients would otherwise terminate every seal that they start, until memory is full
+                and writes fail.
 
         """
         with self._lock:
             if finish:
+                if self._state is not None:
+                    self._start_due(self._state, 0.0, filling=False)
                 self._detach()
             for run in self._runs.values():
                 run.process.terminate()
