@@ -11,8 +11,6 @@ QUIET_S = 3.0
 SEALED_S = 15.0
 """Seconds for `seal_rows` rows, or since the last seal, up to which an index is being filled: with the default of
 `seal_rows`, 1,333 rows/s and more."""
-BEHIND = 2
-"""Multiple of `seal_rows` rows in memory from which on an index is being filled, at any speed."""
 
 
 class FillDetector:
@@ -30,14 +28,14 @@ class FillDetector:
         self._sealed: int | None = None
         self._written_at_s = self._sealed_at_s = float("-inf")
 
-    def filling(self, *, written: int, sealed: int, memory_rows: int, seal_rows: int, age_s: float) -> bool:
+    def filling(self, *, written: int, sealed: int, full: bool, behind: bool, age_s: float) -> bool:
         """Return whether the index is being filled.
 
         Args:
             written: sequence of the last mutation.
             sealed: sequence of the last mutation that is in the current version.
-            memory_rows: rows in memory.
-            seal_rows: of the spec.
+            full: whether the rows in memory suffice for a seal.
+            behind: whether they suffice for a larger one; then writes may only have paused because they were refused.
             age_s: age of the oldest mutation in memory, in seconds.
 
         """
@@ -48,8 +46,8 @@ class FillDetector:
             if self._sealed is not None:  # a server that has just started does not know when that was
                 self._sealed_at_s = now_s
             self._sealed = sealed
+        if behind:
+            return True
         if now_s - self._written_at_s >= QUIET_S:
             return False
-        quickly = memory_rows >= seal_rows and age_s < SEALED_S
-        behind = memory_rows >= BEHIND * seal_rows
-        return quickly or behind or now_s - self._sealed_at_s < SEALED_S
+        return (full and age_s < SEALED_S) or now_s - self._sealed_at_s < SEALED_S

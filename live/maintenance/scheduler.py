@@ -71,15 +71,16 @@ def seal_due(state: LiveState, age_s: float, *, filling: bool = False) -> bool:
         filling: whether rows are added quickly.
 
     """
-    if not state.mutations:
-        return False
+    aged = age_s >= state.manifest.spec.live.seal_age_s
+    return state.mutations > 0 and (aged or _full(state, larger=filling))
+
+
+def _full(state: LiveState, *, larger: bool) -> bool:
     live = state.manifest.spec.live
     rows, most_bytes = live.seal_rows, live.seal_bytes
-    if filling:
-        rows = _larger(rows, live.max_rows)
-        most_bytes = _larger(most_bytes, live.max_bytes)
-    size_bytes = max(state.memory_bytes, state.log_bytes)
-    return state.memory_rows >= rows or size_bytes >= most_bytes or age_s >= live.seal_age_s
+    if larger:
+        rows, most_bytes = _larger(rows, live.max_rows), _larger(most_bytes, live.max_bytes)
+    return state.memory_rows >= rows or max(state.memory_bytes, state.log_bytes) >= most_bytes
 
 
 def _larger(sealed: int, refused: int) -> int:
@@ -131,13 +132,19 @@ class Maintenance:
         self._runs: dict[Task, _Run] = {}
         self._backoff = defaultdict[Task, Backoff](partial(Backoff, clock=clock))
         self._fill = FillDetector(clock)
-        self._state: LiveState | None = None
         self._first_at_s: float | None = None
         self._base = -1
         self._lock = threading.Lock()
 
-    def look(self, state: LiveState) -> None:
-        """Start the tasks that the state makes due, and check the processes that have ended."""
+    def look(self, state: LiveState, *, regularly: bool = False) -> None:
+        """Start the tasks that the state makes due, and check the processes that have ended.
+
+        Args:
+            state: the newest one.
+            regularly: whether this is called regularly, also without writes. Only then, tasks may wait while rows are
+                added quickly.
+
+        """
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -145,8 +152,12 @@ class Maintenance:
                 self._reap(task)
             if not _lock_path(self._log_root, self._index, "seal").with_name(LOG_FILE).exists():
                 return  # never written to: only builds change its segments
-            self._state, age_s = state, self._age_s(state)
-            self._start_due(state, age_s, filling=self._filling(state, age_s))
+            age_s = self._age_s(state)
+            filling = regularly and self._filling(state, age_s)
+            if seal_due(state, age_s, filling=filling):
+                self._start("seal", state, filling=filling)
+            if due(state.manifest, filling=filling):
+                self._start("merge", state, filling=filling)
             if _gc_due(_lock_path(self._log_root, self._index, "gc"), state.manifest.spec.live.gc_every_s):
                 self._start("gc", state)
         finally:
@@ -156,30 +167,21 @@ class Maintenance:
         return self._fill.filling(
             written=state.sequence,
             sealed=state.manifest.log_sequence,
-            memory_rows=state.memory_rows,
-            seal_rows=state.manifest.spec.live.seal_rows,
+            full=_full(state, larger=False),
+            behind=_full(state, larger=True),
             age_s=age_s,
         )
-
-    def _start_due(self, state: LiveState, age_s: float, *, filling: bool) -> None:
-        if seal_due(state, age_s, filling=filling):
-            self._start("seal", state, filling=filling)
-        if due(state.manifest, filling=filling):
-            self._start("merge", state, filling=filling)
 
     def close(self, *, finish: bool = False) -> None:
         """Terminate the running tasks; nothing is lost by that.
 
         Args:
-            finish: let them finish on their own instead, and start what could wait only while rows are added.
-                Short-lived embedded clients would otherwise terminate every seal that they start, until memory is full
-                and writes fail.
+            finish: let them finish on their own instead. Short-lived embedded clients would otherwise terminate every
+                seal that they start, until memory is full and writes fail.
 
         """
         with self._lock:
             if finish:
-                if self._state is not None:
-                    self._start_due(self._state, 0.0, filling=False)
                 self._detach()
             for run in self._runs.values():
                 run.process.terminate()

@@ -25,8 +25,8 @@ class Writes:
         return self.detector.filling(
             written=self.written,
             sealed=self.sealed,
-            memory_rows=self.rows,
-            seal_rows=SEAL_ROWS,
+            full=self.rows >= SEAL_ROWS,
+            behind=self.rows >= 3 * SEAL_ROWS,
             age_s=self.now_s - self.since_s,
         )
 
@@ -52,10 +52,13 @@ def test_slow_writes_do_not_fill_an_index() -> None:
         assert not writes.after(SEALED_S, rows=100)
 
 
-def test_rows_that_a_seal_has_left_behind_fill_an_index() -> None:
+def test_writes_that_are_refused_have_not_stopped() -> None:
     writes = Writes()
-    assert not writes.after(100, rows=1_999)
+    assert not writes.after(100, rows=2_999)
     assert writes.after(1, rows=1)
+    assert writes.after(10 * QUIET_S)
+    assert not writes.after(1, seal=True)
+    assert writes.after(1, rows=10)
 
 
 def test_an_index_that_was_sealed_before_a_start_is_not_being_filled() -> None:
