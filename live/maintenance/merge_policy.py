@@ -1,9 +1,10 @@
 """Which segments are merged, and whether a seal trains: few segments, and few builds of each row.
 
 The segments of a shard form tiers by size, those with and those without vectors apart; sizes grow by the factor
-`merge_segments` from tier to tier. A tier with that many segments is full: they become one segment (a log-structured
-merge tree), together with the smaller ones, whose rows would be rewritten soon. If the result would fill the next tier,
-the segments of that tier are merged with them at once, so that rows skip a tier.
+`merge_segments` from tier to tier. A tier with that many segments is full: of these the smallest are merged, as many as
+make a segment above the tier and leave it not full, together with all segments below the tier (a log-structured merge
+tree). So a row is built at most once per tier. If the result would fill the next tier, segments of that are merged with
+it at once, so that rows skip a tier.
 
 Building a segment without ScaNN takes a fortieth of the processor time of one with it (docs/benchmarks/live.md). So
 while an index is filled (filling.py), a seal does not train: its segment is scanned like the rows in memory. A merge
@@ -95,28 +96,43 @@ def _due_of(family: Sequence[SegmentEntry], spec: IndexSpec, enough: int | None)
     sizes = [_tier(entry.live_rows, live) for entry in family]
     full = [tier for tier in set(sizes) if sizes.count(tier) >= most]
     if full:
-        top = max(full)
-        group = [entry for entry, tier in zip(family, sizes, strict=True) if tier <= top]
-        return _with_next_tiers(group, family, live, most)
+        smaller = [entry for entry, tier in zip(family, sizes, strict=True) if tier < max(full)]
+        return _with_full_tiers(smaller, max(full), family, live)
     untrained = _untrained_rows(family, spec)
     if not untrained or (enough is not None and untrained < enough):
         return ()
     scanned = [entry for entry in family if entry.kind == "exact"]
-    return _with_next_tiers(scanned, family, live, most)
+    return _with_full_tiers(scanned, _tier(_rows(scanned), live), family, live)
 
 
-def _with_next_tiers(
-    group: Sequence[SegmentEntry], family: Sequence[SegmentEntry], live: LiveSpec, most: int
+def _with_full_tiers(
+    group: Sequence[SegmentEntry], tier: int, family: Sequence[SegmentEntry], live: LiveSpec
 ) -> Group:
-    """Return the group and all segments of each tier that the result would fill."""
-    chosen = list(group)
+    """Return the group and, from `tier` on, as many segments of each tier as must be merged for it not to be full.
+
+    Args:
+        group: segments that are merged in any case.
+        tier: the first one that may be full.
+        family: all segments of the shard.
+        live: of the spec.
+
+    """
+    chosen, keys = list(group), {entry.key for entry in group}
+    others = sorted((one for one in family if one.key not in keys), key=lambda one: one.live_rows)
     while True:
-        tier = _tier(sum(entry.live_rows for entry in chosen), live)
-        keys = {entry.key for entry in chosen}
-        others = [entry for entry in family if entry.key not in keys and _tier(entry.live_rows, live) == tier]
-        if len(others) + 1 < most:
+        here = [one for one in others if _tier(one.live_rows, live) == tier]
+        if len(here) + (_tier(_rows(chosen), live) == tier) < live.merge_segments:
             return tuple(chosen)
-        chosen += others
+        # The smallest ones, until the result is above the tier: so a row is built once per tier.
+        while here and (len(here) >= live.merge_segments or _tier(_rows(chosen), live) <= tier):
+            chosen.append(here.pop(0))
+        if _tier(_rows(chosen), live) <= tier:
+            return tuple(chosen)
+        tier = _tier(_rows(chosen), live)
+
+
+def _rows(entries: Iterable[SegmentEntry]) -> int:
+    return sum(entry.live_rows for entry in entries)
 
 
 def _untrained_rows(entries: Iterable[SegmentEntry], spec: IndexSpec) -> int:
@@ -140,4 +156,4 @@ def _tier(rows: int, live: LiveSpec) -> int:
 
 
 def _fewest_rows_first(groups: Iterable[Group]) -> list[Group]:
-    return sorted(groups, key=lambda group: sum(entry.live_rows for entry in group))
+    return sorted(groups, key=_rows)

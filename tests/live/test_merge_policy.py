@@ -65,15 +65,19 @@ def sizes(groups: Sequence[Sequence[SegmentEntry]]) -> list[list[int]]:
     ("present", "merged"),
     [
         ([900, 900, 900], []),
-        ([900, 800, 900, 900], [[800, 900, 900, 900]]),
-        # A full tier takes smaller segments along.
-        ([500, 2000, 2000, 3000, 4000], [[500, 2000, 2000, 3000, 4000]]),
-        # What it would make full is merged with it at once.
-        ([900, 900, 900, 900, 3000, 2000, 2000], [[900, 900, 900, 900, 2000, 2000, 3000]]),
-        ([900, 900, 900, 900, 3000, 2000], [[900, 900, 900, 900]]),
+        # The smallest of a full tier, as many as make a segment above it.
+        ([300, 200, 100, 250], [[100, 200, 250, 300]]),
+        ([900, 800, 900, 900], [[800, 900]]),
+        ([900, 900, 900, 400, 500], [[400, 500, 900]]),
+        ([900] * 7, [[900] * 4]),
+        # Smaller segments come along.
+        ([500, 2000, 2000, 3000, 4000], [[500, 2000, 2000]]),
+        # What the result would fill is merged with it at once.
+        ([900, 900, 900, 900, 3000, 2000, 2000], [[900, 900, 2000, 2000]]),
+        ([900, 900, 900, 900, 3000, 2000], [[900, 900]]),
         # Also over two tiers.
-        ([900] * 4 + [3000] * 3 + [12_000] * 3, [[900] * 4 + [3000] * 3 + [12_000] * 3]),
-        ([900] * 4 + [3000] * 3 + [12_000] * 2, [[900] * 4 + [3000] * 3]),
+        ([900] * 4 + [3000] * 3 + [12_000] * 3, [[900, 900, 3000, 12_000]]),
+        ([900] * 4 + [3000] * 3 + [12_000] * 2, [[900, 900, 3000]]),
     ],
 )
 def test_full_tiers_are_merged_with_what_is_due_next(present: list[int], merged: list[list[int]]) -> None:
@@ -85,7 +89,7 @@ def test_shards_and_segments_without_vectors_are_merged_apart() -> None:
     entries += [entry(900, "exact", vectors=False) for _ in range(3)]
     assert due(manifest(entries)) == []
     groups = due(manifest([*entries, entry(800, shard=1), entry(850, "exact", vectors=False)]))
-    assert sizes(groups) == [[800, 900, 900, 900], [850, 900, 900, 900]]
+    assert sizes(groups) == [[800, 900], [850, 900]]
     assert [{(one.shard, one.vectors) for one in group} for group in groups] == [{(1, True)}, {(0, False)}]
 
 
@@ -105,7 +109,7 @@ def test_training_that_was_left_is_made_up_when_writes_slow_down() -> None:
 def test_while_rows_are_added_quickly_training_and_full_tiers_wait() -> None:
     assert due(manifest([entry(3000)] * 4), filling=True) == []
     many = [entry(3000) for _ in range(PATIENCE * FACTOR)]
-    assert sizes(due(manifest(many), filling=True)) == [[3000] * PATIENCE * FACTOR]
+    assert sizes(due(manifest(many), filling=True)) == [[3000] * (PATIENCE * FACTOR - FACTOR + 1)]
     untrained = [entry(5000, "exact"), entry(5000, "exact")]
     assert sizes(due(manifest([entry(900, "exact"), *untrained, entry(3000)]), filling=True)) == [
         [900, 5000, 5000]
