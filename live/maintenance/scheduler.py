@@ -57,7 +57,7 @@ LARGER_SEALS = 3
 """While an index is filled, up to this many times the rows are sealed at once: each seal takes a second of processor
 time whatever its rows."""
 MEMORY_SHARE = 0.25
-"""Largest share of the rows or bytes, at which writes are refused, to wait for in order to seal more at once."""
+"""Share of the rows or bytes at which writes are refused that bounds these larger seals."""
 
 
 def seal_due(state: LiveState, age_s: float, *, filling: bool = False) -> bool:
