@@ -32,7 +32,7 @@ from scannery.indexer import (
     datapoint_schema,
     expected_recall,
     parse_spec,
-    segment_key,
+    store_segment,
 )
 from scannery.indexer.manifest import Manifest
 
@@ -81,7 +81,7 @@ def publish(folder: Path, rows: int) -> None:
     for part in range(SEGMENTS):
         count = rows // SEGMENTS
         built = build_segment(rows_of(rng, part * count, count), spec=SPEC, shard=0, directory=folder)
-        store.write_file(segment_key(SPEC.index, built.entry.key), built.path)
+        store_segment(store, SPEC.index, built)
         entries.append(built.entry)
     manifest = Manifest(
         index=SPEC.index,

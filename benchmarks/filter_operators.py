@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from benchmarks.query import K, generated
 from benchmarks.report import environment, table
 from scannery.client.request.calls import search
 from scannery.client.request.filters import build_filter
-from scannery.indexer import Segment, Store, datapoint_schema, parse_spec
+from scannery.indexer import IndexSpec, Segment, Store, datapoint_schema, parse_spec
 from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.catalog.watcher import Watcher
@@ -86,14 +86,19 @@ def wheres(groups: int, group: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def spec_of(sizes: Iterable[int]) -> IndexSpec:
+    """Return a spec with the attributes of each number of groups."""
+    types = {f"{name}_{groups}": kind for groups in sizes for name, kind in TYPES.items()}
+    return parse_spec({"index": "bench", "source": {"vector": "v"}, "attributes": types})
+
+
 def built(folder: Path, rows: int) -> Store:
     """Return a store with the index `bench`, built now if it is not there."""
     from tests.served import publish_version
 
     if (folder / "store").exists():
         return Store.open(folder / "store")
-    types = {f"{name}_{groups}": kind for groups in GROUPS for name, kind in TYPES.items()}
-    spec = parse_spec({"index": "bench", "source": {"vector": "v"}, "attributes": types})
+    spec = spec_of(GROUPS)
     schema = datapoint_schema(spec, DIMENSIONS)
     given: dict[str, Any] = {"id": [str(row) for row in range(rows)]}
     given["document_id"] = given["id"]
@@ -119,12 +124,12 @@ def rows_of(service: Service, segment: Segment, cache: FilterCache, groups: int)
         for name, where in wheres(groups, group).items():
             by_name.setdefault(name, []).append(where)
     queries_QD = generated(1, DIMENSIONS).queries_QD
-    attribute_types = {f"{name}_{groups}": kind for name, kind in TYPES.items()}
+    spec = spec_of([groups])
     searches: list[list[Callable[[], object]]] = []
     filters: list[list[Callable[[], object]]] = []
     counts, first_ms = [], []
     for asks in by_name.values():
-        nodes = [parse_filter(build_filter(where), attribute_types, dynamic=False) for where in asks]  # type: ignore[arg-type]
+        nodes = [parse_filter(build_filter(where), spec) for where in asks]
         started = time.thread_time()
         counts.append(int(np.mean([_count(cache, segment, node) for node in nodes[:1]])))
         first_ms.append((time.thread_time() - started) * 1e3)

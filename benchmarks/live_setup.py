@@ -25,7 +25,7 @@ from scannery.indexer import (
     datapoint_schema,
     expected_recall,
     parse_spec,
-    segment_key,
+    store_segment,
 )
 
 __all__ = ["BATCH", "K", "milliseconds", "publish", "random_vectors", "serving", "spec_of", "timed"]
@@ -63,7 +63,7 @@ def publish(store: Store, spec: IndexSpec, vectors_ND: np.ndarray, folder: Path)
         for field in schema
     ]
     built = build_segment(pa.table(arrays, schema=schema), spec=spec, shard=0, directory=folder)
-    store.write_file(segment_key(spec.index, built.entry.key), built.path)
+    store_segment(store, spec.index, built)
     manifest = Manifest(
         index=spec.index,
         version=1,

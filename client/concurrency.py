@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from threading import Thread
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from typing_extensions import Self
 
 __all__ = [
     "AsyncPermits",
+    "AsyncPrefetch",
     "AsyncTask",
     "AsyncTasks",
     "Permits",
+    "Prefetch",
     "Task",
     "Tasks",
     "async_off_loop",
@@ -117,6 +123,82 @@ class Tasks:
     def result(task: Task[T]) -> T:
         """Return what the call returned."""
         return task.result()
+
+
+TURNS_TO_SEND = 4
+"""Turns of the event loop: the coroutine starts in the first, and the task of gRPC that sends in the second."""
+
+
+class AsyncPrefetch(Generic[T]):
+    """A coroutine that runs before its result is wanted; cancelled if this is dropped first.
+
+    Args:
+        work: makes the coroutine.
+        args: of `work`.
+
+    """
+
+    def __init__(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **named: P.kwargs) -> None:
+        self._task = asyncio.create_task(work(*args, **named))
+        self._task.add_done_callback(_ignored)
+
+    async def sent(self) -> None:
+        """Give the coroutine the turns in which it sends its request; the caller may use none for long."""
+        for _ in range(TURNS_TO_SEND):
+            await asyncio.sleep(0)
+
+    async def result(self) -> T:
+        """Return what the coroutine returned, or raise what it raised."""
+        return await self._task
+
+    def __del__(self) -> None:
+        if not self._task.done():
+            # Garbage may be collected in any thread, and after the loop was closed.
+            with suppress(RuntimeError):
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+
+def _ignored(task: asyncio.Task[Any]) -> None:
+    # An error that nothing retrieves is reported by asyncio: here, one of a page that is not wanted any more.
+    if not task.cancelled():
+        task.exception()
+
+
+class Prefetch(Generic[T]):
+    """A call that runs in a thread of its own before its result is wanted. The thread ends with the call.
+
+    Args:
+        work: what is called.
+        args: of `work`.
+
+    """
+
+    def __init__(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> None:
+        self._work = partial(work, *args, **named)
+        self._future: Future[T] = Future()
+        self._pid: int | None = os.getpid()
+        context = contextvars.copy_context()  # with the span that the call belongs to
+        run = partial(context.run, _resolve, self._future, self._work)
+        # The thread does not know this object. No daemon: those are ended within native code when the process exits.
+        try:
+            Thread(target=run, name="scannery-prefetch").start()
+        except RuntimeError:  # no more threads, or the process is exiting
+            self._pid = None
+
+    def sent(self) -> None:
+        """Return at once: the thread does not need the caller's to send its request."""
+
+    def result(self) -> T:
+        """Wait for the call; return what it returned, or raise what it raised."""
+        # In a forked child there is no thread.
+        return self._future.result() if self._pid == os.getpid() else self._work()
+
+
+def _resolve(future: Future[T], work: Callable[[], T]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001  the reader would wait for ever
+        future.set_exception(error)
 
 
 class AsyncPermits:

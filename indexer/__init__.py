@@ -3,6 +3,7 @@
 from scannery.indexer.datapoints.column_rules import SizeLimits
 from scannery.indexer.datapoints.conforming import conformed
 from scannery.indexer.datapoints.field_mapping import FieldMapping
+from scannery.indexer.datapoints.named_vectors import NAMED_TYPE, vector_column, vectors_array, without_named
 from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import (
@@ -61,16 +62,24 @@ from scannery.indexer.lexical.inverted_index import (
 )
 from scannery.indexer.local.child_processes import python_command, python_environment
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
-from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall, SegmentEntry
+from scannery.indexer.manifest import (
+    CurvePoint,
+    DeletedRows,
+    Manifest,
+    NamedVectorsInfo,
+    Recall,
+    SegmentEntry,
+)
 from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
 from scannery.indexer.planning.planner import Found
-from scannery.indexer.reader import OpenIndex, open_index
+from scannery.indexer.reader import NamedIndex, OpenIndex, open_index
 from scannery.indexer.scann.config import Effort
+from scannery.indexer.segment.build import BuiltSegment, build_segment, store_segment
 from scannery.indexer.segment.cache import SegmentCache, default_cache_folder
 from scannery.indexer.segment.memory_segment import MemorySegment
+from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import open_segment
 from scannery.indexer.segment.segment import Segment
-from scannery.indexer.segment.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.spec.sharding import shard_of, shards_of_ids
 from scannery.indexer.spec.spec import (
     AttributeType,
@@ -120,6 +129,7 @@ __all__ = [
     "MAX_ID_BYTES",
     "MAX_MAGNITUDE",
     "MAX_SPARSE_ENTRIES",
+    "NAMED_TYPE",
     "REVISION_COLUMN",
     "SPAN",
     "SPARSE",
@@ -158,6 +168,9 @@ __all__ = [
     "LiveSpec",
     "Manifest",
     "MemorySegment",
+    "NamedIndex",
+    "NamedVectors",
+    "NamedVectorsInfo",
     "NotFoundError",
     "OpenIndex",
     "Postings",
@@ -234,14 +247,18 @@ __all__ = [
     "sparse_value",
     "spec_json_schema",
     "spec_yaml",
+    "store_segment",
     "unit_length",
     "validate",
+    "vector_column",
     "vector_value",
+    "vectors_array",
     "vectors_of",
     "verify",
     "with_deleted",
     "with_known_terms",
     "with_terms",
+    "without_named",
     "without_vectors",
     "written_schema",
 ]

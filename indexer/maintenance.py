@@ -231,10 +231,9 @@ def _is_damaged(store: Store, old: Manifest, current: int) -> bool:
     except CorruptError:
         return True
     shared = {key for entry in old.segments for key in entry.keys}
-    files = [file for entry in manifest.segments for file in (entry, entry.deleted) if file]
     return any(
         not is_sound(store, segment_key(old.index, file.key), file.size_bytes, file.sha256)
-        for file in files
+        for file in manifest.files
         if file.key not in shared
     )
 
@@ -253,7 +252,7 @@ def _open_all(
     for entry in manifest.segments:
         if progress is not None:
             progress(read, manifest.size_bytes)
-        read += entry.size_bytes
+        read += sum(file.size_bytes for file in entry.files)
         try:
             segment = open_segment(store, manifest.index, entry, cache)
             alive.append(live_rows_of(store, manifest.index, entry, segment))

@@ -19,6 +19,7 @@ __all__ = [
     "DepthCurve",
     "FusionWeight",
     "Manifest",
+    "NamedVectorsInfo",
     "Recall",
     "SegmentEntry",
     "documents_in",
@@ -98,6 +99,9 @@ class SegmentEntry(_Record):
     """The same for other numbers of hits, ascending; empty for `exact`, and in manifests of the first releases."""
     deleted: DeletedRows | None = None
     """Deleted rows of the file; None: no row is deleted."""
+    named: dict[str, SegmentEntry] = {}
+    """Files with the named vectors of the rows, by name; a name that no row has is left out. Only in versions whose
+    spec has `named_vectors`, a key that releases without such files refuse."""
 
     @property
     def live_rows(self) -> int:
@@ -105,9 +109,19 @@ class SegmentEntry(_Record):
         return self.rows - (self.deleted.rows if self.deleted else 0)
 
     @property
+    def files(self) -> tuple[SegmentEntry | DeletedRows, ...]:
+        """The segment's files: datapoints, deleted rows if there are any, and named vectors."""
+        return (self, *([self.deleted] if self.deleted else []), *self.named.values())
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        """Hashes of the files with datapoints and vectors: what an open segment depends on."""
+        return (self.sha256, *(f"{name}:{entry.sha256}" for name, entry in self.named.items()))
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """Keys of the segment's files. Entries with equal keys have the same live rows."""
-        return (self.key, self.deleted.key) if self.deleted else (self.key,)
+        return tuple(file.key for file in self.files)
 
 
 def documents_in(entries: Sequence[SegmentEntry]) -> int | None:
@@ -166,6 +180,15 @@ class FusionWeight(_Record):
     """Rules of the analyser that it was measured with."""
 
 
+class NamedVectorsInfo(_Record):
+    """The vectors of one name."""
+
+    dimensions: Annotated[int, Field(ge=1)]
+    """Components of a vector."""
+    encoder: dict[str, Any] | None = None
+    """Fingerprint of the encoder that made them; None: they are given."""
+
+
 class Manifest(_Record):
     """A version of an index."""
 
@@ -185,6 +208,8 @@ class Manifest(_Record):
     """Fingerprint of the encoder that made the vectors; None if the source had vectors."""
     dimensions: Annotated[int, Field(ge=0)]
     """Components of a vector; 0: the index has no vectors."""
+    named_vectors: dict[str, NamedVectorsInfo] = {}
+    """What is known of the named vectors of the spec, by name."""
     shards: Annotated[int, Field(ge=1)]
     segments: tuple[SegmentEntry, ...]
     log_sequence: Annotated[int, Field(ge=0)] = 0
@@ -208,6 +233,29 @@ class Manifest(_Record):
         return sum(segment.live_rows for segment in self.segments)
 
     @property
+    def files(self) -> tuple[SegmentEntry | DeletedRows, ...]:
+        """The files of all segments."""
+        return tuple(file for entry in self.segments for file in entry.files)
+
+    def of_vectors(self, name: str) -> Manifest:
+        """Return the manifest of an index with the vectors of a name alone; KeyError if there is no such name.
+
+        Its segments are those with vectors of the name, in order. It is not published anywhere.
+        """
+        info = self.named_vectors[name]
+        return self.model_copy(
+            update={
+                "spec": self.spec.of_vectors(name),
+                "encoder": info.encoder,
+                "dimensions": info.dimensions,
+                "segments": tuple(entry.named[name] for entry in self.segments if name in entry.named),
+                "named_vectors": {},
+                "recall": None,
+                "fusion": None,
+            }
+        )
+
+    @property
     def builds(self) -> tuple[str, ...]:
         """Names of the builds that its documents come from; those that are known."""
         known = self.statistics.get("builds") or [self.statistics.get("build_id")]
@@ -215,9 +263,8 @@ class Manifest(_Record):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all segment files and files of deleted rows."""
-        files = [file for entry in self.segments for file in (entry, entry.deleted) if file]
-        return sum(file.size_bytes for file in files)
+        """Bytes of all files of segments."""
+        return sum(file.size_bytes for file in self.files)
 
     def to_json(self) -> bytes:
         """Return the manifest as UTF-8 JSON: indented, keys in a fixed order, SHA-256 last."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from scannery.indexer.datapoints.schema import attribute_columns
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.segment.cache import SegmentCache
+from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import open_segment
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.spec.spec import IndexSpec
@@ -20,7 +22,7 @@ from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.versions.tombstones import read_live_mask
 from scannery.indexer.versions.versions import read_manifest
 
-__all__ = ["OpenIndex", "live_rows_of", "open_index", "open_manifest"]
+__all__ = ["NamedIndex", "OpenIndex", "live_rows_of", "open_index", "open_manifest"]
 
 _PARALLEL_OPENS = 4
 
@@ -62,10 +64,43 @@ class OpenIndex:
         for segment, alive in zip(self.segments, self.alive, strict=True):
             yield segment, np.arange(segment.rows) if alive is None else alive.rows
 
+    @cached_property
+    def named(self) -> Mapping[str, NamedIndex]:
+        """For each name of the spec's `named_vectors` the index of its vectors."""
+        return {name: _named(self, name) for name in self.manifest.named_vectors}
+
     def settings_for(self, target_recall: float | None = None) -> tuple[SearchSettings | None, ...]:
         """Return for each segment the settings that meet a target recall (default: the spec's); None: exact search."""
         target = self.spec.target_recall if target_recall is None else target_recall
         return tuple(segment.settings_for(target) for segment in self.segments)
+
+
+@dataclass(frozen=True)
+class NamedIndex:
+    """The vectors of one name as an index of their own, whose datapoints have nothing but an id and this vector."""
+
+    index: OpenIndex
+    """The vectors. Its segments have numbers of vectors as rows."""
+    vectors: tuple[NamedVectors, ...]
+    """For each of its segments the translation to rows of datapoints."""
+    numbers: tuple[int, ...]
+    """For each of its segments the number of the segment with the datapoints."""
+
+
+def _named(index: OpenIndex, name: str) -> NamedIndex:
+    parts = [
+        (number, segment.named[name], alive)
+        for number, (segment, alive) in enumerate(zip(index.segments, index.alive, strict=True))
+        if name in segment.named
+    ]
+    opened = OpenIndex(
+        index.manifest.of_vectors(name),
+        tuple(vectors.segment for _, vectors, _ in parts),
+        tuple(vectors.allowed(alive) for _, vectors, alive in parts),
+    )
+    return NamedIndex(
+        opened, tuple(vectors for _, vectors, _ in parts), tuple(number for number, _, _ in parts)
+    )
 
 
 def open_index(
@@ -98,13 +133,13 @@ def open_manifest(
 ) -> OpenIndex:
     """Return the index of a manifest, published or not, with all segments open; otherwise as `open_index`."""
     index, cache = manifest.index, cache or SegmentCache()
-    opened = {segment.entry.sha256: segment for segment in reuse.segments} if reuse else {}
-    missing = [entry for entry in manifest.segments if entry.sha256 not in opened]
+    opened = {segment.entry.content: segment for segment in reuse.segments} if reuse else {}
+    missing = [entry for entry in manifest.segments if entry.content not in opened]
     with ThreadPoolExecutor(_PARALLEL_OPENS) as pool:
         for segment in pool.map(lambda entry: open_segment(store, index, entry, cache), missing):
-            opened[segment.entry.sha256] = segment
+            opened[segment.entry.content] = segment
     columns = attribute_columns(manifest.spec)
-    segments = tuple(opened[entry.sha256].with_columns(columns) for entry in manifest.segments)
+    segments = tuple(opened[entry.content].with_columns(columns) for entry in manifest.segments)
     known = _known_alive(reuse) if reuse else {}
     alive = tuple(
         known.get(entry.keys) or live_rows_of(store, index, entry, segment)

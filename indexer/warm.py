@@ -16,12 +16,11 @@ from scannery.indexer.datapoints import dynamic_values
 from scannery.indexer.datapoints.schema import datapoint_schema
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, VALUES_COLUMN
 from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.segment.build import build_segment, store_segment
 from scannery.indexer.segment.cache import SegmentCache
 from scannery.indexer.segment.opening import open_segment
-from scannery.indexer.segment.segment_writer import build_segment
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.versions.versions import segment_key
 
 __all__ = ["warm_kernels"]
 
@@ -45,7 +44,7 @@ def _open_small(folder: Path) -> None:
     """Build a small segment with all optional parts, and open it, which compiles its kernels."""
     spec, store = parse_spec(_SPEC), Store.open(folder / "store", create=True)
     built = build_segment(_rows(datapoint_schema(spec, _DIMENSIONS)), spec=spec, shard=0, directory=folder)
-    store.write_file(segment_key(spec.index, built.entry.key), built.path)
+    store_segment(store, spec.index, built)
     open_segment(store, spec.index, built.entry, SegmentCache(folder / "cache"))
 
 

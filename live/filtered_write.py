@@ -20,10 +20,12 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import REVISION_COLUMN, AllowedRows, KnownTerms, Manifest, Segment, written_schema
+from scannery.indexer.datapoints.dynamic import canonical_json
 from scannery.live.group_commit import Resolved
 from scannery.live.log.records import Mutation, encode, encoder_digest
 from scannery.live.memtable import LiveState
 from scannery.live.resolve import Places, changed_rows
+from scannery.live.row_sizes import row_sizes
 from scannery.live.write_request import PartialUpdate
 from scannery.runtime.deadline import Deadline
 
@@ -34,9 +36,9 @@ RowFilter: TypeAlias = Callable[[Segment], AllowedRows]
 before."""
 
 MAX_BATCH_BYTES = 16 << 20
-"""Size of the changed rows of a batch after which it takes no more; each row may have several MiB."""
+"""Most bytes of the changed rows of a batch, of which each may have several MiB; one row is always taken."""
 COPIED_ROWS = 128
-"""Rows that are copied at a time, after each of which the size is checked."""
+"""Most rows that are copied at a time; their words come on top of the sizes that are known before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,17 +165,33 @@ class FilteredWrite:
         return _Batch(manifest, chosen, (mutation, encode(mutation), count))
 
     def _changed(self, manifest: Manifest, chosen: Places, change: PartialUpdate) -> pa.Table:
-        """Return the changed rows, at least one, until they have MAX_BATCH_BYTES."""
+        """Return the changed rows, at least one, as many as fit in MAX_BATCH_BYTES."""
         tables: list[pa.Table] = []
-        size_bytes = 0
+        left_bytes, new_bytes = MAX_BATCH_BYTES, _size_bytes(change)
         for segment, rows_R in chosen:
             for start in range(0, len(rows_R), COPIED_ROWS):
-                place = (segment, rows_R[start : start + COPIED_ROWS])
-                tables.append(changed_rows([place], change, manifest, self._known))
-                size_bytes += tables[-1].nbytes
-                if size_bytes >= MAX_BATCH_BYTES:
+                some_R = rows_R[start : start + COPIED_ROWS]
+                fitting_R = _fitting(segment, some_R, new_bytes, left_bytes)
+                if not (tables or len(fitting_R)):
+                    fitting_R = some_R[:1]
+                if len(fitting_R):
+                    tables.append(changed_rows([(segment, fitting_R)], change, manifest, self._known))
+                    left_bytes -= tables[-1].nbytes
+                if len(fitting_R) < len(some_R):
                     return pa.concat_tables(tables)
         return pa.concat_tables(tables)
+
+
+def _fitting(segment: Segment, rows_R: np.ndarray, new_bytes: int, most_bytes: int) -> np.ndarray:
+    """Return the first rows that have at most `most_bytes`, each with `new_bytes` more. Nothing is copied."""
+    sizes_R = row_sizes(segment.table, rows_R) + 4 * segment.dimensions + new_bytes
+    return rows_R[: int(np.searchsorted(np.cumsum(sizes_R), most_bytes, side="right"))]
+
+
+def _size_bytes(change: PartialUpdate) -> int:
+    """Return the bytes that new values take in each row; of an undeclared one, its JSON."""
+    declared: int = sum(pa.array([value]).nbytes for value in change.values.values() if value is not None)
+    return declared + (len(canonical_json(change.dynamic).encode()) if change.dynamic else 0)
 
 
 def _segments(state: LiveState) -> tuple[Segment, ...]:

@@ -9,27 +9,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Generic, Protocol, TypeVar
 
-import pyarrow as pa
-
 from scannery.indexer import (
-    DYNAMIC_COLUMN,
     CorruptError,
     IndexerError,
-    IndexSpec,
     Manifest,
     OpenIndex,
     StoreError,
-    attribute_columns,
 )
-from scannery.indexer.datapoints.declaring import rows_with_dynamic
 from scannery.live.filtered_write import FilteredWrite
 from scannery.live.group_commit import Resolved, Write, Writer
 from scannery.live.log.mutation_log import (
     Answer,
+    LogEntry,
     LogGapError,
     LogHome,
     LogReplacedError,
@@ -37,7 +32,7 @@ from scannery.live.log.mutation_log import (
     MutationLog,
     Request,
 )
-from scannery.live.log.records import Mutation, decode, encode, rows_fit
+from scannery.live.log.records import Mutation, encode, rows_fit
 from scannery.live.memtable import LiveState, apply, begin
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.replay import state_after
@@ -296,42 +291,19 @@ class LiveIndex(Generic[SnapshotT]):
                 retry_after_s=RETRY_S,
             )
 
-    def other_type(self, manifest: Manifest, spec: IndexSpec, names: Iterable[str]) -> str | None:
-        """Return an attribute of which the log has values of another type than a spec; None if it has none.
+    def log_entries(self, after: int) -> Iterator[LogEntry]:
+        """Yield the entries of the log after a sequence, in order; none if there is no log.
 
-        Rows that were written before a rollback may have attributes that the index does not have now.
-
-        Args:
-            manifest: of the current version.
-            spec: with the attributes.
-            names: the attributes to look for.
+        Raises:
+            LogGapError: the log begins later.
+            CorruptError, StoreError: it cannot be read.
 
         """
         with self._lock:
             log = self._open_log()
-        wanted, after = {name: attribute_columns(spec)[name] for name in names}, manifest.log_sequence
         while log is not None and (entries := log.read(after)):
             after = entries[-1].sequence
-            for entry in entries:
-                schema = decode(entry.data, sequence=entry.sequence).rows.schema
-                for name, kind in wanted.items():
-                    if name in schema.names and schema.field(name).type != kind:
-                        return name
-        return None
-
-    def rows_with_dynamic(self, names: Collection[str]) -> dict[str, int]:
-        """Return how many datapoints have dynamic attributes of these names; only names that some have.
-
-        Attributes with the value null count. Datapoints are those of this object's version and of the log after it.
-        """
-        self.catch_up()
-        counts: dict[str, int] = {}
-        for segment, rows_R in self._state.opened().live_rows():
-            if DYNAMIC_COLUMN in segment.table.column_names:
-                column = segment.column(DYNAMIC_COLUMN).take(pa.array(rows_R))
-                for name, own_R in rows_with_dynamic(column, names).items():
-                    counts[name] = counts.get(name, 0) + len(own_R)
-        return counts
+            yield from entries
 
     def close(self) -> None:
         """Finish the running write and close the log."""

@@ -10,7 +10,15 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import REVISION_COLUMN, AllowedRows, Manifest, Segment, written_schema
+from scannery.indexer import (
+    REVISION_COLUMN,
+    AllowedRows,
+    Manifest,
+    Segment,
+    vector_column,
+    vectors_array,
+    written_schema,
+)
 
 __all__ = ["live_rows", "stored_schema", "whole_rows"]
 
@@ -34,9 +42,12 @@ def whole_rows(segment: Segment, rows_R: np.ndarray, schema: pa.Schema) -> pa.Ta
     """Return rows of a segment with all columns of a schema; what the segment lacks is null: attributes, vectors."""
     stored = set(segment.table.column_names)
     taken = segment.take(rows_R, [name for name in schema.names if name in stored])
+    named = {vector_column(name): vectors for name, vectors in segment.named.items()}
     arrays = [
         _embedding(segment, rows_R, field.type)
         if field.name == "embedding" and segment.has_vectors
+        else vectors_array(named[field.name].vectors(rows_R))
+        if field.name in named
         else taken.column(field.name)
         if field.name in stored
         else pa.nulls(taken.num_rows, field.type)

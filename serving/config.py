@@ -13,6 +13,7 @@ from typing import Any
 
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.paths import make_absolute
+from scannery.runtime.shared_marks import SharedMarks
 from scannery.serving.security.config import SecurityConfig
 
 __all__ = [
@@ -212,6 +213,9 @@ class WorkerContext:
 
     counted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Metrics of the replaced worker, from which counters continue."""
+
+    drops: SharedMarks = field(default_factory=SharedMarks)
+    """Changed by the worker that drops an index, so that the others do not answer from it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ from scannery.indexer import (
     expected_recall,
     next_version,
     open_index,
-    segment_key,
     shard_of,
+    store_segment,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,7 +75,7 @@ def publish(store: Store, spec: IndexSpec, table: pa.Table, folder: Path, *, sha
         rows = table.filter(pa.array(numbers == shard))
         if rows.num_rows:
             built = build_segment(rows, spec=spec, shard=shard, directory=folder)
-            store.write_file(segment_key(spec.index, built.entry.key), built.path)
+            store_segment(store, spec.index, built)
             entries.append(built.entry)
     manifest = Manifest(
         index=spec.index,

@@ -25,8 +25,8 @@ from scannery.indexer import (
     expected_recall,
     latest_version,
     parse_spec,
-    segment_key,
     shard_of,
+    store_segment,
 )
 from scannery.serving import Server, ServerConfig
 from tests.data import clustered, datapoints
@@ -106,7 +106,7 @@ def publish_version(
         rows = table.filter(pa.array(numbers == shard))
         if rows.num_rows:
             built = build_segment(rows, spec=spec, shard=shard, directory=folder, queries=queries)
-            store.write_file(segment_key(spec.index, built.entry.key), built.path)
+            store_segment(store, spec.index, built)
             entries.append(built.entry)
     return commit(
         store,

@@ -174,6 +174,11 @@ def test_preparing_a_write(piece: str, chunker: Chunker) -> None:
         point = Datapoint(id="a", title=text[:1000], text=f"{text}x")
         point.attributes["tags"].string_value = f"x{text}"
         request = index_pb2.UpsertRequest(upserts=[index_pb2.Upsert(datapoint=point)])
-        prepare(parse_upsert(request, manifest), manifest, Encoders(chunker), Deadline.after(60))
+        prepare(
+            parse_upsert(request, manifest, Deadline.after(None)),
+            manifest,
+            Encoders(chunker),
+            Deadline.after(60),
+        )
 
     check_linear(upsert, lambda size: made(piece, size))

@@ -3,37 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from typing_extensions import Self
 
+from scannery.client.concurrency import AsyncPrefetch
 from scannery.client.response.outcomes import AsyncReadPage
-from scannery.client.response.results import Datapoint
+from scannery.client.response.results import Datapoint, ScanPage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["AsyncScan"]
 
+FIRST_PART = 8
+"""The second page is read once this part of the first one has been taken: an eighth."""
+
 
 class AsyncScan:
     """An iterator over datapoints of one snapshot: what is written while it runs changes nothing of it.
 
-    Pages are read as datapoints are taken. A page that fails can be tried again by taking the next datapoint.
+    Pages are read as datapoints are taken; those of a server at most one ahead: the next one while the datapoints of a
+    page are taken. A page that fails raises where its first datapoint would be taken, and is tried again by taking the
+    next datapoint.
 
     Args:
         read: reads the page at a token; None: the first page.
         token: where to begin.
+        ahead: whether to read a page before the one before it is used up.
 
     """
 
-    def __init__(self, read: AsyncReadPage, token: str | None) -> None:
+    def __init__(self, read: AsyncReadPage, token: str | None, *, ahead: bool) -> None:
         self._read = read
+        self._reads_ahead = ahead
         self._snapshot: str | None = None
         self._given = token
         self._rest: Iterator[Datapoint] = iter(())
+        """What is left of the page, or of its beginning."""
+        self._later: Iterator[Datapoint] = iter(())
+        """What follows `_rest` in the page."""
+        self._ahead: AsyncPrefetch[ScanPage] | None = None
+        """The page at `_next`, being read."""
         self._position = 0
-        self._last = False
+        self._next: str | None = None
+        """Token of the next page; None before the first one, empty after the last one."""
         self.total: int | None = None
         """Datapoints of the whole scan; None before the first page is read."""
         self.index: str | None = None
@@ -64,7 +79,8 @@ class AsyncScan:
     async def batches(self) -> AsyncIterator[list[Datapoint]]:
         """Yield the datapoints of each page that is left, as a list."""
         while True:
-            batch = list(self._rest)
+            await self._read_ahead()
+            batch = [*self._rest, *self._later]
             self._position += len(batch)
             if batch:
                 yield batch
@@ -83,11 +99,24 @@ class AsyncScan:
         return datapoints_table([point async for batch in self.batches() for point in batch])
 
     async def _turn(self) -> None:
-        """Read the next page; StopAsyncIteration after the last one."""
-        if self._last:
+        """Go on to what is left of the page, or else read the next one; StopAsyncIteration after the last one."""
+        if (first := next(self._later, None)) is not None:
+            await self._read_ahead()
+            self._rest, self._later = chain((first,), self._later), iter(())
+            return
+        if self._next == "":
             raise StopAsyncIteration
-        page = await self._read(self.token)
-        self._snapshot, self._position, self._last = page.snapshot, page.position, page.last
-        self._rest = page.points
+        ahead, self._ahead = self._ahead, None
+        page = await (self._read(self.token) if ahead is None else ahead.result())
+        # Many scans end within their first page. One that takes the beginning of it is likely to go on.
+        early = max(1, page.size // FIRST_PART) if self._snapshot is None else 0
+        self._rest, self._later = islice(page.points, early), page.points
+        self._snapshot, self._position, self._next = page.snapshot, page.position, page.next_token
         self.total, self.version, self.sequence = page.total, page.version, page.sequence
         self.index = page.index_name or None
+
+    async def _read_ahead(self) -> None:
+        """Begin to read the next page."""
+        if self._reads_ahead and self._next and self._ahead is None:
+            self._ahead = AsyncPrefetch(self._read, self._next)
+            await self._ahead.sent()

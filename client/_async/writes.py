@@ -67,7 +67,7 @@ class AsyncWrites(AsyncAggregations):
         if is_table(points):
             if request_id is not None:
                 raise InvalidArgumentError("request_id: is not for tables", field="request_id")
-            return await self._write_all(points, timeout_s=timeout_s, extra="ignore")
+            return await self._write_all(points, timeout_s=timeout_s, extra=None)
         points = as_list(points)
         if any(map(is_foreign, points)):
             points = list(map((await self._reader("refuse", timeout_s)).datapoint, points))
@@ -97,7 +97,8 @@ class AsyncWrites(AsyncAggregations):
             errors: `raise` ends at the first batch that fails, and what was written before stays; `return` writes all
                 that can be, and lists the others in `failed`.
             extra: what becomes of fields that the index has no place for: `refuse` refuses the record, `ignore` writes
-                the rest of it and lists them in `ignored`. Default: `ignore` for tables, else `refuse`.
+                the rest of it and lists them in `ignored`. Default: `refuse`; for tables `ignore`, except for columns
+                that a datapoint calls otherwise, such as `metadata` with mappings.
             timeout_s: of each call.
 
         """
@@ -107,7 +108,7 @@ class AsyncWrites(AsyncAggregations):
             in_flight=in_flight,
             progress=progress,
             errors=errors,
-            extra=extra or ("ignore" if is_table(points) else "refuse"),
+            extra=extra or (None if is_table(points) else "refuse"),
             timeout_s=timeout_s,
         )
 
@@ -119,7 +120,7 @@ class AsyncWrites(AsyncAggregations):
         in_flight: int = 4,
         progress: Progress = False,
         errors: Errors = "raise",
-        extra: Extra,
+        extra: Extra | None,
         timeout_s: float | None,
     ) -> BulkWritten:
         parts = write_batches(points, batch_size, in_flight, errors)
@@ -139,7 +140,7 @@ class AsyncWrites(AsyncAggregations):
             self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
         )
 
-    async def _reader(self, extra: Extra, timeout_s: float | None) -> RecordReader:
+    async def _reader(self, extra: Extra | None, timeout_s: float | None) -> RecordReader:
         return RecordReader((await self.stats(timeout_s=timeout_s)).spec, extra=extra)
 
     async def update(
@@ -165,7 +166,7 @@ class AsyncWrites(AsyncAggregations):
             points: see `Update`.
             where: which datapoints to change.
             attributes: their new values, by name.
-            dry_run: with `where`: change nothing, and return how many datapoints would be changed.
+            dry_run: with `where`: change nothing, and return how many datapoints would be changed (scope `read`, too).
             progress: with `where`: True for a progress bar, or a function that is told how many datapoints are done.
             batch_size: with `where`: most datapoints of a batch, 1 to 10,000.
             request_id: as in `upsert`; not with `where`, where each batch has an id of its own.
@@ -220,7 +221,7 @@ class AsyncWrites(AsyncAggregations):
             document_ids: of documents, at most 1,000.
             where: which datapoints to delete; must have a condition. Not together with ids.
             if_revision: delete only if the datapoint has this revision.
-            dry_run: with `where`: delete nothing, and return how many datapoints would be deleted.
+            dry_run: with `where`: delete nothing, and return how many datapoints would be deleted (scope `read`, too).
             progress: with `where`: True for a progress bar, or a function that is told how many datapoints are done.
             batch_size: with `where`: most datapoints of a batch, 1 to 10,000.
             request_id: as in `upsert`; not with `where`, where each batch has an id of its own.

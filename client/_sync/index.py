@@ -152,11 +152,13 @@ class Index(Writes):
             fields: what a datapoint carries of `title`, `text`, `payload`, `offsets` and attributes by name; default:
                 all.
             order_by: an attribute, `id` or `document_id`; with `-` before it the greatest first. Datapoints without the
-                attribute come last, equal ones by id. Default: the order in which the index reads fastest.
+                attribute come last, equal ones by id. Of a dynamic attribute, numbers come before strings, and strings
+                before booleans; lists and objects come after them. Default: the order in which the index reads fastest.
             vectors: also return the vectors.
             sample: number of datapoints to choose at random.
             seed: of the choice: equal seeds choose equal datapoints of one snapshot.
-            page_size: datapoints read at once, 1 to 10,000; default: 5,000.
+            page_size: datapoints read at once, 1 to 10,000; default: 5,000. A server's next page is read while the
+                datapoints of a page are taken.
             token: continue an earlier scan with the same arguments, after the datapoint at which its `token` was read.
             timeout_s: of each page.
 
@@ -182,7 +184,8 @@ class Index(Writes):
             request.index = page.index_name or self.name  # an alias may be moved while the scan runs
             return page
 
-        return Scan(read, checked_token(token))
+        # In one process, the two would take turns with the interpreter: together they took longer than one by one.
+        return Scan(read, checked_token(token), ahead=self._client._transport.remote)
 
     def embed(
         self, texts: Sequence[str], *, kind: TextKind = "query", timeout_s: float | None = None

@@ -48,11 +48,12 @@ class RecordReader:
 
     Args:
         spec: of the index, as its description gives it.
-        extra: what becomes of a record with fields that the index has no place for.
+        extra: what becomes of a record with fields that the index has no place for; None: they are ignored, except for
+            those that a datapoint calls otherwise (`_OF_PEERS`).
 
     """
 
-    def __init__(self, spec: Mapping[str, Any], *, extra: Extra = "refuse") -> None:
+    def __init__(self, spec: Mapping[str, Any], *, extra: Extra | None = "refuse") -> None:
         self._source, self._exported = _mappings(spec)
         self._attributes = set(spec.get("attributes") or {})
         fields = {_KEYS.get(column, column) for column in self._source.fields}
@@ -83,10 +84,13 @@ class RecordReader:
         known = DATAPOINT_KEYS if form == "datapoint" else mapping.names | {_MADE_AGAIN}
         more = self._more if form == "source" else frozenset()
         takes = mapping.is_other if form != "datapoint" else lambda _: False
-        if form == "source" and self._extra == "refuse":
+        if form == "source" and self._extra != "ignore":
             unknown = record.keys() - known - more
-            if unknown and unknown <= _OF_PEERS.keys() and (hint := _peer_hint(record, unknown)):
-                return Refused(_identifier(record, mapping), hint)
+            lost = {name for name in unknown if not takes(str(name))} if self._extra is None else set()
+            peers = unknown if unknown <= _OF_PEERS.keys() else lost & _OF_PEERS.keys()
+            if hint := _peer_hint(record, peers):
+                last = "" if self._extra else "; upsert_many with extra='ignore' takes the table as it is"
+                return Refused(_identifier(record, mapping), hint + last)
         if extra := {name for name in record.keys() - known - more if not takes(str(name))}:
             if self._extra == "refuse" or form == "datapoint":
                 return _refused(record, str(min(extra, key=str)), known | more, form)

@@ -77,9 +77,10 @@ def parse_page(response: search_pb2.ScanResponse) -> ScanPage:
     snapshot, _, position = response.page_token.rpartition(".")
     return ScanPage(
         points=map(_undecoded, response.datapoints),
+        size=len(response.datapoints),
         snapshot=snapshot,
         position=int(position),
-        last=not response.next_page_token,
+        next_token=response.next_page_token,
         total=response.total,
         version=response.version,
         sequence=response.sequence,
@@ -219,9 +220,12 @@ _new: Callable[[type[PointT]], PointT] = object.__new__
 def _attributes(values: Mapping[str, types_pb2.Value]) -> dict[str, AttributeValue]:
     found: dict[str, AttributeValue] = {}
     for name in sorted(values):
-        message = values[name]
+        message, kind = values[name], _LIKELY.get(name)
         # Only the kind that is set has a value; to ask for it takes as long as to read it.
-        value = getattr(message, _LIKELY.get(name, "int_value")) or parse_value(message)
+        if kind is not None and (value := getattr(message, kind)):
+            found[name] = value
+            continue
+        value = parse_value(message)
         if value is not None:
             found[name] = value
             if type(value) in _SCALARS and name not in _LIKELY and len(_LIKELY) < MAX_LIKELY:
@@ -264,6 +268,8 @@ _CONVERTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "attributes": ("attributes", _attributes),
     "payload_json": ("payload", json.loads),
     "vector": ("vector", _array),
+    "vectors": ("vectors", lambda vectors: {name: _array(vectors[name]) for name in sorted(vectors)}),
+    "vector_scores": ("vector_scores", dict),
     "group": ("group", parse_value),
 }
 """Fields of the wire that are not taken as they are: what they are called here, and how they become that."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -51,7 +51,7 @@ AsyncWrite: TypeAlias = Callable[[Sequence[Any], str], Awaitable[Written]]
 Write: TypeAlias = Callable[[Sequence[Any], str], Written]
 """Writes datapoints with a request id."""
 
-AsyncReadPage: TypeAlias = Callable[[str | None], Awaitable[ScanPage]]
+AsyncReadPage: TypeAlias = Callable[[str | None], Coroutine[Any, Any, ScanPage]]
 ReadPage: TypeAlias = Callable[[str | None], ScanPage]
 """Reads the page of a scan at a token; None: the first one."""
 

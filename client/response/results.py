@@ -109,6 +109,8 @@ class Datapoint(_Undecoded):
     """Sequence of the mutation that wrote it; 0 where it came from a build."""
     vector: np.ndarray | None = field(default=None, compare=False, repr=False)
     """float32 `(dimensions,)`, read-only; only if asked for. Not part of the comparison of two objects."""
+    vectors: dict[str, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
+    """The named vectors that it has, float32 `(dimensions,)`, read-only; only if asked for."""
 
     def _repr_html_(self) -> str:
         from scannery.client.response.notebook import datapoint_view
@@ -132,9 +134,9 @@ class Datapoint(_Undecoded):
             except AttributeError:
                 pass
             # Decoding sets only the fields that an answer carries: setting all of them takes longer than the rest.
-            if name == "attributes":
+            if name in _MAPPINGS:
                 object.__setattr__(self, name, {})
-                return self.attributes
+                return object.__getattribute__(self, name)
             try:
                 return _DEFAULTS[name]
             except KeyError:
@@ -158,6 +160,8 @@ class Hit(Datapoint):
     """What `max_per_group` grouped by."""
     snippet: Snippet | None = None
     """With `highlight`: the best sentence, and the words that match."""
+    vector_scores: dict[str, float] = field(default_factory=dict)
+    """Of a search of several vectors, or a named one: the score by each that the hit has; "" is the unnamed vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,11 +234,14 @@ class ScanPage(NamedTuple):
     """A page of a scan."""
 
     points: Iterator[Datapoint]
+    size: int
+    """Datapoints."""
     snapshot: str
     """What the tokens of the scan begin with, before `.` and a position."""
     position: int
     """Of the first of the datapoints."""
-    last: bool
+    next_token: str
+    """Of the page after this one; empty: this is the last one."""
     total: int
     version: int
     sequence: int
@@ -377,6 +384,8 @@ class Indexes(list[IndexInfo]):
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Hit) if each.default is not MISSING}
 _DEFAULTS |= {"id": "", "document_id": "", "score": 0.0}
 """The wire leaves out what is empty or 0."""
+_MAPPINGS = frozenset(each.name for each in fields(Hit) if each.default_factory is not MISSING)
+"""Fields whose default is a new mapping."""
 
 _MESSAGE = _Undecoded._message.__get__  # type: ignore[attr-defined]  # a slot
 _FORGET_MESSAGE = _Undecoded._message.__delete__  # type: ignore[attr-defined]

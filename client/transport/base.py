@@ -18,6 +18,9 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 class Transport(Protocol):
     """Carries a request to an engine and brings its answer."""
 
+    remote: bool
+    """Whether calls go to another process, so that this one can work meanwhile."""
+
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
 
@@ -27,6 +30,8 @@ class Transport(Protocol):
 
 class AsyncTransport(Protocol):
     """The same, awaitable."""
+
+    remote: bool
 
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
@@ -47,6 +52,7 @@ class ThreadTransport:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self.remote = transport.remote
 
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float

@@ -33,6 +33,8 @@ class EmbeddedTransport:
 
     """
 
+    remote: bool = False
+
     def __init__(self, engine: EmbeddedEngine) -> None:
         self._engine = engine
         self._store: str | None = None

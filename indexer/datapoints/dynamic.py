@@ -17,6 +17,7 @@ import pyarrow as pa
 from scannery.indexer.datapoints.conversions import json_value
 from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN
 from scannery.indexer.errors import InvalidRecordError
+from scannery.indexer.strict_json import strict_json
 
 __all__ = [
     "DYNAMIC_COLUMN",
@@ -43,6 +44,8 @@ MAX_NAME_BYTES = 256
 MAX_DEPTH = 64
 MAX_ITEMS = 65_536
 """Of a list."""
+MAX_VALUES = MAX_DYNAMIC_BYTES // 2
+"""Each value takes at least two bytes, its own and a comma: with more of them, JSON is too long whatever they are."""
 NOT_DYNAMIC = ("id", "document_id")
 """Names that no dynamic attribute has: filters have them for something else."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
@@ -79,11 +82,11 @@ def dynamic_json(values: Mapping[str, Any] | str, *, path: str = "") -> str | No
         raise _invalid(
             path, f"must have at most {MAX_DYNAMIC_NAMES} undeclared attributes, got {len(values)}"
         )
-    exact = {}
+    exact, exactly = {}, _Exactly(path)
     for name, value in values.items():
         here = f"{path}.{name}"[:200] if path else str(name)[:200]
         check_dynamic_name(name, path=here)
-        exact[name] = _exact(value, here, 1)
+        exact[name] = exactly.of(value, here, 1)
     text = canonical_json(exact)
     if 4 * len(text) > MAX_DYNAMIC_BYTES and (size := len(text.encode())) > MAX_DYNAMIC_BYTES:
         raise _invalid(path, f"undeclared attributes must have at most {MAX_DYNAMIC_BYTES} bytes, got {size}")
@@ -94,13 +97,13 @@ def parsed_dynamic(value: object, *, path: str = "") -> Mapping[str, Any]:
     """Return the attributes in a JSON object, or in its text; none for None.
 
     Raises:
-        InvalidRecordError: it is no JSON object.
+        InvalidRecordError: it is no JSON object, or an object has a key twice.
 
     """
     if isinstance(value, str):
         check_json_size(len(value), path=path)
     try:
-        values = json.loads(value) if isinstance(value, str) else value
+        values = strict_json(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:
         raise _invalid(path, f"must be a JSON object: {error}") from error
     if values is not None and not isinstance(values, Mapping):
@@ -173,23 +176,39 @@ MAX_SHOWN_BITS = 256
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
-def _exact(value: Any, path: str, depth: int) -> Any:
-    """Return a value as JSON keeps it."""
-    check = _CHECKS.get(type(value))
-    if check is not None:
-        check(value, path)
-        return value
-    if depth > MAX_DEPTH:
-        raise _invalid(path, f"must be nested at most {MAX_DEPTH} deep")
-    if isinstance(value, (list, tuple)):
-        if len(value) > MAX_ITEMS:
-            raise _invalid(path, f"must have at most {MAX_ITEMS} items, got {len(value)}")
-        return [_exact(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
-    if isinstance(value, Mapping):
-        return {
-            _key(name, path): _exact(item, f"{path}.{name}"[:200], depth + 1) for name, item in value.items()
-        }
-    return _exact(_plain(value, path), path, depth + 1)
+class _Exactly:
+    """Converts values to what JSON keeps, until they must have more than MAX_DYNAMIC_BYTES."""
+
+    def __init__(self, path: str) -> None:
+        """Count the values of the attributes at a path."""
+        self._path, self._left = path, MAX_VALUES
+
+    def of(self, value: Any, path: str, depth: int) -> Any:
+        """Return a value as JSON keeps it."""
+        check = _CHECKS.get(type(value))
+        if check is not None:
+            check(value, path)
+            return value
+        if depth > MAX_DEPTH:
+            raise _invalid(path, f"must be nested at most {MAX_DEPTH} deep")
+        if isinstance(value, (list, tuple)):
+            if len(value) > MAX_ITEMS:
+                raise _invalid(path, f"must have at most {MAX_ITEMS} items, got {len(value)}")
+            self._count(len(value))
+            return [self.of(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+        if isinstance(value, Mapping):
+            self._count(len(value))
+            return {
+                _key(name, path): self.of(item, f"{path}.{name}"[:200], depth + 1)
+                for name, item in value.items()
+            }
+        return self.of(_plain(value, path), path, depth + 1)
+
+    def _count(self, values: int) -> None:
+        self._left -= values
+        if self._left < 0:
+            what = f"must have at most {MAX_DYNAMIC_BYTES} bytes, got more than {MAX_VALUES} values"
+            raise _invalid(self._path, f"undeclared attributes {what}")
 
 
 def _plain(value: object, path: str) -> object:

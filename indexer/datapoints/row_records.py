@@ -61,6 +61,11 @@ class Records:
         """Whether there are rows, and columns have places: strings of more than 2 GB lie in several pieces."""
         return all(column.num_chunks == 1 for column in self.table.columns)
 
+    def has_values(self, name: str) -> bool:
+        """Return whether any row has a value in a column; KeyError if there is none."""
+        column = self.table.column(name)
+        return bool(column.null_count < len(column))
+
     def place(self, name: str) -> Place:
         """Return where a column lies; KeyError if there is none."""
         if name not in self._places:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.datapoints.conversions import Converted, convert
+from scannery.indexer.datapoints.named_vectors import NAMED_TYPE, vector_column
 from scannery.indexer.datapoints.places import GEO_TYPE, place_problem
 from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS
@@ -66,9 +67,11 @@ def datapoint_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
     """Return the Arrow schema of the datapoints of an index: fixed columns, one per attribute, and `_dynamic`.
 
     With `vectors: optional`, `embedding` is null where a row has no vector; with 0 dimensions it is always null.
+    Last are the columns of named vectors (named_vectors.py), which segments have in files of their own.
     """
     has_sparse, optional = spec.source.sparse_vector is not None, spec.vectors == "optional"
-    return _schema(tuple(spec.attributes.items()), has_sparse, spec.dynamic, dimensions, optional)
+    named = tuple(spec.named_vectors)
+    return _schema(tuple(spec.attributes.items()), has_sparse, spec.dynamic, dimensions, optional, named)
 
 
 def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
@@ -88,6 +91,7 @@ def _schema(
     dynamic: bool,
     dimensions: int,
     optional: bool,
+    named: tuple[str, ...],
 ) -> pa.Schema:
     # Arrow writes no lists of size 0.
     vector = pa.list_(pa.field("item", pa.float32(), nullable=False), max(1, dimensions))
@@ -106,7 +110,10 @@ def _schema(
     if has_sparse:
         fixed += [pa.field(name, kind) for name, kind in SPARSE_COLUMNS.items()]
     own = [pa.field(name, ARROW_TYPES[kind]) for name, kind in attributes]
-    return pa.schema([*fixed, *own, *([pa.field(DYNAMIC_COLUMN, pa.string())] if dynamic else [])])
+    undeclared = [pa.field(DYNAMIC_COLUMN, pa.string())] if dynamic else []
+    return pa.schema(
+        [*fixed, *own, *undeclared, *(pa.field(vector_column(name), NAMED_TYPE) for name in named)]
+    )
 
 
 def vectors_of(table: pa.Table) -> np.ndarray:

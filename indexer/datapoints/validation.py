@@ -107,6 +107,7 @@ def validate(
     partial: bool = False,
     limits: SizeLimits = NO_LIMITS,
     spoken: Callable[[str], str | None] | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Validated:
     """Return the good rows of a batch as a table, and why the others are not good.
 
@@ -121,9 +122,10 @@ def validate(
         limits: on sizes.
         spoken: returns what is spoken in a text that is a transcript, None for others; used for texts that are not
             embedded.
+        check: called before each value that is looked at by itself; what it raises ends the validation.
 
     """
-    batch = _Batch(rows, fields)
+    batch = _Batch(rows, fields, check)
     columns = batch.column("id", id_rule)
     columns |= batch.column("document_id", id_rule) or {"document_id": columns["id"]}
     columns |= batch.column(
@@ -148,7 +150,7 @@ def validate(
     )
     if spoken is not None and "text" in columns and SPOKEN_COLUMN not in fields:
         # Texts without a vector are cut first, if they are to be embedded.
-        columns[SPOKEN_COLUMN] = _spoken(columns["text"], has_vector_N | (not embeds), spoken)
+        columns[SPOKEN_COLUMN] = _spoken(columns["text"], has_vector_N | (not embeds), spoken, check)
     schema = written_schema(spec, dimensions)
     place = schema.get_field_index("embedding")
     if vectors_ND is None:
@@ -165,10 +167,10 @@ def validate(
 class _Batch:
     """Columns of a batch, converted one after the other; `errors` has what is wrong with each row that is."""
 
-    def __init__(self, rows: int, fields: Mapping[str, Field]) -> None:
+    def __init__(self, rows: int, fields: Mapping[str, Field], check: Callable[[], None]) -> None:
         self.errors: dict[int, list[InvalidRecordError]] = {}
         self.converted: Counter[tuple[str, str]] = Counter()
-        self._rows, self._fields = rows, fields
+        self._rows, self._fields, self._check = rows, fields, check
 
     def column(self, column: str, rule_of: Callable[[Notes], Rule]) -> dict[str, pa.Array]:
         """Return a column by its rule; nothing if the batch has none."""
@@ -288,6 +290,7 @@ class _Batch:
         """Return what the values of some rows are converted to, and note the errors; None is passed over."""
         converted: dict[int, Any] = {}
         for row, value in values:
+            self._check()
             try:
                 if isinstance(value, InvalidRecordError):
                     raise value
@@ -298,9 +301,11 @@ class _Batch:
         return converted
 
 
-def _spoken(texts: pa.Array, wanted_N: np.ndarray, spoken: Callable[[str], str | None]) -> pa.Array:
-    found = [
-        spoken(text) if wanted and text is not None else None
-        for text, wanted in zip(texts.to_pylist(), wanted_N.tolist(), strict=True)
-    ]
+def _spoken(
+    texts: pa.Array, wanted_N: np.ndarray, spoken: Callable[[str], str | None], check: Callable[[], None]
+) -> pa.Array:
+    found: list[str | None] = [None] * len(texts)
+    for row in np.flatnonzero(wanted_N & texts.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        check()
+        found[row] = spoken(texts[row].as_py())
     return pa.array(found, pa.string())

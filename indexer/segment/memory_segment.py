@@ -6,12 +6,13 @@ Shapes: N rows, D dimensions.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
+from scannery.indexer.datapoints.named_vectors import ROW_COLUMN, names_in, vectors_table, without_named
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import vectors_of
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
@@ -19,6 +20,7 @@ from scannery.indexer.datapoints.vector_presence import is_vectorless, without_v
 from scannery.indexer.hashes import in_order, sorted_hashes
 from scannery.indexer.lexical.inverted_index import WORD_COLUMNS, Postings, invert, with_terms
 from scannery.indexer.manifest import SegmentEntry
+from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.spec.spec import Distance, IndexSpec
 from scannery.indexer.vectors.tie_order import BY_ROW, Ties, id_ranks
@@ -99,12 +101,17 @@ class MemorySegment(Segment):
     def table(self) -> pa.Table:  # a property of other segments
         """All columns but the vectors, in row order."""
         native = [name for name in ("embedding", *WORD_COLUMNS) if name in self.whole.column_names]
-        return self.whole.drop_columns(native)
+        return without_named(self.whole.drop_columns(native))
 
     @cached_property
     def ties(self) -> Ties:  # type: ignore[override]  # an attribute of other segments
         """The order of rows with equal scores."""
         return Ties(id_ranks(self.ids), BY_ROW.twins_2N)
+
+    @cached_property
+    def named(self) -> Mapping[str, NamedVectors]:  # type: ignore[override]  # an attribute of other segments
+        """The named vectors of the rows; a name that no row has is left out."""
+        return {name: _named(self.whole, name, self.spec.of_vectors(name)) for name in names_in(self._parts)}
 
     @cached_property
     def ids(self) -> pa.ChunkedArray:
@@ -141,6 +148,8 @@ class MemorySegment(Segment):
     def warm(self) -> None:
         """Make the parts that queries need, so that no query waits for them."""
         _ = self.searched_ND, self.ties, self.postings, self.sparse, self.records
+        for named in self.named.values():
+            _ = named.segment.searched_ND, named.segment.ties
 
     @classmethod
     def of(cls, table: pa.Table, spec: IndexSpec, *, hashes_N: np.ndarray | None = None) -> MemorySegment:
@@ -203,6 +212,14 @@ class MemorySegment(Segment):
             sum(part.entry.size_bytes for part in parts) if all(mask is None for mask in alive) else None
         )
         return cls(whole, parts[0].spec, scaled=scaled, ids=ids, documents=documents, size_bytes=size_bytes)
+
+
+def _named(table: pa.Table, name: str, spec: IndexSpec) -> NamedVectors:
+    """Return the vectors of a name as a segment in memory."""
+    vectors = vectors_table(table, name)
+    rows_V = vectors.column(ROW_COLUMN).to_numpy()
+    vectors = vectors.drop_columns([ROW_COLUMN]).append_column("document_id", vectors.column("id"))
+    return NamedVectors(MemorySegment.of(vectors, spec), rows_V)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -15,6 +15,7 @@ from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.planning.plan_costs import COSTS, COSTS_AGAIN, latest_costs
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.segment.cache import SegmentCache
+from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.store.object_store import Store
@@ -24,7 +25,7 @@ __all__ = ["open_segment"]
 
 
 def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
-    """Return an open segment; it is unpacked into the local cache if that does not have it.
+    """Return an open segment with its named vectors; what the local cache does not have is unpacked into it.
 
     Args:
         store: the store.
@@ -39,6 +40,15 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
         StoreError: it cannot be read, or not be unpacked into the local cache (disk full, no permission).
 
     """
+    segment = _open_file(store, index, entry, cache)
+    if not entry.named:
+        return segment
+    return segment.with_named(
+        {name: NamedVectors(_open_file(store, index, each, cache)) for name, each in entry.named.items()}
+    )
+
+
+def _open_file(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
     key = segment_key(index, entry.key)
     with _explained(key):
         return _opened(store, key, entry, cache)

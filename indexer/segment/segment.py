@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +40,9 @@ from scannery.indexer.vectors.arrays import mapped, taken
 from scannery.indexer.vectors.exact_search import FEW_HITS, FEW_QUERIES, NO_ROW, exact_search, search_ready
 from scannery.indexer.vectors.tie_order import Ties
 from scannery.indexer.vectors.vector_files import no_vectors
+
+if TYPE_CHECKING:
+    from scannery.indexer.segment.named_vectors import NamedVectors
 
 __all__ = ["Segment"]
 
@@ -93,8 +97,16 @@ class Segment:
         """The inverted index of words; None if the segment has none."""
         self.sparse = SparsePostings.map(folder / files.SPARSE) if (folder / files.SPARSE).exists() else None
         """The inverted index of sparse vectors; None if the segment has none."""
+        self.named: Mapping[str, NamedVectors] = {}
+        """The named vectors of the rows; a name that no row has is left out."""
         with COMPILING:
             self._warm_up()
+
+    def with_named(self, named: Mapping[str, NamedVectors]) -> Segment:
+        """Return this segment with named vectors."""
+        changed = copy.copy(self)
+        changed.named = named
+        return changed
 
     @property
     def table(self) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Build a segment: datapoints to one self-contained Parquet file (docs/format.md)."""
+"""Write the rows of a segment, or the vectors of one name, as one self-contained Parquet file (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from scannery.indexer.datapoints.named_vectors import ROW_COLUMN
 from scannery.indexer.datapoints.schema import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema
 from scannery.indexer.datapoints.vector_presence import is_vectorless
 from scannery.indexer.errors import BuildError, NotFoundError
@@ -32,7 +33,7 @@ from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.arrays import taken
 from scannery.indexer.vectors.vector_files import blocks_of, write_search_vectors
 
-__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "BuiltSegment", "build_segment", "file_sha256", "is_sound"]
+__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "WrittenSegment", "file_sha256", "is_sound", "write_segment"]
 
 FORMAT_KEY = b"scannery.format"
 SEGMENT_KEY = b"scannery.segment"
@@ -42,16 +43,18 @@ ROW_GROUP_NUMBERS = 1 << 23
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuiltSegment:
-    """A finished segment file, not in a store yet: the caller writes it to `segment_key(index, entry.key)`."""
+class WrittenSegment:
+    """A finished segment file, not in a store yet."""
 
     path: Path
     entry: SegmentEntry
     statistics: dict[str, Any]
     """Seconds by stage and the ScaNN configuration, for the build report."""
+    order_N: np.ndarray | None = None
+    """For each row of the file its number in the table that it was written from, int64; None: the same."""
 
 
-def build_segment(
+def write_segment(
     table: pa.Table,
     *,
     spec: IndexSpec,
@@ -61,14 +64,14 @@ def build_segment(
     queries: np.ndarray | None = None,
     measured: bool = False,
     effort: Effort = "full",
-) -> BuiltSegment:
+) -> WrittenSegment:
     """Write datapoints of one shard as a segment file: all of them with a vector, or all without one.
 
     Rows are in leaf order if ScaNN is used, else in input order. The input is not changed.
 
     Args:
-        table: the columns of `datapoint_schema`, and optionally `_spoken` and `_revision`; others are dropped. Rows
-            without a vector as in vector_presence.py.
+        table: the columns of `datapoint_schema`, without named vectors, and optionally `_spoken`, `_revision` and
+            `_row`; others are dropped. Rows without a vector as in vector_presence.py.
         spec: of the index.
         shard: number of the shard.
         directory: where the file is written.
@@ -113,7 +116,7 @@ def _scann_segment(
     threads: int | None,
     queries: np.ndarray | None,
     measured: bool,
-) -> BuiltSegment:
+) -> WrittenSegment:
     with tempfile.TemporaryDirectory(prefix="scann-", dir=directory) as place:
         folder = Path(place)
         started = time.perf_counter()
@@ -133,26 +136,31 @@ def _scann_segment(
             trained_s = build.train()
             seconds = {"train": time.perf_counter() - started, "scann": trained_s}
             build.tune()
-            path, leaves_used = _write_scann(table, spec, config, build.folder, middle_D, directory, seconds)
+            order_N = row_order(build.folder)
+            path, leaves_used = _write_scann(
+                table, order_N, spec, config, build.folder, middle_D, directory, seconds
+            )
             written = time.perf_counter()
             tuning = build.tuned()
     seconds |= {"tune": tuning.seconds, "tune_wait": time.perf_counter() - written}
     statistics = {"seconds": seconds, "scann": config.to_dict(), "leaves_used": leaves_used}
     if measured:
         statistics["fresh"] = {"target": spec.target_recall, "recall": tuning.fresh_recall}
-    return BuiltSegment(path=path, entry=_entry(path, table, shard, tuning), statistics=statistics)
+    entry = _entry(path, table, shard, tuning)
+    return WrittenSegment(path=path, entry=entry, statistics=statistics, order_N=order_N)
 
 
-def _exact_segment(table: pa.Table, spec: IndexSpec, shard: int, directory: Path) -> BuiltSegment:
+def _exact_segment(table: pa.Table, spec: IndexSpec, shard: int, directory: Path) -> WrittenSegment:
     seconds: dict[str, float] = {}
     # In one chunk: the pages of the file, and so its hash, must not depend on the chunks of the input.
     whole = _with_words(table, spec, seconds).combine_chunks()
     path = _write(whole, _metadata(spec, None, {}, vectors=_dimensions(table) > 0), directory, seconds)
-    return BuiltSegment(path=path, entry=_entry(path, table, shard, None), statistics={"seconds": seconds})
+    return WrittenSegment(path=path, entry=_entry(path, table, shard, None), statistics={"seconds": seconds})
 
 
 def _write_scann(
     table: pa.Table,
+    order_N: np.ndarray,
     spec: IndexSpec,
     config: ScannConfig,
     trained: Path,
@@ -161,7 +169,6 @@ def _write_scann(
     seconds: dict[str, float],
 ) -> tuple[Path, int]:
     """Write the rows in leaf order with ScaNN's data; return the path, and the number of leaves that have rows."""
-    order_N = row_order(trained)
     columns = pack_columns(trained, order_N)
     table = _reordered(_with_words(table, spec, seconds), order_N)
     for column, values in columns.items():
@@ -218,8 +225,9 @@ def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
     schema = _stored_schema(table, spec, name)
     if _has_values(table, SPOKEN_COLUMN):
         schema = schema.append(pa.field(SPOKEN_COLUMN, pa.string()))
-    if REVISION_COLUMN in table.column_names:
-        schema = schema.append(pa.field(REVISION_COLUMN, pa.int64()))
+    for column in (REVISION_COLUMN, ROW_COLUMN):
+        if column in table.column_names:
+            schema = schema.append(pa.field(column, pa.int64()))
     table = _in_few_chunks(table.select(schema.names), schema)
     if _dimensions(table) and not all(np.isfinite(block_BD).all() for block_BD in blocks_of(table)):
         raise BuildError(f"{name}: a vector has a value that is not finite")
@@ -233,7 +241,8 @@ def _stored_schema(table: pa.Table, spec: IndexSpec, name: str) -> pa.Schema:
     vectorless = is_vectorless(table)
     if not vectorless and table.column("embedding").null_count:
         raise BuildError(f"{name}: only some of the rows of a segment have a vector")
-    schema = datapoint_schema(spec, 0 if vectorless else _dimensions(table))
+    plain = spec.model_copy(update={"named_vectors": {}})
+    schema = datapoint_schema(plain, 0 if vectorless else _dimensions(table))
     place = schema.get_field_index("embedding")
     return schema.remove(place) if vectorless else schema.set(place, schema.field(place).with_nullable(False))
 

@@ -24,7 +24,9 @@ from scannery.indexer.spec.attribute_spec import (
     CheckedType,
     check_attribute_name,
 )
+from scannery.indexer.spec.encoder_spec import Distance, EncoderSpec
 from scannery.indexer.spec.model import SpecModel, mapping_like
+from scannery.indexer.spec.named_vectors import NamedVectorSpec, check_named_vectors, text_field
 from scannery.indexer.spec.source_spec import ChunkSpec, CsvSpec, SourceFormat, SourceSpec
 
 __all__ = [
@@ -38,14 +40,13 @@ __all__ = [
     "Language",
     "LexicalSpec",
     "LiveSpec",
+    "NamedVectorSpec",
     "RerankerSpec",
     "ScannSpec",
     "SearchSpec",
     "SourceFormat",
     "SourceSpec",
 ]
-
-Distance = Literal["cosine", "dot", "squared_l2"]
 
 
 def _check_shards(value: object) -> object:
@@ -63,31 +64,6 @@ Shards = Annotated[
 ]
 
 INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-
-
-class EncoderSpec(SpecModel):
-    """The model that turns text into vectors."""
-
-    model: Annotated[str, Field(min_length=1, max_length=1024)]
-    """A sentence-transformers model: a name, or a local folder. Never runs remote code."""
-
-    device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
-    """Device of builds; servers choose their own."""
-
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the weights; `auto` takes bfloat16 if the device is fast at it and the vectors stay the same."""
-
-    dimensions: Annotated[int, Field(ge=1, le=16384)] | None = None
-    """Number of leading dimensions to keep (Matryoshka models); default: all."""
-
-    query_prompt: str | None = None
-    """Text in front of every query; default: the model's query prompt."""
-
-    document_prompt: str | None = None
-    """Text in front of every passage; default: the model's document prompt."""
-
-    max_tokens: Annotated[int, Field(ge=8, le=131072)] | None = None
-    """Longest input in tokens, the rest is cut off; default: the model's own limit."""
 
 
 class RerankerSpec(SpecModel):
@@ -266,6 +242,14 @@ def _or_boolean(schema: dict[str, Any]) -> None:
 Lexical = Annotated[LexicalSpec | None, BeforeValidator(_lexical), Field(json_schema_extra=_or_boolean)]
 
 
+def _named_alone(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add `vectors: optional` to a spec that has named vectors only."""
+    source = data.get("source")
+    given = data.get("encoder") or getattr(source, "vector", None)
+    given = given or (isinstance(source, Mapping) and source.get("vector"))
+    return {"vectors": "optional", **data} if data.get("named_vectors") and not given else data
+
+
 class IndexSpec(SpecModel):
     """The spec of an index. Equal specs over equal input make equal indexes."""
 
@@ -300,6 +284,11 @@ class IndexSpec(SpecModel):
     dynamic: bool = False
     """Whether datapoints may have attributes that are not declared, of any type in each row; all can be filtered by."""
 
+    named_vectors: dict[str, NamedVectorSpec] = {}  # noqa: RUF012 -- pydantic copies defaults
+    """Further dense vectors of a datapoint, by name: each has its own dimensions, distance and encoder, is searched by
+    its name, and can be fused with others. A datapoint may lack any of them. Without `encoder` and `source.vector`,
+    they are the only vectors."""
+
     lexical: Lexical = None
     """Also index the words of title and text (BM25): `true`, or a mapping of options."""
 
@@ -323,6 +312,28 @@ class IndexSpec(SpecModel):
     def embeds(self) -> bool:
         """Whether builds encode texts, rather than reading vectors from the source or making rows without vectors."""
         return self.encoder is not None and self.source.vector is None
+
+    def of_vectors(self, name: str) -> IndexSpec:
+        """Return the spec of an index that has the vectors of a name, and nothing else; KeyError if there is none."""
+        named = self.named_vectors[name]
+        return self.model_copy(
+            update={
+                "vectors": "required",
+                "named_vectors": {},
+                "source": SourceSpec.model_validate({"vector": "vector"}),
+                "encoder": named.encoder,
+                "distance": named.distance,
+                "attributes": {},
+                "attribute_specs": {},
+                "dynamic": False,
+                "lexical": None,
+                "search": SearchSpec(),
+            }
+        )
+
+    def text_field(self, name: str) -> str:
+        """Return which field of a datapoint the encoder of a named vector gets: `title`, `text` or an attribute."""
+        return text_field(name, self.named_vectors[name], self.attributes)
 
     @field_validator("index")
     @classmethod
@@ -352,6 +363,7 @@ class IndexSpec(SpecModel):
         attributes = data.get("attributes") if isinstance(data, Mapping) else None
         if not isinstance(data, Mapping):
             return data
+        data = _named_alone(data)
         if "attribute_specs" in data:
             raise ValueError("unknown key `attribute_specs`; write a mapping below `attributes`")
         if not isinstance(attributes, Mapping):
@@ -373,7 +385,7 @@ class IndexSpec(SpecModel):
         # Earlier releases refuse these keys; a spec that does not use them is written as they read it.
         if self.search == SearchSpec():
             written.pop("search", None)
-        for name in ("dynamic", "vectors"):
+        for name in ("dynamic", "vectors", "named_vectors"):
             if getattr(self, name) == type(self).model_fields[name].default:
                 written.pop(name, None)
         return written
@@ -402,6 +414,7 @@ class IndexSpec(SpecModel):
             )
         if self.source.text is None and self.source.vector is None and self.encoder is not None:
             raise ValueError("`encoder` needs `source.text` or `source.vector`")
+        check_named_vectors(self.named_vectors, self.attributes, self.source.text)
         if self.source.chunk is not None and not has_vectors:
             raise ValueError("`source.chunk` needs `encoder`, whose tokens it counts")
         if self.lexical and self.source.text is None:

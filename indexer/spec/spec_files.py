@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from scannery.indexer.errors import InvalidSpecError
-from scannery.indexer.spec.spec import AttributeSpec, IndexSpec
+from scannery.indexer.spec.spec import AttributeSpec, IndexSpec, NamedVectorSpec
 
 __all__ = ["load_spec", "parse_spec", "spec_json_schema", "spec_yaml"]
 
@@ -98,8 +98,9 @@ def _unknown_key(location: tuple[str, ...]) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: list[str]) -> Iterator[str]:
-    if path[:1] == ["attributes"]:
-        model, path = AttributeSpec, path[2:]
+    own: dict[str, type[BaseModel]] = {"attributes": AttributeSpec, "named_vectors": NamedVectorSpec}
+    if path and path[0] in own:  # below a name
+        model, path = own[path[0]], path[2:]
     for part in path:
         annotation = model.model_fields[part].annotation
         candidates = (annotation, *get_args(annotation))

@@ -226,9 +226,8 @@ def _check_again(store: Store, published: Manifest, files: Mapping[str, int | No
 
 def _files(manifest: Manifest) -> dict[str, int | None]:
     """Return the store keys of all files that a manifest names, with their sizes in bytes, None if it has no size."""
-    entries = [file for entry in manifest.segments for file in (entry, entry.deleted) if file]
     files: dict[str, int | None] = {
-        segment_key(manifest.index, file.key): file.size_bytes for file in entries
+        segment_key(manifest.index, file.key): file.size_bytes for file in manifest.files
     }
     if manifest.recall and manifest.recall.given_queries:
         files[segment_key(manifest.index, manifest.recall.given_queries)] = None

@@ -245,8 +245,7 @@ def _copy_files(source: Store, target: Store, manifest: Manifest) -> int:
 
 def _hashes(manifest: Manifest) -> dict[str, str]:
     """Return the SHA-256 of each file of a version by key."""
-    files = [file for entry in manifest.segments for file in (entry, entry.deleted) if file]
-    found = {file.key: file.sha256 for file in files}
+    found = {file.key: file.sha256 for file in manifest.files}
     given = manifest.recall.given_queries if manifest.recall else None
     return found | ({given: Path(given).stem} if given else {})
 

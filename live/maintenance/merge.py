@@ -33,7 +33,7 @@ from scannery.indexer import (
     read_deleted,
     read_live_mask,
     read_manifest,
-    segment_key,
+    store_segment,
     with_deleted,
 )
 from scannery.indexer.local.scratch_folders import scratch_folder
@@ -126,7 +126,7 @@ def _merge_group(
     with scratch_folder("merge") as folder:
         built = _build_merged(store, manifest, group, folder, cache, threads, effort)
         if built is not None:
-            store.write_file(segment_key(index, built.entry.key), built.path)
+            store_segment(store, index, built)
             # Opening the segment here fills the cache: unpacking and timing its searches would take a server seconds.
             open_segment(store, index, built.entry, cache)
     published = _committed(store, index, group, built.entry if built else None, cache)

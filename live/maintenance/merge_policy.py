@@ -33,7 +33,8 @@ def untrained_limit(manifest: Manifest) -> int:
     Each search scans them, as it does rows in memory: as many as these may be, in rows or in bytes of vectors.
     """
     live = manifest.spec.live
-    row_bytes = _BYTES_PER_NUMBER * max(1, manifest.dimensions)
+    numbers = manifest.dimensions + sum(info.dimensions for info in manifest.named_vectors.values())
+    row_bytes = _BYTES_PER_NUMBER * max(1, numbers)
     return min(live.max_rows, live.max_bytes // row_bytes)
 
 
@@ -101,7 +102,7 @@ def _due_of(family: Sequence[SegmentEntry], spec: IndexSpec, enough: int | None)
     untrained = _untrained_rows(family, spec)
     if not untrained or (enough is not None and untrained < enough):
         return ()
-    scanned = [entry for entry in family if entry.kind == "exact"]
+    scanned = [entry for entry in family if entry.kind == "exact" or _is_untrained(entry, spec)]
     return _with_full_tiers(scanned, _tier(_rows(scanned), live), family, live)
 
 
@@ -136,11 +137,14 @@ def _rows(entries: Iterable[SegmentEntry]) -> int:
 
 
 def _untrained_rows(entries: Iterable[SegmentEntry], spec: IndexSpec) -> int:
-    """Return the rows of segments that are scanned although they have enough rows for ScaNN."""
-    return sum(
-        entry.live_rows
-        for entry in entries
-        if entry.vectors and entry.kind == "exact" and entry.live_rows >= spec.scann.exact_below_rows
+    return sum(entry.live_rows for entry in entries if _is_untrained(entry, spec))
+
+
+def _is_untrained(entry: SegmentEntry, spec: IndexSpec) -> bool:
+    """Return whether vectors of a segment are scanned although they are enough for ScaNN."""
+    return any(
+        one.vectors and one.kind == "exact" and one.live_rows >= spec.scann.exact_below_rows
+        for one in (entry, *entry.named.values())
     )
 
 

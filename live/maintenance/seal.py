@@ -28,8 +28,8 @@ from scannery.indexer import (
     open_segment,
     parts_by_vector,
     read_manifest,
-    segment_key,
     shards_of_ids,
+    store_segment,
 )
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.versions.leases import WorkLease, read_leases, working
@@ -185,7 +185,7 @@ def _build_segments(store: Store, state: LiveState, threads: int | None, filling
                     threads=threads,
                     effort=effort,
                 )
-                store.write_file(segment_key(manifest.index, built.entry.key), built.path)
+                store_segment(store, manifest.index, built)
                 entries.append(built.entry)
     return entries
 

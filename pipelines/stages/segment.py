@@ -20,7 +20,7 @@ from scannery.indexer.datapoints.vector_presence import is_vectorless, parts_by_
 from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
-from scannery.indexer.segment.segment_writer import BuiltSegment, build_segment
+from scannery.indexer.segment.build import BuiltSegment, build_segment, store_segment
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import segment_key
 from scannery.pipelines.dead_letters import DeadLetter, count_reasons, json_lines
@@ -88,7 +88,7 @@ def finished_shard(key: str, job: Job, store: Store) -> ShardOutcome | None:
     # is written before the files are looked up: otherwise gc could remove them after they were found.
     store.write(stage_key(job.index, "segments", f"{key}.json"), sealed(text))
     outcome = ShardOutcome.from_json(text)
-    files = [file for entry in outcome.entries for file in (entry, entry.deleted) if file]
+    files = [file for entry in outcome.entries for file in entry.files]
     for file in files:
         stored = segment_key(job.index, file.key)
         if not has_size(store, stored, file.size_bytes):
@@ -219,7 +219,7 @@ def _write_segment(
             # The measurement of tuning/whole_recall.py, made here while a core is idle.
             measured=job.shards == 1 and queries is None,
         )
-        store.write_file(segment_key(job.index, built.entry.key), built.path)
+        store_segment(store, job.index, built)
     return built
 
 

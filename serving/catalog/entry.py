@@ -33,6 +33,8 @@ class CatalogEntry:
     """Store stamp of the open manifest, which differs if the index was deleted and built again."""
     checked_at_s: float = float("-inf")
     """When its latest version was last checked."""
+    drop_mark: int = 0
+    """The mark of its name (`ServerCatalog`) when its latest version was last checked."""
     opening: RetryState = field(init=False)
     """Opening of the current version."""
     encoder: RetryState = field(init=False)

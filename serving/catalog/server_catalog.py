@@ -9,6 +9,8 @@ from threading import Lock
 from typing import Any
 
 from scannery.indexer import IndexerError, LeaseHolder, Manifest, Store, latest_version, read_manifest
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.shared_marks import SharedMarks
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -27,9 +29,17 @@ class ServerCatalog(BaseCatalog):
     finishes_maintenance = False
     drops_open = True
 
-    def __init__(self, store: Store, **options: Any) -> None:
-        """Prepare; arguments are those of `BaseCatalog`."""
+    def __init__(self, store: Store, *, drops: SharedMarks | None = None, **options: Any) -> None:
+        """Prepare; further arguments are those of `BaseCatalog`.
+
+        Args:
+            store: with the indexes.
+            drops: marks that the workers of this server share; None: it has no others.
+            options: of `BaseCatalog`.
+
+        """
         super().__init__(store, **options)
+        self._drops = drops or SharedMarks()
         self._looks = Lock()
         """Held by the one request that looks for an unknown index: requests for such must not load the store."""
 
@@ -43,7 +53,15 @@ class ServerCatalog(BaseCatalog):
 
     def open_snapshot(self, name: str) -> Snapshot | None:
         """Return the current snapshot of an index, None if it is not known here; raises as `snapshot`."""
-        return self.snapshot(name) if name in self._entries else None
+        entry = self._entries.get(name)
+        return None if entry is None or self._may_be_dropped(entry) else self.snapshot(name)
+
+    def drop(self, name: str, deadline: Deadline) -> None:
+        """As `BaseCatalog.drop`; after it, no worker of this server answers from the index."""
+        try:
+            super().drop(name, deadline)
+        finally:  # also if it fails after the index has become invisible
+            self._drops.change(name)
 
     def written(self) -> None:
         """Do nothing: the watcher starts maintenance."""
@@ -87,6 +105,8 @@ class ServerCatalog(BaseCatalog):
 
     def _find(self, name: str) -> CatalogEntry | None:
         entry = self._entries.get(name)
+        if entry is not None and self._may_be_dropped(entry):
+            entry = self._checked(entry)
         if entry is None and self.serves(name) and self._looks.acquire(timeout=LOOK_WAIT_S):
             # Another worker may have created it, and its caller may write to it at once.
             try:
@@ -94,6 +114,28 @@ class ServerCatalog(BaseCatalog):
             finally:
                 self._looks.release()
             entry = self._entries.get(name)
+        return entry
+
+    def _may_be_dropped(self, entry: CatalogEntry) -> bool:
+        return entry.drop_mark != self._drops.of(entry.name)
+
+    def _checked(self, entry: CatalogEntry) -> CatalogEntry | None:
+        """Return the entry that an index has after a drop by another worker; None if it is gone."""
+        # If another index is being opened, `refresh` checks this one after it.
+        if self._lock.acquire(timeout=LOOK_WAIT_S):
+            try:
+                self._check_open()
+                if self._may_be_dropped(entry):
+                    self._refresh_entry(entry.name)
+            finally:
+                self._lock.release()
+        return self._entries.get(entry.name)
+
+    def _refresh_entry(self, name: str, *, known: bool = False) -> CatalogEntry | None:
+        mark = self._drops.of(name)  # before the store is read
+        entry = super()._refresh_entry(name, known=known)
+        if entry is not None:
+            entry.drop_mark = mark
         return entry
 
     def _open_if_small(self, name: str) -> None:

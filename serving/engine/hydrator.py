@@ -201,13 +201,10 @@ class Hydrator:
 
     def _laid_out(self, records: Records, vectors_ND: np.ndarray) -> _Layout:
         heads, fields, attributes = bytearray(), self._fields, self._spec.attributes
-        names = _columns(fields)
-        if REVISION_COLUMN in records.table.column_names:  # segments of a build have none
-            names.append(REVISION_COLUMN)
-        if fields.dynamic and DYNAMIC_COLUMN in records.table.column_names:
-            names.append(DYNAMIC_COLUMN)
-        columns = [_field(records, name, heads) for name in names]
-        stored = set(records.table.column_names)  # without attributes that are newer than the segment
+        # Without the columns that the segment lacks: the revision in one of a build, attributes that are newer. Also
+        # without those that have no value in any row: to look for one in each row took a third of the time of a scan.
+        stored = {name for name in records.table.column_names if records.has_values(name)}
+        columns = [_field(records, name, heads) for name in _columns(fields) if name in stored]
         columns += [
             _attribute(records, name, attributes[name], heads) for name in fields.attributes if name in stored
         ]
@@ -313,6 +310,8 @@ def _columns(fields: Fields) -> list[str]:
         "document_id",
         *(name for name in ("title", "text", "payload") if getattr(fields, name)),
         *offsets,
+        REVISION_COLUMN,
+        *([DYNAMIC_COLUMN] if fields.dynamic else []),
     ]
 
 

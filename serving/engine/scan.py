@@ -10,17 +10,16 @@ Shapes: R rows of the result, P rows of a page, S segments.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from scannery.indexer import Segment
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.engine.packed_rows import PackedRows
+from scannery.serving.engine.row_order import sorted_positions
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.scan import RowOrder, ScanQuery
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -155,18 +154,13 @@ class ScanResult:
     ) -> np.ndarray:
         """Return the positions of rows in their order, int64; the rows ascend."""
         bounds = np.searchsorted(rows_R, np.append(self._first_S, np.iinfo(np.int64).max)).tolist()
-        tables = []
-        for number, segment in enumerate(snapshot.segments):
-            deadline.check()
-            own = rows_R[bounds[number] : bounds[number + 1]] - self._first_S[number]
-            tables.append(_keys(segment, order.field, own))
-        table = pa.concat_tables([each for each in tables if each.num_rows], promote_options="permissive")
-        deadline.check()
-        direction = "descending" if order.descending else "ascending"
-        keys = [("key", direction)] if order.field == "id" else [("key", direction), ("id", "ascending")]
-        # Arrow puts nulls last in both directions.
-        found: np.ndarray = pc.sort_indices(table, sort_keys=keys).to_numpy()
-        return found
+        parts = [
+            (segment, rows_R[start:stop] - first)
+            for segment, first, (start, stop) in zip(
+                snapshot.segments, self._first_S, pairwise(bounds), strict=True
+            )
+        ]
+        return sorted_positions(parts, order, deadline)
 
 
 def _selected(snapshot: Snapshot, query: ScanQuery, deadline: Deadline) -> Iterator[PackedRows]:
@@ -178,14 +172,3 @@ def _selected(snapshot: Snapshot, query: ScanQuery, deadline: Deadline) -> Itera
             else snapshot.masks.allowed(segment, query.where, alive, deadline=deadline)
         )
         yield PackedRows(segment.rows, allowed)
-
-
-def _keys(segment: Segment, field: str, rows_R: np.ndarray) -> pa.Table:
-    """Return what some rows of a segment are sorted by: the columns `key` and `id`."""
-    names = ["id"] if field == "id" or field not in segment.table.column_names else ["id", field]
-    table = segment.take(rows_R, names)
-    if field == "id":
-        return table.rename_columns(["key"])
-    if len(names) == 1:  # the segment is older than the attribute
-        return table.append_column("key", pa.nulls(table.num_rows))
-    return table.rename_columns(["id", "key"])

@@ -62,6 +62,7 @@ class Server(BaseServer):
             encoders=preloaded.encoders,
             preloaded=preloaded.indexes.get,
             log=Path(config.log) if config.log else None,
+            drops=context.drops,
         )
         service = Service(self._catalog, models=config.models, at_once=None if context.core is None else 1)
         super().__init__(

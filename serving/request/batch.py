@@ -66,8 +66,7 @@ def parse_filters(
         )
     spec = manifest.spec
     each = (
-        parse_filter(message, spec.attributes, dynamic=spec.dynamic, path=f"where_each[{i}]")
-        for i, message in enumerate(request.where_each)
+        parse_filter(message, spec, path=f"where_each[{i}]") for i, message in enumerate(request.where_each)
     )
     return [_both(options.where, node) for node in each]
 

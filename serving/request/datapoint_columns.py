@@ -5,10 +5,9 @@ Shapes: U datapoints of a request, D dimensions.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence, Set
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence, Set
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,9 +22,12 @@ from scannery.indexer import (
     InvalidRecordError,
 )
 from scannery.indexer.datapoints.dynamic import check_json_size, dynamic_json, parsed_dynamic
+from scannery.indexer.strict_json import strict_json
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.request.query import vector_components
 from scannery.v1.types_pb2 import Datapoint, SparseVector, Value, Vector
+
+_GivenT = TypeVar("_GivenT")
 
 __all__ = ["DatapointColumns", "datapoint_columns"]
 
@@ -46,8 +48,18 @@ class DatapointColumns(NamedTuple):
     """An attribute that the spec does not name, by the number of the datapoint that has it."""
 
 
-def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: int) -> DatapointColumns:
-    """Return datapoints as columns."""
+def datapoint_columns(
+    points: Sequence[Datapoint], spec: IndexSpec, dimensions: int, *, check: Callable[[], None]
+) -> DatapointColumns:
+    """Return datapoints as columns.
+
+    Args:
+        points: of the request.
+        spec: of the index.
+        dimensions: D.
+        check: called before each datapoint whose JSON is read; what it raises ends the call.
+
+    """
     ids = [point.id for point in points]
     documents = [point.document_id for point in points]
     fields = {"id": Field("id", ids), "embedding": Field("vector", _vectors(points, dimensions))}
@@ -64,16 +76,17 @@ def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: 
     names: Set[str] = set().union(*maps)
     for name in (name for name in spec.attributes if name in names):
         # Never maps[i][name]: that would put it there.
-        values = _attribute(name, [attributes.get(name) for attributes in maps], spec.attributes[name])
+        given = [attributes.get(name) for attributes in maps]
+        values = _attribute(name, given, spec.attributes[name], check)
         fields[name] = Field(f"attributes.{name}", values)
     others: Set[str] = names - spec.attributes.keys()
-    if (given := _dynamic(points, spec, others)) is not None:
+    if (given := _dynamic(points, spec, bool(others), check)) is not None:
         fields[DYNAMIC_COLUMN] = Field("attributes", given)
-        others = set() if spec.dynamic else others
+    # One by one, and no intersection of keys: that would look at the names of the whole request for each datapoint.
     unknown = {
-        number: next(name for name in attributes if name in others)
-        for number, attributes in enumerate(maps if others else ())
-        if others & attributes.keys()
+        number: first
+        for number, attributes in enumerate(maps if others and not spec.dynamic else ())
+        if (first := next((name for name in attributes if name in others), None)) is not None
     }
     return DatapointColumns(fields | _spans(points), unknown)
 
@@ -115,10 +128,12 @@ def _sparse(message: SparseVector, spec: IndexSpec) -> object:
     return InvalidRecordError(f"sparse_vector: {what}", reason="sparse_vector", field="sparse_vector")
 
 
-def _attribute(name: str, values: Sequence[Value | None], kind: AttributeType) -> list[object]:
+def _attribute(
+    name: str, values: Sequence[Value | None], kind: AttributeType, check: Callable[[], None]
+) -> list[object]:
     path, own = f"attributes.{name:.80}", _VALUES.get(kind)
     if kind == "geo":
-        return [None if value is None else _place(path, value) for value in values]
+        return _until_error(values, lambda value: None if value is None else _place(path, value), check)
     return [
         None
         if value is None
@@ -163,32 +178,46 @@ def _place(path: str, message: Value) -> object:
 _ONLY_DYNAMIC = ("list_value", "json_value")
 
 
-def _dynamic(points: Sequence[Datapoint], spec: IndexSpec, names: Set[str]) -> list[object] | None:
+def _until_error(
+    values: Sequence[_GivenT], read: Callable[[_GivenT], object], check: Callable[[], None]
+) -> list[object]:
+    """Return what was read of each value; None for those after an error, with which the request is refused."""
+    found: list[object] = []
+    for value in values:
+        check()
+        found.append(read(value))
+        if isinstance(found[-1], InvalidRecordError):
+            break
+    return found + [None] * (len(values) - len(found))
+
+
+def _dynamic(
+    points: Sequence[Datapoint], spec: IndexSpec, has_others: bool, check: Callable[[], None]
+) -> list[object] | None:
     """Return the undeclared attributes of each datapoint, None if none has any; the error if they cannot be read."""
     given = _given(points, "dynamic_json")
-    if given is None and not (names and spec.dynamic):
+    if given is None and not (has_others and spec.dynamic):
         return None
     if not spec.dynamic:
         what = "the index has declared attributes only; set `dynamic: true` in its spec"
         return [None if text is None else _invalid("dynamic_json", what) for text in given or ()]
     texts = given or [None] * len(points)
-    return [_undeclared(point, text, spec, names) for point, text in zip(points, texts, strict=True)]
+    pairs = list(zip(points, texts, strict=True))
+    return _until_error(pairs, lambda pair: _undeclared(*pair, spec), check)
 
 
-def _undeclared(point: Datapoint, text: str | None, spec: IndexSpec, names: Set[str]) -> object:
+def _undeclared(point: Datapoint, text: str | None, spec: IndexSpec) -> object:
     try:
         # As text at once: the values of all datapoints of a request would take 30 times as much memory.
-        return dynamic_json(_undeclared_values(point, text, spec, names), path="attributes")
+        return dynamic_json(_undeclared_values(point, text, spec), path="attributes")
     except InvalidRecordError as error:
         # Not the error itself: its traceback keeps the values.
         return InvalidRecordError(error.message, reason=error.reason, field=error.field)
 
 
-def _undeclared_values(
-    point: Datapoint, text: str | None, spec: IndexSpec, names: Set[str]
-) -> dict[str, object]:
+def _undeclared_values(point: Datapoint, text: str | None, spec: IndexSpec) -> dict[str, object]:
     attributes = point.attributes
-    others = names & attributes.keys()
+    others = [name for name in attributes if name not in spec.attributes]
     check_json_size(sum(attributes[name].ByteSize() for name in others), path="attributes")
     values = dict(parsed_dynamic(text, path="dynamic_json"))
     if declared := spec.attributes.keys() & values.keys():
@@ -208,7 +237,7 @@ def _exact(message: Value, path: str) -> Any:
     if field == "json_value":
         check_json_size(len(message.json_value), path=path)
         try:
-            return json.loads(message.json_value)
+            return strict_json(message.json_value)
         except (ValueError, RecursionError) as error:
             raise _invalid(path, f"is not JSON: {error}") from error
     if field == "geo_value":

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from scannery.indexer import AttributeType, InvalidRecordError, attribute_value
+from scannery.indexer import AttributeType, IndexSpec, InvalidRecordError, attribute_value
 from scannery.indexer.datapoints.dynamic import MAX_NAME_BYTES, timestamp_text
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.limits import (
@@ -164,26 +164,19 @@ _MEMBERSHIPS = (pb.OPERATOR_IN, pb.OPERATOR_NIN)
 _NEGATED = (pb.OPERATOR_NE, pb.OPERATOR_NIN)
 
 
-def parse_filter(
-    message: pb.Filter,
-    attributes: Mapping[str, AttributeType],
-    *,
-    dynamic: bool,
-    path: str = "where",
-) -> Node | None:
+def parse_filter(message: pb.Filter, spec: IndexSpec, *, path: str = "where") -> Node | None:
     """Return the filter as a tree, or None if it allows every row.
 
     Args:
         message: the filter.
-        attributes: the types of the attributes that the index declares.
-        dynamic: whether it takes others, too: then no name is unknown.
+        spec: of the index: its attributes, and whether it takes others, too: then no name is unknown.
         path: where the filter is in the request, for errors.
 
     Raises:
         InvalidRequestError: an unknown field, a value of the wrong type, or an exceeded limit; names the path.
 
     """
-    parser = _Parser({**FIXED_FIELDS, **attributes}, dynamic=dynamic)
+    parser = _Parser({**FIXED_FIELDS, **spec.attributes}, dynamic=spec.dynamic)
     return parser.node(message, path, 1)
 
 

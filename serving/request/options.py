@@ -204,7 +204,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     options = Options(
         k=_within("k", k, 1, limits.MAX_K),
         offset=_within("offset", message.offset, 0, limits.MAX_OFFSET),
-        where=parse_filter(message.where, spec.attributes, dynamic=spec.dynamic),
+        where=parse_filter(message.where, spec),
         max_per_group=max_per_group,
         group_by=group_by,
         min_score=_min_score(message),

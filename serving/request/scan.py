@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from scannery.indexer import IndexSpec, Manifest
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
+from scannery.serving.request.field_names import FIXED_FIELDS, field_name
 from scannery.serving.request.filter import Node, parse_filter, unknown_name
 from scannery.serving.request.options import Fields, parse_fields
 from scannery.v1 import search_pb2 as pb
@@ -48,7 +49,7 @@ class RowOrder:
     """The order of the datapoints of a scan; equal ones are ordered by id."""
 
     field: str
-    """A declared attribute, `id` or `document_id`."""
+    """As `field_name` returns it: `id`, `document_id`, an attribute that is declared, or a dynamic one."""
     descending: bool
 
 
@@ -133,7 +134,7 @@ def parse_scan(request: pb.ScanRequest, spec: IndexSpec) -> ScanQuery:
 
     """
     return ScanQuery(
-        where=parse_filter(request.where, spec.attributes, dynamic=spec.dynamic),
+        where=parse_filter(request.where, spec),
         fields=parse_fields(request.return_fields, spec, vector=request.return_vector),
         order=_order(request.order_by, spec) if request.HasField("order_by") else None,
         sample=request.sample,
@@ -154,16 +155,13 @@ def page_size_of(request: pb.ScanRequest) -> int:
 
 def _order(message: pb.OrderBy, spec: IndexSpec) -> RowOrder:
     name = message.field
-    known = {"id": "string", "document_id": "string", **spec.attributes}
-    kind = known.get(name)
-    if kind is None and spec.dynamic:
-        what = "is not declared: scans are ordered by declared attributes, id or document_id"
-        raise InvalidRequestError.at("order_by", f"{name!r:.80} {what}")
-    if kind is None:
+    known = {**FIXED_FIELDS, **spec.attributes}
+    field = field_name(name, spec.attributes, dynamic=spec.dynamic) if name else None
+    if field is None:
         raise InvalidRequestError.at("order_by", f"{name!r:.80}: {unknown_name(name, known, 'attribute')}")
-    if kind in _UNSORTED:
+    if (kind := known.get(name)) in _UNSORTED:
         raise InvalidRequestError.at("order_by", f"{name!r} is a {kind}, which has no order")
-    return RowOrder(name, message.descending)
+    return RowOrder(field, message.descending)
 
 
 def _decoded(text: str) -> bytes | None:

@@ -21,6 +21,7 @@ from scannery.indexer import (
 )
 from scannery.indexer.datapoints.dynamic import check_dynamic_name
 from scannery.live.write_request import Condition, Conditional, Deletion, PartialUpdate, Upserts
+from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.request.datapoint_columns import datapoint_columns
@@ -44,16 +45,17 @@ _NEVER_IN_PART = ("vector", "sparse_vector", "text", "document_id", "dynamic_jso
 _ATTRIBUTES = "attributes."
 
 
-def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> Upserts:
+def parse_upsert(request: pb.UpsertRequest, manifest: Manifest, deadline: Deadline) -> Upserts:
     """Return the datapoints to write.
 
     Raises:
         InvalidRequestError: names the first item and field that is wrong.
+        DeadlineError: the deadline passed; it is checked between datapoints.
 
     """
     check_request_id(request.request_id)
     check_count("upserts", len(request.upserts), limits.MAX_UPSERTS)
-    batch = _Batch(list(request.upserts), manifest)
+    batch = _Batch(list(request.upserts), manifest, deadline)
     special = [
         number
         for number, item in enumerate(batch.items)
@@ -83,8 +85,8 @@ def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> Upserts:
 class _Batch:
     """The items of a request, and the first error of each that has one."""
 
-    def __init__(self, items: Sequence[pb.Upsert], manifest: Manifest) -> None:
-        self.items = items
+    def __init__(self, items: Sequence[pb.Upsert], manifest: Manifest, deadline: Deadline) -> None:
+        self.items, self._deadline = items, deadline
         self._manifest, self._spec = manifest, manifest.spec
         self._errors: dict[int, InvalidRequestError] = {}
         self._ids: set[str] = set()
@@ -107,10 +109,11 @@ class _Batch:
         table = self._validated(numbers, partial=True)
         if self._errors:
             return {}
-        return {
-            number: self._changes(_mask(self.items[number]), row)
-            for number, row in zip(numbers, table.to_pylist(), strict=True)
-        }
+        found = {}
+        for number, row in zip(numbers, table.to_pylist(), strict=True):
+            self._deadline.check()
+            found[number] = self._changes(_mask(self.items[number]), row)
+        return found
 
     def _changes(self, mask: Sequence[str], row: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         dynamic = [name for name in mask if self._is_dynamic(name)]
@@ -147,7 +150,7 @@ class _Batch:
     def _validated(self, numbers: Sequence[int], *, partial: bool) -> pa.Table:
         points, spec = [self.items[number].datapoint for number in numbers], self._spec
         dimensions = self._manifest.dimensions
-        fields, unknown = datapoint_columns(points, spec, dimensions)
+        fields, unknown = datapoint_columns(points, spec, dimensions, check=self._deadline.check)
         self._ids.update(fields["id"].values)
         for row, name in unknown.items():
             what = unknown_name(name, spec.attributes, "attribute")
@@ -161,6 +164,7 @@ class _Batch:
             partial=partial,
             limits=_SIZES,
             spoken=spoken_text,
+            check=self._deadline.check,
         )
         for rejected in valid.rejected:
             error = rejected.error
@@ -230,11 +234,14 @@ def _column(name: str) -> str:
     return _COLUMNS.get(name) or name.removeprefix("attributes.")
 
 
-def parse_attribute_change(attributes: Mapping[str, Value], manifest: Manifest) -> PartialUpdate:
+def parse_attribute_change(
+    attributes: Mapping[str, Value], manifest: Manifest, deadline: Deadline
+) -> PartialUpdate:
     """Return new values of attributes for any datapoint, checked as those of an upsert.
 
     Raises:
         InvalidRequestError: names the attribute.
+        DeadlineError: the deadline passed.
 
     """
     if not attributes:
@@ -247,7 +254,7 @@ def parse_attribute_change(attributes: Mapping[str, Value], manifest: Manifest) 
         )
     mask = FieldMask(paths=[f"attributes.{name}" for name in attributes])
     point = Datapoint(id="any", attributes=attributes)
-    batch = _Batch([pb.Upsert(datapoint=point, update_mask=mask)], manifest)
+    batch = _Batch([pb.Upsert(datapoint=point, update_mask=mask)], manifest, deadline)
     changes = batch.changes([0])
     try:
         batch.check()

@@ -98,8 +98,7 @@ class Aggregation:
         self, request: pb.CountRequest | pb.FacetsRequest | pb.AttributeStatsRequest, deadline: Deadline
     ) -> tuple[Snapshot, Node | None]:
         snapshot = self._catalog.snapshot(request.index, min_sequence=request.min_sequence, deadline=deadline)
-        spec = snapshot.manifest.spec
-        return snapshot, parse_filter(request.where, spec.attributes, dynamic=spec.dynamic)
+        return snapshot, parse_filter(request.where, snapshot.manifest.spec)
 
     def _values(self, request: pb.FacetsRequest | pb.AttributeStatsRequest, deadline: Deadline) -> _Values:
         snapshot, where = self._asked(request, deadline)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from scannery.indexer import IndexSpec, InvalidSpecError, Manifest, alter_index, altered_spec
+from scannery.indexer.strict_json import strict_json
+from scannery.live.attribute_conflicts import attribute_of_other_type, dynamic_attribute_counts
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ConditionError, InvalidRequestError
 from scannery.serving import limits
@@ -50,7 +51,7 @@ class Alteration:
             if spec.reranker is not None and spec.reranker != manifest.spec.reranker:
                 self._models.check(spec.reranker.model, "changes.reranker.model")
             added = spec.attributes.keys() - manifest.spec.attributes.keys()
-            if added and (name := live.other_type(manifest, spec, added)) is not None:
+            if added and (name := attribute_of_other_type(live, manifest, spec, added)) is not None:
                 raise InvalidRequestError.at(
                     f"changes.attributes.{name}",
                     "live updates that are not sealed have values of another type, from before a rollback: seal them "
@@ -71,7 +72,7 @@ class Alteration:
         if live.state.manifest.version != manifest.version:  # another process has just published it
             self._catalog.open_created(manifest.index)
             live = self._catalog.live(manifest.index)
-        for name, count in sorted(live.rows_with_dynamic(names).items()):
+        for name, count in sorted(dynamic_attribute_counts(live, names).items()):
             raise ConditionError(
                 f"changes.attributes.{name}: {count} datapoints have it as a dynamic attribute. A build with it in the "
                 "spec moves their values (`scannery build`); or remove it from them first (`update` with None), or "
@@ -95,7 +96,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
             "changes_json", f"must have at most {limits.MAX_SPEC_BYTES} bytes, got {size}"
         )
     try:
-        changes = json.loads(text)
+        changes = strict_json(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError.at("changes_json", f"is not JSON: {error}") from error
     if not isinstance(changes, Mapping) or not changes:

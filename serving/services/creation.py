@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from scannery.indexer import (
     parse_spec,
     read_manifest,
 )
+from scannery.indexer.strict_json import strict_json
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     InvalidRequestError,
@@ -59,6 +59,7 @@ class Creation:
     def create(self, request: pb.CreateIndexRequest, deadline: Deadline) -> pb.CreateIndexResponse:
         """Create an empty index and open it here; other processes open it within a second."""
         spec = _parsed(request.spec_json)
+        _check_no_path(spec)
         size = len(request.request_id.encode())
         if size > limits.MAX_REQUEST_ID_BYTES:
             raise InvalidRequestError.at(
@@ -157,13 +158,23 @@ def _parsed(text: str) -> IndexSpec:
     if len(text.encode()) > limits.MAX_SPEC_BYTES:
         raise InvalidRequestError.at("spec_json", f"must have at most {limits.MAX_SPEC_BYTES} bytes")
     try:
-        return parse_spec(json.loads(text))
+        return parse_spec(strict_json(text))
     except InvalidSpecError as error:
         raise InvalidRequestError(
             f"spec: {error.message}", field=f"spec.{error.field}" if error.field else "spec"
         ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError.at("spec_json", f"is not JSON: {error}") from error
+
+
+def _check_no_path(spec: IndexSpec) -> None:
+    """Refuse a word list by its path: no file that a request names is read. Models are checked by `AllowedModels`."""
+    if spec.lexical is not None and isinstance(spec.lexical.compounds, str):
+        raise InvalidRequestError.at(
+            "spec.lexical.compounds",
+            "must be true, false or a list of words: no file that a request names is read, got the path "
+            f"{spec.lexical.compounds!r:.80}",
+        )
 
 
 def _options(spec: IndexSpec) -> dict[str, Any] | None:

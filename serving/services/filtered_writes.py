@@ -11,11 +11,12 @@ from scannery.live.filtered_write import FilteredWrite
 from scannery.live.live_index import LiveIndex
 from scannery.live.write_request import PartialUpdate
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import InvalidRequestError, PermissionDeniedError
 from scannery.serving import limits
 from scannery.serving.contract import INDEX_SERVICE
 from scannery.serving.request.filter import Node, has_condition, parse_filter
 from scannery.serving.request.write import check_request_id, parse_attribute_change
+from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.services.write import Indexes, identified, writable
 from scannery.serving.snapshot.filter_cache import FilterCache
@@ -35,6 +36,16 @@ class _Done(NamedTuple):
     sequence: int
     until_sequence: int
 
+    def shared(self, request: _Request) -> dict[str, Any]:
+        """Return the fields that the responses to both requests have."""
+        return {
+            "remaining": self.remaining,
+            "sequence": self.sequence,
+            "until_sequence": self.until_sequence,
+            "request_id": request.request_id,
+            "index": request.index,
+        }
+
 
 class FilteredWrites:
     """DeleteWhere and UpdateWhere over the indexes of a process. Safe to use from several threads."""
@@ -50,36 +61,24 @@ class FilteredWrites:
     def delete(self, request: pb.DeleteWhereRequest, deadline: Deadline) -> pb.DeleteWhereResponse:
         """Delete a batch of the datapoints that a filter allows."""
         done = self._done(request, _deletion, deadline)
-        return pb.DeleteWhereResponse(
-            deleted=done.rows,
-            remaining=done.remaining,
-            sequence=done.sequence,
-            until_sequence=done.until_sequence,
-            request_id=request.request_id,
-            index=request.index,
-        )
+        return pb.DeleteWhereResponse(deleted=done.rows, **done.shared(request))
 
     def update(self, request: pb.UpdateWhereRequest, deadline: Deadline) -> pb.UpdateWhereResponse:
         """Change attributes of a batch of the datapoints that a filter allows."""
         done = self._done(request, _change, deadline)
-        return pb.UpdateWhereResponse(
-            updated=done.rows,
-            remaining=done.remaining,
-            sequence=done.sequence,
-            until_sequence=done.until_sequence,
-            request_id=request.request_id,
-            index=request.index,
-        )
+        return pb.UpdateWhereResponse(updated=done.rows, **done.shared(request))
 
     def _done(
         self,
         request: Any,
-        parse: Callable[[Any, Manifest], tuple[Node | None, PartialUpdate | None]],
+        parse: Callable[[Any, Manifest, Deadline], tuple[Node | None, PartialUpdate | None]],
         deadline: Deadline,
     ) -> _Done:
         check_request_id(request.request_id)
+        if request.dry_run:
+            _check_may_count()
         index = writable(self._indexes, request.index)
-        where, change = parse(request, index.state.manifest)
+        where, change = parse(request, index.state.manifest, deadline)
         write = FilteredWrite(
             None if where is None else partial(_matching, index.snapshot.masks, where, deadline),
             limit=_limit(request),
@@ -94,6 +93,16 @@ class FilteredWrites:
         return _Done(answer.count, index.count_filtered(write), answer.sequence, until_sequence)
 
 
+def _check_may_count() -> None:
+    """Raise PermissionDeniedError unless the caller may read: a dry run is a count, and nothing is written."""
+    principal = CURRENT.get()
+    if principal is not None and not principal.may("read"):
+        raise PermissionDeniedError(
+            "dry_run: counting datapoints needs the scope 'read', which these credentials do not have",
+            field="dry_run",
+        )
+
+
 def _counted(index: LiveIndex[Snapshot], write: FilteredWrite) -> _Done:
     index.catch_up()
     state = index.state
@@ -102,8 +111,8 @@ def _counted(index: LiveIndex[Snapshot], write: FilteredWrite) -> _Done:
     return _Done(count, count, state.sequence, until_sequence)
 
 
-def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest) -> tuple[Node | None, None]:
-    where = parse_filter(request.where, manifest.spec.attributes, dynamic=manifest.spec.dynamic)
+def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest, _: Deadline) -> tuple[Node | None, None]:
+    where = parse_filter(request.where, manifest.spec)
     if where is None or not has_condition(where):
         raise InvalidRequestError.at(
             "where", "must have a condition: without one, every datapoint would be deleted"
@@ -111,11 +120,13 @@ def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest) -> tuple[Node 
     return where, None
 
 
-def _change(request: pb.UpdateWhereRequest, manifest: Manifest) -> tuple[Node | None, PartialUpdate]:
+def _change(
+    request: pb.UpdateWhereRequest, manifest: Manifest, deadline: Deadline
+) -> tuple[Node | None, PartialUpdate]:
     if not request.HasField("where"):
         raise InvalidRequestError.at("where", "is required; an empty filter changes every datapoint")
-    where = parse_filter(request.where, manifest.spec.attributes, dynamic=manifest.spec.dynamic)
-    return where, parse_attribute_change(request.attributes, manifest)
+    where = parse_filter(request.where, manifest.spec)
+    return where, parse_attribute_change(request.attributes, manifest, deadline)
 
 
 def _limit(request: _Request) -> int:

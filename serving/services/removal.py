@@ -24,7 +24,7 @@ class Removal:
         self.methods = {DROP_INDEX: UnaryMethod(pb.DropIndexRequest, self.drop, "admin")}
 
     def drop(self, request: pb.DropIndexRequest, deadline: Deadline) -> pb.DropIndexResponse:
-        """Remove an index; other processes notice within a second, and acknowledge no write to it from now on."""
+        """Remove an index; other workers stop answering from it at once, other servers within a second."""
         name = request.index
         if not name:
             raise InvalidRequestError.at("index", "must not be empty")

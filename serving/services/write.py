@@ -46,7 +46,9 @@ class Writes:
         """Write a batch atomically."""
         index = writable(self._indexes, request.index)
         manifest = index.state.manifest
-        prepared = prepare(parse_upsert(request, manifest), manifest, self._indexes.encoders, deadline)
+        prepared = prepare(
+            parse_upsert(request, manifest, deadline), manifest, self._indexes.encoders, deadline
+        )
         answer = index.upsert(prepared, identified(request), deadline)
         self._indexes.written()
         return pb.UpsertResponse(

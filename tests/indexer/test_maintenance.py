@@ -21,6 +21,7 @@ from scannery.indexer import (
     read_manifest,
     rollback,
     segment_key,
+    store_segment,
     verify,
 )
 from tests.data import clustered, datapoints, publish
@@ -40,7 +41,7 @@ def publish_next(store: Store, folder: Path, rows: int) -> None:
     """Commit a version with other segments."""
     vectors = clustered(rows, 4, seed=rows)
     built = build_segment(datapoints(SPEC, vectors), spec=SPEC, shard=0, directory=folder)
-    store.write_file(segment_key("t", built.entry.key), built.path)
+    store_segment(store, "t", built)
     current = read_manifest(store, "t")
     commit(store, current.model_copy(update={"parent": current.version, "segments": (built.entry,)}))
 
@@ -71,7 +72,7 @@ def test_repeated_ids_and_wrong_counts_are_found(store: Store, tmp_path: Path):
     # Segments of a second hash partition: the ids of shard 0 stand twice.
     table = datapoints(SPEC, clustered(1, 4), ids=[_some_id(store)])
     built = build_segment(table, spec=SPEC, shard=0, directory=tmp_path)
-    store.write_file(segment_key("t", built.entry.key), built.path)
+    store_segment(store, "t", built)
     wrong = manifest.segments[1].model_copy(update={"rows": 7})
     segments = (*manifest.segments[:1], wrong, *manifest.segments[2:], built.entry)
     commit(store, manifest.model_copy(update={"parent": 1, "segments": segments}))

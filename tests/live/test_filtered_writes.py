@@ -14,12 +14,15 @@ import pytest
 import scannery
 from scannery.client import Index
 from scannery.indexer import Store, parse_spec
+from scannery.live import resolve
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build
 from scannery.runtime.deadline import Deadline
+from scannery.serving import SecurityConfig
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.security.api_keys import KeyFile
 from scannery.serving.services.filtered_writes import FilteredWrites
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2 as pb
@@ -334,7 +337,42 @@ def test_a_batch_of_large_rows_is_cut_by_its_size(tmp_path: Path, monkeypatch: p
             )
         steps: list[int] = []
         assert index.update(where={}, attributes={"year": 1}, progress=steps.append).written == 600
-        assert steps == [256, 512, 600]
+        assert sum(steps[-1:]) == 600
+        assert 200 < steps[0] < 256  # 1 MiB of 4 KiB payloads
+
+
+@pytest.mark.parametrize("large", ["rows", "declared", "dynamic"])
+def test_no_more_rows_are_copied_than_a_batch_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: str
+) -> None:
+    from scannery.live import filtered_write
+
+    copied: list[int] = []
+
+    def changed_rows(places: Any, *rest: Any) -> Any:
+        copied.extend(len(rows_R) for _, rows_R in places)
+        return resolve.changed_rows(places, *rest)
+
+    monkeypatch.setattr(filtered_write, "MAX_BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(filtered_write, "changed_rows", changed_rows)
+    spec = parse_spec({**LIVE.model_dump(), "lexical": False, "dynamic": True})
+    text = "x" * 200_000
+    with scannery.connect(make_store(tmp_path, [], spec=spec)) as client:
+        index = client.index("live")
+        payload = text if large == "rows" else ""
+        index.upsert([{"id": f"id{i}", "vector": VECTOR, "payload": payload} for i in range(20)])
+        changes: dict[str, dict[str, Any]] = {
+            "rows": {"year": 1},
+            "declared": {"show": text},
+            "dynamic": {"more": text},
+        }
+        change = changes[large]
+        assert index.update(where={}, attributes=change).written == 20
+        assert copied == [5, 5, 5, 5]
+        # A row of its own is changed, however large it is.
+        monkeypatch.setattr(filtered_write, "MAX_BATCH_BYTES", 1000)
+        assert index.update(where={"id": {"$in": ["id3", "id4"]}}, attributes=change).written == 2
+        assert copied[4:] == [1, 1]
 
 
 def test_dynamic_attributes_are_changed_and_removed(tmp_path: Path) -> None:
@@ -376,3 +414,23 @@ def test_a_change_of_more_rows_than_fit_in_memory_waits_for_seals(tmp_path: Path
         assert index.update(where={}, attributes={"year": 1}, batch_size=300).written == 1500
         assert index.facets("year") == [(1, 1500)]
         assert index.stats().version > 1
+
+
+def test_a_dry_run_counts_only_for_keys_that_may_read(store: Path, tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys.json")
+    _, writer = keys.create("writer", scopes=["write"])
+    _, both = keys.create("both", scopes=["read", "write"])
+    with serving(store, security=SecurityConfig(keys_file=str(tmp_path / "keys.json"))) as server:
+        with scannery.connect(server.address, api_key=writer) as client:
+            index = client.index("live")
+            for asked in (
+                lambda: index.delete(where=GOTIME, dry_run=True),
+                lambda: index.update(where=GOTIME, attributes={"year": 1}, dry_run=True),
+            ):
+                with pytest.raises(scannery.PermissionDeniedError, match="dry_run.*scope 'read'") as caught:
+                    asked()
+                assert caught.value.field == "dry_run"
+        with scannery.connect(server.address, api_key=both) as client:
+            count = client.index("live").delete(where=GOTIME, dry_run=True).deleted
+        with scannery.connect(server.address, api_key=writer) as client:
+            assert client.index("live").delete(where=GOTIME).deleted == count > 0

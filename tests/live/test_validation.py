@@ -85,7 +85,7 @@ def request_of(rows: list[dict[str, Any]]) -> pb.UpsertRequest:
 
 
 def rows_of(request: pb.UpsertRequest, manifest: Manifest) -> pa.Table:
-    upserts = parse_upsert(request, manifest)
+    upserts = parse_upsert(request, manifest, Deadline.after(None))
     return prepare(upserts, manifest, EncoderPool(), Deadline.after(None)).mutation.rows
 
 
@@ -93,7 +93,9 @@ def test_a_record_of_the_log_holds_the_rows(manifest: Manifest) -> None:
     rng = random.Random(0)
     request = request_of([full_row(rng, f"idé{i}") for i in range(40)])
     before = request.SerializeToString(deterministic=True)
-    prepared = prepare(parse_upsert(request, manifest), manifest, EncoderPool(), Deadline.after(None))
+    prepared = prepare(
+        parse_upsert(request, manifest, Deadline.after(None)), manifest, EncoderPool(), Deadline.after(None)
+    )
     assert request.SerializeToString(deterministic=True) == before
     back = decode(prepared.encoded, sequence=1)
     assert back.rows.equals(prepared.mutation.rows)
@@ -199,7 +201,7 @@ def test_what_is_wrong_is_named(
     assert rows_of(request, manifest).num_rows == 5
     spoil(request)
     with pytest.raises(InvalidRequestError, match=re.escape(field)) as caught:
-        parse_upsert(request, manifest)
+        parse_upsert(request, manifest, Deadline.after(None))
     assert caught.value.field == field
 
 
@@ -210,7 +212,7 @@ def test_the_first_item_that_is_wrong_is_named(manifest: Manifest) -> None:
     request.upserts[2].datapoint.vector.packed = b""
     request.upserts[3].condition.SetInParent()
     with pytest.raises(InvalidRequestError, match=r"^upserts\[2\]\.datapoint\.vector: "):
-        parse_upsert(request, manifest)
+        parse_upsert(request, manifest, Deadline.after(None))
 
 
 def test_many_writes_without_a_query_between_them_are_there_afterwards(
@@ -227,7 +229,7 @@ def test_many_writes_without_a_query_between_them_are_there_afterwards(
         position += len(some)
         some += [random_row(rng, f"id{i}") for i in rng.sample(range(position - len(some)), 3)]
         sequence += 1
-        upserts = parse_upsert(request_of(some), opened.manifest)
+        upserts = parse_upsert(request_of(some), opened.manifest, Deadline.after(None))
         prepared = prepare(upserts, opened.manifest, EncoderPool(), Deadline.after(None))
         state = apply(state, [(sequence, decode(prepared.encoded, sequence=sequence))])
         expected |= {row["id"]: row for row in some}

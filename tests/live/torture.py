@@ -50,7 +50,7 @@ SPEC: IndexSpec = parse_spec(
 SERVER = """
 import sys
 from scannery.serving import ServerConfig, serve
-config = ServerConfig(store=sys.argv[1], listen="127.0.0.1:0", check_every_s=0.1, drain_s=1.0)
+config = ServerConfig(store=sys.argv[1], listen="127.0.0.1:0", check_every_s=float(sys.argv[3]), drain_s=1.0)
 serve(config, workers=int(sys.argv[2]), ready=lambda address: print(address, flush=True))
 """
 
@@ -61,9 +61,9 @@ Row = tuple[int, int | None]
 class ServerProcess:
     """A supervisor with its workers, in a process group of its own."""
 
-    def __init__(self, store: Path, workers: int) -> None:
+    def __init__(self, store: Path, workers: int, *, check_every_s: float = 0.1) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, str(store), str(workers)],
+            [sys.executable, "-c", SERVER, str(store), str(workers), str(check_every_s)],
             env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
             stdout=subprocess.PIPE,
             text=True,

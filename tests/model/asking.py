@@ -83,7 +83,8 @@ def _exact(value: Any) -> str:
 def scanned(machine: Machine, rng: random.Random, op: Op) -> None:
     """Read all that a filter allows, perhaps with a write in between, which the scan must not see."""
     actor, where = machine.some_actor(rng), rng.choice([None, _where(machine, rng)])
-    order = rng.choice([None, None, "id", "year", "-show"])
+    dynamic = (DYNAMIC[0], f"-{DYNAMIC[1]}") if machine.shape.dynamic else ()
+    order = rng.choice([None, None, "id", "year", "-show", *dynamic])
     rows = {row.id: row for row in _matching(machine.checker.readable(actor), where)}
     scan = actor.index.scan(where=where, order_by=order, vectors=True, page_size=rng.choice([1, 7, 50, 1000]))
     points: list[Datapoint] = []
@@ -102,10 +103,19 @@ def scanned(machine: Machine, rng: random.Random, op: Op) -> None:
 
 def _check_order(rows: list[Row], order: str) -> None:
     name, falling = order.removeprefix("-"), order.startswith("-")
-    values = [row.id if name == "id" else row.attributes.get(name) for row in rows]
-    present = [value for value in values if value is not None]
-    check(values[: len(present)] == present, f"rows without {name} are not last")
-    check(present == sorted(present, reverse=falling), f"a scan is not ordered by {order}")
+    by_id = sorted(rows, key=lambda row: row.id)
+    values = {row.id: row.id if name == "id" else row.all_attributes.get(name) for row in rows}
+    missing = [row for row in by_id if values[row.id] is None]
+    nested = [row for row in by_id if isinstance(values[row.id], (list, dict))]
+    others = [row for row in by_id if not isinstance(values[row.id], (list, dict, type(None)))]
+    ordered = sorted(others, key=lambda row: _order_key(values[row.id]), reverse=falling)
+    wanted = [row.id for row in [*ordered, *nested, *missing]]
+    check([row.id for row in rows] == wanted, f"a scan by {order} is not in the order {wanted}")
+
+
+def _order_key(value: Any) -> tuple[int, Any]:
+    """Return what orders values of any types: numbers, strings, booleans."""
+    return (2 if isinstance(value, bool) else 1 if isinstance(value, str) else 0), value
 
 
 @operation(1.5, inner=1)

@@ -22,8 +22,8 @@ from scannery.indexer import (
     next_version,
     parse_spec,
     rollback,
-    segment_key,
     shard_of,
+    store_segment,
     verify,
 )
 from scannery.pipelines import compact
@@ -121,7 +121,7 @@ def test_a_compaction_takes_along_what_was_mutated_meanwhile(store, worn, monkey
         vectors_ND = clustered(1, DIMENSIONS)
         table = datapoints(parse_spec(SPEC), vectors_ND, ids=["d4"])
         built = build_segment(table, spec=parent.spec, shard=shard_of("d4", 2), directory=tmp_path)
-        store.write_file(segment_key("vectors", built.entry.key), built.path)
+        store_segment(store, "vectors", built)
         commit(store, next_version(store, parent, added=[built.entry], dead_rows={}, log_sequence=3))
         worn["d4"] = tuple(vectors_ND[0].tolist())
         del worn["d5"], worn["d6"]

@@ -26,6 +26,12 @@ EXAMPLES: dict[str, Any] = {
     "attributes": {"show": "string", "price": {"type": "float", "from": "Price (USD)"}},
     "dynamic": True,
     "vectors": "optional",
+    "named_vectors": {"title": {"encoder": {"model": "all-MiniLM-L6-v2"}}, "image": {"dimensions": 512}},
+    "named_vectors.encoder": {"model": "all-MiniLM-L6-v2"},
+    "named_vectors.from": "text",
+    "named_vectors.vector": "image_vector",
+    "named_vectors.dimensions": 512,
+    "named_vectors.distance": "dot",
     "attributes.type": "float",
     "attributes.from": "meta.prices.0",
     "attributes.value": "archive",
@@ -113,6 +119,9 @@ _NEEDS: Mapping[str, Mapping[str, Any]] = {
     "attributes.format": {"type": "timestamp"},
     "attributes.decimal": {"type": "float"},
     "reranker.max_tokens": {"model": EXAMPLES["reranker.model"]},
+    "named_vectors.from": {"encoder": EXAMPLES["named_vectors.encoder"]},
+    "named_vectors.vector": {"dimensions": 512},
+    "named_vectors.distance": {"dimensions": 512},
 }
 _INTRODUCTION = """# The spec, key by key
 
@@ -186,9 +195,12 @@ def spec_page() -> str:
 def _sections(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the spec, then each mapping in it, in the order of their keys; `chunk` follows `source`."""
     yield "", schema
-    waiting = _mappings(schema, schema)
+    waiting, known = _mappings(schema, schema), set()
     while waiting:
         name, model = waiting.pop(0)
+        if name in known:  # the encoder of an index, and of a named vector
+            continue
+        known.add(name)
         yield name, model
         waiting = _mappings(model, schema) + waiting
 
@@ -213,6 +225,7 @@ def _path_of(section: str) -> list[str]:
         "chunk": ["source", "chunk"],
         "csv": ["source", "csv"],
         "attributes": ["attributes", "NAME"],
+        "named_vectors": ["named_vectors", "NAME"],
     }
     return nested.get(section, [section] if section else [])
 

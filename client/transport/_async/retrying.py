@@ -31,6 +31,8 @@ class AsyncRetryingTransport(ABC):
 
     """
 
+    remote: bool = True
+
     def __init__(self, target: str, credentials: Credentials, *, retries: bool) -> None:
         self._target = target
         self._caller = Caller(credentials)

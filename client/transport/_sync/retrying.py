@@ -32,6 +32,8 @@ class RetryingTransport(ABC):
 
     """
 
+    remote: bool = True
+
     def __init__(self, target: str, credentials: Credentials, *, retries: bool) -> None:
         self._target = target
         self._caller = Caller(credentials)

@@ -21,6 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 
 from scannery.runtime.errors import InvalidRequestError, OverloadedError
+from scannery.serving.transport.http.json_errors import json_error
 from scannery.serving.transport.lifecycle import decoded
 from scannery.v1.types_pb2 import ErrorDetail
 
@@ -62,12 +63,6 @@ MAX_JSON_BYTES = 8 << 20
 GZIP_LEVEL = 1
 _TIMEOUT = re.compile(r"[0-9]{1,10}")
 _READ_BYTES = 1 << 20
-# Error messages of the Protobuf JSON parser.
-_PARSED = re.compile(r"Failed to parse (\w+) field: ")
-_WHERE = re.compile(r' at "?\w+\.(?P<path>[\w.\[\]]+?)"?$')
-_UNKNOWN = re.compile(
-    r'Message type "(?P<kind>[\w.]+)" has no field named "(?P<name>[^"]*)" at "\w+\.?(?P<path>[^"]*)"'
-)
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -132,22 +127,9 @@ def decoded_json(kind: type[MessageT], data: bytes) -> MessageT:
     try:
         json_format.Parse(data, message)
     except (json_format.ParseError, ValueError, RecursionError) as error:
-        raise _json_error(kind, str(error)) from error
+        raise json_error(kind, data, str(error)) from error
     # Limits of a request apply to its binary form.
     return decoded(kind, message.SerializeToString())
-
-
-def _json_error(kind: type[Message], text: str) -> InvalidRequestError:
-    """Return an error with the field that the parser names, if any."""
-    names = _PARSED.findall(text)
-    said = _PARSED.sub("", text).split("\n", 1)[0].strip(". ")
-    if (unknown := _UNKNOWN.search(said)) is not None:
-        field = ".".join(part for part in (unknown["path"], unknown["name"]) if part)
-        return InvalidRequestError.at(field, f"there is no such field in {unknown['kind']}")
-    where = _WHERE.search(said)
-    field = where["path"] if where else ".".join(names)
-    said = f"not the JSON of a {kind.DESCRIPTOR.full_name}: {_WHERE.sub('', said)}"
-    return InvalidRequestError.at(field, said) if field else InvalidRequestError(f"the body is {said}")
 
 
 def encoded_json(kind: type[Message], data: bytes) -> bytes:

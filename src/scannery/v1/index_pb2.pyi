@@ -721,7 +721,7 @@ class DeleteWhereRequest(_message.Message):
     others write. 0: only those of a build; absent: all, up to the newest.
     """
     dry_run: _builtins.bool
-    """Only count."""
+    """Only count, which needs the scope `read` too."""
     request_id: _builtins.str
     """As in UpsertRequest."""
     @_builtins.property
@@ -838,7 +838,7 @@ class UpdateWhereRequest(_message.Message):
     until_sequence: _builtins.int
     """As in DeleteWhereRequest. A changed datapoint has a later sequence, and is not changed twice."""
     dry_run: _builtins.bool
-    """Only count."""
+    """Only count, which needs the scope `read` too."""
     request_id: _builtins.str
     """As in UpsertRequest."""
     @_builtins.property
@@ -945,6 +945,27 @@ class IndexInfo(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class NamedVectorsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___NamedVectorInfo: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___NamedVectorInfo | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
@@ -964,6 +985,7 @@ class IndexInfo(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     DYNAMIC_FIELD_NUMBER: _builtins.int
+    NAMED_VECTORS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters: lower-case letters, digits, `-` and `_`."""
     version: _builtins.int
@@ -1016,6 +1038,10 @@ class IndexInfo(_message.Message):
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names that stand for it, in order."""
 
+    @_builtins.property
+    def named_vectors(self) -> _containers.MessageMap[_builtins.str, Global___NamedVectorInfo]:
+        """The named vectors, by name."""
+
     def __init__(
         self,
         *,
@@ -1038,14 +1064,58 @@ class IndexInfo(_message.Message):
         problem: _builtins.str = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         dynamic: _builtins.bool = ...,
+        named_vectors: _abc.Mapping[_builtins.str, Global___NamedVectorInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "encoder", b"encoder", "recall", b"recall"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "attributes", b"attributes", "created_at", b"created_at", "dimensions", b"dimensions", "distance", b"distance", "dynamic", b"dynamic", "encoder", b"encoder", "lexical", b"lexical", "memory_rows", b"memory_rows", "name", b"name", "problem", b"problem", "recall", b"recall", "rows", b"rows", "segments", b"segments", "sequence", b"sequence", "shards", b"shards", "size_bytes", b"size_bytes", "spec_json", b"spec_json", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "attributes", b"attributes", "created_at", b"created_at", "dimensions", b"dimensions", "distance", b"distance", "dynamic", b"dynamic", "encoder", b"encoder", "lexical", b"lexical", "memory_rows", b"memory_rows", "name", b"name", "named_vectors", b"named_vectors", "problem", b"problem", "recall", b"recall", "rows", b"rows", "segments", b"segments", "sequence", b"sequence", "shards", b"shards", "size_bytes", b"size_bytes", "spec_json", b"spec_json", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IndexInfo: _TypeAlias = IndexInfo  # noqa: Y015
+
+@_typing.final
+class NamedVectorInfo(_message.Message):
+    """What is known of the vectors of one name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    DISTANCE_FIELD_NUMBER: _builtins.int
+    ENCODER_FIELD_NUMBER: _builtins.int
+    FROM_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
+    dimensions: _builtins.int
+    """Components of a vector."""
+    distance: Global___Distance.ValueType
+    """How they are compared."""
+    rows: _builtins.int
+    """Datapoints in segments that have the vector, deleted ones included."""
+    @_builtins.property
+    def encoder(self) -> Global___EncoderInfo:
+        """Not set: the index has no encoder for these vectors."""
+
+    @_builtins.property
+    def recall(self) -> Global___RecallInfo:
+        """Recall of searches of this name; not set: all segments are searched exactly."""
+
+    def __init__(
+        self,
+        *,
+        dimensions: _builtins.int = ...,
+        distance: Global___Distance.ValueType = ...,
+        encoder: Global___EncoderInfo | None = ...,
+        rows: _builtins.int = ...,
+        recall: Global___RecallInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["encoder", b"encoder", "recall", b"recall"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "distance", b"distance", "encoder", b"encoder", "from", b"from", "recall", b"recall", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamedVectorInfo: _TypeAlias = NamedVectorInfo  # noqa: Y015
 
 @_typing.final
 class EncoderInfo(_message.Message):

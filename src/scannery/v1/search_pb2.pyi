@@ -191,6 +191,7 @@ class SearchOptions(_message.Message):
     EXPLAIN_FIELD_NUMBER: _builtins.int
     MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
     HIGHLIGHT_FIELD_NUMBER: _builtins.int
+    VECTORS_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     """Number of hits, 1 to 10000; absent: 10. There are fewer only if the filter allows fewer datapoints."""
     mode: Global___Mode.ValueType
@@ -241,6 +242,13 @@ class SearchOptions(_message.Message):
         at most 1000.
         """
 
+    @_builtins.property
+    def vectors(self) -> _containers.RepeatedCompositeFieldContainer[Global___VectorChoice]:
+        """Which vectors to search, in modes dense and hybrid. Empty: the unnamed vector; in an index without one, all named
+        vectors. Several are fused into one ranking (docs/named-vectors.md). A query by vector fits all of them; a text is
+        encoded by the encoder of each; an id stands for the vectors of these names that the datapoint has.
+        """
+
     def __init__(
         self,
         *,
@@ -260,10 +268,11 @@ class SearchOptions(_message.Message):
         explain: _builtins.bool = ...,
         min_sequence: _builtins.int = ...,
         highlight: Global___Highlight | None = ...,
+        vectors: _abc.Iterable[Global___VectorChoice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
@@ -279,6 +288,34 @@ class SearchOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__target_recall) -> _WhichOneofReturnType__target_recall | None: ...
 
 Global___SearchOptions: _TypeAlias = SearchOptions  # noqa: Y015
+
+@_typing.final
+class VectorChoice(_message.Message):
+    """A vector to search, and its weight among several."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """A named vector of the index; empty: the unnamed vector."""
+    weight: _builtins.float
+    """Above 0, only the proportions count. Default: 1."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        weight: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "weight", b"weight"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "name", b"name", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
+
+Global___VectorChoice: _TypeAlias = VectorChoice  # noqa: Y015
 
 @_typing.final
 class Highlight(_message.Message):
@@ -500,6 +537,26 @@ class Hit(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class VectorScoresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     DATAPOINT_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     DENSE_SCORE_FIELD_NUMBER: _builtins.int
@@ -507,6 +564,7 @@ class Hit(_message.Message):
     RERANK_SCORE_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     SNIPPET_FIELD_NUMBER: _builtins.int
+    VECTOR_SCORES_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """Higher is better. Cosine and dot: the inner product; squared_l2: minus the squared distance. LEXICAL: BM25.
     HYBRID: the fused score.
@@ -529,6 +587,12 @@ class Hit(_message.Message):
     def snippet(self) -> Global___Snippet:
         """Set with `highlight`, if the hit has a text."""
 
+    @_builtins.property
+    def vector_scores(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Where several vectors were searched, or a named one: the score by each vector that the datapoint has, by name; the
+        unnamed vector has the name "".
+        """
+
     def __init__(
         self,
         *,
@@ -539,10 +603,11 @@ class Hit(_message.Message):
         rerank_score: _builtins.float | None = ...,
         group: _types_pb2.Value | None = ...,
         snippet: Global___Snippet | None = ...,
+        vector_scores: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "rerank_score", b"rerank_score", "snippet", b"snippet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "rerank_score", b"rerank_score", "score", b"score", "snippet", b"snippet"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "rerank_score", b"rerank_score", "score", b"score", "snippet", b"snippet", "vector_scores", b"vector_scores"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dense_score: _TypeAlias = _typing.Literal["dense_score"]  # noqa: Y015
     _WhichOneofArgType__dense_score: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score"]  # noqa: Y015
@@ -1318,8 +1383,9 @@ class OrderBy(_message.Message):
     FIELD_FIELD_NUMBER: _builtins.int
     DESCENDING_FIELD_NUMBER: _builtins.int
     field: _builtins.str
-    """A declared attribute (not a string_list or geo), `id` or `document_id`. Datapoints without the attribute come last, equal
-    ones by id.
+    """A declared attribute (not a string_list or geo), `id`, `document_id`, or a dynamic attribute: of the latter numbers come
+    before strings, strings before booleans, and lists and objects after those in both directions. Datapoints without the
+    attribute come last, equal ones by id.
     """
     descending: _builtins.bool
     """Greatest first."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17scannery/v1/types.proto\x12\x0bscannery.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"(\n\x06Vector\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\x12\x0e\n\x06values\x18\x02 \x03(\x02\",\n\x06Matrix\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\x12\x12\n\ndimensions\x18\x02 \x01(\r\"/\n\x0cSparseVector\x12\x0f\n\x07indices\x18\x01 \x03(\r\x12\x0e\n\x06values\x18\x02 \x03(\x02\"\x1c\n\nStringList\x12\x0e\n\x06values\x18\x01 \x03(\t\"/\n\tValueList\x12\"\n\x06values\x18\x01 \x03(\x0b\x32\x12.scannery.v1.Value\"/\n\x08GeoPoint\x12\x10\n\x08latitude\x18\x01 \x01(\x01\x12\x11\n\tlongitude\x18\x02 \x01(\x01\"\xc6\x02\n\x05Value\x12\x16\n\x0cstring_value\x18\x01 \x01(\tH\x00\x12\x34\n\x11string_list_value\x18\x02 \x01(\x0b\x32\x17.scannery.v1.StringListH\x00\x12\x13\n\tint_value\x18\x03 \x01(\x03H\x00\x12\x15\n\x0b\x66loat_value\x18\x04 \x01(\x01H\x00\x12\x14\n\nbool_value\x18\x05 \x01(\x08H\x00\x12\x35\n\x0ftimestamp_value\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12,\n\nlist_value\x18\x07 \x01(\x0b\x32\x16.scannery.v1.ValueListH\x00\x12*\n\tgeo_value\x18\x08 \x01(\x0b\x32\x15.scannery.v1.GeoPointH\x00\x12\x14\n\njson_value\x18\t \x01(\tH\x00\x42\x06\n\x04kind\"\xca\x04\n\tDatapoint\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12#\n\x06vector\x18\x03 \x01(\x0b\x32\x13.scannery.v1.Vector\x12\x30\n\rsparse_vector\x18\x04 \x01(\x0b\x32\x19.scannery.v1.SparseVector\x12\x11\n\x04text\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05title\x18\x06 \x01(\tH\x01\x88\x01\x01\x12:\n\nattributes\x18\x07 \x03(\x0b\x32&.scannery.v1.Datapoint.AttributesEntry\x12\x19\n\x0cpayload_json\x18\x08 \x01(\tH\x02\x88\x01\x01\x12\x17\n\ntext_start\x18\t \x01(\x03H\x03\x88\x01\x01\x12\x15\n\x08text_end\x18\n \x01(\x03H\x04\x88\x01\x01\x12\x19\n\x0ctime_start_s\x18\x0b \x01(\x01H\x05\x88\x01\x01\x12\x17\n\ntime_end_s\x18\x0c \x01(\x01H\x06\x88\x01\x01\x12\x10\n\x08revision\x18\r \x01(\x04\x12\x19\n\x0c\x64ynamic_json\x18\x0e \x01(\tH\x07\x88\x01\x01\x1a\x45\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.scannery.v1.Value:\x02\x38\x01\x42\x07\n\x05_textB\x08\n\x06_titleB\x0f\n\r_payload_jsonB\r\n\x0b_text_startB\x0b\n\t_text_endB\x0f\n\r_time_start_sB\r\n\x0b_time_end_sB\x0f\n\r_dynamic_json\"g\n\tCondition\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\'\n\x08operator\x18\x02 \x01(\x0e\x32\x15.scannery.v1.Operator\x12\"\n\x06values\x18\x03 \x03(\x0b\x32\x12.scannery.v1.Value\"2\n\nFilterList\x12$\n\x07\x66ilters\x18\x01 \x03(\x0b\x32\x13.scannery.v1.Filter\"\xbc\x01\n\x06\x46ilter\x12+\n\tcondition\x18\x01 \x01(\x0b\x32\x16.scannery.v1.ConditionH\x00\x12)\n\x06\x61ll_of\x18\x02 \x01(\x0b\x32\x17.scannery.v1.FilterListH\x00\x12)\n\x06\x61ny_of\x18\x03 \x01(\x0b\x32\x17.scannery.v1.FilterListH\x00\x12\'\n\x08negation\x18\x04 \x01(\x0b\x32\x13.scannery.v1.FilterH\x00\x42\x06\n\x04kind\"v\n\x0b\x45rrorDetail\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12/\n\nviolations\x18\x04 \x03(\x0b\x32\x1b.scannery.v1.FieldViolation\"0\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t*\xd9\x02\n\x08Operator\x12\x18\n\x14OPERATOR_UNSPECIFIED\x10\x00\x12\x0f\n\x0bOPERATOR_EQ\x10\x01\x12\x0f\n\x0bOPERATOR_NE\x10\x02\x12\x0f\n\x0bOPERATOR_GT\x10\x03\x12\x10\n\x0cOPERATOR_GTE\x10\x04\x12\x0f\n\x0bOPERATOR_LT\x10\x05\x12\x10\n\x0cOPERATOR_LTE\x10\x06\x12\x0f\n\x0bOPERATOR_IN\x10\x07\x12\x10\n\x0cOPERATOR_NIN\x10\x08\x12\x13\n\x0fOPERATOR_EXISTS\x10\t\x12\x15\n\x11OPERATOR_CONTAINS\x10\n\x12\x10\n\x0cOPERATOR_ALL\x10\x0b\x12\x13\n\x0fOPERATOR_PREFIX\x10\x0c\x12\x10\n\x0cOPERATOR_IEQ\x10\r\x12\x14\n\x10OPERATOR_IPREFIX\x10\x0e\x12\x17\n\x13OPERATOR_GEO_RADIUS\x10\x0f\x12\x14\n\x10OPERATOR_GEO_BOX\x10\x10\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17scannery/v1/types.proto\x12\x0bscannery.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"(\n\x06Vector\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\x12\x0e\n\x06values\x18\x02 \x03(\x02\",\n\x06Matrix\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\x12\x12\n\ndimensions\x18\x02 \x01(\r\"/\n\x0cSparseVector\x12\x0f\n\x07indices\x18\x01 \x03(\r\x12\x0e\n\x06values\x18\x02 \x03(\x02\"\x1c\n\nStringList\x12\x0e\n\x06values\x18\x01 \x03(\t\"/\n\tValueList\x12\"\n\x06values\x18\x01 \x03(\x0b\x32\x12.scannery.v1.Value\"/\n\x08GeoPoint\x12\x10\n\x08latitude\x18\x01 \x01(\x01\x12\x11\n\tlongitude\x18\x02 \x01(\x01\"\xc6\x02\n\x05Value\x12\x16\n\x0cstring_value\x18\x01 \x01(\tH\x00\x12\x34\n\x11string_list_value\x18\x02 \x01(\x0b\x32\x17.scannery.v1.StringListH\x00\x12\x13\n\tint_value\x18\x03 \x01(\x03H\x00\x12\x15\n\x0b\x66loat_value\x18\x04 \x01(\x01H\x00\x12\x14\n\nbool_value\x18\x05 \x01(\x08H\x00\x12\x35\n\x0ftimestamp_value\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12,\n\nlist_value\x18\x07 \x01(\x0b\x32\x16.scannery.v1.ValueListH\x00\x12*\n\tgeo_value\x18\x08 \x01(\x0b\x32\x15.scannery.v1.GeoPointH\x00\x12\x14\n\njson_value\x18\t \x01(\tH\x00\x42\x06\n\x04kind\"\xc5\x05\n\tDatapoint\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x64ocument_id\x18\x02 \x01(\t\x12#\n\x06vector\x18\x03 \x01(\x0b\x32\x13.scannery.v1.Vector\x12\x30\n\rsparse_vector\x18\x04 \x01(\x0b\x32\x19.scannery.v1.SparseVector\x12\x11\n\x04text\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05title\x18\x06 \x01(\tH\x01\x88\x01\x01\x12:\n\nattributes\x18\x07 \x03(\x0b\x32&.scannery.v1.Datapoint.AttributesEntry\x12\x19\n\x0cpayload_json\x18\x08 \x01(\tH\x02\x88\x01\x01\x12\x17\n\ntext_start\x18\t \x01(\x03H\x03\x88\x01\x01\x12\x15\n\x08text_end\x18\n \x01(\x03H\x04\x88\x01\x01\x12\x19\n\x0ctime_start_s\x18\x0b \x01(\x01H\x05\x88\x01\x01\x12\x17\n\ntime_end_s\x18\x0c \x01(\x01H\x06\x88\x01\x01\x12\x10\n\x08revision\x18\r \x01(\x04\x12\x19\n\x0c\x64ynamic_json\x18\x0e \x01(\tH\x07\x88\x01\x01\x12\x34\n\x07vectors\x18\x0f \x03(\x0b\x32#.scannery.v1.Datapoint.VectorsEntry\x1a\x45\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.scannery.v1.Value:\x02\x38\x01\x1a\x43\n\x0cVectorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.scannery.v1.Vector:\x02\x38\x01\x42\x07\n\x05_textB\x08\n\x06_titleB\x0f\n\r_payload_jsonB\r\n\x0b_text_startB\x0b\n\t_text_endB\x0f\n\r_time_start_sB\r\n\x0b_time_end_sB\x0f\n\r_dynamic_json\"g\n\tCondition\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\'\n\x08operator\x18\x02 \x01(\x0e\x32\x15.scannery.v1.Operator\x12\"\n\x06values\x18\x03 \x03(\x0b\x32\x12.scannery.v1.Value\"2\n\nFilterList\x12$\n\x07\x66ilters\x18\x01 \x03(\x0b\x32\x13.scannery.v1.Filter\"\xbc\x01\n\x06\x46ilter\x12+\n\tcondition\x18\x01 \x01(\x0b\x32\x16.scannery.v1.ConditionH\x00\x12)\n\x06\x61ll_of\x18\x02 \x01(\x0b\x32\x17.scannery.v1.FilterListH\x00\x12)\n\x06\x61ny_of\x18\x03 \x01(\x0b\x32\x17.scannery.v1.FilterListH\x00\x12\'\n\x08negation\x18\x04 \x01(\x0b\x32\x13.scannery.v1.FilterH\x00\x42\x06\n\x04kind\"v\n\x0b\x45rrorDetail\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\x12/\n\nviolations\x18\x04 \x03(\x0b\x32\x1b.scannery.v1.FieldViolation\"0\n\x0e\x46ieldViolation\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t*\xd9\x02\n\x08Operator\x12\x18\n\x14OPERATOR_UNSPECIFIED\x10\x00\x12\x0f\n\x0bOPERATOR_EQ\x10\x01\x12\x0f\n\x0bOPERATOR_NE\x10\x02\x12\x0f\n\x0bOPERATOR_GT\x10\x03\x12\x10\n\x0cOPERATOR_GTE\x10\x04\x12\x0f\n\x0bOPERATOR_LT\x10\x05\x12\x10\n\x0cOPERATOR_LTE\x10\x06\x12\x0f\n\x0bOPERATOR_IN\x10\x07\x12\x10\n\x0cOPERATOR_NIN\x10\x08\x12\x13\n\x0fOPERATOR_EXISTS\x10\t\x12\x15\n\x11OPERATOR_CONTAINS\x10\n\x12\x10\n\x0cOPERATOR_ALL\x10\x0b\x12\x13\n\x0fOPERATOR_PREFIX\x10\x0c\x12\x10\n\x0cOPERATOR_IEQ\x10\r\x12\x14\n\x10OPERATOR_IPREFIX\x10\x0e\x12\x17\n\x13OPERATOR_GEO_RADIUS\x10\x0f\x12\x14\n\x10OPERATOR_GEO_BOX\x10\x10\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DATAPOINT_ATTRIBUTESENTRY']._loaded_options = None
   _globals['_DATAPOINT_ATTRIBUTESENTRY']._serialized_options = b'8\001'
-  _globals['_OPERATOR']._serialized_start=1775
-  _globals['_OPERATOR']._serialized_end=2120
+  _globals['_DATAPOINT_VECTORSENTRY']._loaded_options = None
+  _globals['_DATAPOINT_VECTORSENTRY']._serialized_options = b'8\001'
+  _globals['_OPERATOR']._serialized_start=1898
+  _globals['_OPERATOR']._serialized_end=2243
   _globals['_VECTOR']._serialized_start=73
   _globals['_VECTOR']._serialized_end=113
   _globals['_MATRIX']._serialized_start=115
@@ -51,17 +53,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VALUE']._serialized_start=339
   _globals['_VALUE']._serialized_end=665
   _globals['_DATAPOINT']._serialized_start=668
-  _globals['_DATAPOINT']._serialized_end=1254
-  _globals['_DATAPOINT_ATTRIBUTESENTRY']._serialized_start=1072
-  _globals['_DATAPOINT_ATTRIBUTESENTRY']._serialized_end=1141
-  _globals['_CONDITION']._serialized_start=1256
-  _globals['_CONDITION']._serialized_end=1359
-  _globals['_FILTERLIST']._serialized_start=1361
-  _globals['_FILTERLIST']._serialized_end=1411
-  _globals['_FILTER']._serialized_start=1414
-  _globals['_FILTER']._serialized_end=1602
-  _globals['_ERRORDETAIL']._serialized_start=1604
-  _globals['_ERRORDETAIL']._serialized_end=1722
-  _globals['_FIELDVIOLATION']._serialized_start=1724
-  _globals['_FIELDVIOLATION']._serialized_end=1772
+  _globals['_DATAPOINT']._serialized_end=1377
+  _globals['_DATAPOINT_ATTRIBUTESENTRY']._serialized_start=1126
+  _globals['_DATAPOINT_ATTRIBUTESENTRY']._serialized_end=1195
+  _globals['_DATAPOINT_VECTORSENTRY']._serialized_start=1197
+  _globals['_DATAPOINT_VECTORSENTRY']._serialized_end=1264
+  _globals['_CONDITION']._serialized_start=1379
+  _globals['_CONDITION']._serialized_end=1482
+  _globals['_FILTERLIST']._serialized_start=1484
+  _globals['_FILTERLIST']._serialized_end=1534
+  _globals['_FILTER']._serialized_start=1537
+  _globals['_FILTER']._serialized_end=1725
+  _globals['_ERRORDETAIL']._serialized_start=1727
+  _globals['_ERRORDETAIL']._serialized_end=1845
+  _globals['_FIELDVIOLATION']._serialized_start=1847
+  _globals['_FIELDVIOLATION']._serialized_end=1895
 # @@protoc_insertion_point(module_scope)

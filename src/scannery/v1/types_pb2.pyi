@@ -355,6 +355,27 @@ class Datapoint(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class VectorsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Vector: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Vector | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ID_FIELD_NUMBER: _builtins.int
     DOCUMENT_ID_FIELD_NUMBER: _builtins.int
     VECTOR_FIELD_NUMBER: _builtins.int
@@ -369,6 +390,7 @@ class Datapoint(_message.Message):
     TIME_END_S_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     DYNAMIC_JSON_FIELD_NUMBER: _builtins.int
+    VECTORS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """1 to 512 bytes, no control characters. Unique in the index."""
     document_id: _builtins.str
@@ -378,7 +400,7 @@ class Datapoint(_message.Message):
     title: _builtins.str
     """Title of the document. At most 64 KiB."""
     payload_json: _builtins.str
-    """JSON that is only returned. At most 1 MiB."""
+    """JSON that is only returned. At most 1 MiB. Of a key that an object has twice, the last value stays."""
     text_start: _builtins.int
     """First character of the passage in the document's text: text[text_start:text_end] is the passage."""
     text_end: _builtins.int
@@ -391,7 +413,8 @@ class Datapoint(_message.Message):
     """Sequence of the mutation that wrote it; 0 for rows of a build."""
     dynamic_json: _builtins.str
     """The attributes that the spec does not declare, as one JSON object: integers, floats, nulls and nested values are as they
-    were written. An Upsert may have them here or in `attributes`, each name once. At most 1 MiB.
+    were written. An Upsert may have them here or in `attributes`, each name once; an object with a key twice is refused.
+    At most 1 MiB.
     """
     @_builtins.property
     def vector(self) -> Global___Vector:
@@ -407,6 +430,13 @@ class Datapoint(_message.Message):
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Value]:
         """Typed by the index's spec; absent means null. At most 256. With `dynamic: true` in the spec, an Upsert may also have
         attributes that the spec does not declare, each with a value of any type; answers have those in `dynamic_json`.
+        """
+
+    @_builtins.property
+    def vectors(self) -> _containers.MessageMap[_builtins.str, Global___Vector]:
+        """Further vectors by name, of the index's named vectors. In an Upsert without `update_mask` they are all that the
+        datapoint will have; the path `vectors` of a mask replaces all, `vectors.NAME` one (none given: removes it). Names
+        that the encoder of the index makes from the datapoint's texts can be left out. In results: as `vector`.
         """
 
     def __init__(
@@ -426,10 +456,11 @@ class Datapoint(_message.Message):
         time_end_s: _builtins.float | None = ...,
         revision: _builtins.int = ...,
         dynamic_json: _builtins.str | None = ...,
+        vectors: _abc.Mapping[_builtins.str, Global___Vector] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_dynamic_json", b"_dynamic_json", "_payload_json", b"_payload_json", "_text", b"_text", "_text_end", b"_text_end", "_text_start", b"_text_start", "_time_end_s", b"_time_end_s", "_time_start_s", b"_time_start_s", "_title", b"_title", "dynamic_json", b"dynamic_json", "payload_json", b"payload_json", "sparse_vector", b"sparse_vector", "text", b"text", "text_end", b"text_end", "text_start", b"text_start", "time_end_s", b"time_end_s", "time_start_s", b"time_start_s", "title", b"title", "vector", b"vector"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dynamic_json", b"_dynamic_json", "_payload_json", b"_payload_json", "_text", b"_text", "_text_end", b"_text_end", "_text_start", b"_text_start", "_time_end_s", b"_time_end_s", "_time_start_s", b"_time_start_s", "_title", b"_title", "attributes", b"attributes", "document_id", b"document_id", "dynamic_json", b"dynamic_json", "id", b"id", "payload_json", b"payload_json", "revision", b"revision", "sparse_vector", b"sparse_vector", "text", b"text", "text_end", b"text_end", "text_start", b"text_start", "time_end_s", b"time_end_s", "time_start_s", b"time_start_s", "title", b"title", "vector", b"vector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dynamic_json", b"_dynamic_json", "_payload_json", b"_payload_json", "_text", b"_text", "_text_end", b"_text_end", "_text_start", b"_text_start", "_time_end_s", b"_time_end_s", "_time_start_s", b"_time_start_s", "_title", b"_title", "attributes", b"attributes", "document_id", b"document_id", "dynamic_json", b"dynamic_json", "id", b"id", "payload_json", b"payload_json", "revision", b"revision", "sparse_vector", b"sparse_vector", "text", b"text", "text_end", b"text_end", "text_start", b"text_start", "time_end_s", b"time_end_s", "time_start_s", b"time_start_s", "title", b"title", "vector", b"vector", "vectors", b"vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dynamic_json: _TypeAlias = _typing.Literal["dynamic_json"]  # noqa: Y015
     _WhichOneofArgType__dynamic_json: _TypeAlias = _typing.Literal["_dynamic_json", b"_dynamic_json"]  # noqa: Y015

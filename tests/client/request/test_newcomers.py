@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import scannery
@@ -99,6 +100,36 @@ def test_records_of_other_systems_are_refused(
     assert index.count() == 0
 
 
+@pytest.mark.parametrize("table_of", [pd.DataFrame, pa.Table.from_pylist], ids=["pandas", "Arrow"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [({"metadata": {"show": "a"}, "vector": VECTOR}, "attributes"), ({"values": VECTOR}, "vector")],
+)
+def test_tables_of_other_systems_are_refused(
+    client: scannery.Client, more: dict[str, Any], name: str, dynamic: bool, table_of: Callable[[Any], Any]
+) -> None:
+    index = client.create_index("notes", dimensions=2, dynamic=dynamic, vectors="optional")
+    table = table_of([{"id": "a", **more}, {"id": "b", **more}])
+    message = f"a datapoint calls this '{name}'.*extra='ignore' takes the table as it is"
+    with pytest.raises(scannery.InvalidArgumentError, match=message):
+        index.upsert(table)
+    assert index.count() == 0
+    done = index.upsert_many(table, extra="ignore")
+    assert (done.written, done.ignored) == (2, () if dynamic else tuple(more.keys() - {"vector"}))
+
+
+def test_a_column_that_holds_something_else_is_ignored(client: scannery.Client) -> None:
+    index = client.create_index("notes", dimensions=2)
+    table = pa.Table.from_pylist([{"id": "a", "vector": VECTOR, "metadata": "words", "page": 7}])
+    assert index.upsert(table).ignored == ("metadata", "page")
+    # With a further column, the one with mappings would be ignored, too.
+    with pytest.raises(
+        scannery.InvalidArgumentError, match="'metadata': a datapoint calls this 'attributes'"
+    ):
+        index.upsert(table.set_column(2, "metadata", pa.array([{"show": "a"}])))
+
+
 def test_attributes_may_have_those_names(client: scannery.Client) -> None:
     index = client.create_index("notes", dimensions=2, dynamic=True)
     given = {"metadata": {"deep": 1}, "document": "a.pdf", "values": [1, 2]}
@@ -118,7 +149,7 @@ def test_attributes_may_have_those_names(client: scannery.Client) -> None:
         (lambda c, i: i.get({"show": "a"}), "ids: must be a list of ids.*where="),
         (lambda c, i: i.upsert([{"vector": VECTOR}]), r"upserts\[0\].datapoint.id: is required"),
         (lambda c, i: i.upsert([{"id": n} for n in range(1001)]), "got 1001; upsert_many writes any number"),
-        (lambda c, i: list(i.scan(order_by="n")), "order_by: 'n' is not declared"),
+        (lambda c, i: list(i.scan(order_by="-")), "order_by: must be the name of an attribute"),
         (lambda c, i: c.create_index("x"), "dimensions: is required for an index without an encoder"),
         (
             lambda c, i: c.create_index({"index": "x", "dimensions": 2}),

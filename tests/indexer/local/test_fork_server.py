@@ -98,6 +98,8 @@ def test_close_kills(server: ForkServer, tmp_path: Path) -> None:
 def test_a_server_that_was_killed_is_replaced(server: ForkServer, tmp_path: Path) -> None:
     first = start(server, tmp_path / "first", "print('runs', flush=True); sys.stdin.read()")
     until((tmp_path / "first" / "output").read_text)
+    # Once the server answers for another process, it has told the process id of the first one, too.
+    assert start(server, tmp_path / "between", "pass").wait() == 0
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
     until(lambda: not runs(server.pid or 0))

@@ -23,7 +23,7 @@ from scannery.indexer import (
     open_index,
     open_segment,
     parse_spec,
-    segment_key,
+    store_segment,
     verify,
     written_schema,
 )
@@ -62,7 +62,7 @@ def test_a_segment_without_vectors_has_everything_else(tmp_path: Path):
     built = build_segment(rows(), spec=SPEC, shard=0, directory=tmp_path)
     assert (built.entry.kind, built.entry.vectors, built.entry.rows) == ("exact", False, ROWS)
     assert "embedding" not in pq.read_table(built.path).column_names
-    store.write_file(segment_key("bare", built.entry.key), built.path)
+    store_segment(store, "bare", built)
     stored = open_segment(store, "bare", built.entry, SegmentCache(tmp_path / "cache"))
     for segment in (stored, MemorySegment.of(rows(), SPEC)):
         assert (segment.rows, segment.has_vectors, segment.dimensions) == (ROWS, False, 0)

@@ -29,6 +29,7 @@ from scannery.indexer import (
     read_manifest,
     rollback,
     segment_key,
+    store_segment,
     verify,
     with_deleted,
 )
@@ -108,7 +109,7 @@ def test_mutations_bring_segments_and_a_sequence(store: Store, tmp_path: Path):
     parent = read_manifest(store, "t")
     table = datapoints(SPEC, clustered(2, 4, seed=9), ids=["new", "newer"])
     built = build_segment(table, spec=SPEC, shard=1, directory=tmp_path)
-    store.write_file(segment_key("t", built.entry.key), built.path)
+    store_segment(store, "t", built)
     key = parent.segments[1].key
     following = next_version(
         store,
@@ -167,7 +168,7 @@ def test_an_id_may_stand_again_where_it_is_deleted(store: Store, tmp_path: Path)
     built = build_segment(
         datapoints(SPEC, clustered(1, 4), ids=[identifier]), spec=SPEC, shard=0, directory=tmp_path
     )
-    store.write_file(segment_key("t", built.entry.key), built.path)
+    store_segment(store, "t", built)
     parent = index.manifest
     commit(store, next_version(store, parent, added=[built.entry], dead_rows={}, log_sequence=0))
     assert f"id '{identifier}' is in" in verify(store, "t").problems[0]

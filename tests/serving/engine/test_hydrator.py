@@ -115,6 +115,26 @@ def ranking(places: list[tuple[int, int]], **sides: list[float]) -> Ranking:
     return Ranking(numbers.copy(), rows.copy(), scores, **parts)
 
 
+def test_columns_without_any_value_are_not_read() -> None:
+    empty = {"text", "size", "ratio", "time_start_s"}
+    table = TABLE
+    for name in empty:
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(name), pa.nulls(ROWS, table.schema.types[place]))
+    hydrator = Hydrator([segment(table)], SPEC, EVERYTHING, group_by="size")
+    found = hydrator.datapoints([(0, row) for row in range(ROWS)])
+    for row, point in enumerate(found):
+        wanted = expected(row)
+        for name in empty & {"text", "time_start_s"}:
+            wanted.ClearField(name)  # type: ignore[arg-type]
+        for name in empty & set(KINDS):
+            wanted.attributes.pop(name, None)
+        assert point == wanted
+    layout = hydrator._layouts[0]
+    assert len(layout.columns_C7) == len({"id", *COLUMNS} - empty)
+    assert len(layout.groups_G7) == 0
+
+
 @pytest.mark.parametrize("pieces", [False, True])
 def test_every_kind_of_field_is_written_as_protobuf_would(pieces: bool) -> None:
     hydrator = Hydrator([segment(pieces=pieces)], SPEC, EVERYTHING, group_by=None)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import scannery
@@ -16,8 +17,9 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.engine.packed_rows import BLOCK_ROWS, PackedRows
+from scannery.serving.engine.row_order import sorted_positions
 from scannery.serving.engine.scan import ScanResult
-from scannery.serving.request.scan import parse_scan
+from scannery.serving.request.scan import RowOrder, parse_scan
 from scannery.v1.search_pb2 import ScanRequest, ScanResponse
 from tests.data import datapoints
 from tests.served import library_table, publish_version
@@ -169,10 +171,10 @@ def test_more_datapoints_than_can_be_sorted_are_refused(
 
 
 def test_a_segment_older_than_an_attribute_has_no_values_of_it(tmp_path: Path, library: Path) -> None:
-    from scannery.serving.engine.scan import _keys
-
     catalog = EmbeddedCatalog.open(library)
     segment = catalog.snapshot("library").segments[0]
-    keys = _keys(segment, "added_later", np.arange(3))
-    assert keys.column("key").null_count == 3
+    rows, by_id = np.arange(9), np.argsort(segment.ids.take(pa.array(range(9))).to_pylist())
+    for descending in (False, True):
+        order = RowOrder("added_later", descending)
+        assert sorted_positions([(segment, rows)], order, NEVER).tolist() == by_id.tolist()
     catalog.close()

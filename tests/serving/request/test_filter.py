@@ -66,18 +66,16 @@ def nested(depth: int) -> dict[str, Any]:
 )
 def test_what_does_not_fit_is_named(where: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        parse_filter(build_filter(where), LIBRARY.attributes, dynamic=False)
+        parse_filter(build_filter(where), LIBRARY)
     assert caught.value.field == field
     assert caught.value.message.startswith(f"{field}: ")
     assert message in caught.value.message
 
 
 def test_limits_themselves_are_allowed() -> None:
-    assert parse_filter(build_filter(nested(15)), LIBRARY.attributes, dynamic=False)
-    assert parse_filter(
-        build_filter({"$or": [{"year": n} for n in range(256)]}), LIBRARY.attributes, dynamic=False
-    )
-    assert parse_filter(build_filter({"year": {"$in": list(range(4096))}}), LIBRARY.attributes, dynamic=False)
+    assert parse_filter(build_filter(nested(15)), LIBRARY)
+    assert parse_filter(build_filter({"$or": [{"year": n} for n in range(256)]}), LIBRARY)
+    assert parse_filter(build_filter({"year": {"$in": list(range(4096))}}), LIBRARY)
 
 
 def condition(**fields: Any) -> pb.Filter:
@@ -108,7 +106,7 @@ def condition(**fields: Any) -> pb.Filter:
 )
 def test_messages_that_no_dictionary_makes_are_refused_too(message: pb.Filter, field: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        parse_filter(message, LIBRARY.attributes, dynamic=False)
+        parse_filter(message, LIBRARY)
     assert caught.value.field == field
 
 
@@ -118,4 +116,4 @@ def test_timestamps_beyond_the_calendar_are_refused() -> None:
     )
     message.condition.values[0].timestamp_value.seconds = 10**15
     with pytest.raises(InvalidRequestError, match="years 1 to 9999"):
-        parse_filter(message, LIBRARY.attributes, dynamic=False)
+        parse_filter(message, LIBRARY)

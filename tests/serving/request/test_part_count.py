@@ -21,7 +21,7 @@ from scannery.serving.transport.lifecycle import decoded
 from scannery.v1.index_pb2 import UpsertRequest
 from scannery.v1.search_pb2 import GetRequest, SearchManyRequest, SearchRequest
 from scannery.v1.types_pb2 import Filter, FilterList, Value
-from tests.served import serving
+from tests.served import LIBRARY, serving
 
 MIB = 1 << 20
 
@@ -129,6 +129,6 @@ def test_what_is_no_message_is_none_with_the_count_either() -> None:
 
 def test_filters_that_say_nothing_are_counted() -> None:
     some = Filter(any_of=FilterList(filters=[Filter()] * 256))
-    assert parse_filter(some, {}, dynamic=False) is None
+    assert parse_filter(some, LIBRARY) is None
     with pytest.raises(InvalidRequestError, match="more than 4096 parts"):
-        parse_filter(Filter(all_of=FilterList(filters=[some] * 256)), {}, dynamic=False)
+        parse_filter(Filter(all_of=FilterList(filters=[some] * 256)), LIBRARY)

@@ -392,3 +392,25 @@ async def test_the_asynchronous_client_alters_too(tmp_path: Path) -> None:
     async with scannery.aio.connect(tmp_path / "store", create=True) as client:
         index = await client.create_index("notes", dimensions=8)
         assert (await index.alter(dynamic=True)).dynamic
+
+
+def test_a_key_that_a_spec_or_a_change_has_twice_is_refused(store: Store) -> None:
+    from scannery.client.request.calls import Call
+    from scannery.client.request.lifecycle_calls import ALTER_INDEX, CREATE_INDEX
+    from scannery.v1 import index_pb2
+
+    attributes = '"attributes": {"year": "int", "year": "string"}'
+    spec = f'{{"index": "other", "source": {{"vector": "v"}}, {attributes}}}'
+    with scannery.connect(store.uri) as client:
+        client.create_index("notes", dimensions=8)
+        for path, request, field in (
+            (CREATE_INDEX, index_pb2.CreateIndexRequest(spec_json=spec, dimensions=8), "spec_json"),
+            (
+                ALTER_INDEX,
+                index_pb2.AlterIndexRequest(index="notes", changes_json=f"{{{attributes}}}"),
+                "changes_json",
+            ),
+        ):
+            with pytest.raises(scannery.InvalidArgumentError, match="the key 'year' twice") as caught:
+                client._run(Call(path, request, lambda response: response))
+            assert caught.value.field == field

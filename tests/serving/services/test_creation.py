@@ -71,6 +71,7 @@ def test_an_index_of_texts_takes_texts(texts: Path, tmp_path: Path, wire: str) -
         ({"index": "x", "sorce": {}}, {"dimensions": 3}, "spec.sorce"),
         ({"index": "x", "payload": float("nan")}, {"dimensions": 3}, "spec"),
         (3, {"dimensions": 3}, "spec"),
+        ("x", {"dimensions": 3, "lexical": {"compounds": "/etc/passwd"}}, "spec.lexical.compounds"),
     ],
 )
 def test_what_is_wrong_is_named(reading: scannery.Client, spec: Any, options: Any, field: str) -> None:
@@ -78,6 +79,17 @@ def test_what_is_wrong_is_named(reading: scannery.Client, spec: Any, options: An
         reading.create_index(spec, **options)
     assert caught.value.field == field
     assert [info.name for info in reading.indexes()] == ["texts"]
+
+
+def test_a_list_of_words_is_taken_in_place_of_a_file(client: scannery.Client) -> None:
+    lexical = {"language": "german", "compounds": ["dampf schiff"]}
+    index = client.create_index("notes", dimensions=2, lexical=lexical)
+    index.upsert([{"id": "a", "vector": [1, 0], "text": "Dampfschiff"}])
+    assert [hit.id for hit in index.search("Schiff", 1, mode="lexical")] == ["a"]
+    with pytest.raises(
+        scannery.InvalidArgumentError, match="no file that a request names is read.*words.txt"
+    ):
+        client.create_index("files", dimensions=2, lexical={**lexical, "compounds": "words.txt"})
 
 
 def test_a_request_chooses_no_model(texts: Path, tmp_path: Path) -> None:

@@ -290,15 +290,35 @@ def test_json_that_is_far_too_long_is_not_parsed(form: str, monkeypatch: pytest.
         point.attributes["x"].json_value = data
     else:
         point.attributes["x"].list_value.values.add(json_value=data)
-    monkeypatch.setattr(json, "loads", None)
-    [error] = datapoint_columns([point], parse_spec(SPEC), 4).fields[DYNAMIC_COLUMN].values
+    for module in ("indexer.datapoints.dynamic", "serving.request.datapoint_columns"):
+        monkeypatch.setattr(f"scannery.{module}.strict_json", None)
+    [error] = (
+        datapoint_columns([point], parse_spec(SPEC), 4, check=lambda: None).fields[DYNAMIC_COLUMN].values
+    )
     assert isinstance(error, InvalidRecordError)
     assert "must have at most 1048576 bytes, got 9" in error.message
 
 
+@pytest.mark.parametrize("form", ["dynamic_json", "json_value"])
+def test_a_key_that_an_object_has_twice_is_refused(form: str) -> None:
+    point = Datapoint(id="a")
+    if form == "dynamic_json":
+        point.dynamic_json = '{"x": [{"inner": 1, "inner": 2}]}'
+    else:
+        point.attributes["x"].json_value = '[{"inner": 1, "inner": 2}]'
+    [error] = (
+        datapoint_columns([point], parse_spec(SPEC), 4, check=lambda: None).fields[DYNAMIC_COLUMN].values
+    )
+    assert isinstance(error, InvalidRecordError)
+    assert error.field == ("dynamic_json" if form == "dynamic_json" else "attributes.x")
+    assert "the key 'inner' twice" in error.message
+
+
 def test_refused_attributes_are_not_kept_by_their_error() -> None:
     point = Datapoint(id="a", dynamic_json='{"x": {"a": [1' + "0" * 30 + "]}}")
-    [error] = datapoint_columns([point], parse_spec(SPEC), 4).fields[DYNAMIC_COLUMN].values
+    [error] = (
+        datapoint_columns([point], parse_spec(SPEC), 4, check=lambda: None).fields[DYNAMIC_COLUMN].values
+    )
     assert isinstance(error, InvalidRecordError) and "must fit 64 bits" in error.message
     assert error.__traceback__ is None
     assert error.__cause__ is None

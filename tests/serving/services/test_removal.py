@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from scannery.indexer import Store
 from scannery.live.maintenance.seal import seal
 from scannery.serving import SecurityConfig
 from scannery.serving.security.api_keys import KeyFile
+from tests.live.torture import ServerProcess
 from tests.served import WIRES, connected, copied, serving
 
 VECTORS = np.random.default_rng(4).normal(size=(20, 8)).astype(np.float32)
@@ -148,7 +150,9 @@ def test_another_server_forgets_it_and_serves_the_next_one(tmp_path: Path) -> No
         scannery.connect(other.address) as second,
     ):
         first.create_index("notes", dimensions=8).upsert(POINTS)
-        assert second.index("notes").stats().rows == 20
+        end_s = time.monotonic() + 5  # it may have opened the index before the rows were written
+        while second.index("notes").stats().rows != 20 and time.monotonic() < end_s:
+            time.sleep(0.02)
         second.index("notes").upsert(POINTS)
         first.drop_index("notes")
         first.create_index("notes", dimensions=8).upsert(POINTS[:3])
@@ -159,6 +163,30 @@ def test_another_server_forgets_it_and_serves_the_next_one(tmp_path: Path) -> No
         assert len(second.index("notes").search(VECTORS[0], 10)) == 3
         second.index("notes").upsert(POINTS[:4])
         assert len(second.index("notes").search(VECTORS[0], 10)) == 4
+
+
+def test_no_worker_answers_from_a_dropped_index(tmp_path: Path) -> None:
+    """The workers do not look for changes by themselves here: only the drop tells them."""
+    path = tmp_path / "store"
+    Store.open(path, create=True)
+    server = ServerProcess(path, workers=2, check_every_s=3600)
+    try:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(scannery.connect(server.address)) for _ in range(12)]
+            first = clients[0]
+            for rows in range(1, 4):
+                first.create_index("notes", dimensions=8).upsert(POINTS[:rows])
+                assert [len(client.index("notes").search(VECTORS[0], 10)) for client in clients] == [
+                    rows
+                ] * 12
+                first.drop_index("notes")
+                if rows == 2:
+                    continue  # created again before the others have asked
+                for client in clients:
+                    with pytest.raises(scannery.NotFoundError):
+                        client.index("notes").search(VECTORS[0], 10)
+    finally:
+        server.end()
 
 
 def test_an_embedded_client_leaves_an_index_that_a_server_has_open(library: Path, tmp_path: Path) -> None:

@@ -146,4 +146,4 @@ def test_floats_compare_exactly_with_integers_that_are_no_floats(value: float) -
     where = pb.Filter(condition=pb.Condition(field="rating", operator=pb.OPERATOR_EQ))
     kind = "int_value" if isinstance(value, int) else "float_value"
     where.condition.values.add(**{kind: value})
-    assert parse_filter(where, LIBRARY.attributes, dynamic=False) == Compare("rating", "eq", value)
+    assert parse_filter(where, LIBRARY) == Compare("rating", "eq", value)

@@ -153,7 +153,7 @@ def field_matches(held: Any, operator: str, operand: Any) -> bool:
 
 
 def mask_of(where: dict[str, Any]) -> np.ndarray:
-    node = parse_filter(build_filter(where), LIBRARY.attributes, dynamic=False)
+    node = parse_filter(build_filter(where), LIBRARY)
     return np.ones(ROWS, bool) if node is None else evaluate(node, _postings, ROWS)
 
 
@@ -162,7 +162,7 @@ def mask_of(where: dict[str, Any]) -> np.ndarray:
 def test_masks_equal_the_oracle(where: dict[str, Any]) -> None:
     expected = [matches(record, where) for record in RECORDS]
     assert mask_of(where).tolist() == expected
-    node = parse_filter(build_filter(where), LIBRARY.attributes, dynamic=False)
+    node = parse_filter(build_filter(where), LIBRARY)
     few = None if node is None else few_rows(node, _postings, ROWS)
     assert few is None or few.tolist() == np.flatnonzero(expected).tolist()
 
@@ -196,7 +196,7 @@ def test_numpy_values_are_values() -> None:
 
 
 def test_an_empty_filter_allows_everything() -> None:
-    assert parse_filter(build_filter({}), LIBRARY.attributes, dynamic=False) is None
+    assert parse_filter(build_filter({}), LIBRARY) is None
     assert mask_of({"$or": [{}, {"year": 1}]}).all()
     assert not mask_of({"$not": {}}).any()
 
@@ -224,7 +224,7 @@ def _postings(name: str) -> Field:
 
 
 def nodes_of(*wheres: dict[str, Any]) -> list[Node]:
-    nodes = [parse_filter(build_filter(where), LIBRARY.attributes, dynamic=False) for where in wheres]
+    nodes = [parse_filter(build_filter(where), LIBRARY) for where in wheres]
     return [node for node in nodes if node is not None]
 
 
@@ -474,7 +474,7 @@ def test_the_largest_filters_take_time_in_proportion() -> None:
     for where in wheres:
         message = build_filter(where)
         started_s = time.thread_time()
-        node = parse_filter(message, LIBRARY.attributes, dynamic=False)
+        node = parse_filter(message, LIBRARY)
         assert node is not None
         found = cache.mask(segment, node)  # type: ignore[arg-type]
         cache.mask(segment, node)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scannery.client.request.filters import build_filter
+from scannery.indexer import parse_spec
 from scannery.indexer.datapoints.places import GEO_TYPE
 from scannery.serving import InvalidRequestError
 from scannery.serving.limits import MAX_GEO_RADIUS_M
@@ -20,6 +21,7 @@ from scannery.serving.request.geo_conditions import Box, Circle
 from scannery.serving.snapshot.geo_index import EARTH_RADIUS_M, GeoIndex
 from scannery.v1 import types_pb2 as pb
 
+PLACES = parse_spec({"index": "places", "source": {"vector": "vector"}, "attributes": {"at": "geo"}})
 HALF_WAY_M = math.pi * EARTH_RADIUS_M
 CORNERS_LAT = [-90.0, -89.999999, -45.0, 0.0, 1e-9, 45.0, 89.99, 90.0]
 CORNERS_LON = [-180.0, -179.9999, -90.0, 0.0, 1e-9, 90.0, 179.9999, 180.0]
@@ -168,7 +170,7 @@ def test_many_places_are_found_as_by_a_search_of_all() -> None:
 )
 def test_areas_that_are_none_are_named(condition: Any, field: str, message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        parse_filter(build_filter({"at": condition}), {"at": "geo"}, dynamic=False)
+        parse_filter(build_filter({"at": condition}), PLACES)
     assert caught.value.field == f"where.at.{field}".rstrip(".")
     assert message in caught.value.message
 
@@ -180,13 +182,13 @@ def test_areas_that_no_dictionary_makes_are_refused_too(
 ) -> None:
     message = pb.Filter(condition=pb.Condition(field="at", operator=operator, values=values))
     with pytest.raises(InvalidRequestError, match=r"where\.at\.\$geo_"):
-        parse_filter(message, {"at": "geo"}, dynamic=False)
+        parse_filter(message, PLACES)
 
 
 def test_whole_metres_are_taken_and_areas_are_counted() -> None:
     point = pb.Value(geo_value=pb.GeoPoint(latitude=1, longitude=2))
     message = pb.Condition(field="at", operator=pb.OPERATOR_GEO_RADIUS, values=[point, pb.Value(int_value=7)])
-    node = parse_filter(pb.Filter(condition=message), {"at": "geo"}, dynamic=False)
+    node = parse_filter(pb.Filter(condition=message), PLACES)
     assert node == GeoWithin("at", Circle(1, 2, 7))
     assert node is not None
     assert size_of(node) > 100

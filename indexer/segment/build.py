@@ -1,0 +1,140 @@
+"""Build a segment: a file of datapoints, and one file for the vectors of each name (docs/format.md).
+
+Each file has the order of its own ScaNN tree; a file of named vectors has the row of each datapoint.
+
+Shapes: N rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer.datapoints.named_vectors import names_in, vectors_table, without_named
+from scannery.indexer.datapoints.schema import datapoint_schema
+from scannery.indexer.errors import BuildError
+from scannery.indexer.manifest import SegmentEntry
+from scannery.indexer.scann.config import Effort
+from scannery.indexer.segment.segment_writer import WrittenSegment, write_segment
+from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.versions import segment_key
+
+__all__ = ["BuiltSegment", "build_segment", "store_segment"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltSegment:
+    """The finished files of a segment, not in a store yet: see `store_segment`."""
+
+    entry: SegmentEntry
+    paths: tuple[Path, ...]
+    """The files, in the order of the entry and its `named`."""
+    statistics: dict[str, Any]
+    """Seconds by stage and the ScaNN configuration, for the build report; `named`: the same by name."""
+
+    @property
+    def path(self) -> Path:
+        """The file of the datapoints."""
+        return self.paths[0]
+
+
+def build_segment(
+    table: pa.Table,
+    *,
+    spec: IndexSpec,
+    shard: int,
+    directory: Path,
+    threads: int | None = None,
+    queries: np.ndarray | None = None,
+    measured: bool = False,
+    named_queries: Mapping[str, np.ndarray] | None = None,
+    effort: Effort = "full",
+) -> BuiltSegment:
+    """Write datapoints of one shard as the files of a segment: all of them with an unnamed vector, or all without one.
+
+    Rows are in leaf order if ScaNN is used, else in input order. The input is not changed.
+
+    Args:
+        table: the columns of `datapoint_schema`, and optionally `_spoken` and `_revision`; others are dropped. Rows
+            without a vector as in vector_presence.py, named vectors as in named_vectors.py.
+        spec: of the index.
+        shard: number of the shard.
+        directory: where the files are written.
+        threads: for ScaNN; None: all cores.
+        queries: real queries to tune for, float32 (any number, dimensions); None: made from the vectors.
+        measured: whether the statistics have the recall of the default setting for FRESH_QUERIES queries near rows that
+            were not used in tuning.
+        named_queries: as `queries`, for named vectors.
+        effort: of training; less than `full` for segments that will soon be merged.
+
+    Raises:
+        BuildError: only some rows have an unnamed vector, a vector is not finite or has another number of components,
+            two rows have one id, ScaNN failed, or a file cannot be written; the message names the shard.
+
+    """
+    rows = write_segment(
+        without_named(table),
+        spec=spec,
+        shard=shard,
+        directory=directory,
+        threads=threads,
+        queries=queries,
+        measured=measured,
+        effort=effort,
+    )
+    given = named_queries or {}
+    named = {
+        name: write_segment(
+            _vectors(table, name, spec, rows),
+            spec=spec.of_vectors(name),
+            shard=shard,
+            directory=directory,
+            threads=threads,
+            queries=given.get(name),
+            effort=effort,
+        )
+        for name in names_in(table)
+    }
+    return _built(rows, named)
+
+
+def _vectors(table: pa.Table, name: str, spec: IndexSpec, rows: WrittenSegment) -> pa.Table:
+    """Return the vectors of a name as a table that `write_segment` takes, in the order of their rows."""
+    places_N = None if rows.order_N is None else np.argsort(rows.order_N)
+    try:
+        vectors = vectors_table(table, name, places_N)
+    except ValueError as error:
+        raise BuildError(f"shard {rows.entry.shard} of index {spec.index!r}: {error}") from error
+    if places_N is not None:
+        vectors = vectors.sort_by("_row")
+    vectors = vectors.append_column("document_id", vectors.column("id"))
+    schema = datapoint_schema(spec.of_vectors(name), vectors.schema.field("embedding").type.list_size)
+    for field in schema:
+        if field.name not in vectors.column_names:
+            vectors = vectors.append_column(field.name, pa.nulls(len(vectors), field.type))
+    return vectors
+
+
+def _built(rows: WrittenSegment, named: Mapping[str, WrittenSegment]) -> BuiltSegment:
+    statistics = dict(rows.statistics)
+    if named:
+        statistics["named"] = {name: written.statistics for name, written in named.items()}
+    entries = {name: written.entry for name, written in named.items()}
+    return BuiltSegment(
+        entry=rows.entry.model_copy(update={"named": entries}) if named else rows.entry,
+        paths=(rows.path, *(written.path for written in named.values())),
+        statistics=statistics,
+    )
+
+
+def store_segment(store: Store, index: str, built: BuiltSegment) -> None:
+    """Write the files of a segment to a store; StoreError if one cannot be written."""
+    entries = (built.entry, *built.entry.named.values())
+    for entry, path in zip(entries, built.paths, strict=True):
+        store.write_file(segment_key(index, entry.key), path)

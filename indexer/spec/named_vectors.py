@@ -1,0 +1,94 @@
+"""Named vectors in the spec: further vectors of a datapoint, each with its own dimensions, distance and encoder."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from scannery.indexer.spec.encoder_spec import Distance, EncoderSpec
+from scannery.indexer.spec.model import SpecModel, mapping_like
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["MAX_NAMED_VECTORS", "VECTOR_NAME", "NamedVectorSpec", "check_named_vectors"]
+
+VECTOR_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+MAX_NAMED_VECTORS = 16
+
+
+class NamedVectorSpec(SpecModel):
+    """A further dense vector that datapoints may have, searched by its name. It needs `encoder` or `dimensions`."""
+
+    encoder: Annotated[EncoderSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
+    """The model that turns texts into these vectors, in builds, writes and queries."""
+
+    path: Annotated[str | None, Field(alias="from", min_length=1, max_length=256)] = None
+    """Which text the encoder gets: `title`, `text`, or a declared attribute of type string. Default: the one with the
+    name of the vector, else `text`. With `source.chunk`, a title or an attribute is encoded for the first passage."""
+
+    vector: Annotated[str | None, Field(min_length=1, max_length=256)] = None
+    """Field of the source with these vectors. Datapoints that have one are not encoded."""
+
+    dimensions: Annotated[int | None, Field(ge=1, le=16384)] = None
+    """Components of a vector. Required without an encoder, whose dimensions are taken otherwise."""
+
+    distance: Distance = "cosine"
+    """How these vectors are compared."""
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> NamedVectorSpec:
+        if self.encoder is None and self.dimensions is None:
+            raise ValueError("needs `encoder` or `dimensions`")
+        if self.encoder is not None and self.dimensions is not None:
+            raise ValueError(
+                "`dimensions` is for vectors without `encoder`; an encoder has `encoder.dimensions`"
+            )
+        if self.encoder is None and self.path is not None:
+            raise ValueError("`from` needs `encoder`; a field of the source with vectors is `vector`")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written = {key: value for key, value in handler(self).items() if value is not None}
+        return {"from" if key == "path" else key: value for key, value in written.items()}
+
+
+def check_named_vectors(
+    named: Mapping[str, NamedVectorSpec], attributes: Mapping[str, str], text: str | list[str] | None
+) -> None:
+    """Raise ValueError for a name that a vector cannot have, and for a text that datapoints do not have.
+
+    Args:
+        named: by name.
+        attributes: declared attributes with their types.
+        text: `source.text`.
+
+    """
+    if len(named) > MAX_NAMED_VECTORS:
+        raise ValueError(f"`named_vectors` must have at most {MAX_NAMED_VECTORS} names, got {len(named)}")
+    for name, spec in named.items():
+        if not VECTOR_NAME.fullmatch(name):
+            raise ValueError(f"`named_vectors`: a name must match {VECTOR_NAME.pattern}, got {name!r}")
+        _check_text(name, spec, attributes, text)
+
+
+def _check_text(name: str, spec: NamedVectorSpec, attributes: Mapping[str, str], text: object) -> None:
+    if spec.encoder is None:
+        return
+    path = text_field(name, spec, attributes)
+    if path == "text" and text is None:
+        raise ValueError(f"`named_vectors.{name}` encodes `text`, for which `source.text` is needed")
+    if path not in ("title", "text") and attributes.get(path) != "string":
+        raise ValueError(
+            f"`named_vectors.{name}.from` must be title, text or a declared attribute of type string, got {path!r}"
+        )
+
+
+def text_field(name: str, spec: NamedVectorSpec, attributes: Mapping[str, str]) -> str:
+    """Return which field of a datapoint the encoder of a named vector gets: `title`, `text` or an attribute."""
+    if spec.path is not None:
+        return spec.path
+    return name if name == "title" or attributes.get(name) == "string" else "text"

@@ -1,0 +1,60 @@
+"""Size of rows of a table, from the offsets of its arrays: nothing is copied.
+
+Shapes: R rows, C of them in one chunk of a column.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = ["row_sizes"]
+
+
+def row_sizes(table: pa.Table, rows_R: np.ndarray) -> np.ndarray:
+    """Return the bytes of the values of each row, int64 (R,)."""
+    sizes_R = np.zeros(len(rows_R), np.int64)
+    for column in table.columns:
+        first = 0
+        for chunk in column.chunks:
+            in_chunk_R = (rows_R >= first) & (rows_R < first + len(chunk))
+            rows_C = rows_R[in_chunk_R] - first
+            sizes_R[in_chunk_R] += _sizes(chunk, rows_C, rows_C + 1)
+            first += len(chunk)
+    return sizes_R
+
+
+def _sizes(array: pa.Array, starts_C: np.ndarray, ends_C: np.ndarray) -> np.ndarray:
+    """Return the bytes of the values in ranges of an array, int64 (C,)."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        total_C = np.zeros(len(starts_C), np.int64)
+        for part in array.flatten():
+            total_C += _sizes(part, starts_C, ends_C)
+        return total_C
+    if pa.types.is_fixed_size_list(kind):
+        return _sizes(array.values, *((at_C + array.offset) * kind.list_size for at_C in (starts_C, ends_C)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        offsets = array.offsets.to_numpy()
+        return _sizes(array.values, offsets[starts_C].astype(np.int64), offsets[ends_C].astype(np.int64))
+    if (width := _OFFSET_TYPES.get(kind)) is not None:
+        return _text_sizes(array, width, starts_C, ends_C)
+    bytes_each = 0 if pa.types.is_null(kind) else max(1, kind.bit_width // 8)
+    sizes_C: np.ndarray = (ends_C - starts_C) * bytes_each
+    return sizes_C
+
+
+_OFFSET_TYPES = {
+    pa.string(): np.int32,
+    pa.binary(): np.int32,
+    pa.large_string(): np.int64,
+    pa.large_binary(): np.int64,
+}
+
+
+def _text_sizes(array: pa.Array, kind: type, starts_C: np.ndarray, ends_C: np.ndarray) -> np.ndarray:
+    offsets: np.ndarray = np.frombuffer(array.buffers()[1] or b"", kind)
+    if not len(offsets):  # an array without values may have no offsets
+        return np.zeros(len(starts_C), np.int64)
+    sizes_C: np.ndarray = offsets[ends_C + array.offset].astype(np.int64) - offsets[starts_C + array.offset]
+    return sizes_C
