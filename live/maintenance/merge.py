@@ -101,8 +101,12 @@ def _merge_first(
     store: Store, manifest: Manifest, cache: SegmentCache, threads: int | None, filling: bool
 ) -> MergeReport | None:
     errors: list[Exception] = []
-    first = due(manifest, filling=filling)
-    for group in dict.fromkeys((*first, *(full_tiers(manifest) if first else ()))):
+    groups = due(manifest, filling=filling)
+    tried: list[set[str]] = []
+    for group in [*groups, *(full_tiers(manifest) if groups else ())]:
+        if (keys := {entry.key for entry in group}) in tried:
+            continue
+        tried.append(keys)
         try:
             return _merge_group(store, manifest, group, cache, threads, "light" if filling else "full")
         except Exception as error:  # noqa: BLE001  the next group may succeed
