@@ -116,21 +116,6 @@ def _fill(folder: Path, given_ND: np.ndarray, queries_QD: np.ndarray) -> _Filled
         info = index.stats()
         assert info.rows == len(given_ND), f"{info.rows} of {len(given_ND)} rows"
         tasks_s = _tasks_s()
-        if os.environ.get("FILL_TRACE"):
-            st = Store.open(str(store))
-            m = read_manifest(st, INDEX)
-            t0 = None
-            for v in range(1, m.version + 1):
-                m = read_manifest(st, INDEX, v)
-                t0 = t0 or m.created_at
-                print(
-                    f"{(m.created_at - t0).total_seconds():6.1f}",
-                    v,
-                    m.statistics.get("mode"),
-                    m.log_sequence,
-                    [(e.kind[0], e.rows) for e in m.segments],
-                    flush=True,
-                )
         writing_s = time.process_time() - own_s
     worked_s = {
         "maintenance": tasks_s,

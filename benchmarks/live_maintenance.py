@@ -9,8 +9,10 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,14 +43,14 @@ def measure_maintenance(folder: Path, rows: int, dimensions: int, part: int) -> 
     with scannery.connect(store_folder, create=True) as client:
         client.create_index(INDEX, dimensions=dimensions, attributes={"n": "int"})
     store = Store.open(store_folder)
-    worked_s: Counter[str] = Counter()
+    worked_s: dict[str, float] = {}
     runs: Counter[str] = Counter()
     trained: dict[str, int] = {}
     most = 0
 
     def run(task: str, *options: str) -> None:
         nonlocal most
-        worked_s[task] += _run(task, store_folder, *options)
+        worked_s[task] = worked_s.get(task, 0.0) + _run(task, store_folder, *options)
         runs[task] += 1
         entries = read_manifest(store, INDEX).segments
         trained.update({entry.key: entry.rows for entry in entries if entry.kind == "scann"})
@@ -83,7 +85,7 @@ def _write(store: Path, vectors_ND: np.ndarray, start: int) -> None:
         for task in ("seal", "merge", "gc"):  # so that the client starts none
             stack.enter_context(locked(store, INDEX, task))
         client = stack.enter_context(scannery.connect(store))
-        points = (
+        points: Iterator[Any] = (
             {"id": f"p{number}", "vector": vector_D, "attributes": {"n": number}}
             for number, vector_D in enumerate(vectors_ND, start)
         )
