@@ -2,7 +2,10 @@
 
     python -m benchmarks.live writes      upserts/s, single upserts against one fsync, visibility in another process
     python -m benchmarks.live queries     latency of queries: quiet, during writes, a seal, a merge, a new version
-    python -m benchmarks.live fill [--points 1000000]     rows added to an empty index that is searched, against a build
+    python -m benchmarks.live fill [--points 1000000] [--dimensions 64]
+                                          rows added to an empty index that is searched, against a build
+    python -m benchmarks.live maintenance [--points 500000] [--dimensions 64] [--part 50000]
+                                          processor time of seals and merges while an index is filled
     python -m benchmarks.live runbook final_runbook.yaml [--points 60000] [--every 10]
 
 Servers are separate processes with two workers, on loopback. The runbooks are those of the streaming track of
@@ -18,6 +21,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.live_fill import measure_fill
+from benchmarks.live_maintenance import measure_maintenance
 from benchmarks.live_queries import measure_queries
 from benchmarks.live_runbook import measure_runbook
 from benchmarks.live_writes import measure_writes
@@ -26,9 +30,11 @@ from benchmarks.report import environment
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("writes", "queries", "fill", "runbook"))
+    parser.add_argument("what", choices=("writes", "queries", "fill", "maintenance", "runbook"))
     parser.add_argument("name", nargs="?", default="final_runbook.yaml")
     parser.add_argument("--points", type=int, default=60_000)
+    parser.add_argument("--dimensions", type=int, default=64)
+    parser.add_argument("--part", type=int, default=50_000)
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--dataset")
     given = parser.parse_args()
@@ -41,7 +47,9 @@ def main() -> None:
         elif given.what == "queries":
             measure_queries(folder)
         elif given.what == "fill":
-            measure_fill(folder, given.points)
+            measure_fill(folder, given.points, given.dimensions)
+        elif given.what == "maintenance":
+            measure_maintenance(folder, given.points, given.dimensions, given.part)
         else:
             measure_runbook(folder, given.name, given.points, given.every, given.dataset)
 

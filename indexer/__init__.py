@@ -80,6 +80,7 @@ from scannery.indexer.manifest import (
 from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
 from scannery.indexer.planning.planner import Found
 from scannery.indexer.reader import NamedIndex, OpenIndex, open_index
+from scannery.indexer.scann.config import Effort
 from scannery.indexer.segment.build import BuiltSegment, build_segment, store_segment
 from scannery.indexer.segment.cache import SegmentCache, default_cache_folder
 from scannery.indexer.segment.memory_segment import MemorySegment
@@ -156,6 +157,7 @@ __all__ = [
     "CurvePoint",
     "DeletedRows",
     "Distance",
+    "Effort",
     "EncoderSpec",
     "Field",
     "FieldMapping",

@@ -16,7 +16,7 @@ from scannery.indexer.errors import BuildError
 from scannery.indexer.local.child_processes import python_command, python_environment
 from scannery.indexer.local.fork_server import ForkedProcess, ForkServer
 from scannery.indexer.manifest import CurvePoint, DepthCurve
-from scannery.indexer.scann.config import SOAR_LAMBDA, ScannConfig
+from scannery.indexer.scann.config import CODEBOOK_ROWS, SOAR_LAMBDA, ScannConfig
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
 
@@ -89,6 +89,7 @@ class ScannBuild:
             "vectors": VECTORS_FILE,
             "config": config.to_dict(),
             "soar_lambda": SOAR_LAMBDA,
+            "codebook_rows": CODEBOOK_ROWS,
             "distance": distance,
             "threads": self._threads,
             "seed": seed,

@@ -61,6 +61,7 @@ def _build(vectors: Path, job: dict[str, Any]) -> Any:
     builder = builder.score_ah(
         config["dimensions_per_block"],
         anisotropic_quantization_threshold=math.nan if threshold is None else threshold,
+        training_sample_size=job["codebook_rows"],
     )
     # No reorder: candidates are rescored from the segment's own vectors (search.py).
     return builder.set_n_training_threads(job["threads"]).build()

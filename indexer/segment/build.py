@@ -24,6 +24,7 @@ from scannery.indexer.datapoints.named_vectors import (
 from scannery.indexer.datapoints.schema import datapoint_schema
 from scannery.indexer.errors import BuildError
 from scannery.indexer.manifest import SegmentEntry
+from scannery.indexer.scann.config import Effort
 from scannery.indexer.segment.segment_writer import WrittenSegment, write_segment
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
@@ -58,6 +59,7 @@ def build_segment(
     queries: np.ndarray | None = None,
     measured: bool = False,
     named_queries: Mapping[str, np.ndarray] | None = None,
+    effort: Effort = "full",
 ) -> BuiltSegment:
     """Write datapoints of one shard as the files of a segment: all of them with an unnamed vector, or all without one.
 
@@ -74,6 +76,7 @@ def build_segment(
         measured: whether the statistics have the recall of the default setting for FRESH_QUERIES queries near rows that
             were not used in tuning.
         named_queries: as `queries`, for named vectors.
+        effort: of training; less than `full` for segments that will soon be merged.
 
     Raises:
         BuildError: only some rows have an unnamed vector, a vector is not finite or has another number of components,
@@ -88,6 +91,7 @@ def build_segment(
         threads=threads,
         queries=queries,
         measured=measured,
+        effort=effort,
     )
     given = named_queries or {}
     named = {
@@ -98,6 +102,7 @@ def build_segment(
             directory=directory,
             threads=threads,
             queries=given.get(name),
+            effort=effort,
         )
         for name in names_in(table)
     }

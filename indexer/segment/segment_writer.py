@@ -27,7 +27,7 @@ from scannery.indexer.lexical.inverted_index import with_terms
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
 from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE, ScannBuild, Tuning
-from scannery.indexer.scann.config import ScannConfig, choose_config
+from scannery.indexer.scann.config import Effort, ScannConfig, choose_config
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.arrays import taken
@@ -63,6 +63,7 @@ def write_segment(
     threads: int | None = None,
     queries: np.ndarray | None = None,
     measured: bool = False,
+    effort: Effort = "full",
 ) -> WrittenSegment:
     """Write datapoints of one shard as a segment file: all of them with a vector, or all without one.
 
@@ -78,6 +79,7 @@ def write_segment(
         queries: real queries to tune for, float32 (any number, dimensions); None: made from the vectors.
         measured: whether the statistics have the recall of the default setting for FRESH_QUERIES queries near rows that
             were not used in tuning.
+        effort: of training; less than `full` for segments that will soon be merged.
 
     Raises:
         BuildError: only some rows have a vector, a vector is not finite, two rows have one id, ScaNN failed, or the
@@ -87,7 +89,9 @@ def write_segment(
     name = f"shard {shard} of index {spec.index!r}"
     table = _conformed(table, spec, name)
     dimensions = _dimensions(table)
-    config = choose_config(table.num_rows, dimensions, spec.distance, spec.scann) if dimensions else None
+    config = (
+        choose_config(table.num_rows, dimensions, spec.distance, spec.scann, effort) if dimensions else None
+    )
     with _disk_errors(name, directory):
         if config is None:
             return _exact_segment(table, spec, shard, directory)

@@ -124,7 +124,8 @@ class LiveSpec(SpecModel):
     """Thresholds of live updates: for sealing new rows in memory, merging segments, and garbage collection."""
 
     seal_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 20_000
-    """New rows in memory at which they are sealed: above this, ScaNN is faster than a scan."""
+    """New rows in memory at which they are sealed, up to three times as many while they come quickly: above this, ScaNN
+    is faster than a scan."""
 
     seal_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
     """Bytes of new rows in memory at which they are sealed; each worker holds them, and a restart reads them again."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scannery.indexer import Manifest, Store
 from scannery.live.log.home import LogPlace
-from scannery.live.maintenance.merge import due
+from scannery.live.maintenance.merge_policy import due
 
 __all__ = ["LogStatus", "log_status"]
 

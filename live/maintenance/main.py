@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", required=True)
     parser.add_argument("--log", required=True, type=Path)
     parser.add_argument("--lock", required=True, type=int)  # descriptor, open until this process ends
+    parser.add_argument("--filling", action="store_true")
     given = parser.parse_args(arguments)
     # A server that stops ends this process; exiting by exception removes temporary folders.
     signal.signal(signal.SIGTERM, _exit)
@@ -43,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store = Store.open(given.store)
     try:
         if given.task == "seal":
-            seal(store, given.index, log_root=given.log, threads=threads)
+            seal(store, given.index, log_root=given.log, threads=threads, filling=given.filling)
         elif given.task == "merge":
-            merge(store, given.index, threads=threads)
+            merge(store, given.index, threads=threads, filling=given.filling)
         else:
             live = read_manifest(store, given.index).spec.live
             min_age = timedelta(seconds=live.gc_min_age_s)

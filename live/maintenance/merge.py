@@ -1,9 +1,7 @@
 """Merging: combine small segments into larger ones, and drop deleted rows.
 
-The segments of a shard form tiers by size, those with and those without vectors apart; sizes grow by the factor
-`merge_segments` from tier to tier. When a tier is full, its segments become one segment of the next tier (a
-log-structured merge tree): so there are few segments, and a row is copied once per tier. A segment with more than
-`merge_deleted_share` of its rows deleted is also rewritten.
+merge_policy.py chooses the segments. A segment with more than `merge_deleted_share` of its rows deleted is also
+rewritten.
 
 A merge may take minutes, during which sealing continues. Rows that died in the merged segments meanwhile are looked up
 by id when the result is committed.
@@ -21,7 +19,7 @@ import numpy as np
 from scannery.indexer import (
     AlreadyExistsError,
     BuiltSegment,
-    LiveSpec,
+    Effort,
     Manifest,
     Segment,
     SegmentCache,
@@ -41,9 +39,10 @@ from scannery.indexer import (
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.versions.leases import working
 from scannery.indexer.versions.versions import hold_current
+from scannery.live.maintenance.merge_policy import due, full_tiers
 from scannery.live.row_tables import live_rows, stored_schema
 
-__all__ = ["MergeReport", "due", "merge"]
+__all__ = ["MergeReport", "merge"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,42 +63,25 @@ class MergeReport:
     """Deleted rows that the new segment does not contain."""
 
 
-def due(manifest: Manifest) -> list[tuple[SegmentEntry, ...]]:
-    """Return the groups of segments that are due to be merged into one each, those with the fewest rows first."""
-    live = manifest.spec.live
-    groups: dict[tuple[int, bool, int], list[SegmentEntry]] = {}
-    for entry in manifest.segments:
-        groups.setdefault((entry.shard, entry.vectors, _tier(entry, live)), []).append(entry)
-    found = [tuple(group) for group in groups.values() if len(group) >= live.merge_segments]
-    grouped = {entry.key for group in found for entry in group}
-    found += [
-        (entry,)
-        for entry in manifest.segments
-        if entry.key not in grouped and 1 - entry.live_rows / entry.rows > live.merge_deleted_share
-    ]
-    return sorted(found, key=lambda group: sum(entry.live_rows for entry in group))
-
-
-def _tier(entry: SegmentEntry, live: LiveSpec) -> int:
-    tier, most = 0, live.seal_rows
-    while entry.live_rows > most:
-        tier, most = tier + 1, most * live.merge_segments
-    return tier
-
-
 def merge(
-    store: Store, index: str, *, cache: SegmentCache | None = None, threads: int | None = None
+    store: Store,
+    index: str,
+    *,
+    cache: SegmentCache | None = None,
+    threads: int | None = None,
+    filling: bool = False,
 ) -> MergeReport | None:
     """Merge the due group with the fewest rows, as a new version; return None if none is due.
 
-    A group that cannot be merged, for example because a segment is damaged, is skipped. Its error is raised only if no
-    other group is due.
+    If a group cannot be merged, for example because a segment is damaged, another group is, or one of its tiers. The
+    first error is raised only if none can be merged.
 
     Args:
         store: of the index.
         index: its name.
         cache: for opening segments; None: the default cache.
         threads: for building segments; None: one per available core.
+        filling: whether rows are added quickly: merges that can wait are not due, and others take less effort.
 
     Raises:
         NotFoundError, CorruptError, FormatError: the index cannot be read.
@@ -108,20 +90,25 @@ def merge(
 
     """
     cache = cache or SegmentCache()
-    if not due(read_manifest(store, index)):
+    if not due(read_manifest(store, index), filling=filling):
         return None
     with working(store, index) as lease:
         manifest = hold_current(store, index, lease)
-        return None if manifest is None else _merge_first(store, manifest, cache, threads)
+        return None if manifest is None else _merge_first(store, manifest, cache, threads, filling)
 
 
 def _merge_first(
-    store: Store, manifest: Manifest, cache: SegmentCache, threads: int | None
+    store: Store, manifest: Manifest, cache: SegmentCache, threads: int | None, filling: bool
 ) -> MergeReport | None:
     errors: list[Exception] = []
-    for group in due(manifest):
+    groups = due(manifest, filling=filling)
+    tried: list[set[str]] = []
+    for group in [*groups, *(full_tiers(manifest) if groups else ())]:
+        if (keys := {entry.key for entry in group}) in tried:
+            continue
+        tried.append(keys)
         try:
-            return _merge_group(store, manifest, group, cache, threads)
+            return _merge_group(store, manifest, group, cache, threads, "light" if filling else "full")
         except Exception as error:  # noqa: BLE001  the next group may succeed
             _LOG.error("index %s: %d segments of shard %d cannot be merged: %s", manifest.index, len(group),
                        group[0].shard, error)  # fmt: skip
@@ -137,10 +124,11 @@ def _merge_group(
     group: Sequence[SegmentEntry],
     cache: SegmentCache,
     threads: int | None,
+    effort: Effort,
 ) -> MergeReport | None:
     index = manifest.index
     with scratch_folder("merge") as folder:
-        built = _build_merged(store, manifest, group, folder, cache, threads)
+        built = _build_merged(store, manifest, group, folder, cache, threads, effort)
         if built is not None:
             store_segment(store, index, built)
             # Opening the segment here fills the cache: unpacking and timing its searches would take a server seconds.
@@ -163,6 +151,7 @@ def _build_merged(
     folder: Path,
     cache: SegmentCache,
     threads: int | None,
+    effort: Effort,
 ) -> BuiltSegment | None:
     segments = [open_segment(store, manifest.index, entry, cache) for entry in group]
     masks = [read_live_mask(store, manifest.index, entry) for entry in group]
@@ -173,7 +162,9 @@ def _build_merged(
     table = live_rows(zip(segments, alive, strict=True), stored_schema(manifest))
     if not table.num_rows:
         return None
-    return build_segment(table, spec=manifest.spec, shard=group[0].shard, directory=folder, threads=threads)
+    return build_segment(
+        table, spec=manifest.spec, shard=group[0].shard, directory=folder, threads=threads, effort=effort
+    )
 
 
 def _committed(

@@ -33,7 +33,8 @@ from scannery.indexer import (
 from scannery.live.log.files import LOG_FILE, make_folders, open_private
 from scannery.live.log.forks import held_by_this_process
 from scannery.live.log.location import log_folder
-from scannery.live.maintenance.merge import due
+from scannery.live.maintenance.filling import FillDetector
+from scannery.live.maintenance.merge_policy import due
 from scannery.live.memtable import LiveState
 from scannery.runtime.errors import OverloadedError
 from scannery.runtime.retry import Backoff
@@ -52,7 +53,14 @@ _DETACHED: list[subprocess.Popen[bytes]] = []
 """Processes that outlive the client that started them."""
 
 
-def seal_due(state: LiveState, age_s: float) -> bool:
+LARGER_SEALS = 3
+"""While an index is filled, up to this many times the rows are sealed at once: each seal takes a second of processor
+time whatever its rows."""
+MEMORY_SHARE = 0.25
+"""Share of the rows or bytes at which writes are refused that bounds these larger seals."""
+
+
+def seal_due(state: LiveState, age_s: float, *, filling: bool = False) -> bool:
     """Return whether the rows in memory should be sealed.
 
     The size of the log counts too: deletions and replaced rows take space only there.
@@ -60,14 +68,23 @@ def seal_due(state: LiveState, age_s: float) -> bool:
     Args:
         state: of the index.
         age_s: age of the oldest mutation in memory, in seconds.
+        filling: whether rows are added quickly.
 
     """
-    if not state.mutations:
-        return False
+    aged = age_s >= state.manifest.spec.live.seal_age_s
+    return state.mutations > 0 and (aged or _full(state, larger=filling))
+
+
+def _full(state: LiveState, *, larger: bool) -> bool:
     live = state.manifest.spec.live
-    size_bytes = max(state.memory_bytes, state.log_bytes)
-    full = state.memory_rows >= live.seal_rows or size_bytes >= live.seal_bytes
-    return full or age_s >= live.seal_age_s
+    rows, most_bytes = live.seal_rows, live.seal_bytes
+    if larger:
+        rows, most_bytes = _larger(rows, live.max_rows), _larger(most_bytes, live.max_bytes)
+    return state.memory_rows >= rows or max(state.memory_bytes, state.log_bytes) >= most_bytes
+
+
+def _larger(sealed: int, refused: int) -> int:
+    return max(sealed, min(LARGER_SEALS * sealed, int(MEMORY_SHARE * refused)))
 
 
 def _gc_due(lock: Path, every_s: float) -> bool:
@@ -114,12 +131,20 @@ class Maintenance:
         self._clock = clock
         self._runs: dict[Task, _Run] = {}
         self._backoff = defaultdict[Task, Backoff](partial(Backoff, clock=clock))
+        self._fill = FillDetector(clock)
         self._first_at_s: float | None = None
         self._base = -1
         self._lock = threading.Lock()
 
-    def look(self, state: LiveState) -> None:
-        """Start the tasks that the state makes due, and check the processes that have ended."""
+    def look(self, state: LiveState, *, regularly: bool = False) -> None:
+        """Start the tasks that the state makes due, and check the processes that have ended.
+
+        Args:
+            state: the newest one.
+            regularly: whether this is called regularly, also without writes. Only then, tasks may wait while rows are
+                added quickly.
+
+        """
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -127,14 +152,25 @@ class Maintenance:
                 self._reap(task)
             if not _lock_path(self._log_root, self._index, "seal").with_name(LOG_FILE).exists():
                 return  # never written to: only builds change its segments
-            if seal_due(state, self._age_s(state)):
-                self._start("seal", state)
-            if due(state.manifest):
-                self._start("merge", state)
+            age_s = self._age_s(state)
+            filling = regularly and self._filling(state, age_s)
+            if seal_due(state, age_s, filling=filling):
+                self._start("seal", state, filling=filling)
+            if due(state.manifest, filling=filling):
+                self._start("merge", state, filling=filling)
             if _gc_due(_lock_path(self._log_root, self._index, "gc"), state.manifest.spec.live.gc_every_s):
                 self._start("gc", state)
         finally:
             self._lock.release()
+
+    def _filling(self, state: LiveState, age_s: float) -> bool:
+        return self._fill.filling(
+            written=state.sequence,
+            sealed=state.manifest.log_sequence,
+            full=_full(state, larger=False),
+            behind=_full(state, larger=True),
+            age_s=age_s,
+        )
 
     def close(self, *, finish: bool = False) -> None:
         """Terminate the running tasks; nothing is lost by that.
@@ -173,7 +209,7 @@ class Maintenance:
             self._first_at_s = self._clock()
         return self._clock() - self._first_at_s
 
-    def _start(self, task: Task, state: LiveState) -> None:
+    def _start(self, task: Task, state: LiveState, *, filling: bool = False) -> None:
         if task in self._runs or not self._backoff[task].due:
             return
         try:
@@ -188,14 +224,15 @@ class Maintenance:
         try:
             with held_by_this_process(lock):
                 os.utime(lock)  # `_gc_due` reads it
-                self._runs[task] = self._spawn(task, lock)
+                self._runs[task] = self._spawn(task, lock, filling)
         except OSError as error:
             self._failed(task, str(error))
         finally:
             os.close(lock)
 
-    def _spawn(self, task: Task, lock: int) -> _Run:
+    def _spawn(self, task: Task, lock: int, filling: bool) -> _Run:
         options = ["--store", self._store.uri, "--log", str(self._log_root), "--lock", str(lock)]
+        options += ["--filling"] if filling else []
         output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
         try:
             process = subprocess.Popen(

@@ -36,6 +36,7 @@ from scannery.indexer.versions.leases import WorkLease, read_leases, working
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.log.home import LogPlace
 from scannery.live.log.mutation_log import MutationLog
+from scannery.live.maintenance.merge_policy import seal_effort
 from scannery.live.memtable import LiveState, begin
 from scannery.live.replay import state_after
 from scannery.live.row_tables import live_rows, stored_schema
@@ -69,6 +70,7 @@ def seal(
     log_root: Path | None = None,
     cache: SegmentCache | None = None,
     threads: int | None = None,
+    filling: bool = False,
 ) -> SealReport | None:
     """Publish all mutations of the log as a new version; return None if there are none.
 
@@ -78,6 +80,7 @@ def seal(
         log_root: parent folder of all logs; None: the folder of the store.
         cache: for opening segments; None: the default cache.
         threads: for building segments; None: one per available core.
+        filling: whether rows are added quickly: training is left to a merge, within bounds (merge_policy.py).
 
     Raises:
         NotFoundError, CorruptError, FormatError: the index or its log cannot be read.
@@ -92,7 +95,7 @@ def seal(
         return None
     try:
         with working(store, index) as lease:
-            return _sealed(store, index, place, log, cache, threads, lease)
+            return _sealed(store, index, place, log, cache, threads, filling, lease)
     finally:
         log.close()
 
@@ -104,6 +107,7 @@ def _sealed(
     log: MutationLog,
     cache: SegmentCache | None,
     threads: int | None,
+    filling: bool,
     lease: WorkLease,
 ) -> SealReport | None:
     cache = cache or SegmentCache()
@@ -120,7 +124,7 @@ def _sealed(
             return None
         # A log of an earlier release may not be registered yet: without it, another log could be begun elsewhere.
         place.claim(log, parent)
-        added = _build_segments(store, state, threads)
+        added = _build_segments(store, state, threads, filling)
         for entry in added:
             # Opening the segment here fills the cache: unpacking and timing its searches would take a server seconds.
             open_segment(store, index, entry, cache)
@@ -161,19 +165,25 @@ def _truncate(log: MutationLog, store: Store, parent: Manifest) -> None:
     log.truncate(min(needed))
 
 
-def _build_segments(store: Store, state: LiveState, threads: int | None) -> list[SegmentEntry]:
+def _build_segments(store: Store, state: LiveState, threads: int | None, filling: bool) -> list[SegmentEntry]:
     """Build a segment from the new rows of each shard, or two if only some have vectors, and store them."""
     manifest = state.manifest
     table = live_rows(((run.segment, run.alive) for run in state.runs), stored_schema(manifest))
     if not table.num_rows:
         return []
+    effort = seal_effort(manifest, table.num_rows, filling=filling)
     shards_N = shards_of_ids(table.column("document_id"), manifest.shards)
     entries = []
     with scratch_folder("seal") as folder:
         for shard in np.unique(shards_N).tolist():
             for rows in parts_by_vector(table.filter(pa.array(shards_N == shard))):
                 built = build_segment(
-                    rows, spec=manifest.spec, shard=shard, directory=folder, threads=threads
+                    rows,
+                    spec=manifest.spec,
+                    shard=shard,
+                    directory=folder,
+                    threads=threads,
+                    effort=effort,
                 )
                 store_segment(store, manifest.index, built)
                 entries.append(built.entry)

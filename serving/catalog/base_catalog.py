@@ -327,7 +327,7 @@ class BaseCatalog(ABC):
         """Start sealing and merging that is due; cheap if none is."""
         for entry in list(self._entries.values()):
             # Errors stay in the entry: other indexes and the acknowledged write must not fail.
-            entry.maintain()
+            entry.maintain(regularly=not self.finishes_maintenance)  # servers do so without writes
 
     def note_failure(self, task: str) -> None:
         """Count a failure of a background task."""

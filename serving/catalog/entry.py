@@ -83,12 +83,12 @@ class CatalogEntry:
 
         self.encoder.run(f"index {self.name}: its encoder cannot be used", load)
 
-    def maintain(self) -> None:
-        """Start sealing and merging that is due."""
+    def maintain(self, *, regularly: bool) -> None:
+        """Start sealing and merging that is due; see `Maintenance.look`."""
         if self.live is not None and self.maintenance is not None:
             self._maintaining.run(
                 f"index {self.name}: maintenance cannot be started",
-                partial(self.maintenance.look, self.live.state),
+                partial(self.maintenance.look, self.live.state, regularly=regularly),
             )
 
     def hold(self, leases: LeaseHolder, scans: Holds) -> None:

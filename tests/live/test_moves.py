@@ -34,7 +34,8 @@ from scannery.live.maintenance import merge as merging
 from scannery.live.maintenance import rollback as undoing
 from scannery.live.maintenance import seal as sealing
 from scannery.live.maintenance.backup import restore, snapshot
-from scannery.live.maintenance.merge import due, merge
+from scannery.live.maintenance.merge import merge
+from scannery.live.maintenance.merge_policy import due
 from scannery.live.maintenance.scheduler import locked, seal_due
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.deadline import Deadline
