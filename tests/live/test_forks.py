@@ -129,7 +129,7 @@ def test_a_child_does_not_keep_others_from_sealing(tmp_path: Path, monkeypatch: 
     (tmp_path / "live" / "log").mkdir(parents=True)
     children = []
 
-    def spawn(self: Maintenance, task: str, lock: int) -> None:
+    def spawn(self: Maintenance, task: str, lock: int, filling: bool) -> None:
         children.append(forked(lambda wait: wait()))
         raise OSError("no more processes")
 
