@@ -3,8 +3,8 @@
     python -m benchmarks.real_questions FOLDER
 
 Writes `passages.parquet` (id, text, embedding, attributes: about 40,700 rows × 384) and `questions.parquet` (text,
-embedding: 4,000 rows) into FOLDER, if they are missing: encoding takes minutes. The questions come from other shows than
-the passages, so no passage is a question's source. Half of them may tune an index (`asked`), and half test it (`held`).
+embedding: 4,000 rows) into FOLDER, if they are missing: encoding takes minutes. The questions come from other shows
+than the passages, so no passage is a question's source. Half of them (`asked`) may tune an index, the rest test it.
 
 Shapes: N passages, Q questions, D dimensions.
 """
@@ -51,17 +51,17 @@ class RealQuestions:
     """float32, of length 1."""
 
     @cached_property
-    def vectors_ND(self) -> np.ndarray:
+    def vectors_ND(self) -> np.ndarray:  # noqa: N802  an array with a shape suffix
         """The vectors of the passages, float32."""
         return _matrix(self.passages.column("embedding"))
 
     @property
-    def asked_QD(self) -> np.ndarray:
+    def asked_QD(self) -> np.ndarray:  # noqa: N802  an array with a shape suffix
         """Questions that an index may be tuned with."""
         return np.ascontiguousarray(self.questions_QD[::2])
 
     @property
-    def held_QD(self) -> np.ndarray:
+    def held_QD(self) -> np.ndarray:  # noqa: N802  an array with a shape suffix
         """Questions that test an index."""
         return np.ascontiguousarray(self.questions_QD[1::2])
 
