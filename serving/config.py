@@ -14,6 +14,7 @@ from typing import Any
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.paths import make_absolute
 from scannery.runtime.shared_marks import SharedMarks
+from scannery.runtime.shared_table import SharedTable
 from scannery.serving.security.config import SecurityConfig
 
 __all__ = [
@@ -217,6 +218,12 @@ class WorkerContext:
     drops: SharedMarks = field(default_factory=SharedMarks)
     """Changed by the worker that drops an index, so that the others do not answer from it."""
 
+    recall: SharedTable = field(default_factory=SharedTable)
+    """What the workers have found about the recall of each index, and the settings that follow from it."""
+
+    slot: int = 0
+    """Number of this worker in `recall`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
@@ -258,8 +265,12 @@ class ServerConfig(ListenConfig):
     indexes: tuple[str, ...] = ()
     """Names of the indexes to serve; empty: all."""
 
-    recall_share: float = 0.001
-    """Share of queries that are repeated with exact search in the background, to estimate recall."""
+    recall_share: float = 0.05
+    """Share of queries that are repeated with exact search in the background, to estimate recall; all while the
+    estimate is uncertain. 0: none. The work is bounded by a share of a core (services/recall_sampler.py)."""
+
+    hold_recall: bool = True
+    """Whether the estimate moves the settings of searches, so that live queries reach the target recall."""
 
     log: str = ""
     """Local folder for the mutation logs; empty: inside the store, if it is a local folder."""

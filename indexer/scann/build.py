@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from typing_extensions import Self
 
 from scannery.indexer.errors import BuildError
