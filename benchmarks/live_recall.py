@@ -2,10 +2,10 @@
 
     python -m benchmarks.live_recall FOLDER [--pace 100] [--workers 1] [--off]
 
-FOLDER is that of `benchmarks.real_questions`. The index is tuned with its own rows, since it was built without texts and
-queries. A real server process is asked with questions that no index was tuned with, one at a time and then in batches;
-then with rows and a little noise, which are easier; then with questions again. Recall is against brute force, of all
-queries, in windows of 200. `--off` shows the same without the control.
+FOLDER is that of `benchmarks.real_questions`. The index is tuned with its own rows, since it was built without texts
+and queries. A real server process is asked with questions that no index was tuned with, one at a time and then in
+batches; then with rows and a little noise, which are easier; then with questions again. Recall is against brute force,
+of all queries, in windows of 200. `--off` shows the same without the control.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import numpy as np
 import scannery
 from benchmarks.live_setup import publish, spec_of
 from benchmarks.real_questions import RealQuestions, real_questions
+from benchmarks.scale import free_port
 from scannery.indexer import Store, unit_length
-from scannery.testing import free_port
 
 K = 10
 WINDOW = 200

@@ -84,6 +84,14 @@ def serve(
             help="Move the settings of searches so that the sampled queries reach the target recall."
         ),
     ] = True,
+    keep_queries: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Keep a sample of N query vectors per index and worker in memory, for `scannery index tune "
+            "--from-server`. Queries can be personal data; callers with the scope admin can read them. 0: none.",
+        ),
+    ] = 0,
     cached_queries: options.CachedQueriesOption = 4096,
     log_json: options.LogJsonOption = False,
     keys: options.KeysOption = "",
@@ -122,6 +130,7 @@ def serve(
         cached_queries=cached_queries,
         recall_share=recall_share,
         hold_recall=hold_recall,
+        keep_queries=keep_queries,
         reranker=reranker,
         models=tuple(model or ()),
         drain_s=drain,

@@ -23,7 +23,7 @@ from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.versions.leases import working
 from scannery.indexer.versions.versions import commit, read_manifest
-from scannery.pipelines.errors import CollectionError, PipelineError
+from scannery.pipelines.errors import CollectionError, NothingToTuneError
 from scannery.pipelines.tuning.tuning_queries import (
     MOST_QUERIES,
     measuring_half,
@@ -63,7 +63,7 @@ def tune_index(
     index: str,
     queries_QD: np.ndarray,
     *,
-    on_progress: Callable[[int, int], object] = lambda done, total: None,
+    on_progress: Callable[[int, int], object] | None = None,
 ) -> TuneReport:
     """Publish a version of an index whose curves are measured for given queries.
 
@@ -73,18 +73,18 @@ def tune_index(
         store: the store.
         index: name of the index.
         queries_QD: float32; of more than MOST_QUERIES, an even sample is used.
-        on_progress: called with the number of segments that are measured, and of those to measure.
+        on_progress: called with the number of segments that are measured, and of those to measure; None: not called.
 
     Raises:
         NotFoundError: there is no such index.
         CollectionError: the queries are not finite, have other dimensions, or there are none.
-        PipelineError: no segment of the index has ScaNN data, so all searches are exact.
+        NothingToTuneError: no segment of the index has ScaNN data, so all searches are exact.
         BuildError: the process that measures failed.
         CorruptError, FormatError, StoreError: the index cannot be read or written.
         AlreadyExistsError: in each of MAX_ATTEMPTS attempts, another version was published meanwhile.
 
     """
-    started = time.monotonic()
+    started, tell = time.monotonic(), on_progress or (lambda done, total: None)
     parent = read_manifest(store, index)
     check_tunable(parent)
     queries_QD = _checked(queries_QD, parent)
@@ -93,11 +93,11 @@ def tune_index(
         with working(store, index, parent=parent.version):
             todo = [entry for entry in _tunable(parent) if entry.sha256 not in measured]
             for number, entry in enumerate(todo):
-                on_progress(number, len(todo))
+                tell(number, len(todo))
                 measured[entry.sha256] = with_new_curves(
                     store, index, entry, tuning_half(queries_QD), rescore=parent.spec.scann.rescore
                 )
-            on_progress(len(todo), len(todo))
+            tell(len(todo), len(todo))
             tuned, before = _tuned(store, parent, measured, queries_QD)
             try:
                 published = commit(store, tuned)
@@ -123,11 +123,11 @@ def tune_index(
 
 
 def check_tunable(manifest: Manifest) -> None:
-    """Raise PipelineError if all searches of a version are exact."""
+    """Raise NothingToTuneError if all searches of a version are exact."""
     if not manifest.dimensions:
-        raise PipelineError(f"index {manifest.index!r} has no vectors; there is nothing to tune")
+        raise NothingToTuneError(f"index {manifest.index!r} has no vectors; there is nothing to tune")
     if not _tunable(manifest):
-        raise PipelineError(
+        raise NothingToTuneError(
             f"no segment of index {manifest.index!r} has ScaNN data: its searches are exact, and there is nothing to "
             "tune"
         )

@@ -29,6 +29,7 @@ from typing import Generic, TypeVar
 from scannery.embed.devices.busy_neighbours import Neighbours, live_with
 from scannery.runtime.errors import ConfigError, ServingError
 from scannery.runtime.retry import Backoff
+from scannery.runtime.shared_blobs import blobs_for
 from scannery.runtime.shared_table import SharedTable
 from scannery.serving.config import ListenConfig, WorkerContext, joined_address, split_address
 from scannery.serving.process.generations import WORKER, Generations, Process
@@ -97,7 +98,13 @@ class Supervisor(Generic[ConfigT, SharedT]):
         self._share, self._run_worker = share, run_worker
         # Two generations at once, and a third that has not ended.
         slots = 3 * workers
-        self._context = WorkerContext(workers=workers, share_port=True, recall=SharedTable(slots))
+        kept = getattr(config, "keep_queries", 0)
+        self._context = WorkerContext(
+            workers=workers,
+            share_port=True,
+            recall=SharedTable(slots),
+            kept_queries=blobs_for(slots, kept) if kept else None,
+        )
         self._wanted = {WORKER: workers} | dict.fromkeys(helpers, 1)
         self._helpers = helpers
         self._ready = ready

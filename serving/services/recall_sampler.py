@@ -53,12 +53,19 @@ BUSY_S = 0.05
 MOST_BUSY_S = 0.5
 """A server that is never idle gets a small unit of work after this time, or later if the units take long."""
 AT_ONCE_BUSY = 8
+GIVE_WAY = 5
+GIVE_WAY_S = 0.001
+"""Waits between two searches of a unit of work, each of this many seconds, while the server is busy."""
 SHARE_OF_CORE = 0.05
 """Most share of a core for these searches, over time."""
 SHARE_UNDECIDED = 0.5
 """The same while the estimate is uncertain, or settings are about to move, and the server is idle."""
 MOST_SAVED_S = 2.0
 """Seconds of work that may be saved up."""
+SPARED_S = 0.1
+"""Saved seconds from which on more than the share of queries is sampled."""
+GATHER_S = 2.0
+"""While nothing is in doubt, this long is waited until half of AT_ONCE queries have come: together they cost less."""
 TIMEOUT_S = 30.0
 MAX_K = 100
 LOW_PRIORITY = 19
@@ -139,8 +146,8 @@ class RecallSampler(PeriodicTask):
         """Known queries that are to be repeated with the settings in force, by index."""
         self._words: dict[str, int] = {}
         """The state of each index for which known queries were last repeated."""
-        self._saved_s, self._refilled_s = 0.0, time.monotonic()
-        self._busy_until_s = 0.0
+        self._saved_s, self._spent_s, self._refilled_s = 0.0, 0.0, time.monotonic()
+        self._gather_until_s = self._busy_until_s = 0.0
         """While the server is busy, no work before this time."""
         if share:
             self.start()
@@ -150,7 +157,9 @@ class RecallSampler(PeriodicTask):
         if not self._share or len(self._waiting) >= WAITING:
             return
         control = self._controller.control(request.index) if self._controller else None
-        share = 1.0 if control and control.is_undecided else self._share
+        # A controlled index is sampled as far as the share of a core allows, so that a change of the questions is seen.
+        spared = self._saved_s >= SPARED_S
+        share = 1.0 if control and (control.is_undecided or spared) else self._share
         queries = count_queries(request) if isinstance(request, search_pb2.SearchManyRequest) else 1
         if self._random() >= share * queries or not _is_samplable(request):
             return
@@ -163,37 +172,46 @@ class RecallSampler(PeriodicTask):
             self._waiting.append(_Sampled(_one_of(request, place), mode, principal))
 
     def _work(self) -> float | None:
+        self._refill()
         if not (self._due() or self._waiting):
             return IDLE_S
-        self._refill()
-        if self._saved_s <= 0:
+        if self._saved_s <= 0 or self._gathers():
             return None
         busy = self._busy()
         if busy and time.monotonic() < self._busy_until_s:
             return BUSY_S
         # On Linux a priority belongs to a thread.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-        started = time.monotonic()
+        self._spent_s = 0.0
         try:
             self._unit(AT_ONCE_BUSY if busy else AT_ONCE)
         except Exception as error:  # noqa: BLE001  only samples are lost; the queries themselves were answered
             _LOG.debug("a sampled query could not be repeated: %s", error)
-        ended = time.monotonic()
-        self._saved_s -= ended - started
-        self._busy_until_s = ended + max(MOST_BUSY_S, (ended - started) / SHARE_OF_CORE)
+        self._saved_s -= self._spent_s
+        self._gather_until_s = time.monotonic() + GATHER_S
+        self._busy_until_s = time.monotonic() + max(MOST_BUSY_S, self._spent_s / SHARE_OF_CORE)
         return None
 
     def _refill(self) -> None:
         now = time.monotonic()
-        controller = self._controller
-        undecided = controller is not None and any(
-            control.is_undecided
-            for sampled in tuple(self._waiting)[:1]
-            if (control := controller.control(sampled.request.index))
-        )
-        share = SHARE_UNDECIDED if undecided or self._repeats else SHARE_OF_CORE
+        share = SHARE_UNDECIDED if self._doubts() else SHARE_OF_CORE
         self._saved_s = min(self._saved_s + share * (now - self._refilled_s), MOST_SAVED_S)
         self._refilled_s = now
+
+    def _doubts(self) -> bool:
+        """Return whether the settings may be about to move."""
+        if self._repeats:
+            return True
+        if not self._waiting or self._controller is None:
+            return False
+        control = self._controller.control(self._waiting[0].request.index)
+        return control is not None and control.is_undecided
+
+    def _gathers(self) -> bool:
+        """Return whether more queries should come before some are repeated together."""
+        if self._controller is None or len(self._waiting) >= AT_ONCE / 2 or self._doubts():
+            return False
+        return time.monotonic() < self._gather_until_s
 
     def _due(self) -> bool:
         """Return whether known queries are to be repeated, since the settings of an index have moved."""
@@ -223,7 +241,10 @@ class RecallSampler(PeriodicTask):
             if request.index != first.index or request.options.SerializeToString() != alike:
                 break
             group_of.append(self._waiting.popleft())
+        started_s, worked_s = time.monotonic(), time.process_time()
         known_now = self._labelled(group_of)
+        # Exact search may use several threads, other threads may work meanwhile, and other processes.
+        self._spent_s += min(time.monotonic() - started_s, time.process_time() - worked_s)
         self._record(first.index, known_now, fresh=True)
         self._known[first.index].extend(known_now)
 
@@ -277,7 +298,9 @@ class RecallSampler(PeriodicTask):
         # All queries of a group see the same state: if another worker moves it meanwhile, they do not count.
         word = control.word if control else 0
         below = control.step_below if control else None
+        started_s = time.thread_time()
         for known in group:
+            self._give_way()
             with _as_caller(known.sampled):
                 found = self._found(known)
                 if found is None:
@@ -291,8 +314,16 @@ class RecallSampler(PeriodicTask):
                         target = known.sampled.request.options.target_recall
                     lower = None if less is None else _share_of(less, known) - target
                     control.record(word, _share_of(found, known) - target, lower, fresh=fresh)
+        self._spent_s += time.thread_time() - started_s
         if control is not None and group and (move := control.decide()):
             self._metrics.recall_steps.inc((name, "up" if move > 0 else "down"))
+
+    def _give_way(self) -> None:
+        """Wait a little while requests are in flight: this thread holds the interpreter between two searches."""
+        for _ in range(GIVE_WAY):
+            if not self._busy():
+                return
+            time.sleep(GIVE_WAY_S)
 
     def _depends_on_step(self, known: _Known, found: search_pb2.SearchResponse) -> bool:
         """Return whether the settings that are controlled change the hits of a query."""
