@@ -304,6 +304,8 @@ class RecallController:
             if place is None:
                 return
             control = IndexControl(self._table, place, self._process, self._workers, index)
+            if before is not None:
+                before.read()  # it answers queries on its version with this step until these are gone
             control.begin(before)
             self._controls[name] = control
 
