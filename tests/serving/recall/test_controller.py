@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from scannery.indexer import OpenIndex, Store, open_index, parse_spec
@@ -31,7 +29,9 @@ def later(index: OpenIndex, **changes: object) -> OpenIndex:
     return OpenIndex(manifest, index.segments, index.alive)
 
 
-def controlled(table: SharedTable, index: OpenIndex, process: int = 0) -> tuple[RecallController, IndexControl]:
+def controlled(
+    table: SharedTable, index: OpenIndex, process: int = 0
+) -> tuple[RecallController, IndexControl]:
     controller = RecallController(table, process=process, workers=2)
     controller.opened(index)
     control = controller.control("i")
@@ -76,7 +76,9 @@ def test_evidence_of_another_state_is_dropped(index: OpenIndex) -> None:
     assert control.decide() == 0
 
 
-def test_a_version_with_the_same_curves_keeps_the_step_and_one_with_others_begins_anew(index: OpenIndex) -> None:
+def test_a_version_with_the_same_curves_keeps_the_step_and_one_with_others_begins_anew(
+    index: OpenIndex,
+) -> None:
     table = SharedTable(2)
     controller, control = controlled(table, index)
     record(control, 60, -0.2)

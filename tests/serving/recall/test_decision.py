@@ -64,9 +64,7 @@ class Stream:
             less_fast=self._less_fast,
             fresh=self._fresh,
         )
-        move = next_move(
-            found, taken_back=self.taken_back, lowest=self.step == 0, highest=self.step == STEPS
-        )
+        move = next_move(found, taken_back=self.taken_back, lowest=self.step == 0, highest=self.step == STEPS)
         if move:
             self.taken_back += self._down and move > 0
             self._down = move < 0
