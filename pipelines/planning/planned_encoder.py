@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PlannedEncoder",
-    "encoders_in",
     "load_encoder",
-    "named_encoders",
     "named_vectors_info",
     "planned_encoders",
     "recipe_of",
@@ -26,17 +24,6 @@ __all__ = [
 def recipe_of(spec: EncoderSpec) -> str:
     """Return what an encoder is loaded by: with equal recipes, several vectors share one loaded model."""
     return spec.model_dump_json()
-
-
-def named_encoders(spec: IndexSpec) -> dict[str, EncoderSpec]:
-    """Return the encoders of named vectors, by name."""
-    return {name: own.encoder for name, own in spec.named_vectors.items() if own.encoder is not None}
-
-
-def encoders_in(spec: IndexSpec) -> list[EncoderSpec]:
-    """Return all encoders of a spec, that of the unnamed vector first; each recipe once."""
-    every = [*([spec.encoder] if spec.encoder is not None else []), *named_encoders(spec).values()]
-    return list({recipe_of(one): one for one in every}.values())
 
 
 def load_encoder(spec: EncoderSpec, widths: Sequence[int] = ()) -> Encoder:
@@ -110,7 +97,7 @@ class PlannedEncoder:
 
 def planned_encoders(spec: IndexSpec) -> dict[str, PlannedEncoder]:
     """Return the encoders of a spec by their recipes."""
-    return {recipe_of(one): PlannedEncoder(one) for one in encoders_in(spec)}
+    return {recipe_of(one): PlannedEncoder(one) for one in spec.encoders.values()}
 
 
 def named_vectors_info(

@@ -151,12 +151,10 @@ class _Batch:
         """
         replaced = {name for name in self._named if _VECTORS in mask or f"{_VECTORS}.{name}" in mask}
         given = {name: row[vector_column(name)] for name in replaced}
-        specs = self._spec.named_vectors
         encoded = {
             name
-            for name in self._named
-            if specs[name].encoder is not None
-            and (name not in replaced or (given[name] is None and f"{_VECTORS}.{name}" not in mask))
+            for name in self._spec.named_encoders
+            if (name not in replaced or (given[name] is None and f"{_VECTORS}.{name}" not in mask))
             and (name in replaced or self._spec.text_field(name) in changed)
         }
         vectors = {
