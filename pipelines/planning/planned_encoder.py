@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from scannery.indexer.manifest import NamedVectorsInfo
 from scannery.indexer.spec.spec import EncoderSpec, IndexSpec
+from scannery.indexer.versions.creation import given_vectors
 
 if TYPE_CHECKING:
     from scannery.embed import Encoder, Fingerprint
@@ -111,11 +112,12 @@ def named_vectors_info(
         known: of the version before; its record of an encoder stays if the digests are equal, whatever the model name.
 
     """
+    own = spec.named_encoders
     return {
-        name: NamedVectorsInfo(dimensions=own.dimensions or 0)
-        if own.encoder is None
-        else _info_of(encoders[recipe_of(own.encoder)], known.get(name))
-        for name, own in spec.named_vectors.items()
+        name: _info_of(encoders[recipe_of(own[name])], known.get(name))
+        if name in own
+        else given_vectors(spec, name)
+        for name in spec.named_vectors
     }
 
 
