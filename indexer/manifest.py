@@ -129,10 +129,8 @@ class SegmentEntry(_Record):
 
         Vectors that move from one name to another are the same file.
         """
-        return (
-            *self.model_copy(update={"named": {}}).keys,
-            *(f"{name}:{own.key}" for name, own in self.named.items()),
-        )
+        deleted = (self.deleted.key,) if self.deleted else ()
+        return (self.key, *deleted, *(f"{name}:{own.key}" for name, own in self.named.items()))
 
 
 def documents_in(entries: Sequence[SegmentEntry]) -> int | None:
