@@ -249,11 +249,14 @@ class IndexControl:
         return Findings(now=parts[0], now_fast=parts[1], less=parts[2], less_fast=parts[3], fresh=fresh)
 
     def _tell(self, found: Findings, before: int, step: int) -> None:
-        evidence, what = (found.now, "is below") if step > before else (found.less, "would also reach")
+        up = step > before
+        slow, fast = (found.now, found.now_fast) if up else (found.less, found.less_fast)
+        evidence = slow if (slow.mean < 0) == up else fast  # the questions have just changed
+        what = "is below" if up else "would also reach"
         _LOG.info(
             "index %s: recall of %.0f sampled queries %s the target %.3f: %.3f ± %.3f%s; effective target %.4f → %.4f",
             self.index, evidence.count, what, self.target, self.target + evidence.mean, evidence.error,
-            "" if step > before else " with less effort",
+            "" if up else " with less effort",
             raised_target(self.target, before), raised_target(self.target, step),
         )  # fmt: skip
 
