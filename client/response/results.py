@@ -189,6 +189,13 @@ class Explanation:
     """How hybrid search combined its rankings."""
     alpha: float | None = None
     """The weight of the dense ranking in hybrid search."""
+    target_recall: float | None = None
+    """Target recall of the query, or else of the index; None: explicit knobs, exact or lexical search."""
+    effective_target_recall: float | None = None
+    """The target that chose the settings: above `target_recall` where the server has found with sampled queries that
+    the settings measured for that find too little. 1: exact search."""
+    recall_steps: int = 0
+    """By how many steps the effective target is above; 0: it is not, and the measured curve holds."""
 
 
 class Hits(list[Hit]):

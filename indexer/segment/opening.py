@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import segment_key
 
-__all__ = ["open_segment"]
+__all__ = ["open_segment", "unpacked_segment"]
 
 
 def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
@@ -48,6 +49,22 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
     )
 
 
+@contextlib.contextmanager
+def unpacked_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Iterator[Path]:
+    """Give the folder of the local cache with the unpacked files of a segment; arguments and errors as `open_segment`.
+
+    The files stay until the context ends.
+    """
+    key = segment_key(index, entry.key)
+    with _explained(key):
+        held = cache.opened(entry.sha256, partial(_unpack, store, key, entry))
+        folder = held.__enter__()
+    try:
+        yield folder
+    finally:
+        held.__exit__(None, None, None)
+
+
 def _open_file(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
     key = segment_key(index, entry.key)
     with _explained(key):
@@ -64,19 +81,24 @@ def _opened(store: Store, key: str, entry: SegmentEntry, cache: SegmentCache) ->
     def unpack(folder: Path) -> None:
         nonlocal unpacked
         unpacked = True
-        with store.open_file(key) as path:
-            if file_sha256(path) != entry.sha256:
-                raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
-            files.unpack(path, folder, key)
-        with COMPILING:
-            costs = Segment(entry, folder).time_plans()
-        if costs:
-            (folder / COSTS).write_text(costs.to_json())
+        _unpack(store, key, entry, folder)
 
     with cache.opened(entry.sha256, unpack) as folder, COMPILING:
         if not unpacked:  # right after the first measurement, the load of the machine is the same
             _time_again(entry, folder)
         return Segment(entry, folder)
+
+
+def _unpack(store: Store, key: str, entry: SegmentEntry, folder: Path) -> None:
+    """Check a segment file, unpack it into a folder, and time the plans of its searches."""
+    with store.open_file(key) as path:
+        if file_sha256(path) != entry.sha256:
+            raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
+        files.unpack(path, folder, key)
+    with COMPILING:
+        costs = Segment(entry, folder).time_plans()
+    if costs:
+        (folder / COSTS).write_text(costs.to_json())
 
 
 @contextlib.contextmanager

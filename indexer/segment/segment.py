@@ -108,6 +108,22 @@ class Segment:
         changed.named = named
         return changed
 
+    def with_entry(self, entry: SegmentEntry) -> Segment:
+        """Return this segment with the curves of another manifest, which may have been measured since it was opened.
+
+        Args:
+            entry: of the same files.
+
+        """
+        named = {name: vectors.with_entry(entry.named[name]) for name, vectors in self.named.items()}
+        same = all(vectors is self.named[name] for name, vectors in named.items())
+        entry = entry.model_copy(update={"deleted": None})
+        if same and entry == self.entry:
+            return self
+        changed = copy.copy(self)
+        changed.entry, changed.named = entry, named
+        return changed
+
     @property
     def table(self) -> pa.Table:
         """All columns but the vectors, memory-mapped, in row order; see `with_columns`."""

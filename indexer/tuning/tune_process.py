@@ -42,6 +42,8 @@ _DEEPEST_SHARE = 0.125
 def main(folder: Path) -> None:
     """Measure the recall of settings, and write the curves to `tuned.json`."""
     job = json.loads((folder / "job.json").read_text())
+    if job.get("low_priority"):
+        os.nice(_LOWEST)
     vectors_ND = mapped(folder / VECTORS_FILE)
     given = folder / QUERIES_FILE
     queries_QD = mapped(given) if given.exists() else None

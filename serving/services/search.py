@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import numpy as np
@@ -45,6 +45,7 @@ from scannery.serving.services.creation import Creation
 from scannery.serving.services.embedding import Embedding, index_encoders
 from scannery.serving.services.filtered_writes import FilteredWrites
 from scannery.serving.services.index import Indexes
+from scannery.serving.services.kept_queries import KeptQueries, KeptQueryMethods
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.removal import Removal
 from scannery.serving.services.scan import Scans
@@ -67,7 +68,12 @@ class Service(MethodRegistry):
     """Every RPC method, over one catalog. Safe to use from several threads."""
 
     def __init__(
-        self, catalog: BaseCatalog, *, models: Collection[str] | None = (), at_once: int | None = None
+        self,
+        catalog: BaseCatalog,
+        *,
+        models: Collection[str] | None = (),
+        at_once: int | None = None,
+        kept: Callable[[], KeptQueries | None] = lambda: None,
     ) -> None:
         """Register the handlers.
 
@@ -75,6 +81,7 @@ class Service(MethodRegistry):
             catalog: the indexes; closed by `close`.
             models: that requests may name for new indexes, besides those of served indexes; None: any.
             at_once: limit of concurrent batches of coalesced searches; None: the number of cores.
+            kept: returns the queries that this process keeps; None: none.
 
         """
         self._catalog = catalog
@@ -100,6 +107,7 @@ class Service(MethodRegistry):
             **Alteration(catalog, models).methods,
             **Removal(catalog).methods,
             **AliasMethods(catalog).methods,
+            **KeptQueryMethods(catalog, kept).methods,
             **Embedding(partial(index_encoders, catalog)).methods,
         }
         super().__init__(unary, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})

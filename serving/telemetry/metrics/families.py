@@ -56,6 +56,29 @@ class ServerMetrics:
             self.recall_hits,
             self.recall_wanted,
         )
+        self.recall_target = Gauge(
+            "scannery_recall_target", "Target recall of the index.", ("index",), combine="max"
+        )
+        self.recall_effective_target = Gauge(
+            "scannery_recall_effective_target",
+            "Target that chooses the settings, so that live queries reach the target.",
+            ("index",),
+            combine="max",
+        )
+        self.recall_now = Gauge(
+            "scannery_recall_now",
+            "Recall of the latest sampled queries with the settings in force.",
+            ("index",),
+            combine="max",
+        )
+        self.recall_error = Gauge(
+            "scannery_recall_error", "Standard error of scannery_recall_now.", ("index",), combine="max"
+        )
+        self.recall_steps = Counter(
+            "scannery_recall_steps_total",
+            "Moves of the settings by the estimate of recall, by direction.",
+            ("index", "direction"),
+        )
         self.plans = Counter(
             "scannery_sampled_plans_total",
             "Segments searched by sampled queries, by plan.",
