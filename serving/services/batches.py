@@ -1,6 +1,6 @@
 """The queries of a SearchMany, searched in parts that several cores work on.
 
-ScaNN and our kernels release the interpreter, and a dozen queries together take as long for each as a hundred. The hits
+ScaNN and our kernels release the interpreter, and sixteen queries together take as long for each as a hundred. The hits
 of consecutive queries are consecutive on the wire: what the parts write is joined.
 """
 
@@ -26,7 +26,7 @@ from scannery.v1.search_pb2 import SearchManyResponse
 
 __all__ = ["Batches"]
 
-PART_QUERIES = 12
+PART_QUERIES = 16
 """Queries of a part with the tuned plan, one to two milliseconds: between two parts, other requests get the core."""
 LARGER_PARTS = 50
 """Most queries of a part where each part reads the vectors anew, as an exact search does."""
