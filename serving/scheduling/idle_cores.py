@@ -24,7 +24,7 @@ LOST_SHARE = 0.15
 """Share of the time of a part that a helper on an idle core loses at most: the system needs some of it."""
 LOST_S = 0.0003
 """Time that such a helper loses at most, however short the part."""
-BUSY_S = 0.05
+BUSY_S = 0.1
 """How long no request is helped after a helper lost more."""
 
 
@@ -44,6 +44,11 @@ class IdleCores:
         self._helpers, self._clock = helpers, clock
         self._busy_until_s = 0.0
 
+    @property
+    def helps(self) -> bool:
+        """Whether a request would be helped now, as far as is known."""
+        return self._helpers > 0 and self._clock() >= self._busy_until_s
+
     def run(self, work: Callable[[PartT], ResultT], parts: Sequence[PartT]) -> list[ResultT]:
         """Return the results of `work` for all parts, in their order.
 
@@ -62,9 +67,7 @@ class IdleCores:
 
     def _call_helpers(self, request: _Request[PartT, ResultT], wanted: int) -> None:
         for _ in range(min(wanted, self._helpers)):
-            if self._clock() < self._busy_until_s or self._free is None:
-                return
-            if not self._free.acquire(blocking=False):
+            if self._free is None or not self.helps or not self._free.acquire(blocking=False):
                 return
             request.helpers += 1
             try:

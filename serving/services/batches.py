@@ -1,6 +1,6 @@
 """The queries of a SearchMany, searched in parts that several cores work on.
 
-ScaNN and our kernels release the interpreter, and sixteen queries together take as long for each as a hundred. The hits
+ScaNN and our kernels release the interpreter, and two dozen queries together take as long for each as a hundred. The hits
 of consecutive queries are consecutive on the wire: what the parts write is joined.
 """
 
@@ -26,10 +26,13 @@ from scannery.v1.search_pb2 import SearchManyResponse
 
 __all__ = ["Batches"]
 
-PART_QUERIES = 16
-"""Queries of a part with the tuned plan, one to two milliseconds: between two parts, other requests get the core."""
+PART_QUERIES = 25
+"""Queries of a part with the tuned plan if there are helpers, two or three milliseconds: a core is taken from other
+requests for no longer. Each part costs a tenth of a millisecond besides its queries."""
 LARGER_PARTS = 50
-"""Most queries of a part where each part reads the vectors anew, as an exact search does."""
+"""Most queries of a part if each part reads the vectors anew, as an exact search does."""
+ALONE = 100
+"""Queries of a part if the thread of the caller searches alone; between two parts, the deadline is checked."""
 _RESULTS = SearchManyResponse.RESULTS_FIELD_NUMBER
 
 
@@ -78,7 +81,7 @@ class Batches:
             or not isinstance(queries, Vectors)
         ):
             return [batch]
-        size = PART_QUERIES
+        size = PART_QUERIES if self._idle.helps else ALONE
         if prepared.cost_class is CostClass.SCANNED:
             size = min(LARGER_PARTS, max(size, math.ceil(count / self._cores)))
         bounds = np.linspace(0, count, max(1, round(count / size)) + 1).astype(int).tolist()

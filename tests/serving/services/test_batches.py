@@ -23,7 +23,7 @@ from scannery.serving.services.batches import Batches
 from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
 from tests.data import clustered, datapoints
-from tests.served import DIMENSIONS, make_text_store, publish_version
+from tests.served import DIMENSIONS, publish_version
 
 QUERIES = clustered(100, DIMENSIONS, seed=9)
 
@@ -76,7 +76,7 @@ def test_many_threads_answer_what_one_does(
     alone: Service, spread: Service, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as context:
-        context.setattr(batches, "PART_QUERIES", 1000)
+        context.setattr(batches, "ALONE", 1000)
         context.setattr(batches, "LARGER_PARTS", 1000)
         whole = ask(alone, **options)
     parts = ask(spread, **options)
@@ -90,7 +90,7 @@ def test_many_threads_answer_what_one_does(
     assert (whole.version, whole.sequence, whole.modes) == (parts.version, parts.sequence, parts.modes)
 
 
-@pytest.mark.parametrize("count", [1, 2, 11, 12, 13, 25, 99])
+@pytest.mark.parametrize("count", [1, 2, 24, 25, 37, 38, 51, 99])
 def test_every_query_has_an_answer_in_its_place(spread: Service, count: int) -> None:
     answer = ask(spread, QUERIES[:count], exact=True, fields=[])
     singles = [ask(spread, query_D[None], exact=True, fields=[]).results[0] for query_D in QUERIES[:count]]
@@ -116,9 +116,9 @@ def test_parts_are_searched_in_several_threads(spread: Service, monkeypatch: pyt
 
 
 def test_texts_are_encoded_together_and_searched_in_parts(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = Service(EmbeddedCatalog.open(make_text_store(tmp_path_factory.mktemp("texts"))))
+    service = Service(EmbeddedCatalog.open(texts))
     parts: list[int] = []
     searched = batches.search
 
@@ -127,8 +127,10 @@ def test_texts_are_encoded_together_and_searched_in_parts(
         return searched(prepared, batch)
 
     monkeypatch.setattr(batches, "search", search)
-    texts = [f"text number {number}" for number in range(30)]
-    answer = service.search_many(search_many("texts", texts, 3, mode="dense").request, Deadline.after(60))
+    monkeypatch.setattr(batches, "ALONE", 10)
+    monkeypatch.setattr(batches, "PART_QUERIES", 10)
+    asked = [f"text number {number}" for number in range(30)]
+    answer = service.search_many(search_many("texts", asked, 3, mode="dense").request, Deadline.after(60))
     assert sum(parts) == len(answer.results) == 30
     assert len(parts) > 1
     assert answer.modes == [pb.MODE_DENSE]
