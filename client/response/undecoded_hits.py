@@ -48,7 +48,7 @@ def _ordinary(hits: Hits) -> Hits:
     with _LOCK:
         if type(hits) is UndecodedHits:
             list.extend(hits, map(_hit, hits._found.hits))
-            hits.__class__ = Hits
+            hits.__class__ = Hits  # type: ignore[assignment]  # an ordinary list from now on
             del hits._found
     return hits
 
@@ -94,7 +94,7 @@ LIST_METHODS = (
 for _name in LIST_METHODS:
     setattr(UndecodedHits, _name, _made_first(_name))
 UndecodedHits.__radd__ = _added_to  # type: ignore[attr-defined]
-UndecodedHits.__hash__ = None  # type: ignore[assignment]  # as of every list
+UndecodedHits.__hash__ = None  # as of every list
 UndecodedHits.__name__ = UndecodedHits.__qualname__ = Hits.__name__
 
 _LOCK = threading.Lock()

@@ -1,7 +1,7 @@
 """The queries of a SearchMany, searched in parts that several cores work on.
 
-ScaNN and our kernels release the interpreter, and two dozen queries together take as long for each as a hundred. The hits
-of consecutive queries are consecutive on the wire: what the parts write is joined.
+ScaNN and our kernels release the interpreter, and two dozen queries together take as long for each as a hundred. The
+hits of consecutive queries are consecutive on the wire: what the parts write is joined.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Batches:
         """End the threads."""
         self._idle.close()
 
-    def framed(self, prepared: PreparedSearch, batch: QueryBatch) -> list[np.ndarray]:
+    def framed(self, prepared: PreparedSearch, batch: QueryBatch) -> list[memoryview]:
         """Return the hits of the queries as fields `results` of a SearchManyResponse, in pieces to be joined.
 
         Raises what `search` does, DeadlineError between two parts, and CallerGoneError if the caller hung up.
         """
         wanted = still_wanted()
 
-        def work(part: QueryBatch) -> np.ndarray:
+        def work(part: QueryBatch) -> memoryview:
             part.deadline.check()
             if not wanted():
                 raise CallerGoneError

@@ -239,7 +239,7 @@ class Service(MethodRegistry):
 
 def _results(
     prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None] | None
-) -> Sequence[bytes | np.ndarray]:
+) -> Sequence[bytes | memoryview]:
     """Return the hits of a batch whose queries have filters of their own, or are explained, to be joined."""
     with on_all_cores():
         written = search(prepared, batch, filters)
