@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -213,15 +214,13 @@ def compared(
     """Return a table of the rates, beside the best of ScaNN."""
     cores = len(os.sched_getaffinity(0))
     measures: dict[str, Callable[[], float]] = {
-        each.label: lambda each=each: _rate(each, held_QD, seconds, cores) for each in raw
+        each.label: partial(_rate, each, held_QD, seconds, cores) for each in raw
     }
     for count in (1, 4):
         for case, (fields, look) in CASES.items():
             for version, caller in versions.items():
-                job: dict[str, Any] = {"fields": fields, "look": look, "callers": count, "size": 100}
-                measures[f"{version}, {count} caller(s), {case}"] = lambda caller=caller, job=job: caller.ask(
-                    "batches", seconds=seconds, **job
-                )["rate"]
+                job = {"fields": fields, "look": look, "callers": count, "size": 100, "seconds": seconds}
+                measures[f"{version}, {count} caller(s), {case}"] = partial(_served_rate, caller, job)
     found = medians(measures, rounds)
     best = max((each.label for each in raw), key=lambda label: median(found[label]))
     rows = []
@@ -229,6 +228,11 @@ def compared(
         share = median(np.divide(rates, found[best]))
         rows.append((label, f"{median(rates):,.0f}", f"{share:.2f}"))
     return table(("batches of 100", "queries/s", "of the best of ScaNN"), rows)
+
+
+def _served_rate(caller: Caller, job: dict[str, Any]) -> float:
+    rate: float = caller.ask("batches", **job)["rate"]
+    return rate
 
 
 def beside(versions: dict[str, tuple[Caller, Caller]], seconds: float, rounds: int) -> str:

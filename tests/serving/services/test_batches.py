@@ -16,6 +16,7 @@ from scannery.indexer import Segment, Store, parse_spec
 from scannery.runtime.deadline import Deadline
 from scannery.serving import DeadlineError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.engine import search as engine
 from scannery.serving.scheduling import idle_cores
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.services import batches
@@ -120,7 +121,7 @@ def test_texts_are_encoded_together_and_searched_in_parts(
 ) -> None:
     service = Service(EmbeddedCatalog.open(texts))
     parts: list[int] = []
-    searched = batches.search
+    searched = engine.search
 
     def search(prepared: Any, batch: Any) -> Any:
         parts.append(len(batch.queries))
@@ -139,7 +140,7 @@ def test_texts_are_encoded_together_and_searched_in_parts(
 
 def test_the_deadline_is_checked_between_parts(spread: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, lock = 0.0, threading.Lock()
-    searched = batches.search
+    searched = engine.search
 
     def search(*arguments: Any) -> Any:
         nonlocal now_s
@@ -157,7 +158,7 @@ def test_the_deadline_is_checked_between_parts(spread: Service, monkeypatch: pyt
 def test_parts_are_not_begun_for_a_caller_that_hung_up(
     spread: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searched, begun = batches.search, list[int]()
+    searched, begun = engine.search, list[int]()
 
     def search(*arguments: Any) -> Any:
         begun.append(1)
@@ -173,7 +174,7 @@ def test_parts_are_not_begun_for_a_caller_that_hung_up(
 def test_an_error_in_one_part_is_the_error_of_the_batch(
     spread: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searched = batches.search
+    searched = engine.search
 
     def search(prepared: Any, batch: Any) -> Any:
         if "queries[40]" in batch.paths:
@@ -199,11 +200,13 @@ def test_recall_of_parts_is_that_of_the_index(tmp_path: Path) -> None:
     )
     vectors_ND = clustered(2000, DIMENSIONS)
     publish_version(Store.open(tmp_path / "store", create=True), spec, datapoints(spec, vectors_ND), tmp_path)
-    with served(tmp_path / "store", 4) as service:
-        found = ask(service, fields=[])
-        true = ask(service, fields=[], exact=True)
-    shares = [
-        len({hit.datapoint.id for hit in one.hits} & {hit.datapoint.id for hit in other.hits}) / 10
-        for one, other in zip(found.results, true.results, strict=True)
-    ]
-    assert np.mean(shares) > 0.9
+    recalls = []
+    for cores in (1, 4):
+        with served(tmp_path / "store", cores) as service:
+            found, true = ask(service, fields=[]), ask(service, fields=[], exact=True)
+        shares = [
+            len({hit.datapoint.id for hit in one.hits} & {hit.datapoint.id for hit in other.hits}) / 10
+            for one, other in zip(found.results, true.results, strict=True)
+        ]
+        recalls.append(np.mean(shares))
+    assert recalls[1] > recalls[0] - 0.03
