@@ -16,6 +16,7 @@ from scannery.serving.config import ServerConfig, WorkerContext
 from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, SEARCH_SERVICE
 from scannery.serving.process.base_server import BaseServer
 from scannery.serving.process.preload import Preloaded, encoder_pool
+from scannery.serving.services.plan_keeper import PlanKeeper
 from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -79,6 +80,9 @@ class Server(BaseServer):
             busy=lambda: self.admission.in_flight > 0,
             distance_of=lambda index: self._catalog.snapshot(index).manifest.spec.distance,
         )
+        self._keeper = PlanKeeper(
+            self._catalog.snapshots, self.metrics, busy=lambda: self.admission.in_flight > 0
+        )
         self._watcher = Watcher(self._catalog, every_s=config.check_every_s, after=self._report_health)
         self._measure()
 
@@ -91,10 +95,12 @@ class Server(BaseServer):
 
         """
         self._watcher.start()
+        self._keeper.start()
         self._check_indexes()
 
     def _close(self) -> None:
         self._sampler.stop()
+        self._keeper.stop()
         self._watcher.stop()
         self._catalog.close()
         self._catalog.encoders.close()
