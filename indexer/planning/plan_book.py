@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from scannery.indexer.planning.allowed_rows import AllowedRows
     from scannery.indexer.tuning.search_settings import SearchSettings
 
-__all__ = ["Asked", "PlanBook"]
+__all__ = ["EVERY", "Asked", "PlanBook"]
 
 CHOSEN = 1024
 """Size of the cache of choices: filters repeat."""
@@ -72,7 +72,8 @@ class PlanBook:
         self._changed = file.changed() if file else 0
         self._sums: dict[str, tuple[float, float]] = {}
         self._asked: deque[Asked] = deque(maxlen=KEPT_QUERIES)
-        self._calls = 0
+        self.calls = 0
+        """Searches so far; one of EVERY is timed."""
         self._timed = costs or (file.read() if file else None)
         self._start(self._timed)
 
@@ -117,19 +118,10 @@ class PlanBook:
         """Whether audits disagree with the costs."""
         return any(factor != 1 for factor in self._factors.values())
 
-    def choose(self, queries: int, rows: int, share: float, k: int) -> str:
-        """Return the cheapest plan; arguments as `Costs.by_plan`."""
-        return self._choose(queries, rows, share, k)
-
     def predicted_us(self, plan: str, queries: int, rows: int, share: float, k: int) -> float:
         """Return the cost of a plan in microseconds; 0 if costs are unknown."""
         cost = self._costs.by_plan(queries, rows, share, k)[plan] if self._costs else 0.0
         return cost if math.isfinite(cost) else 0.0
-
-    def wants_time(self) -> bool:
-        """Return whether this search should be timed: one of EVERY."""
-        self._calls += 1
-        return self._calls % EVERY == 0
 
     def note(self, plan: str, predicted_us: float, measured_us: float, asked: Asked) -> None:
         """Record the processor time of a search."""
@@ -192,7 +184,10 @@ class PlanBook:
         self._factors = factors
         self._costs = costs
         # A new cache: that of a method would keep the choices by earlier costs.
-        self._choose = lru_cache(maxsize=CHOSEN)(costs.choose) if costs else _exact
+        self.choose: Callable[[int, int, float, int], str] = (
+            lru_cache(maxsize=CHOSEN)(costs.choose) if costs else _exact
+        )
+        """Returns the cheapest plan; arguments as `Costs.by_plan`."""
 
 
 def _agreed(values: list[float]) -> float:

@@ -99,7 +99,8 @@ def _reached(planner: Planner, leaves: Leaves, queries_QD: np.ndarray, allowed: 
 
 class _Scored:
     """Times the scoring of rows given by number: for one query, of rows in the processor's caches and others, and for
-    batches."""
+    batches.
+    """
 
     def __init__(self, vectors_ND: np.ndarray, generator: np.random.Generator) -> None:
         self._rows = min(len(vectors_ND), TIMED_ROWS)

@@ -28,7 +28,7 @@ import numpy as np
 
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.planning.leaves import Leaves
-from scannery.indexer.planning.plan_book import Asked, PlanBook
+from scannery.indexer.planning.plan_book import EVERY, Asked, PlanBook
 from scannery.indexer.planning.plan_costs import BATCH, PLANS
 from scannery.indexer.scann.search import ScannSearcher
 from scannery.indexer.spec.spec import Distance
@@ -45,6 +45,9 @@ SURE = 3
 and in accepting its result."""
 BLOCK_QUERIES = 64
 AUDIT_ROUNDS = 2
+MOST_INSUFFICIENT, REMEMBERED, TRIED_EVERY = 0.5, 8, 16
+"""Share of a filter's searches with too few proposals above which only one of TRIED_EVERY asks ScaNN; a mean that
+weighs the latest searches, about REMEMBERED of them, most."""
 MOST_AUDIT_US = 50_000
 """A plan that is predicted to take longer is left out of audits."""
 
@@ -123,14 +126,15 @@ class Planner:
             target_recall: 0 to 1.
 
         """
-        plan = self._plan(len(queries_QD), k, allowed, settings)
-        if len(queries_QD) >= BATCH or not self.book.wants_time():
+        plan, book = self._plan(len(queries_QD), k, allowed, settings), self.book
+        book.calls += 1
+        if book.calls % EVERY or len(queries_QD) >= BATCH:
             return self._by(plan, queries_QD, k, allowed, settings, target_recall)
         started_ns = time.thread_time_ns()
         found = self._by(plan, queries_QD, k, allowed, settings, target_recall)
         took_us = (time.thread_time_ns() - started_ns) / 1000
         asked = Asked(queries_QD[:1].copy(), k, allowed, settings, target_recall)
-        self.book.note(plan, self._predicted_us(plan, len(queries_QD), k, allowed), took_us, asked)
+        book.note(plan, self._predicted_us(plan, len(queries_QD), k, allowed), took_us, asked)
         return found
 
     def predicted_us(self, queries: int, k: int, allowed: AllowedRows, settings: SearchSettings) -> float:
@@ -164,11 +168,14 @@ class Planner:
         return plan == "leaves" or asked.settings.reaches(self._depth(asked.k, asked.allowed))
 
     def _plan(self, queries: int, k: int, allowed: AllowedRows, settings: SearchSettings) -> str:
-        plan = "exact_allowed"
-        if k <= EXACT_ABOVE_SHARE * allowed.count:
-            plan = self.book.choose(queries, allowed.count, allowed.share, k)
-        if plan == "scann_allowed" and not settings.reaches(self._depth(k, allowed)):
-            plan = "leaves"
+        if k > EXACT_ABOVE_SHARE * allowed.count:
+            return "exact_allowed"
+        plan = self.book.choose(queries, allowed.count, allowed.share, k)
+        if plan == "scann_allowed":
+            # Where `leaves` answers most queries in the end, ScaNN is asked now and then only.
+            in_vain = allowed.insufficient > MOST_INSUFFICIENT and self.book.calls % TRIED_EVERY
+            if in_vain or not settings.reaches(self._depth(k, allowed)):
+                return "leaves"
         return plan
 
     def _predicted_us(self, plan: str, queries: int, k: int, allowed: AllowedRows) -> float:
@@ -233,6 +240,7 @@ class Planner:
             np.full(len(queries_QD), depth.recall or target_recall),
         )
         bad_Q = (depth_Q > deepest) | (rows_QK[:, -1] == NO_ROW)
+        allowed.insufficient += (float(bad_Q.mean()) - allowed.insufficient) / REMEMBERED
         if bad_Q.any():
             replace(found, np.flatnonzero(bad_Q), self.scan(queries_QD[bad_Q], k, allowed, target_recall))
         return found
@@ -257,8 +265,7 @@ class Planner:
             queries_QD,
             k,
             self.distance,
-            allowed.mask_N,
-            allowed.per_leaf,
+            allowed.by_leaf,
             target_recall,
             self._ranks_N,
         )
@@ -281,8 +288,14 @@ def exact_found(
     rows_QK, scores_QK = exact_search(vectors_ND, queries_QD, k, distance, chosen, ranks_N)
     count = len(queries_QD)
     plan = "exact" if allowed is None else "exact_allowed"
+    # Not by `full` and `ones`, which take as long as scoring twenty rows.
     return Found(
-        rows_QK, scores_QK, [plan] * count, np.zeros(count, np.int64), np.full(count, rows), np.ones(count)
+        rows_QK,
+        scores_QK,
+        [plan] * count,
+        np.zeros(count, np.int64),
+        np.array([rows] * count),
+        np.array([1.0] * count),
     )
 
 

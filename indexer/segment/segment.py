@@ -28,8 +28,8 @@ from scannery.indexer.lexical.bm25 import score_rows
 from scannery.indexer.lexical.inverted_index import Postings
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows
-from scannery.indexer.planning.leaves import Leaves
 from scannery.indexer.planning.cost_file import CostFile
+from scannery.indexer.planning.leaves import Leaves
 from scannery.indexer.planning.plan_book import PlanBook
 from scannery.indexer.planning.plan_costs import Costs
 from scannery.indexer.planning.plan_timing import measure_costs
