@@ -13,7 +13,15 @@ from scannery.indexer.kernels.fused import compiled
 from scannery.indexer.kernels.row_kernels import AHEAD, insert
 from scannery.indexer.kernels.scoring import prefetch, score
 
-__all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "order_leaves", "predict_scores", "scan_leaves", "sort_leaves"]
+__all__ = [
+    "TAIL_LOW",
+    "TAIL_STEP",
+    "count_tails",
+    "order_leaves",
+    "predict_scores",
+    "scan_leaves",
+    "sort_leaves",
+]
 
 TAIL_LOW = -1.0
 TAIL_STEP = 1 / 128
@@ -234,7 +242,7 @@ def scan_leaves(
     ordered = min(SORTED, leaves)
     sort_leaves(predicted_L, order_L, 0, ordered)
     by_number = numbers_R.shape[0] > 0
-    some_R = np.empty(0 if by_number else sizes_L.max(), np.int64)
+    some_R = np.empty(0 if by_number else sizes_L.max() + 1, np.int64)
     found, scanned, looked, needed, missed = 0, 0, 0, leaves, 0.0
     looked_score = -np.float32(np.inf)
     for rank in range(leaves):
@@ -251,11 +259,12 @@ def scan_leaves(
                     some_R[at] = starts_L[leaf] + at
                 rows_R = some_R[:count]
             else:
-                # Without a branch: which rows are allowed cannot be predicted.
+                # Without a branch: which rows are allowed cannot be predicted. What is not allowed is overwritten, or
+                # lies after the last row.
                 at = 0
                 for row in range(starts_L[leaf], starts_L[leaf] + sizes_L[leaf]):
                     some_R[at] = row
-                    at = min(at + mask_N[row], count - 1)
+                    at += mask_N[row]
                 rows_R = some_R[:count]
             scanned += count
             found = _score_into(vectors_ND, query_D, squared, rows_R, ranks_N, rows_K, scores_K, found)
@@ -264,11 +273,23 @@ def scan_leaves(
         # `_enough` visits all leaves. It is called if the k-th score rose, after as much work as it takes itself, and
         # after a share of all work so far.
         better = scores_K[k - 1] > looked_score
-        worked = (scanned - looked) * dimensions >= max(LOOK_WORK * leaves, scanned * dimensions // LOOK_SHARE)
+        worked = (scanned - looked) * dimensions >= max(
+            LOOK_WORK * leaves, scanned * dimensions // LOOK_SHARE
+        )
         if better and (worked or rank + 1 >= needed or looked == 0):
             looked, looked_score = scanned, scores_K[k - 1]
             needed, missed = _enough(
-                order_L, predicted_L, spread_L, sizes_L, allowed_L, tails_BT, looked_score, k, budget, above_L, rank + 1
+                order_L,
+                predicted_L,
+                spread_L,
+                sizes_L,
+                allowed_L,
+                tails_BT,
+                looked_score,
+                k,
+                budget,
+                above_L,
+                rank + 1,
             )
         if rank + 1 >= needed and scores_K[k - 1] == looked_score:
             return rank + 1, scanned, missed

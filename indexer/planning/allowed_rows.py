@@ -20,7 +20,8 @@ NUMBERED = 1 / 8
 
 
 _NO_ROWS, _NO_MASK = np.zeros(0, np.int64), np.zeros(0, bool)
-_NO_MASK.setflags(write=False)  # read-only like all masks: writable arrays would be compiled separately
+for _empty in (_NO_ROWS, _NO_MASK):  # read-only like all others: writable arrays would be compiled separately
+    _empty.setflags(write=False)
 
 
 class AllowedRows:
@@ -64,8 +65,12 @@ class AllowedRows:
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """Numbers of the allowed rows, int64, ascending."""
-        return self._allowed if self._by_number else np.flatnonzero(self._allowed)
+        """Numbers of the allowed rows, int64, ascending, read-only."""
+        rows = self._allowed if self._by_number else np.flatnonzero(self._allowed)
+        if rows.flags.writeable:
+            rows = rows.view()
+            rows.setflags(write=False)
+        return rows
 
     @cached_property
     def per_leaf(self) -> np.ndarray:

@@ -8,7 +8,8 @@ prediction, measured on held-out queries. Together with the score of the k-th hi
 of better rows in the remaining leaves; the scan ends when it is small. If a filter makes the predictions wrong, the
 scan covers more leaves, at most all, and then it is exact.
 
-Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T steps of a tail, R sampled or allowed rows.
+Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T steps of a tail, R sampled rows, or
+allowed ones.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The server takes the processor time of a sample of searches, and keeps a few of these queries. When it is idle it asks
 one of them by every plan (an *audit*). All plans of an audit run within the same moments, so a slow machine makes all
 of them slow, and what the audit tells is only the ratio between them. If nine of ten audits agree that a plan is
-cheaper or dearer than its costs say, the costs are corrected by as much as these nine agree on: a plan whose costs are
-wrong on disk is chosen again without a search by chance. A single kind of filter that makes a plan dear does not
-change the choice for the others. Costs with such a drift are also due to be timed again.
+cheaper, or dearer, than its costs say, these are corrected by the median: so a plan heals that was never chosen, since
+its costs on disk were too high. A single kind of filter that makes a plan dear does not change the choice for the
+others. Costs with such a drift are also due to be timed again.
 
 Safe to use from several threads: values are replaced, not changed.
 """
@@ -39,7 +39,7 @@ AUDITS = 48
 """Audits that are remembered."""
 FEWEST_AUDITS = 8
 AGREEING = 0.1
-"""Share of the audits at either end that may disagree."""
+"""Share of the audits that may disagree."""
 DRIFT, SETTLED = math.log(1.5), math.log(1.2)
 """Ratio between two plans, compared with that of their costs, above which costs are corrected, and below which they no
 longer are."""
@@ -191,14 +191,12 @@ class PlanBook:
 
 
 def _agreed(values: list[float]) -> float:
-    """Return the value closest to zero of those that all but AGREEING of the audits reach; 0 if they do not agree."""
+    """Return the median of the audits; 0 if more than AGREEING of them disagree on its sign."""
     if len(values) < FEWEST_AUDITS:
         return 0.0
     values.sort()
     least, most = values[int(AGREEING * len(values))], values[-1 - int(AGREEING * len(values))]
-    if least > 0:
-        return least
-    return min(most, 0.0)
+    return values[len(values) // 2] if least > 0 or most < 0 else 0.0
 
 
 def _exact(queries: int, rows: int, share: float, k: int) -> str:

@@ -98,21 +98,21 @@ def _reached(planner: Planner, leaves: Leaves, queries_QD: np.ndarray, allowed: 
 
 
 class _Scored:
-    """Times the scoring of rows given by number: for one query, of rows in the processor's caches and others, and for
-    batches.
-    """
+    """Times the scoring of rows given by number, in the processor's caches and not, and for batches."""
 
     def __init__(self, vectors_ND: np.ndarray, generator: np.random.Generator) -> None:
         self._rows = min(len(vectors_ND), TIMED_ROWS)
-        cached = np.sort(
-            generator.choice(
-                len(vectors_ND),
-                max(1, min(self._rows, CACHED_BYTES // max(1, vectors_ND.strides[0]))),
-                replace=False,
+        cached = _read_only(
+            np.sort(
+                generator.choice(
+                    len(vectors_ND),
+                    max(1, min(self._rows, CACHED_BYTES // max(1, vectors_ND.strides[0]))),
+                    replace=False,
+                )
             )
         )
         self._cached_rows = len(cached)
-        # Other rows in each round: those of the last round are in the processor's cache, unlike the rows of a large scan.
+        # Other rows in each round: those of the last round are in the processor's cache, unlike those of a large scan.
         blocks = itertools.cycle(_row_blocks(len(vectors_ND), generator))
 
         def way(queries: int, rows: Iterator[np.ndarray], rounds: int = 1) -> Way:
@@ -145,7 +145,13 @@ def _row_blocks(rows: int, generator: np.random.Generator) -> list[np.ndarray]:
     size = min(rows, TIMED_ROWS)
     count = min(rows // size, TIMED_BLOCKS)
     chosen = generator.choice(rows, count * size, replace=False)
-    return [np.sort(block) for block in chosen.reshape(count, size)]
+    return [_read_only(np.sort(block)) for block in chosen.reshape(count, size)]
+
+
+def _read_only(rows_R: np.ndarray) -> np.ndarray:
+    """Return row numbers as filters give them."""
+    rows_R.setflags(write=False)
+    return rows_R
 
 
 class Way:

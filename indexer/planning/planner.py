@@ -12,8 +12,8 @@ reliably as one among the first 2k of all rows. So `scann_allowed` reaches the r
 lie about as deep as the share of allowed rows predicts. If they lie deeper for a query, since few rows near to it are
 allowed, `leaves` answers it.
 
-Costs are measured when the segment is first opened (plan_timing.py) and stored in the local cache, so all processes of a
-machine choose the same plan. The server compares them with what searches take (plan_book.py).
+Costs are measured when the segment is first opened (plan_timing.py) and stored in the local cache for all processes of
+a machine. The server compares them with what searches take (plan_book.py).
 
 Shapes: Q queries, N rows, D dimensions, K hits.
 """

@@ -1,9 +1,9 @@
 """Keeps the costs of filtered searches true while a server runs.
 
-When the machine is idle, a thread of the lowest priority times the plans of a segment again if other processes disturbed
-the first timing, or if searches disagree with it; and it asks sampled queries by every plan (plan_book.py). Its share of
-a processor is bounded. On a server that is never idle it still asks a query now and then, since only that tells whether
-costs are true.
+When the machine is idle, a thread of the lowest priority times the plans of a segment again if other processes
+disturbed the first timing, or if searches disagree with it; and it asks sampled queries by every plan (plan_book.py).
+Its share of a processor is bounded. On a server that is never idle it still asks a query now and then, since only that
+tells whether costs are true.
 """
 
 from __future__ import annotations

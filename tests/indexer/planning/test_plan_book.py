@@ -112,7 +112,8 @@ def test_only_one_process_times_at_once(tmp_path: Path) -> None:
 
 
 def test_the_key_is_of_model_instructions_and_cores() -> None:
-    info = "processor\t: 0\nmodel name\t: AMD EPYC\nmodel\t\t: 2\ncpu MHz\t\t: {}\nflags\t\t: fpu avx2 {}\n\nprocessor\t: 1\n"
+    first = "processor\t: 0\nmodel name\t: AMD EPYC\nmodel\t\t: 2\ncpu MHz\t\t: {}\nflags\t\t: fpu avx2 {}\n"
+    info = first + "\nprocessor\t: 1\n"
     here = key_of(info.format(2000, "avx512f"), 2)
     assert key_of(info.format(3000, "avx512f smap"), 2) == here
     others = {
