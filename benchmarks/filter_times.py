@@ -79,7 +79,16 @@ class Checkout:
     """A process that answers for one checkout."""
 
     def __init__(self, folder: Path, store: Path, cache: Path, count: int) -> None:
-        program = [str(folder / ".venv/bin/python"), __file__, "--answer", str(store), str(cache), str(count)]
+        # -P: the folder of this file has modules with the names of standard ones.
+        program = [
+            str(folder / ".venv/bin/python"),
+            "-P",
+            __file__,
+            "--answer",
+            str(store),
+            str(cache),
+            str(count),
+        ]
         self._process = subprocess.Popen(
             program,
             cwd=folder,
