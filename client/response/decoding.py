@@ -204,6 +204,8 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
                 rows_allowed=plan.rows_allowed,
                 leaves_searched=plan.leaves_searched,
                 candidates=plan.candidates,
+                predicted_us=plan.predicted_us,
+                measured_us=plan.measured_us,
             )
             for plan in message.segments
         ),

@@ -72,6 +72,8 @@ def _plan(entry: SegmentEntry, step: SegmentStats | None) -> SegmentPlan:
         plan.rows_allowed = step.rows_allowed
         plan.leaves_searched = step.leaves
         plan.candidates = step.candidates
+        plan.predicted_us = step.predicted_us
+        plan.measured_us = step.measured_us
     return plan
 
 

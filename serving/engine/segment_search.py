@@ -90,7 +90,7 @@ class SegmentSearch:
                 rows_QK, scores_QK = self.segment.search(vectors_QD, hits, settings=settings, ready=True)
                 plan = "exact" if settings is None else "scann"
             else:
-                found = self.find(vectors_QD, hits)
+                found = self.find(vectors_QD, hits, timed=stats.explained)
                 rows_QK, scores_QK, plan = found.rows_QK, found.scores_QK, found.plans[0]
                 if stats.explained:
                     stats.add_segment((self.name, self.number), self.rows, found, paths)
@@ -101,8 +101,11 @@ class SegmentSearch:
             rows_QK = self.vectors.datapoints(rows_QK)
         return rows_QK, scores_QK
 
-    def find(self, vectors_QD: np.ndarray, hits: int) -> Found:
-        """Return the best rows of `segment` with the plan, the leaves and candidates searched, and the recall."""
+    def find(self, vectors_QD: np.ndarray, hits: int, *, timed: bool = False) -> Found:
+        """Return the best rows of `segment` with the plan, the leaves and candidates searched, and the recall.
+
+        With `timed` also the predicted and the measured time.
+        """
         return self.segment.find(
             vectors_QD,
             hits,
@@ -110,6 +113,7 @@ class SegmentSearch:
             allowed=self.allowed,
             target_recall=self.target_recall,
             ready=True,
+            timed=timed,
         )
 
     def _attributes(self, plan: str, hits: int) -> dict[str, str | int]:

@@ -19,6 +19,7 @@ from scannery.serving.process.base_server import BaseServer
 from scannery.serving.process.preload import Preloaded, encoder_pool
 from scannery.serving.recall.controller import Estimate, RecallController
 from scannery.serving.services.kept_queries import KeptQueries
+from scannery.serving.services.plan_keeper import PlanKeeper
 from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -98,6 +99,9 @@ class Server(BaseServer):
             texts_are_dense=self._texts_are_dense,
         )
         self._kept = _kept_queries(config, context, self._catalog)
+        self._keeper = PlanKeeper(
+            self._catalog.snapshots, self.metrics, busy=lambda: self.admission.in_flight > 0
+        )
         self._watcher = Watcher(self._catalog, every_s=config.check_every_s, after=self._report_health)
         self._measure()
 
@@ -110,12 +114,14 @@ class Server(BaseServer):
 
         """
         self._watcher.start()
+        self._keeper.start()
         self._check_indexes()
 
     def _close(self) -> None:
         self._sampler.stop()
         if self._kept is not None:
             self._kept.stop()
+        self._keeper.stop()
         self._watcher.stop()
         self._catalog.close()
         self._catalog.encoders.close()

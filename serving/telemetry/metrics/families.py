@@ -84,6 +84,25 @@ class ServerMetrics:
             "Segments searched by sampled queries, by plan.",
             ("index", "plan"),
         )
+        self.plan_predicted = Counter(
+            "scannery_plan_predicted_seconds_total",
+            "Predicted processor time of sampled searches among allowed rows, by plan.",
+            ("index", "plan"),
+        )
+        self.plan_measured = Counter(
+            "scannery_plan_measured_seconds_total",
+            "Processor time of these searches.",
+            ("index", "plan"),
+        )
+        self.plan_correction = Gauge(
+            "scannery_plan_correction",
+            "Factor by which searches correct the timed costs of a plan; 1: they agree.",
+            ("index", "plan"),
+            combine="max",
+        )
+        self.plans_timed = Counter(
+            "scannery_plans_timed_total", "Times that plans were timed while serving.", ("index",)
+        )
         self.version = Gauge("scannery_index_version", "Version that is served.", ("index",), combine="max")
         self.rows = Gauge(
             "scannery_index_rows", "Datapoints of the version that is served.", ("index",), combine="max"

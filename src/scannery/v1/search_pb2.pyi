@@ -1528,6 +1528,8 @@ class SegmentPlan(_message.Message):
     ROWS_ALLOWED_FIELD_NUMBER: _builtins.int
     LEAVES_SEARCHED_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    PREDICTED_US_FIELD_NUMBER: _builtins.int
+    MEASURED_US_FIELD_NUMBER: _builtins.int
     segment: _builtins.str
     """First 12 digits of the segment's hash, or `memtable`."""
     shard: _builtins.int
@@ -1542,6 +1544,12 @@ class SegmentPlan(_message.Message):
     """Number of leaves searched; 0 if the segment has none."""
     candidates: _builtins.int
     """Number of rows compared exactly."""
+    predicted_us: _builtins.float
+    """Processor time that the costs of the plan predicted, in microseconds; 0: not predicted. Of a batch, that of all
+    queries with the same filter, like the next one.
+    """
+    measured_us: _builtins.float
+    """Processor time of the search of the segment, in microseconds; 0: not measured."""
     def __init__(
         self,
         *,
@@ -1552,10 +1560,12 @@ class SegmentPlan(_message.Message):
         rows_allowed: _builtins.int = ...,
         leaves_searched: _builtins.int = ...,
         candidates: _builtins.int = ...,
+        predicted_us: _builtins.float = ...,
+        measured_us: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "leaves_searched", b"leaves_searched", "plan", b"plan", "rows", b"rows", "rows_allowed", b"rows_allowed", "segment", b"segment", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "leaves_searched", b"leaves_searched", "measured_us", b"measured_us", "plan", b"plan", "predicted_us", b"predicted_us", "rows", b"rows", "rows_allowed", b"rows_allowed", "segment", b"segment", "shard", b"shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
