@@ -1,6 +1,6 @@
-"""Callers of one server, as a process of their own: `benchmarks.lone_caller` runs it with the Python of any version.
+"""Callers of one server, in a process that `benchmarks.lone_caller` runs with the Python of any version.
 
-Reads a line of JSON with the arguments of `measured` or `recalled` from stdin for each measurement, and writes a line of
+Reads a line of JSON with the arguments of `measured` from stdin for each measurement, and writes a line of
 JSON with its result. Imports nothing of this repository but `scannery`, which is that of the version.
 
     python benchmarks/callers.py HOST:PORT QUERIES.npy
