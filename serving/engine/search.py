@@ -67,6 +67,9 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
     """
     started_s = time.perf_counter()
     first = queries[0]
+    if len(queries) == 1 and (answer := _answer_at_once(first, deadline)) is not None:
+        first.prepared.took(time.perf_counter() - started_s)
+        return [answer]
     snapshot, prepared, stats = first.snapshot, first.prepared, first.stats
     vectors = [each.query.vector_D for each in queries if isinstance(each.query, ByVector)]
     asked: Sequence[Query]
@@ -87,6 +90,27 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
     answers = [hits + trailer for hits in written.lists()]
     prepared.took((time.perf_counter() - started_s) / len(queries))
     return answers
+
+
+def _answer_at_once(query: PreparedQuery, deadline: Deadline) -> bytes | None:
+    """Return the answer to a query by vector of which the best rows of the only segment are all; None for others.
+
+    It is what `search` finds, with a third of its function calls.
+    """
+    prepared, stats = query.prepared, query.stats
+    options = prepared.options
+    if not prepared.answers_at_once or not isinstance(query.query, ByVector) or stats.detailed:
+        return None
+    [searches] = prepared.segments(query.snapshot, deadline).by_vector
+    if not searches:
+        return None
+    deadline.check()
+    [segment], offset = searches, options.offset
+    rows_1K, scores_1K = segment.search(query.query.vector_D[None], offset + options.k, stats, ())
+    deadline.check()
+    if offset:
+        rows_1K, scores_1K = rows_1K[:, offset:], scores_1K[:, offset:]
+    return prepared.hydrator.block(segment.number, rows_1K, scores_1K).whole() + prepared.trailer
 
 
 def search(

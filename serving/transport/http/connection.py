@@ -137,9 +137,9 @@ class Connection(asyncio.Protocol):
             return False
         for known in self._known:
             if known.fits(data):
-                exchange = self._handler.repeated(self, known, data)
-                if exchange is not None:
-                    self.received(exchange)
+                exchange = self._current = self._handler.repeated(self, known, data)
+                if exchange is not None and exchange.error is not None:
+                    self._handler.refuse(exchange, exchange.error)
                 return exchange is not None
         return False
 

@@ -10,7 +10,6 @@ from scannery.serving.transport.http.head import NO_HEAD
 from scannery.serving.transport.lifecycle import ActiveRequest
 
 if TYPE_CHECKING:
-    from scannery.serving.engine.search import PreparedQuery
     from scannery.serving.scheduling.admission import Ticket
     from scannery.serving.transport.http.connection import Connection
 
@@ -31,7 +30,6 @@ class Exchange:
         "head",
         "head_only",
         "principal",
-        "query",
         "ticket",
         "whole",
     )
@@ -48,8 +46,6 @@ class Exchange:
         self.admitted_s = 0.0
         """When the credentials were checked."""
         self.ticket: Ticket | None = None
-        self.query: PreparedQuery | None = None
-        """Of a request that repeats an earlier one (repeated_request.py): it was not parsed."""
         self.whole = b""
         """What was read from the socket when the request was complete, decrypted."""
         self.active: ActiveRequest

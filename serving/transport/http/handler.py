@@ -92,7 +92,10 @@ class Handler:
         self._threads, self._config = threads, config
         self._responses, self._pages = responses, pages
         self._browsers = Browsers(config)
+        self._asks = config.security.tokens
         self._arrived: list[Exchange] = []
+        self._batches: dict[int, _Batch] = {}
+        """Searches to be answered, by snapshot and options."""
         self.loop: asyncio.AbstractEventLoop
         """The event loop."""
         self.lost: Callable[[Connection], None]
@@ -145,34 +148,44 @@ class Handler:
 
     def answer(self, exchange: Exchange) -> None:
         """Answer a request together with the others that arrive in this iteration of the event loop."""
-        if not self._arrived:
-            self.loop.call_soon(self._answer_arrived)
+        self._answer_soon()
         self._arrived.append(exchange)
 
+    def _answer_soon(self) -> None:
+        if not self._arrived and not self._batches:
+            self.loop.call_soon(self._answer_arrived)
+
     def repeated(self, connection: Connection, known: RepeatedRequest, data: bytes) -> Exchange | None:
-        """Return the exchange of a request that differs from an answered one in nothing but its vector.
+        """Begin to answer a request that differs from an answered one in nothing but its vector, as `answer` does.
 
         It passes all checks but those of its bytes. None: it is to be parsed, which also finds what is wrong with it.
+        An error of admission is noted in the exchange.
         """
-        exchange = Exchange(connection)
+        exchange, stats = Exchange(connection), QueryStats()
         exchange.head = known.head
         try:
-            self._check_caller(exchange)
+            if self._asks:
+                self._check_caller(exchange)
             CURRENT.set(exchange.principal)
-            exchange.query = self._lifecycle.methods.ready_again(
-                known.template, known.vector_of(data), QueryStats()
-            )
+            query = self._lifecycle.methods.ready_again(known.template, known.vector_of(data), stats)
         except Exception:  # noqa: BLE001  found again in the parsed request, and answered
             return None
-        if exchange.query is None or tracing.on():
+        if query is None or tracing.on():
             return None
         exchange.body = data[known.body :]
+        try:
+            self._begin(exchange, stats)
+        except OverloadedError as error:
+            exchange.error = error
+            return exchange
+        exchange.active.index, exchange.active.size = query.snapshot.manifest.index, len(exchange.body)
+        self._answer_soon()
+        self._batches.setdefault(id(query.prepared), []).append((exchange, query))
         return exchange
 
     def _answer_arrived(self) -> None:
         arrived, self._arrived = self._arrived, []
-        # By snapshot and options.
-        batches: dict[int, _Batch] = {}
+        batches, self._batches = self._batches, {}
         for exchange in arrived:
             try:
                 self._dispatch(exchange, batches)
@@ -196,19 +209,7 @@ class Handler:
         if time.monotonic() - exchange.admitted_s > CHECK_AGAIN_AFTER_S:
             self._check_caller(exchange)
         CURRENT.set(exchange.principal)
-        exchange.active = ActiveRequest(head.path, self.admit(exchange))
-        max_s = self._config.max_request_s
-        exchange.deadline = Deadline.after(max_s if head.timeout_s is None else min(head.timeout_s, max_s))
-        query = exchange.query
-        if query is not None:
-            active = exchange.active
-            active.index, active.size, active.stats = (
-                query.snapshot.manifest.index,
-                len(exchange.body),
-                query.stats,
-            )
-            batches.setdefault(id(query.prepared), []).append((exchange, query))
-            return
+        self._begin(exchange)
         if head.path == SEARCH and not head.json and not head.gzipped and not tracing.on():
             try:
                 if self._add_to_batch(exchange, batches):
@@ -218,6 +219,12 @@ class Handler:
                 return
         # In a context of its own: the thread must not keep the caller for its next request.
         self._threads.submit(copy_context().run, self._answer, exchange)
+
+    def _begin(self, exchange: Exchange, stats: QueryStats | None = None) -> None:
+        """Admit a request, and note its deadline; raises OverloadedError."""
+        head, max_s = exchange.head, self._config.max_request_s
+        exchange.active = ActiveRequest(head.path, self.admit(exchange), stats)
+        exchange.deadline = Deadline.after(max_s if head.timeout_s is None else min(head.timeout_s, max_s))
 
     def _add_to_batch(self, exchange: Exchange, batches: dict[int, _Batch]) -> bool:
         """Add a search that may run on the event loop to its batch; return False for any other."""

@@ -39,7 +39,7 @@ class RequestHandler(Protocol):
         """Pass admission before a large body is read; raises OverloadedError."""
 
     def repeated(self, connection: Connection, known: RepeatedRequest, data: bytes) -> Exchange | None:
-        """Return the exchange of a request that fits `known`, to be answered; None: it is to be parsed."""
+        """Begin to answer a request that fits `known`, or note its error; None: it is to be parsed."""
 
     def answer(self, exchange: Exchange) -> None:
         """Answer by `Connection.reply` on the event loop, now or later."""
