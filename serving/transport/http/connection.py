@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
         self._held = b""
         """Bytes received and not parsed yet."""
         self._read = b""
-        """The bytes that are parsed now, as they were read at once."""
+        """The bytes that are parsed now, if they begin with a request."""
         self._known: tuple[RepeatedRequest, ...] = ()
         """Requests that further ones are compared with, the latest first."""
         self._last = False
@@ -148,7 +148,8 @@ class Connection(asyncio.Protocol):
         self._known = (known, *self._known[: MAX_KNOWN - 1])
 
     def _parse(self, data: bytes) -> None:
-        self._read = data
+        # The rest of a request is not one.
+        self._read = b"" if self._parser.is_arriving else data
         for start in range(0, len(data), PIECE_BYTES):
             if self._has_enough():
                 self._held = data[start:]

@@ -47,7 +47,7 @@ class Exchange:
         """When the credentials were checked."""
         self.ticket: Ticket | None = None
         self.whole = b""
-        """What was read from the socket when the request was complete, decrypted."""
+        """What was read at once, decrypted, if it begins with a request and this one was complete with it."""
         self.active: ActiveRequest
         self.deadline: Deadline
 

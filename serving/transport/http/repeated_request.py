@@ -48,7 +48,7 @@ def repeated_request(
     Args:
         head: of the request.
         template: of its body.
-        data: bytes that were read from the socket at once.
+        data: bytes that were read at once, and begin with a request; empty: it was read in parts.
         body: the last one that was parsed from them.
 
     """
