@@ -1,7 +1,7 @@
 """Searches by vector as bytes: programs search again and again with the same options.
 
-To make the messages of a search takes as long as to send it. What is the same in each is kept as bytes, up to the vector
-and after it.
+To make the messages of a search takes as long as to send it. What is the same in each is kept as bytes: those up to the
+vector, and those after it.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(options))
+@pytest.mark.parametrize("options", OPTIONS, ids=",".join)
 def test_requests_are_those_that_are_built_anew(options: dict[str, Any]) -> None:
     for vector in VECTORS * 2:
         plain = SearchRequest(index="ÿé", query=build_query(vector), options=build_options(9, **options))
@@ -46,7 +46,7 @@ def test_options_of_other_types_and_values_are_others() -> None:
     vector = np.ones(4, np.float32)
     filters: list[Any] = [1, 1.0, True, "1", 2, -0.0, 0.0, [1], {"$gt": 1}]
     for value in [*filters, *filters]:
-        options = {"where": {"a": value}}
+        options: Any = {"where": {"a": value}}
         if isinstance(value, list):
             options = {"where": {"a": {"$in": value}}}
         assert search("i", vector, 3, **options).request.options == build_options(3, **options)

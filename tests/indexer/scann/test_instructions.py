@@ -27,7 +27,9 @@ from scannery.indexer.scann.search import load_searcher
 vectors_ND, queries_QD = np.load(sys.argv[1] + "/vectors.npy"), np.load(sys.argv[1] + "/queries.npy")
 vectors_ND.setflags(write=False)
 searcher = load_searcher(Path(sys.argv[1]) / "scann", vectors_ND, "dot")
-found = [searcher.search(queries_QD[i : i + n], 10, rescore=40, leaves=5)[0].tolist() for n in (1, 5, 40) for i in (0, 40)]
+found = []
+for queries in (1, 5, 40, 80):
+    found += searcher.search(queries_QD[:queries], 10, rescore=40, leaves=5)[0].tolist()
 print(json.dumps([used_instructions(), found]))
 """
 
@@ -70,7 +72,7 @@ def test_each_finds_the_same(tmp_path: Path) -> None:
         used, found = json.loads(output)
         results[used] = found
     assert {"sse4", "avx2"} <= results.keys()
-    hits = {used: np.array(sum(found, [])) for used, found in results.items()}
+    hits = {used: np.array(found) for used, found in results.items()}
     for used, rows_QK in hits.items():
         # A leaf more or less can be searched, since the distances of centres are added up in another order.
         same = [
