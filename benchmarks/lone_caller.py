@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,10 @@ def pgvector(folder: Path, data: RealQuestions) -> Iterator[list[Any]]:
         yield [lambda where, connection=each: ask_of(connection, where) for each in connections]
 
 
+def _ask_in_turn(asks: Sequence[Any], number: int) -> object:
+    return asks[number % len(asks)](number)
+
+
 def main() -> None:
     """Measure, and print the tables."""
     parser = argparse.ArgumentParser(
@@ -235,11 +240,7 @@ def main() -> None:
                     if peers and label != "plain":
                         where = f"where part < {asked['where']['part']['$lt']}" if "where" in asked else ""
                         asks = [peer(where) for peer in peers[:callers]]
-                        one = measured(
-                            lambda n, asks=asks: asks[n % len(asks)](n),
-                            callers=callers,
-                            seconds=wanted.seconds,
-                        )
+                        one = measured(partial(_ask_in_turn, asks), callers=callers, seconds=wanted.seconds)
                         figures = [one["rate"], one["p50_ms"], one["p99_ms"], float("nan"), one["own_us"]]
                         found.setdefault((label, callers, "pgvector"), []).append(figures)
     rows: list[Sequence[object]] = []
