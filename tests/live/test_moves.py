@@ -553,7 +553,7 @@ def test_what_is_damaged_is_not_copied(
 
 
 def test_a_server_collects_garbage_by_itself(tmp_path: Path, rng: random.Random) -> None:
-    live = {"seal_rows": 100, "seal_age_s": 0.1, "gc_every_s": 0.5, "gc_keep": 2, "gc_min_age_s": 0.5}
+    live = {"seal_rows": 100, "seal_age_s": 0.1, "gc_every_s": 2, "gc_keep": 2, "gc_min_age_s": 0.5}
     spec = parse_spec({**LIVE.model_dump(), "live": live})
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
     store = Store.open(path)

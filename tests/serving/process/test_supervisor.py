@@ -73,8 +73,15 @@ def answers(address: str) -> bool:
         return len(client.index("library").search(VECTOR, 3)) == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("workers", "number"),
+    [
+        ("1", signal.SIGINT),
+        ("2", signal.SIGTERM),
+        pytest.param("1", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("2", signal.SIGINT, marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_ends_the_server_cleanly(library: Path, workers: str, number: signal.Signals) -> None:
     with started(library, "--workers", workers) as (process, address):
         assert answers(address)
