@@ -32,6 +32,28 @@ _BY_LIBRARY = (
     "tests/test_linear_text.py",
 )
 
+_LIBRARY = "library"
+
+# What takes longest of one process: it comes first, so that no process is left with it at the end. The others come by
+# their number of tests.
+_FIRST = (
+    _LIBRARY,
+    "tests/test_docs_commands.py",
+    "tests/live/test_moves.py",
+    "tests/pipelines/execution/test_runners.py",
+    "tests/serving/process/test_supervisor.py",
+    "tests/serving/process/test_encoder_process.py",
+    "tests/model/test_model.py",
+    "tests/live/test_disks.py",
+    "tests/live/test_torture.py",
+    "tests/live/named_vectors/test_encoded_texts.py",
+    "tests/pipelines/test_kill.py",
+    "tests/pipelines/test_bit_rot.py",
+    "tests/cli/test_foreign_files.py",
+    "tests/cli/test_judge.py",
+    "tests/test_docs_evaluate.py",
+)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -42,7 +64,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # its package has no types
         def _split_scope(self, nodeid: str) -> str:
-            return "library" if nodeid.startswith(_BY_LIBRARY) else super()._split_scope(nodeid)
+            return _LIBRARY if nodeid.startswith(_BY_LIBRARY) else super()._split_scope(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if (first := next((scope for scope in _FIRST if scope in self.workqueue), None)) is not None:
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log)
 
