@@ -24,9 +24,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scannery"))
 _BY_LIBRARY = (
     "tests/embed/",
     "tests/cli/test_evaluate.py",
+    "tests/live/test_transcripts.py",
     "tests/pipelines/planning/test_padded_widths.py",
     "tests/pipelines/tuning/test_fusion_weight.py",
     "tests/serving/catalog/test_broken_indexes.py",
+    "tests/serving/engine/test_highlighting.py",
     "tests/serving/engine/test_rerank.py",
     "tests/serving/services/test_creation.py",
     "tests/test_linear_text.py",
@@ -34,14 +36,14 @@ _BY_LIBRARY = (
 
 _LIBRARY = "library"
 
-# What takes longest of one process: it comes first, so that no process is left with it at the end. The others come by
-# their number of tests.
+# What takes longest of one process: it comes first, so that no process is left with it at the end; those that load a
+# model come after the first of _LIBRARY has loaded it. The others come by their number of tests.
 _FIRST = (
     _LIBRARY,
-    "tests/test_docs_commands.py",
     "tests/live/test_moves.py",
-    "tests/pipelines/execution/test_runners.py",
     "tests/serving/process/test_supervisor.py",
+    "tests/pipelines/execution/test_runners.py",
+    "tests/test_docs_commands.py",
     "tests/serving/process/test_encoder_process.py",
     "tests/model/test_model.py",
     "tests/live/test_disks.py",

@@ -26,7 +26,7 @@ from scannery.serving import BindError, ConfigError, ServerConfig, serve
 from scannery.serving.config import RemoteConfig
 from scannery.serving.security import KeyFile
 from tests.data import ROOT
-from tests.served import DIMENSIONS, serving
+from tests.served import DIMENSIONS, PAUSE_S, serving
 
 VECTOR = np.ones(DIMENSIONS, np.float32)
 
@@ -249,7 +249,7 @@ def test_reloads_and_deaths_under_load_are_not_seen_through_the_sdk(library: Pat
         client = scannery.connect(address, api_key=key, timeout_s=60)
 
         def ask() -> None:
-            while not done.is_set():
+            while not done.wait(PAUSE_S):
                 try:
                     assert len(client.index("library").search(VECTOR, 3)) == 3
                     answered[0] += 1
