@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +18,11 @@ _ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 settings.register_profile("scannery", _ANY_TIME, derandomize=True)
 settings.register_profile("explore", _ANY_TIME)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scannery"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep all modules and collected tests out of later garbage collections, each of which took half a second."""
+    gc.freeze()
 
 
 # Tests that load models by their library, whose imports alone take six seconds of processor time. The other files find
