@@ -23,6 +23,7 @@ from scannery.embed.devices.precision import (
 )
 from scannery.embed.devices.protocol import Emit, Forward, Work
 from scannery.embed.errors import InvalidArgumentError
+from scannery.embed.packing import even_batches, packed_like
 from scannery.embed.tokenization import Features
 
 __all__ = ["CpuDevice"]
@@ -64,6 +65,7 @@ class CpuDevice:
             )
         self.dtype = dtype
         self._threads = threads
+        self._packs = False
         self._model: Any = None
         self._forward: Forward | None = None
 
@@ -75,13 +77,13 @@ class CpuDevice:
         on_one_core(lambda: self._place(model, forward, probes[0]))
 
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
-        """Yield batches with little padding."""
+        """Yield packed batches if the model takes them, else batches with little padding."""
+        if self._packs:
+            return even_batches(lengths_N, BUDGET_TOKENS, ENOUGH_TOKENS, self._cores)
         return snug_batches(lengths_N, BUDGET_TOKENS, ENOUGH_TOKENS)
 
     def run(self, work: Work, emit: Emit) -> None:
         """Compute all batches, one thread per core; a single batch on all cores."""
-        import torch
-
         first, second = next(work, None), next(work, None)
         if first is None:
             return
@@ -90,11 +92,16 @@ class CpuDevice:
             on_idle_cores(lambda: self._compute(only, emit), self._threads)  # a single batch, such as a query
             return
         queue = _Queue([first, second], work)
-        threads = self._threads or torch.get_num_threads()
         try:
-            on_cores(threads, lambda: self._drain(queue, emit))
+            on_cores(self._cores, lambda: self._drain(queue, emit))
         finally:
             queue.close()  # also if the caller is interrupted while it waits
+
+    @property
+    def _cores(self) -> int:
+        import torch
+
+        return self._threads or torch.get_num_threads()
 
     def _place(self, model: Any, forward: Forward, probe: Features) -> None:
         import torch
@@ -105,6 +112,8 @@ class CpuDevice:
             return
         with torch.inference_mode():
             expected_ND = forward(model, dict(probe)).numpy()
+        if self._takes_fused(model, forward, probe, expected_ND):
+            return
         for prepack in (True, False):
             lower = lower_precision(model, "bfloat16")
             if prepack and not prepacked(lower[0]):
@@ -118,6 +127,16 @@ class CpuDevice:
             )
             return
         self._model, self.dtype = lower, "bfloat16"
+
+    def _takes_fused(self, model: Any, forward: Forward, probe: Features, expected_ND: np.ndarray) -> bool:
+        """Place the model as FusedBert, if it and this processor allow it and the vectors stay the same."""
+        from scannery.embed.devices.fused_bert import fused
+
+        lower = fused(model)
+        if lower is None or worst_cosine(expected_ND, lower, forward, packed_like(probe)) < FAITHFUL_COSINE:
+            return False
+        self._model, self.dtype, self._packs = lower, "bfloat16", True
+        return True
 
     def _compute(self, item: tuple[Batch, Any], emit: Emit) -> None:
         import torch
