@@ -5,6 +5,7 @@ Legend: N texts, B texts in a batch.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,6 +33,9 @@ BUDGET_TOKENS = 1024
 ENOUGH_TOKENS = 384
 """Tokens in a batch, measured (docs/benchmarks/embed.md): a core is slower below 384, and above 1,024 its cache
 overflows."""
+
+EQUAL_COSINE = 0.999999
+"""Least cosine to the model's own vectors at which the float32 layout of oneDNN is used."""
 
 
 class CpuDevice:
@@ -106,14 +110,28 @@ class CpuDevice:
     def _place(self, model: Any, forward: Forward, probe: Features) -> None:
         import torch
 
-        self._model, self._forward = model, forward
+        self._forward = forward
         wanted, self.dtype = self.dtype, "float32"
-        if wanted == "float32" or (wanted == "auto" and not has_fast_bfloat16()):
-            return
         with torch.inference_mode():
             expected_ND = forward(model, dict(probe)).numpy()
+        if wanted != "float32" and (wanted != "auto" or has_fast_bfloat16()):
+            cosine = self._place_bfloat16(model, forward, probe, expected_ND, least=wanted == "auto")
+            if self.dtype == "bfloat16":
+                return
+            logger.warning(
+                "bfloat16 reaches a cosine of only %.5f to float32 on this model; using float32", cosine
+            )
+        self._model = model
+        same = copy.deepcopy(model)
+        if prepacked(same) and worst_cosine(expected_ND, same, forward, probe) >= EQUAL_COSINE:
+            self._model = same
+
+    def _place_bfloat16(
+        self, model: Any, forward: Forward, probe: Features, expected_ND: np.ndarray, *, least: bool
+    ) -> float:
+        """Place the model in bfloat16, where `least` is set only if the vectors stay the same; return the cosine."""
         if self._takes_fused(model, forward, probe, expected_ND):
-            return
+            return 1.0
         for prepack in (True, False):
             lower = lower_precision(model, "bfloat16")
             if prepack and not prepacked(lower[0]):
@@ -121,12 +139,9 @@ class CpuDevice:
             cosine = worst_cosine(expected_ND, lower, forward, probe)
             if cosine >= FAITHFUL_COSINE:
                 break
-        if wanted == "auto" and cosine < FAITHFUL_COSINE:
-            logger.warning(
-                "bfloat16 reaches a cosine of only %.5f to float32 on this model; using float32", cosine
-            )
-            return
-        self._model, self.dtype = lower, "bfloat16"
+        if cosine >= FAITHFUL_COSINE or not least:
+            self._model, self.dtype = lower, "bfloat16"
+        return cosine
 
     def _takes_fused(self, model: Any, forward: Forward, probe: Features, expected_ND: np.ndarray) -> bool:
         """Place the model as FusedBert, if it and this processor allow it and the vectors stay the same."""
