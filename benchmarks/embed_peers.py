@@ -82,9 +82,7 @@ def peers(encoder: Encoder) -> list[Peer]:
             )
         small = _int8(path)
         found.append(
-            Peer(
-                "ONNX Runtime int8, a thread for each batch", encoder, _onnxruntime(small, 1), 1024, "float32"
-            )
+            Peer("ONNX Runtime int8, a thread for each batch", encoder, _onnxruntime(small, 1), 1024, "int8")
         )
     return found
 

@@ -135,8 +135,8 @@ def _attention(head_size: int) -> str:
                 attended = code.at(attended_of_text, offset)
                 places = [code.at(attended, code.times(row, attended_stride)) for row in rows]
                 _weighted_values(code, text, sums, places)
-    places = ", ".join(f"ptr noalias %{name}" for name in ("qkv", "attended", "ends"))
-    return code.function("attend", f"{places}, i64 %texts, i64 %heads, i64 %width, ptr noalias %scratch")
+    parameters = ", ".join(f"ptr noalias %{name}" for name in ("qkv", "attended", "ends"))
+    return code.function("attend", f"{parameters}, i64 %texts, i64 %heads, i64 %width, ptr noalias %scratch")
 
 
 def _transpose_keys(code: Code, text: _Text, keys: str) -> None:
@@ -275,9 +275,9 @@ def _weighted_values(code: Code, text: _Text, sums: list[str], attended: list[st
         for row, of_row in zip(rows, means, strict=True):
             total = code.total(code.get(FLOATS, sums[row]))
             share = code.splat("float", code.value(f"fdiv float 1.0, {total}"))
-            for part, place in enumerate(of_row):
+            for number, place in enumerate(of_row):
                 mean = code.value(f"fmul {FLOATS} {code.get(FLOATS, place)}, {share}")
-                code.put_rounded(mean, code.at(attended[row], 32 * part))
+                code.put_rounded(mean, code.at(attended[row], 32 * number))
 
 
 def _add_norm() -> str:

@@ -105,7 +105,7 @@ class _Product:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         self._bias = torch.cat([linear.bias.detach() for linear in linears]).to(torch.bfloat16)
         # GELU by the error function, as in BERT; "tanh" would be the approximation.
-        self._rest = activation, [], "none" if activation == "gelu" else ""
+        self._rest: tuple[str, list[float], str] = activation, [], "none" if activation == "gelu" else ""
         self._compute: Any = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
