@@ -17,6 +17,7 @@ import numpy as np
 
 from scannery.embed import Encoder
 from scannery.embed.batching import Batch, snug_batches
+from scannery.embed.models.loading import ModelOptions, load_model
 
 __all__ = ["Peer", "peers"]
 
@@ -64,7 +65,7 @@ def peers(encoder: Encoder) -> list[Peer]:
     """Return the peers for throughput and for latency.
 
     Args:
-        encoder: float32 on the CPU, loaded from notes.
+        encoder: makes the tokens; its model is loaded again for the peers.
 
     """
     found = []
@@ -107,7 +108,9 @@ def _module(encoder: Encoder) -> Any:
             features = {"input_ids": input_ids, "attention_mask": attention_mask}
             return self.model(features)["sentence_embedding"]
 
-    return Vectors(encoder._device._model).eval()  # type: ignore[attr-defined]
+    # Plain layers: those of a placed model are oneDNN's already.
+    model, _ = load_model(encoder.fingerprint.model, ModelOptions(), "cpu")
+    return Vectors(model).eval()
 
 
 def _example() -> tuple[Any, Any]:

@@ -34,6 +34,10 @@ ENOUGH_TOKENS = 384
 """Tokens in a batch, measured (docs/benchmarks/embed.md): a core is slower below 384, and above 1,024 its cache
 overflows."""
 
+SHORT_TOKENS = 32
+"""Tokens of a packed batch up to which one core computes it: it reads the weights for most of the time, a second core saves
+an eighth of it, and takes three times as long where something else uses one of them."""
+
 EQUAL_COSINE = 0.999999
 """Least cosine to the model's own vectors at which the float32 layout of oneDNN is used."""
 
@@ -87,13 +91,15 @@ class CpuDevice:
         return snug_batches(lengths_N, BUDGET_TOKENS, ENOUGH_TOKENS)
 
     def run(self, work: Work, emit: Emit) -> None:
-        """Compute all batches, one thread per core; a single batch on all cores."""
+        """Compute all batches, one thread per core; a single batch on all cores, or on one if it is short."""
         first, second = next(work, None), next(work, None)
         if first is None:
             return
         if second is None:
-            only = first
-            on_idle_cores(lambda: self._compute(only, emit), self._threads)  # a single batch, such as a query
+            only = first  # such as a query
+            bucket = only[0].bucket
+            few = self._packs and bucket.width <= SHORT_TOKENS
+            on_idle_cores(lambda: self._compute(only, emit), 1 if few else self._threads)
             return
         queue = _Queue([first, second], work)
         try:
