@@ -35,8 +35,8 @@ ENOUGH_TOKENS = 384
 overflows."""
 
 SHORT_TOKENS = 32
-"""Tokens of a packed batch up to which one core computes it: most of its time it reads weights. Two cores saved an eighth
-of the time, and took two to three times as long where something else used one of them."""
+"""Tokens of a packed batch up to which one core computes it: most of its time it reads weights. Two cores saved an
+eighth of the time, and took two to three times as long where something else used one of them."""
 
 EQUAL_COSINE = 0.999999
 """Least cosine to the model's own vectors at which the float32 layout of oneDNN is used."""
