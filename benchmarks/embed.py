@@ -269,7 +269,7 @@ def latency(_: argparse.Namespace) -> None:
             calls[peer.name] = partial(peer.encode, [question])
     first = {name: timed(call) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(10):
+    for _turn in range(10):
         for name, call in calls.items():
             call()
             times[name] += [timed(call) for _ in range(30)]
