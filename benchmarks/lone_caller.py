@@ -8,6 +8,9 @@ leaves at which half of the questions have recall@10 ≥ 0.95; the other half is
 environment of its own in `.venv`. Servers have a worker per core; callers are threads of one process with one client of
 the server's version (callers.py). Compared ones take turns; medians are reported. Filters allow a share of the rows.
 
+`as built`: each version builds an index with its own defaults for recall 0.95, tuned with half of the questions, and is
+asked without a setting; its recall of the other half is printed.
+
 Shapes: N passages, Q questions, D dimensions, K hits.
 """
 
@@ -40,8 +43,13 @@ SCANN: dict[str, dict[str, Any]] = {
     "plain": {"leaves": 396, "soar": False, "anisotropic_threshold": 0.2},
     "soar": {"leaves": 404, "soar": True, "anisotropic_threshold": 0.1},
 }
-SHARES = (0.001, 0.01)
+SHARES = (0.0001, 0.001, 0.01, 0.1, 0.5)
 CALLERS = (8, 1)
+AS_BUILT = "as built"
+SPEC = """index: tuned
+source: {id: id, text: text, vector: embedding}
+attributes: {part: float}
+"""
 
 
 class Version:
@@ -72,16 +80,24 @@ class Version:
 
     def ask(self, index: str, options: dict[str, Any], callers: int, seconds: float) -> list[float]:
         """Return queries/s, p50 and p99 in ms, and processor time of server and callers in µs a query."""
-        assert self._callers.stdin is not None
-        assert self._callers.stdout is not None
         wanted = {"index": index, "options": options, "callers": callers}
         for each_s in (0.3, seconds):
             before_s = cpu_s(self._server.pid)
-            self._callers.stdin.write(json.dumps({**wanted, "seconds": each_s, "warm_s": 0}) + "\n")
-            self._callers.stdin.flush()
-            found = json.loads(self._callers.stdout.readline())
+            found = self._asked({**wanted, "seconds": each_s, "warm_s": 0})
             server_us = (cpu_s(self._server.pid) - before_s) / found["queries"] * 1e6
         return [found["rate"], found["p50_ms"], found["p99_ms"], server_us, found["own_us"]]
+
+    def hits(self, index: str, options: dict[str, Any]) -> list[list[str]]:
+        """Return the ids of the hits of all queries."""
+        found: list[list[str]] = self._asked({"index": index, "options": options, "hits": True})
+        return found
+
+    def _asked(self, wanted: dict[str, Any]) -> Any:
+        assert self._callers.stdin is not None
+        assert self._callers.stdout is not None
+        self._callers.stdin.write(json.dumps(wanted) + "\n")
+        self._callers.stdin.flush()
+        return json.loads(self._callers.stdout.readline())
 
     def close(self) -> None:
         """End both."""
@@ -112,6 +128,31 @@ def stored(folder: Path, data: RealQuestions) -> dict[str, dict[str, Any]]:
         )
         options[name] = {"fields": [], "leaves": leaves, "rescore": RESCORE}
     return options
+
+
+def built_by(tree: Path, folder: Path, store: Path) -> Path:
+    """Return the store with the index that a version builds with its defaults, made if it is missing."""
+    if not store.exists():
+        spec, queries = folder / "tuned.yaml", folder / "asked.npy"
+        spec.write_text(SPEC)
+        command = [str(tree / ".venv/bin/python"), "-m", "scannery.cli.main", "build", str(spec)]
+        options = [
+            "--input",
+            str(folder / "passages.parquet"),
+            "--store",
+            str(store),
+            "--queries",
+            str(queries),
+        ]
+        subprocess.run([*command, *options], cwd=tree, check=True, stdout=subprocess.DEVNULL)
+    return store
+
+
+def recall_of(found: Sequence[Sequence[str]], data: RealQuestions) -> float:
+    """Return the recall of hits of the first of the questions that test."""
+    ids = np.array(data.passages.column("id").to_pylist())
+    true_QK = ids[data.truth(data.held_QD[: len(found)], K)]
+    return float(np.mean([len(set(hits) & set(true)) / K for hits, true in zip(found, true_QK, strict=True)]))
 
 
 def least_leaves(segment: Segment, queries_QD: np.ndarray) -> int:
@@ -217,21 +258,36 @@ def main() -> None:
     options = stored(wanted.folder, data)
     queries = wanted.folder / "held.npy"
     np.save(queries, data.held_QD[:1000])
+    np.save(wanted.folder / "asked.npy", data.asked_QD)
     cases = [(name, name, options[name]) for name in SCANN]
     cases += [
         (f"{share:g} of the rows", "soar", {"fields": [], "where": {"part": {"$lt": share}}})
         for share in SHARES
     ]
+    trees = {"before": wanted.before, "after": Path(sys.prefix).parent}
+    labels = {label: tree.resolve() for label, tree in trees.items() if tree is not None}
+    # Building an index and PostgreSQL's take minutes of both cores: before any server runs.
+    stores = {
+        label: built_by(tree, wanted.folder, wanted.folder / f"store-{label}-{tree.name}")
+        for label, tree in labels.items()
+    }
     with ExitStack() as stack:
-        trees = {"before": wanted.before, "after": Path(sys.prefix).parent}
-        versions = {
-            label: stack.enter_context(closing(Version(tree, wanted.folder / "store", queries)))
-            for label, tree in trees.items()
-            if tree is not None
-        }
         peers = stack.enter_context(pgvector(wanted.folder, data)) if wanted.pgvector else []
+
+        def started(store: Path, label: str) -> Version:
+            return stack.enter_context(closing(Version(labels[label], store, queries)))
+
+        versions = {label: started(wanted.folder / "store", label) for label in labels}
+        as_built = {label: started(store, label) for label, store in stores.items()}
+        for label, version in as_built.items():
+            recall = recall_of(version.hits("tuned", {"fields": []}), data)
+            print(f"{AS_BUILT}, {label}: recall@{K} {recall:.3f}", flush=True)
         found: dict[tuple[str, int, str], list[list[float]]] = {}
         for _ in range(wanted.rounds):
+            for callers in CALLERS:
+                for name, version in as_built.items():
+                    figures = version.ask("tuned", {"fields": []}, callers, wanted.seconds)
+                    found.setdefault((AS_BUILT, callers, name), []).append(figures)
             for label, index, asked in cases:
                 for callers in CALLERS:
                     for name, version in versions.items():
