@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from scannery.indexer.manifest import CurvePoint, DepthCurve
 from scannery.indexer.scann.search import ScannSearcher
+from scannery.indexer.tuning.curve_refinement import pareto, refine, rising
 from scannery.indexer.tuning.held_out_queries import HeldOut, LabelledQueries
 from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.indexer.vectors.exact_search import NO_ROW
@@ -70,7 +71,7 @@ def measure_curves(
 
     Each has its recall and its time in one thread. Settings are tried from cheap to expensive, with more candidates and
     more leaves until recall gains less than WORTHWHILE. A third of the queries explores them; those that seem best are
-    measured with all queries.
+    measured with all queries, and for ten hits further ones between them (curve_refinement.py).
 
     Args:
         searcher: of the segment.
@@ -120,8 +121,11 @@ class _Tuner:
             if settings[-1].recall >= 1 - WORTHWHILE:
                 break
         ks = (1, queries.k)
-        points = [self._measure(queries, one, ks) for one in _unbeaten(settings)]
-        one, ten = (tuple(_pareto(each[number] for each in points)) for number in range(len(ks)))
+        points = refine(
+            [self._measure(queries, one.leaves, one.rescore, ks) for one in _unbeaten(settings)],
+            lambda leaves, candidates: self._measure(queries, leaves, candidates, ks),
+        )
+        one, ten = (tuple(pareto(each[number] for each in points)) for number in range(len(ks)))
         return one, ten
 
     def deeper(self, queries: HeldOut, rescore: int | None) -> dict[int, tuple[CurvePoint, ...]]:
@@ -146,8 +150,10 @@ class _Tuner:
 
         Several are measured at once, so their times are not used as costs.
         """
-        measured = self._pool.map(lambda one: self._measure(queries, one, (k,))[0], self._likely(tried))
-        return tuple(_rising(measured))
+        measured = self._pool.map(
+            lambda one: self._measure(queries, one.leaves, one.rescore, (k,))[0], self._likely(tried)
+        )
+        return tuple(rising(measured))
 
     def _depths(self, k: int, rescore: int | None) -> list[int]:
         """Return the numbers of candidates to try for k hits."""
@@ -198,12 +204,11 @@ class _Tuner:
         found = list(self._pool.map(part, itertools.chain(*parts)))
         return [np.concatenate(found[: len(parts[0])]), np.concatenate(found[len(parts[0]) :])]
 
-    def _measure(self, queries: HeldOut, setting: _Setting, ks: Sequence[int]) -> list[CurvePoint]:
+    def _measure(self, queries: HeldOut, leaves: int, rescore: int, ks: Sequence[int]) -> list[CurvePoint]:
         """Return the measured point of a setting for each number of hits in `ks`."""
-        leaves = setting.leaves
         started = time.perf_counter()
         found = [
-            self._searcher.search(kind.queries_QD, max(ks) + 1, rescore=setting.rescore, leaves=leaves)
+            self._searcher.search(kind.queries_QD, max(ks) + 1, rescore=rescore, leaves=leaves)
             for kind in queries.kinds
         ]
         elapsed = time.perf_counter() - started
@@ -218,7 +223,7 @@ class _Tuner:
             points.append(
                 CurvePoint(
                     leaves=leaves,
-                    rescore=setting.rescore,
+                    rescore=rescore,
                     recall=round(recall, 5),
                     error=round(error, 5),
                     query_us=round(query_us, 1),
@@ -273,16 +278,3 @@ def _mean_and_error(recalls_Q: np.ndarray, alike: float) -> tuple[float, float]:
 
 def _leaves_searched(leaves: int) -> list[int]:
     return sorted({max(1, round(share * leaves)) for share in LEAF_SHARES})
-
-
-def _pareto(points: Iterable[CurvePoint]) -> Iterable[CurvePoint]:
-    return _rising(sorted(points, key=lambda p: (p.query_us, -p.recall)))
-
-
-def _rising(points: Iterable[CurvePoint]) -> Iterable[CurvePoint]:
-    """Yield the points, given cheapest first, whose recall is above that of all points before."""
-    best = -1.0
-    for point in points:
-        if point.recall > best:
-            best = point.recall
-            yield point
