@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from scannery.indexer.spec.spec import Distance, ScannSpec
 
-__all__ = ["CODEBOOK_ROWS", "SOAR_LAMBDA", "Effort", "ScannConfig", "choose_config"]
+__all__ = ["CODEBOOK_ROWS", "SOAR_LAMBDA", "Effort", "ScannConfig", "choose_config", "config_changes"]
 
 Effort = Literal["none", "light", "full"]
 """Effort of a build. `light` is for a segment that will soon be merged: it has half the leaves, and no row is in two of
@@ -23,7 +23,13 @@ CODEBOOK_ROWS = 20_000
 build of 80,000 × 384 took 10.7 s of processor time instead of 8.3, and recall was the same."""
 
 SOAR_FROM_ROWS = 100_000
-"""Rows from which on SOAR is used: at 200,000 × 128 it reached recall 0.978 in the time that 0.973 took without."""
+"""Rows from which on SOAR is used without a trial: at 200,000 × 128 it reached recall 0.978 in the time that 0.973 took
+without."""
+
+TRIAL_FROM_ROWS = 20_000
+"""Rows from which on a configuration is chosen by trial: a trial takes about as long as training so many rows."""
+DEFAULT_THRESHOLD = 0.2
+OTHER_THRESHOLD = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +88,33 @@ def choose_config(
         anisotropic_threshold=math.nan if squared else chosen.anisotropic_threshold,
         soar=not squared and soar,
     )
+
+
+def config_changes(
+    config: ScannConfig, rows: int, dimensions: int, distance: Distance, chosen: ScannSpec, effort: Effort
+) -> list[dict[str, Any]]:
+    """Return the changes of a configuration to try on a sample (tuning/config_trial.py), in this order.
+
+    None for `light` effort and for small segments, and none of a value that the spec fixes.
+
+    Args:
+        config: of `choose_config`.
+        rows: of the segment.
+        dimensions: of its vectors.
+        distance: of the index.
+        chosen: values of the spec.
+        effort: of the build.
+
+    """
+    if effort != "full" or rows < TRIAL_FROM_ROWS:
+        return []
+    changes: list[dict[str, Any]] = []
+    if chosen.dimensions_per_block is None and dimensions >= 4 * config.dimensions_per_block:
+        changes.append({"dimensions_per_block": 2 * config.dimensions_per_block})
+    if chosen.soar is None and distance != "squared_l2":
+        changes.append({"soar": not config.soar})
+    if chosen.leaves is None:
+        changes.append({"leaves": round(config.leaves / 2)})
+    if chosen.anisotropic_threshold == DEFAULT_THRESHOLD and distance != "squared_l2":
+        changes.append({"anisotropic_threshold": OTHER_THRESHOLD})
+    return changes

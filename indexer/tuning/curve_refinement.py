@@ -1,4 +1,4 @@
-"""Refine a curve of recall against cost where it is used: between the settings that miss a target and that meet it.
+"""Refine a curve of recall against cost where it is used: so that for any target, a setting just meets it.
 
 The settings that the tuner explores are up to a factor of two apart, and a search costs in proportion to its leaves. Of
 60,000 images (784 dimensions), the cheapest explored setting that met 0.95 searched 39 leaves; 13 suffice.
@@ -6,60 +6,76 @@ The settings that the tuner explores are up to a factor of two apart, and a sear
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from scannery.indexer.manifest import CurvePoint
-from scannery.indexer.tuning.settings_choice import pick_point
 
 __all__ = ["pareto", "refine", "rising"]
 
-TARGETS = (0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
-"""Recalls at which the curve is refined."""
-ROUNDS = 2
-"""Settings tried for a target; each halves the ratio of leaves in which the cheapest one lies."""
+LEAST, MOST = 0.8, 0.999
+"""Recalls between which the curve is refined."""
+MEASURED = 14
+"""Most settings that are measured for ten hits. The widest steps of the curve are halved first."""
 CLOSE = 1.15
-"""Ratio of leaves, or of candidates, below which no setting is tried between two."""
+"""Ratio of leaves, or of candidates, below which no setting is measured between two."""
 
 Measure = Callable[[int, int], Sequence[CurvePoint]]
 """Measures a setting (leaves, candidates): a point for each number of hits; the last one is refined."""
 
 
-def refine(points: Sequence[Sequence[CurvePoint]], measure: Measure) -> list[Sequence[CurvePoint]]:
-    """Return measured settings, and further ones between those that miss a target and that meet it."""
+Cost = Callable[[CurvePoint], float]
+
+
+def refine(
+    points: Sequence[Sequence[CurvePoint]],
+    measure: Measure,
+    *,
+    most: int = MEASURED,
+    cost: Cost = lambda point: point.query_us,
+) -> list[Sequence[CurvePoint]]:
+    """Return measured settings and at most `most` further ones, where the curve has its widest steps."""
     refined = list(points)
-    for target in TARGETS:
-        for _ in range(ROUNDS):
-            setting = _between([each[-1] for each in refined], target)
-            if setting is None:
-                break
-            refined.append(measure(*setting))
+    tried = {(each[-1].leaves, each[-1].rescore) for each in points}
+    for _ in range(most):
+        setting = _between(list(pareto((each[-1] for each in refined), cost)), tried)
+        if setting is None:
+            break
+        tried.add(setting)
+        refined.append(measure(*setting))
     return refined
 
 
-def _between(points: Sequence[CurvePoint], target: float) -> tuple[int, int] | None:
-    """Return the leaves and candidates between the cheapest point that meets a target and the best one below it.
+def _between(curve: Sequence[CurvePoint], tried: set[tuple[int, int]]) -> tuple[int, int] | None:
+    """Return the setting in the widest step of a curve, in which a target may lie; None if all steps are narrow."""
+    widest: tuple[float, tuple[int, int]] | None = None
+    for less, more in itertools.pairwise(curve):
+        if more.recall <= LEAST or less.recall >= MOST:
+            continue
+        for setting, ratio in _halves(less, more):
+            if ratio > CLOSE and setting not in tried and (widest is None or ratio > widest[0]):
+                widest = ratio, setting
+    return widest[1] if widest else None
 
-    None if no point meets the target, if nothing is below, or if the two are close to each other.
+
+def _halves(less: CurvePoint, more: CurvePoint) -> Iterator[tuple[tuple[int, int], float]]:
+    """Yield the settings half-way from `more` to `less`, and the ratio that each halves: of leaves, or of candidates.
+
+    The other of the two stays that of `more`, so that recall is likely above that of `less`.
     """
-    curve = list(pareto(points))
-    point, reached = pick_point(curve, target)
-    below = [other for other in curve if other.recall - other.error < target and other.leaves <= point.leaves]
-    if not reached or not below:
-        return None
-    less = max(below, key=lambda other: (other.leaves, other.rescore))
-    if point.leaves > CLOSE * less.leaves:
-        setting = round(math.sqrt(less.leaves * point.leaves)), point.rescore
-    elif point.rescore > CLOSE * less.rescore:
-        setting = point.leaves, round(math.sqrt(less.rescore * point.rescore))
-    else:
-        return None
-    return None if setting in {(other.leaves, other.rescore) for other in points} else setting
+    if more.leaves > less.leaves:
+        leaves = round(math.sqrt(less.leaves * more.leaves))
+        yield (leaves, more.rescore), more.leaves / less.leaves
+    if more.rescore > less.rescore:
+        candidates = round(math.sqrt(less.rescore * more.rescore))
+        # Rescoring twice as many candidates takes less time than searching twice as many leaves.
+        yield (more.leaves, candidates), math.sqrt(more.rescore / less.rescore)
 
 
-def pareto(points: Iterable[CurvePoint]) -> Iterable[CurvePoint]:
-    """Yield the points that no cheaper one beats, by time."""
-    return rising(sorted(points, key=lambda p: (p.query_us, -p.recall)))
+def pareto(points: Iterable[CurvePoint], cost: Cost = lambda point: point.query_us) -> Iterable[CurvePoint]:
+    """Yield the points that no cheaper one beats, cheapest first; by time, if no cost is given."""
+    return rising(sorted(points, key=lambda point: (cost(point), -point.recall)))
 
 
 def rising(points: Iterable[CurvePoint]) -> Iterable[CurvePoint]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from scannery.indexer.manifest import CurvePoint, DepthCurve
 from scannery.indexer.scann.search import ScannSearcher
-from scannery.indexer.tuning.curve_refinement import pareto, refine, rising
+from scannery.indexer.tuning.curve_refinement import pareto, refine
 from scannery.indexer.tuning.held_out_queries import HeldOut, LabelledQueries
 from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.indexer.vectors.exact_search import NO_ROW
@@ -41,8 +41,10 @@ DEEPER = (20, 50, 100, 200, 500, 1000)
 """Numbers of hits above ten that are measured."""
 PER_HIT = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of candidates per hit that are tried for more than ten hits."""
-LEVELS = (0.6, 0.8, 0.9, 0.95, 0.96, 0.97, 0.98, 0.99, 0.999)
+LEVELS = (0.6, 0.8, 0.85, 0.9, 0.93, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995, 0.999)
 """For more than ten hits, the setting estimated cheapest for each of these recalls is measured."""
+DEEPER_MEASURED = 4
+"""Most settings that are measured between these, for each number of hits."""
 PROPOSED_ROWS = 16
 """Rows from which ScaNN proposes in the time of rescoring one row with its vector."""
 
@@ -150,10 +152,17 @@ class _Tuner:
 
         Several are measured at once, so their times are not used as costs.
         """
-        measured = self._pool.map(
-            lambda one: self._measure(queries, one.leaves, one.rescore, (k,))[0], self._likely(tried)
-        )
-        return tuple(rising(measured))
+
+        def measure(leaves: int, candidates: int) -> list[CurvePoint]:
+            return self._measure(queries, leaves, candidates, (k,))
+
+        points = list(self._pool.map(lambda one: measure(one.leaves, one.rescore), self._likely(tried)))
+        points = refine(points, measure, most=DEEPER_MEASURED, cost=self._cost)
+        return tuple(pareto((point for [point] in points), self._cost))
+
+    def _cost(self, one: CurvePoint | _Setting) -> float:
+        """Return an estimate of the cost of a setting, in candidates."""
+        return one.rescore + one.leaves * self._rows / self._leaves / PROPOSED_ROWS
 
     def _depths(self, k: int, rescore: int | None) -> list[int]:
         """Return the numbers of candidates to try for k hits."""
@@ -164,15 +173,11 @@ class _Tuner:
 
     def _likely(self, settings: Sequence[_Setting]) -> list[_Setting]:
         """Return the setting estimated cheapest for each of LEVELS, and the one of highest recall."""
-
-        def cost(one: _Setting) -> float:
-            return one.rescore + one.leaves * self._rows / self._leaves / PROPOSED_ROWS
-
-        chosen = {max(settings, key=lambda one: (one.recall, -cost(one)))} if settings else set()
+        chosen = {max(settings, key=lambda one: (one.recall, -self._cost(one)))} if settings else set()
         for level in LEVELS:
             if good := [one for one in settings if one.recall >= level]:
-                chosen.add(min(good, key=cost))
-        return sorted(chosen, key=cost)
+                chosen.add(min(good, key=self._cost))
+        return sorted(chosen, key=self._cost)
 
     def _worthwhile(self, queries: HeldOut, leaves: int, rescore: int | None) -> list[_Setting]:
         """Return the settings with `leaves` leaves, up to the first that gains less than WORTHWHILE."""
@@ -216,10 +221,11 @@ class _Tuner:
         points = []
         for k in ks:
             kinds = [kind.first(k) for kind in queries.kinds]
-            recall, error = min(
+            measured = [
                 _mean_and_error(kind.recalls(*hits), kind.alike)
                 for kind, hits in zip(kinds, found, strict=True)
-            )
+            ]
+            recall, error = min(measured)
             points.append(
                 CurvePoint(
                     leaves=leaves,
@@ -227,6 +233,9 @@ class _Tuner:
                     recall=round(recall, 5),
                     error=round(error, 5),
                     query_us=round(query_us, 1),
+                    recalls={
+                        name: round(mean, 5) for name, (mean, _) in zip(queries.names, measured, strict=True)
+                    },
                 )
             )
         return points

@@ -1,8 +1,9 @@
-"""The process that tunes a ScaNN build, forked by a server (local/fork_server.py).
+"""The process that tunes a ScaNN build, or tries configurations before it, forked by a server (local/fork_server.py).
 
-Its folder has the input of `scann/build_child.py`, and optionally `queries.npy`; this process writes `tuned.json`. It
-starts together with training, and first finds the true hits of its queries by exact search: in a thread of the lowest
-priority, since training would take a sixth longer otherwise. End of standard input means that `scann/` is complete.
+With TRIAL_FILE in its folder, it chooses a configuration (config_trial.py). Otherwise its folder has the input of
+`scann/build_child.py`, and optionally `queries.npy`; this process writes `tuned.json`. It starts together with
+training, and first finds the true hits of its queries by exact search: in a thread of the lowest priority, since
+training would take a sixth longer otherwise. End of standard input means that `scann/` is complete.
 """
 
 from __future__ import annotations
@@ -20,14 +21,22 @@ from typing import get_args
 
 import numpy as np
 
-from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE
+from scannery.indexer.scann.build import QUERIES_FILE, TRIAL_FILE, TRIED_FILE, VECTORS_FILE
+from scannery.indexer.scann.config import ScannConfig
 from scannery.indexer.scann.search import ScannSearcher, load_kernels, load_searcher
 from scannery.indexer.spec.spec import Distance
+from scannery.indexer.tuning.config_trial import (
+    TRIAL_ITERATIONS,
+    TRIAL_QUERIES,
+    choose_by_trial,
+    sample_rows,
+)
 from scannery.indexer.tuning.held_out_queries import FreshQueries, held_out_queries
 from scannery.indexer.tuning.recall_curve import DEEPER, Curves, measure_curves
 from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.indexer.tuning.settings_choice import pick_point
 from scannery.indexer.vectors.arrays import mapped
+from scannery.indexer.vectors.tie_order import BY_ROW
 
 __all__ = ["main", "warm"]
 
@@ -40,6 +49,43 @@ _DEEPEST_SHARE = 0.125
 
 
 def main(folder: Path) -> None:
+    """Choose a configuration, or measure a build with one."""
+    if (folder / TRIAL_FILE).exists():
+        _try_configs(folder)
+    else:
+        _tune(folder)
+
+
+def _try_configs(folder: Path) -> None:
+    """Choose a configuration on a sample, and write it to TRIED_FILE with what was tried."""
+    job = json.loads((folder / TRIAL_FILE).read_text())
+    vectors_ND, distance = mapped(folder / VECTORS_FILE), job["distance"]
+    given = folder / QUERIES_FILE
+    apart_QD = mapped(given) if given.exists() else None
+    if apart_QD is not None:
+        apart_QD = apart_QD[:: -(-len(apart_QD) // (2 * TRIAL_QUERIES))]
+    queries = held_out_queries(vectors_ND, distance, seed=job["seed"], apart_QD=apart_QD, count=TRIAL_QUERIES)
+    config = ScannConfig.from_dict(job["config"])
+
+    def train(vectors_SD: np.ndarray, tried: ScannConfig) -> ScannSearcher:
+        from scannery.indexer.scann.build_child import trained
+
+        made = trained(vectors_SD, job | {"config": tried.to_dict(), "iterations": TRIAL_ITERATIONS})
+        return ScannSearcher(made, vectors_SD, distance, BY_ROW)
+
+    chosen, trial = choose_by_trial(
+        sample_rows(vectors_ND, queries, config.leaves, seed=job["seed"]),
+        queries,
+        config,
+        job["changes"],
+        train,
+        target=job["target"],
+    )
+    found = {"config": chosen.to_dict(), "trial": trial.model_dump()}
+    (folder / TRIED_FILE).write_text(json.dumps(found))
+
+
+def _tune(folder: Path) -> None:
     """Measure the recall of settings, and write the curves to `tuned.json`."""
     job = json.loads((folder / "job.json").read_text())
     vectors_ND = mapped(folder / VECTORS_FILE)
