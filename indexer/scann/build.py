@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def config_by_trial(
     """Return the configuration that is cheapest on a sample, and what was tried; `config` and None if that failed.
 
     Args:
-        config: to start from.
+        config: to start from; without SOAR if that is tried.
         changes: to try, in this order.
         distance: of the index.
         folder: as of `ScannBuild`.
@@ -82,8 +82,10 @@ def config_by_trial(
         seed: of the sample and its queries.
 
     """
+    # The cheaper build is the start, so that rows in two leaves must pay for theirs.
+    start = config if all("soar" not in change for change in changes) else replace(config, soar=False)
     job = {
-        "config": config.to_dict(),
+        "config": start.to_dict(),
         "changes": changes,
         "soar_lambda": SOAR_LAMBDA,
         "codebook_rows": CODEBOOK_ROWS,

@@ -112,7 +112,7 @@ def config_changes(
     if chosen.dimensions_per_block is None and dimensions >= 4 * config.dimensions_per_block:
         changes.append({"dimensions_per_block": 2 * config.dimensions_per_block})
     if chosen.soar is None and distance != "squared_l2":
-        changes.append({"soar": not config.soar})
+        changes.append({"soar": True})
     if chosen.leaves is None:
         changes.append({"leaves": round(config.leaves / 2)})
     if chosen.anisotropic_threshold == DEFAULT_THRESHOLD and distance != "squared_l2":

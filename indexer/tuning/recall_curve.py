@@ -73,7 +73,7 @@ def measure_curves(
 
     Each has its recall and its time in one thread. Settings are tried from cheap to expensive, with more candidates and
     more leaves until recall gains less than WORTHWHILE. A third of the queries explores them; those that seem best are
-    measured with all queries, and for ten hits further ones between them (curve_refinement.py).
+    measured with all queries, and further ones between them (curve_refinement.py).
 
     Args:
         searcher: of the segment.
@@ -156,7 +156,8 @@ class _Tuner:
         def measure(leaves: int, candidates: int) -> list[CurvePoint]:
             return self._measure(queries, leaves, candidates, (k,))
 
-        points = list(self._pool.map(lambda one: measure(one.leaves, one.rescore), self._likely(tried)))
+        likely = self._pool.map(lambda one: measure(one.leaves, one.rescore), self._likely(tried))
+        points: list[Sequence[CurvePoint]] = list(likely)
         points = refine(points, measure, most=DEEPER_MEASURED, cost=self._cost)
         return tuple(pareto((point for [point] in points), self._cost))
 

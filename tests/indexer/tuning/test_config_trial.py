@@ -20,7 +20,7 @@ from scannery.indexer.tuning.held_out_queries import HeldOut, held_out_queries
 from scannery.indexer.tuning.recall_curve import measure_curves
 from scannery.indexer.tuning.search_cost import SearchCost
 from scannery.indexer.vectors.tie_order import BY_ROW
-from tests.data import clustered, table_of
+from tests.data import clustered, datapoints
 
 ROWS, LEAVES = 6000, 80
 CONFIG = ScannConfig(
@@ -142,7 +142,7 @@ def test_a_segment_tells_what_was_tried(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(scann_config, "TRIAL_FROM_ROWS", 1000)
     spec = {"index": "i", "source": {"vector": "v"}, "scann": {"exact_below_rows": 1000, "soar": False}}
     built = build_segment(
-        table_of(parse_spec(spec), clustered(3000, 16)), spec=parse_spec(spec), shard=0, directory=tmp_path
+        datapoints(parse_spec(spec), clustered(3000, 16)), spec=parse_spec(spec), shard=0, directory=tmp_path
     )
     trial = built.entry.trial
     assert isinstance(trial, ConfigTrial)
