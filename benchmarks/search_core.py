@@ -2,10 +2,10 @@
 
     python -m benchmarks.search_core [fashion] [generated] [passages] --before FOLDER [--rounds 3] [--real FOLDER]
 
-FOLDER is a worktree of another commit with its own `.venv`. Both build one segment of the same vectors, and are measured
-in turns, each in processes of its own: single queries and batches of 100 by the engine, at the settings for recall 0.95,
-in processor time. `passages` are real ones, asked with real questions (real_questions.py, in the folder --real); half of
-the questions tune the index, the others ask it.
+FOLDER is a worktree of another commit with its own `.venv`. Both build one segment of the same vectors, and are
+measured in turns, each in processes of its own: single queries and batches of 100 by the engine, at the settings for
+recall 0.95, in processor time. `passages` are real ones, asked with real questions (real_questions.py, in the folder
+--real); half of the questions tune the index, the others ask it.
 """
 
 from __future__ import annotations

@@ -112,9 +112,10 @@ def test_what_the_spec_fixes_is_not_tried() -> None:
 
     assert changes() == {"dimensions_per_block", "soar", "leaves", "anisotropic_threshold"}
     assert changes("squared_l2") == {"dimensions_per_block", "leaves"}
-    for name, value in {
+    fixed: dict[str, Any] = {
         "dimensions_per_block": 2, "soar": False, "leaves": 300, "anisotropic_threshold": 0.15,
-    }.items():  # fmt: skip
+    }  # fmt: skip
+    for name, value in fixed.items():
         assert name not in changes(**{name: value})
         assert len(changes(**{name: value})) == 3
     assert changes(effort="light") == set()
