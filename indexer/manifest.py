@@ -168,10 +168,8 @@ class SegmentEntry(_Record):
 
         Vectors that move from one name to another are the same file.
         """
-        return (
-            *self.model_copy(update={"named": {}}).keys,
-            *(f"{name}:{own.key}" for name, own in self.named.items()),
-        )
+        deleted = (self.deleted.key,) if self.deleted else ()
+        return (self.key, *deleted, *(f"{name}:{own.key}" for name, own in self.named.items()))
 
 
 def documents_in(entries: Sequence[SegmentEntry]) -> int | None:
@@ -308,13 +306,7 @@ class Manifest(_Record):
     @property
     def encoded(self) -> dict[str, Manifest]:
         """The manifests of the vectors that have an encoder, by name, as `of_vectors`; "" is the unnamed vector."""
-        unnamed = {"": self} if self.spec.encoder is not None else {}
-        named = {
-            name: self.of_vectors(name)
-            for name in self.named_vectors
-            if self.spec.named_vectors[name].encoder is not None
-        }
-        return unnamed | named
+        return {name: self.of_vectors(name) if name else self for name in self.spec.encoders}
 
     @property
     def builds(self) -> tuple[str, ...]:

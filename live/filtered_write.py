@@ -19,7 +19,15 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import REVISION_COLUMN, AllowedRows, KnownTerms, Manifest, Segment, written_schema
+from scannery.indexer import (
+    NO_ROW,
+    REVISION_COLUMN,
+    AllowedRows,
+    KnownTerms,
+    Manifest,
+    Segment,
+    written_schema,
+)
 from scannery.indexer.datapoints.dynamic import canonical_json
 from scannery.live.group_commit import Resolved
 from scannery.live.log.records import Mutation, encode, encoder_digest, named_digests
@@ -188,6 +196,8 @@ class FilteredWrite:
 def _fitting(segment: Segment, rows_R: np.ndarray, new_bytes: int, most_bytes: int) -> np.ndarray:
     """Return the first rows that have at most `most_bytes`, each with `new_bytes` more. Nothing is copied."""
     sizes_R = row_sizes(segment.table, rows_R) + 4 * segment.dimensions + new_bytes
+    for vectors in segment.named.values():
+        sizes_R += 4 * vectors.segment.dimensions * (vectors.numbers(rows_R) != NO_ROW)
     return rows_R[: int(np.searchsorted(np.cumsum(sizes_R), most_bytes, side="right"))]
 
 

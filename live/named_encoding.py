@@ -139,7 +139,7 @@ def encode_rows(rows: pa.Table, numbers: Sequence[int], manifest: Manifest, vect
         vectors: encodes texts; errors as of `TextVectors.encode`.
 
     """
-    for name in _encoded_names(manifest.spec):
+    for name in manifest.spec.named_encoders:
         texts = named_texts(rows, manifest.spec, name)
         if any(texts):
             field = _field(manifest.spec, name)
@@ -161,7 +161,7 @@ def encode_changes(
 
     """
     made: list[dict[str, np.ndarray | None]] = [{} for _ in changes]
-    for name in _encoded_names(manifest.spec):
+    for name in manifest.spec.named_encoders:
         column = manifest.spec.text_field(name)
         own = [
             number for number, item in enumerate(changes) if name in item.encoded and column in item.values
@@ -190,10 +190,6 @@ def encode_again(table: pa.Table, item: PartialUpdate, spec: IndexSpec, vectors_
         made = vectors_of(name, named_texts(table, spec, name), paths.__getitem__)
         table = with_vectors(table, name, made)
     return table
-
-
-def _encoded_names(spec: IndexSpec) -> list[str]:
-    return [name for name, own in spec.named_vectors.items() if own.encoder is not None]
 
 
 def _field(spec: IndexSpec, name: str) -> str:

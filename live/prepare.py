@@ -81,7 +81,7 @@ def prepare(upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: 
     rows, numbers = upserts.rows, np.array(upserts.numbers, np.int64)
     removed: tuple[str, ...] = ()
     if "embedding" not in rows.column_names or rows.column("embedding").null_count:
-        rows, numbers, removed = _with_passages(upserts, manifest, encoders, deadline)
+        rows, numbers, removed = _with_passages(rows, numbers, manifest, encoders, deadline)
     mutation = Mutation(
         encode_rows(rows, numbers.tolist(), manifest, vectors),
         removed_documents=removed,
@@ -95,20 +95,20 @@ def prepare(upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: 
 
 
 def _with_passages(
-    upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: Deadline
+    rows: pa.Table, numbers_N: np.ndarray, manifest: Manifest, encoders: Encoders, deadline: Deadline
 ) -> tuple[pa.Table, np.ndarray, tuple[str, ...]]:
     """Return the rows of a batch in which some have no vector, and what they are made of.
 
-    That is the number of each row's datapoint in the request, int64, and the documents whose passages they replace.
+    That is the number of each row's datapoint in the request, int64, as `numbers_N` has it for each datapoint, and the
+    documents whose passages they replace.
     """
-    spec, rows = manifest.spec, upserts.rows
+    spec = manifest.spec
     schema = written_schema(spec, manifest.dimensions)
     tables, present_N = [schema.empty_table()], has_vector(rows)
     encoded_N = ~present_N
     if spec.vectors == "optional":
         has_text_N = rows.column("text").is_valid().to_numpy()
         encoded_N &= has_text_N & (spec.encoder is not None)
-    numbers_N = np.array(upserts.numbers, np.int64)
     numbers = [numbers_N[~encoded_N]]
     if not encoded_N.all():
         tables.append(conformed(rows.filter(pa.array(~encoded_N)), schema))

@@ -16,7 +16,6 @@ from scannery.indexer import (
     Manifest,
     Segment,
     vector_column,
-    vectors_array,
     written_schema,
 )
 
@@ -46,7 +45,7 @@ def whole_rows(segment: Segment, rows_R: np.ndarray, schema: pa.Schema) -> pa.Ta
     arrays = [
         _embedding(segment, rows_R, field.type)
         if field.name == "embedding" and segment.has_vectors
-        else vectors_array(named[field.name].vectors(rows_R))
+        else named[field.name].column(rows_R)
         if field.name in named
         else taken.column(field.name)
         if field.name in stored

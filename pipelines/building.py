@@ -35,7 +35,7 @@ from scannery.pipelines.planning.build_plan import cut_input
 from scannery.pipelines.planning.compatibility import check_vectors
 from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.input_parts import CutMemory
-from scannery.pipelines.planning.planned_encoder import encoders_in, planned_encoders, recipe_of
+from scannery.pipelines.planning.planned_encoder import planned_encoders, recipe_of
 from scannery.pipelines.planning.worker_resources import UNEVEN, row_size, segment_memory
 from scannery.pipelines.report import BuildReport
 from scannery.pipelines.sources import InputFile, Part, arrange, find_files, ids_to_delete
@@ -278,7 +278,7 @@ def _check_engine(
     accelerator: str | None,
 ) -> None:
     check_engine(runner, options, locations, accelerator=accelerator)
-    for encoder in encoders_in(spec):
+    for encoder in spec.encoders.values():
         check_processes(encoder.device, options)
 
 

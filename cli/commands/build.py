@@ -197,8 +197,9 @@ def build(
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        encoded = any(each.encoder is not None for each in parsed.named_vectors.values())
-        by_words = (parsed.lexical is not None or encoded) and parsed.source.vector is None
+        by_words = (
+            parsed.lexical is not None or bool(parsed.named_encoders)
+        ) and parsed.source.vector is None
         by_text = parsed.encoder is not None or by_words
         query = '"…"' if by_text else "--vector '[…]'"
         _print(report, store, query=query, records="records" if parsed.source.document_id else "documents")

@@ -16,7 +16,7 @@ from scannery.client.errors import ScanneryError
 
 if TYPE_CHECKING:
     from scannery.client.response.aggregations import Facet
-    from scannery.client.response.index_info import IndexInfo, NamedVectorInfo
+    from scannery.client.response.index_info import Distance, IndexInfo, NamedVectorInfo
     from scannery.client.response.results import Datapoint, Hit
 
 __all__ = [
@@ -27,8 +27,8 @@ __all__ = [
     "index_view",
     "indexes_view",
     "marked_html",
-    "named_text",
     "scores_text",
+    "vectors_text",
 ]
 
 SHOWN_HITS = 20
@@ -90,7 +90,7 @@ def index_view(info: IndexInfo) -> str:
         ("datapoints", f"{info.rows:,}{memory}"),
         ("vectors", vectors),
         ("encoder", encoder),
-        *((f"vectors {name}", named_text(named)) for name, named in info.named_vectors.items()),
+        *((f"vectors {name}", _named_text(named)) for name, named in info.named_vectors.items()),
         ("words", "indexed" if info.lexical else "not indexed"),
         ("version", f"{info.version}, of {info.created_at:%Y-%m-%d %H:%M} UTC"),
         ("recall", recall),
@@ -145,10 +145,27 @@ def _found(point: Datapoint) -> str:
     return heading + text + _chips(point.attributes) + (_dim(scores_text(scores)) if scores else "")
 
 
-def named_text(named: NamedVectorInfo) -> str:
+def _named_text(named: NamedVectorInfo) -> str:
     """Return what is known of named vectors as text."""
-    made = f"by {named.encoder.model} from {named.from_}" if named.encoder else "given"
-    return f"{named.dimensions} dimensions, {named.distance}, {made}; {named.rows:,} in segments"
+    model = named.encoder.model if named.encoder else None
+    return vectors_text(named.dimensions, named.distance, named.rows, model=model, field=named.from_)
+
+
+def vectors_text(
+    dimensions: int, distance: Distance, rows: int, *, model: str | None, field: str | None
+) -> str:
+    """Return what vectors are as text.
+
+    Args:
+        dimensions: of each.
+        distance: how they are compared.
+        rows: how many are in segments.
+        model: of the encoder; None: they are given.
+        field: of which the encoder gets the text.
+
+    """
+    made = f"by {model} from {field}" if model else "given"
+    return f"{dimensions} dimensions, {distance}, {made}; {rows:,} in segments"
 
 
 def scores_text(scores: Mapping[str, float]) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "ROW_COLUMN",
     "as_lists",
     "is_vector_column",
+    "named_array",
     "named_column",
     "names_in",
     "vector_column",
@@ -146,9 +147,7 @@ def named_column(vectors: pa.Table, rows: int) -> pa.Array:
     present_N[rows_V] = True
     flat = [chunk.flatten().to_numpy() for chunk in column.chunks]
     vectors_VD = np.concatenate([np.empty(0, np.float32), *flat]).reshape(-1, size)[order_V]
-    ends_N = np.concatenate([[0], np.cumsum(present_N, dtype=np.int64)]) * size
-    values = pa.array(vectors_VD.reshape(-1))
-    return pa.LargeListArray.from_arrays(pa.array(ends_N), values, type=NAMED_TYPE, mask=pa.array(~present_N))
+    return named_array(vectors_VD.reshape(-1), present_N, present_N * size)
 
 
 def vectors_array(vectors: Sequence[np.ndarray | None]) -> pa.Array:
@@ -161,6 +160,18 @@ def vectors_array(vectors: Sequence[np.ndarray | None]) -> pa.Array:
     present = [vector for vector in vectors if vector is not None]
     values = np.concatenate([np.empty(0, np.float32), *present])
     sizes_N = np.array([0 if vector is None else len(vector) for vector in vectors], np.int64)
-    offsets = np.concatenate([[0], np.cumsum(sizes_N)])
-    missing = pa.array([vector is None for vector in vectors], pa.bool_())
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values), type=NAMED_TYPE, mask=missing)
+    return named_array(values, np.array([vector is not None for vector in vectors], bool), sizes_N)
+
+
+def named_array(values: np.ndarray, present_N: np.ndarray, sizes_N: np.ndarray) -> pa.Array:
+    """Return the vectors of rows as an array of NAMED_TYPE, null where a row has none.
+
+    Args:
+        values: components of the vectors of all rows that have one, one after the other, float32.
+        present_N: which rows have one, bool.
+        sizes_N: number of components of each row, 0 where it has no vector.
+
+    """
+    ends = pa.array(np.concatenate([[0], np.cumsum(sizes_N, dtype=np.int64)]))
+    missing = pa.array(~present_N)
+    return pa.LargeListArray.from_arrays(ends, pa.array(values), type=NAMED_TYPE, mask=missing)

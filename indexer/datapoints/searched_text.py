@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.named_vectors import vector_column
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN
+from scannery.indexer.datapoints.vector_presence import has_vector
 from scannery.indexer.spec.spec import IndexSpec
 
 __all__ = ["SEARCHED_COLUMNS", "first_passages", "named_texts", "searched_text", "texts_of_field"]
@@ -45,7 +46,7 @@ def named_texts(table: pa.Table, spec: IndexSpec, name: str) -> list[str | None]
     """
     field = spec.text_field(name)
     texts = texts_of_field(table, field)
-    known_N = _has(table, vector_column(name))
+    known_N = has_vector(table, vector_column(name))
     wanted_N = ~known_N
     if spec.source.chunk is not None:
         if field != "text":
@@ -80,11 +81,3 @@ def first_passages(table: pa.Table, spec: IndexSpec) -> np.ndarray:
     later = [own != whole and _LATER.search(own) for own, whole in zip(ids, documents, strict=True)]
     first_N: np.ndarray = table.column("text").is_null().to_numpy() | ~np.array(later, bool)
     return first_N
-
-
-def _has(table: pa.Table, column: str) -> np.ndarray:
-    """Return which rows have a value, bool (N,)."""
-    if column not in table.column_names:
-        return np.zeros(table.num_rows, bool)
-    has_N: np.ndarray = table.column(column).is_valid().to_numpy()
-    return has_N

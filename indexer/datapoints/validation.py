@@ -34,7 +34,7 @@ from scannery.indexer.datapoints.column_rules import (
     sizes_of,
     text_rule,
 )
-from scannery.indexer.datapoints.named_vectors import NAMED_TYPE, vector_column, vectors_array
+from scannery.indexer.datapoints.named_vectors import named_array, vector_column, vectors_array
 from scannery.indexer.datapoints.schema import (
     DYNAMIC_COLUMN,
     MAX_ID_BYTES,
@@ -351,9 +351,7 @@ def _whole_named(values: Values, dimensions: int, distance: str) -> pa.Array | N
     largest_V = np.maximum(vectors_VD.max(axis=1), -vectors_VD.min(axis=1))
     if not ((largest_V <= MAX_MAGNITUDE) & ((largest_V > 0) | (distance != "cosine"))).all():
         return None
-    ends_N = np.concatenate([[0], np.cumsum(present_N)]) * dimensions
-    flat = pa.array(vectors_VD.reshape(-1))
-    return pa.LargeListArray.from_arrays(pa.array(ends_N), flat, type=NAMED_TYPE, mask=pa.array(~present_N))
+    return named_array(vectors_VD.reshape(-1), present_N, present_N * dimensions)
 
 
 def _is_list_of_numbers(kind: pa.DataType) -> bool:

@@ -33,14 +33,14 @@ def is_vectorless(table: pa.Table) -> bool:
     return bool(0 < table.num_rows == table.column("embedding").null_count)
 
 
-def has_vector(table: pa.Table) -> np.ndarray:
-    """Return which rows have a vector, bool (N,)."""
-    if "embedding" not in table.column_names:
+def has_vector(table: pa.Table, column: str = "embedding") -> np.ndarray:
+    """Return which rows have a vector in a column, that of the unnamed one by default, bool (N,)."""
+    if column not in table.column_names:
         return np.zeros(table.num_rows, bool)
-    column = table.column("embedding")
-    if not column.null_count:
+    vectors = table.column(column)
+    if not vectors.null_count:
         return np.ones(table.num_rows, bool)
-    present_N: np.ndarray = column.is_valid().to_numpy()
+    present_N: np.ndarray = vectors.is_valid().to_numpy()
     return present_N
 
 

@@ -94,9 +94,11 @@ def build_segment(
         effort=effort,
     )
     given = named_queries or {}
+    names = names_in(table)
+    places_N = None if rows.order_N is None or not names else np.argsort(rows.order_N)
     named = {
         name: write_segment(
-            _vectors(table, name, spec, rows),
+            _vectors(table, name, spec, shard, places_N),
             spec=spec.of_vectors(name),
             shard=shard,
             directory=directory,
@@ -104,7 +106,7 @@ def build_segment(
             queries=given.get(name),
             effort=effort,
         )
-        for name in names_in(table)
+        for name in names
     }
     return _built(rows, named)
 
@@ -115,15 +117,25 @@ def _datapoints(table: pa.Table) -> pa.Table:
     return rows.drop_columns([ROW_COLUMN]) if ROW_COLUMN in rows.column_names else rows
 
 
-def _vectors(table: pa.Table, name: str, spec: IndexSpec, rows: WrittenSegment) -> pa.Table:
-    """Return the vectors of a name as a table that `write_segment` takes, in the order of their rows."""
-    places_N = None if rows.order_N is None else np.argsort(rows.order_N)
+def _vectors(
+    table: pa.Table, name: str, spec: IndexSpec, shard: int, places_N: np.ndarray | None
+) -> pa.Table:
+    """Return the vectors of a name as a table that `write_segment` takes, in the order of their rows.
+
+    Args:
+        table: as of `build_segment`.
+        name: of the vectors.
+        spec: of the index.
+        shard: for errors.
+        places_N: number of each row in the file of the datapoints, int64; None: the number in the table.
+
+    """
     try:
         vectors = vectors_table(table, name, places_N)
     except ValueError as error:
-        raise BuildError(f"shard {rows.entry.shard} of index {spec.index!r}: {error}") from error
+        raise BuildError(f"shard {shard} of index {spec.index!r}: {error}") from error
     if places_N is not None:
-        vectors = vectors.sort_by("_row")
+        vectors = vectors.sort_by(ROW_COLUMN)
     vectors = vectors.append_column("document_id", vectors.column("id"))
     schema = datapoint_schema(spec.of_vectors(name), vectors.schema.field("embedding").type.list_size)
     for field in schema:

@@ -12,8 +12,9 @@ import weakref
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 
-from scannery.indexer.datapoints.named_vectors import ROW_COLUMN
+from scannery.indexer.datapoints.named_vectors import ROW_COLUMN, named_array
 from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.vectors.exact_search import NO_ROW
@@ -81,6 +82,13 @@ class NamedVectors:
         known = numbers_R != NO_ROW
         vectors = iter(self.segment.vectors(numbers_R[known]))
         return [next(vectors) if has else None for has in known.tolist()]
+
+    def column(self, rows_R: np.ndarray) -> pa.Array:
+        """Return the vectors of datapoints as they were given, as a column of their rows, of NAMED_TYPE."""
+        numbers_R = self.numbers(np.asarray(rows_R, np.int64))
+        present_R = numbers_R != NO_ROW
+        vectors_VD = np.ascontiguousarray(self.segment.vectors(numbers_R[present_R]), np.float32)
+        return named_array(vectors_VD.reshape(-1), present_R, present_R * vectors_VD.shape[1])
 
     @cached_property
     def _by_row(self) -> np.ndarray:

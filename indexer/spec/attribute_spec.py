@@ -7,17 +7,11 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, model_validator
 
-from scannery.indexer.spec.model import SpecModel
+from scannery.indexer.spec.model import FieldSpecModel
 
 __all__ = [
     "ATTRIBUTE_NAME",
@@ -77,7 +71,7 @@ CheckedType = Annotated[AttributeType, BeforeValidator(_check_type)]
 """An attribute's type in a spec."""
 
 
-class AttributeSpec(SpecModel):
+class AttributeSpec(FieldSpecModel):
     """An attribute whose values need more than a type: another name in the input, a conversion, or a constant."""
 
     type: CheckedType
@@ -125,11 +119,6 @@ class AttributeSpec(SpecModel):
         fits = isinstance(self.value, _CONSTANTS[self.type])
         if not fits or (isinstance(self.value, bool) and self.type != "bool"):
             raise ValueError(f"`value` must be of type {self.type}, got {self.value!r}")
-
-    @model_serializer(mode="wrap")
-    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written = {key: value for key, value in handler(self).items() if value is not None}
-        return {"from" if key == "path" else key: value for key, value in written.items()}
 
 
 def check_attribute_name(name: str, written: object) -> None:

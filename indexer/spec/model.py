@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
-__all__ = ["SpecModel", "mapping_like"]
+__all__ = ["FieldSpecModel", "SpecModel", "mapping_like"]
 
 
 class SpecModel(BaseModel):
@@ -15,6 +21,15 @@ class SpecModel(BaseModel):
 
     # The docstring under a key is its description in the JSON Schema and in docs/spec.md.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class FieldSpecModel(SpecModel):
+    """A mapping of the spec whose key `from` names a field, `path` in Python; only keys with a value are written."""
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written = {key: value for key, value in handler(self).items() if value is not None}
+        return {"from" if key == "path" else key: value for key, value in written.items()}
 
 
 def mapping_like(example: Callable[[Any], str], *, optional: bool = True) -> BeforeValidator:

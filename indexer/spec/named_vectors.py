@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from scannery.indexer.spec.encoder_spec import Distance, EncoderSpec
-from scannery.indexer.spec.model import SpecModel, mapping_like
+from scannery.indexer.spec.model import FieldSpecModel, mapping_like
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +26,7 @@ VECTOR_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 MAX_NAMED_VECTORS = 16
 
 
-class NamedVectorSpec(SpecModel):
+class NamedVectorSpec(FieldSpecModel):
     """A further dense vector that datapoints may have, searched by its name. It needs `encoder` or `dimensions`."""
 
     encoder: Annotated[EncoderSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
@@ -56,11 +56,6 @@ class NamedVectorSpec(SpecModel):
         if self.encoder is None and self.path is not None:
             raise ValueError("`from` needs `encoder`; a field of the source with vectors is `vector`")
         return self
-
-    @model_serializer(mode="wrap")
-    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written = {key: value for key, value in handler(self).items() if value is not None}
-        return {"from" if key == "path" else key: value for key, value in written.items()}
 
 
 def _meant(given: object) -> str:

@@ -319,6 +319,16 @@ class IndexSpec(SpecModel):
         """Whether builds encode texts, rather than reading vectors from the source or making rows without vectors."""
         return self.encoder is not None and self.source.vector is None
 
+    @property
+    def named_encoders(self) -> dict[str, EncoderSpec]:
+        """Encoders of named vectors, by name; names whose vectors are only given are left out."""
+        return {name: own.encoder for name, own in self.named_vectors.items() if own.encoder is not None}
+
+    @property
+    def encoders(self) -> dict[str, EncoderSpec]:
+        """All encoders, by the name of their vectors; "" is the unnamed vector, and comes first."""
+        return {**({"": self.encoder} if self.encoder is not None else {}), **self.named_encoders}
+
     def of_vectors(self, name: str) -> IndexSpec:
         """Return the spec of an index that has the vectors of a name, and nothing else; KeyError if there is none."""
         named = self.named_vectors[name]

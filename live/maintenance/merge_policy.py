@@ -64,7 +64,7 @@ def due(manifest: Manifest, *, filling: bool = False) -> list[Group]:
     families: dict[tuple[int, bool], list[SegmentEntry]] = {}
     for entry in manifest.segments:
         families.setdefault((entry.shard, entry.vectors), []).append(entry)
-    enough = untrained_limit(manifest) // 2 // max(1, manifest.shards)
+    enough = untrained_limit(manifest) // 2 // manifest.shards
     found = [_due_of(family, manifest.spec, enough if filling else None) for family in families.values()]
     groups = [group for group in found if group]
     grouped = {entry.key for group in groups for entry in group}

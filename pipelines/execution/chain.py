@@ -29,7 +29,7 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.spec import EncoderSpec
 from scannery.pipelines.execution.failures import carried
 from scannery.pipelines.planning.agreed_dtype import agreed_encoder
-from scannery.pipelines.planning.planned_encoder import load_encoder, named_encoders, recipe_of
+from scannery.pipelines.planning.planned_encoder import load_encoder, recipe_of
 from scannery.pipelines.records.id_blocks import IdBlock
 from scannery.pipelines.stages.embed import NamedEncoding, embed_unit, finished_unit
 from scannery.pipelines.stages.publish import publish
@@ -272,7 +272,7 @@ class EmbedUnit(Stage):
         if job.embeds and spec is not None and self._encoder is None:
             self._encoder = self._agreed(spec)
         if not self._named:
-            self._named = {name: self._agreed(own) for name, own in named_encoders(job.spec).items()}
+            self._named = {name: self._agreed(own) for name, own in job.spec.named_encoders.items()}
         if job.catalogue and self._catalogue is None:
             opened = Catalogue.open(self._store, job.index, job.catalogue)
             with contextlib.suppress(NotFoundError):  # removed by gc, after the launcher was killed
@@ -388,5 +388,5 @@ def _encoder_sources(job: Job, encoders: EncoderHandle) -> EncoderSources:
     own = job.spec.encoder
     return EncoderSources(
         None if own is None else source_of(own),
-        {name: source_of(spec) for name, spec in named_encoders(job.spec).items()},
+        {name: source_of(spec) for name, spec in job.spec.named_encoders.items()},
     )

@@ -24,8 +24,6 @@ from scannery.pipelines.execution.up_to_date import publish_finished
 from scannery.pipelines.planning.padded_widths import with_widths
 from scannery.pipelines.planning.planned_encoder import (
     PlannedEncoder,
-    encoders_in,
-    named_encoders,
     recipe_of,
 )
 from scannery.pipelines.stages.finished_units import find_finished, finished_units, read_outcomes
@@ -150,7 +148,7 @@ def _run_until_sound(
 
 def _encodes(job: Job) -> bool:
     """Return whether workers need an encoder for texts of the input."""
-    return job.embeds or bool(named_encoders(job.spec))
+    return job.embeds or bool(job.spec.named_encoders)
 
 
 def _with_plan(job: Job, units: Sequence[WorkUnit], store: Store, engine: Engine) -> Job:
@@ -159,7 +157,7 @@ def _with_plan(job: Job, units: Sequence[WorkUnit], store: Store, engine: Engine
     # Another process that makes the same build has a catalogue of its own, and removes that when it ends.
     name = f"{job.build_id}.{uuid.uuid4().hex[:8]}"
     written = job.embeds and write_catalogue(store, job.index, name, dimensions=job.dimensions)
-    named = bool(named_encoders(job.spec)) and write_named_catalogue(store, job.index, name)
+    named = bool(job.spec.named_encoders) and write_named_catalogue(store, job.index, name)
     return dataclasses.replace(job, catalogue=name if written else "", named_catalogue=name if named else "")
 
 
@@ -233,7 +231,7 @@ def _run_by_beam(
     pools = stage_pools(
         engine.runner, engine.options, accelerator=engine.accelerator, segment_bytes=engine.segment_bytes
     )
-    encoders = new_encoder_handle(map(recipe_of, encoders_in(job.spec)))
+    encoders = new_encoder_handle(map(recipe_of, job.spec.encoders.values()))
     add_build(pipeline, job, elements, _with_loaded(encoders, job, engine), pools, until=until)
     state = pipeline.run().wait_until_finish()
     if state not in (None, "DONE"):

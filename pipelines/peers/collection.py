@@ -30,6 +30,7 @@ __all__ = [
     "names_in_index",
     "record_problem",
     "rename_notes",
+    "vector_columns",
     "vector_problem",
 ]
 
@@ -108,6 +109,13 @@ def chosen(given: str | None, names: Collection[str], *, what: str, option: str)
     if not names:
         raise PeerError(f"the source has no {what}")
     raise PeerError(f"the source has {len(names)} {what}: {shown}; choose one by {option} NAME")
+
+
+def vector_columns(given: str | None, columns: Sequence[str]) -> list[str]:
+    """Return the columns of vectors to import: the one that was given, else all; PeerError if there are none."""
+    if given is None and len(columns) > 1:
+        return [*columns]
+    return [chosen(given, columns, what="vector columns", option="--vector")]
 
 
 def names_in_index(names: Sequence[str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from scannery.pipelines.peers.collection import (
     loaded,
     names_in_index,
     rename_notes,
+    vector_columns,
 )
 from scannery.pipelines.peers.options import PeerOptions
 
@@ -40,7 +41,7 @@ def open_lancedb(source: str, options: PeerOptions, _: ExitStack) -> PeerCollect
     name = chosen(options.collection, names, what="tables", option="--collection")
     table = lancedb.connect(source).open_table(name)
     sizes = {field.name: field.type.list_size for field in table.schema if _is_vector(field.type)}
-    wanted = _wanted(options, list(sizes))
+    wanted = vector_columns(options.vector, list(sizes))
     columns = list(table.schema.names)
     identifier = options.id or ("id" if "id" in columns else None)
     if identifier not in columns:
@@ -64,13 +65,6 @@ def open_lancedb(source: str, options: PeerOptions, _: ExitStack) -> PeerCollect
         named={own_names[each]: vectors[each] for each in own_names},
         notes=[*notes, *rename_notes(own_names)],
     )
-
-
-def _wanted(options: PeerOptions, columns: list[str]) -> list[str]:
-    """Return the columns of vectors to import: the one that was chosen, else all."""
-    if options.vector is None and len(columns) > 1:
-        return columns
-    return [chosen(options.vector, columns, what="vector columns", option="--vector")]
 
 
 def _distance(table: Any, vector: str, options: PeerOptions, notes: list[str]) -> Distance:

@@ -21,6 +21,7 @@ from scannery.pipelines.peers.collection import (
     loaded,
     names_in_index,
     rename_notes,
+    vector_columns,
 )
 from scannery.pipelines.peers.options import PeerOptions
 
@@ -68,7 +69,7 @@ def open_pgvector(source: str, options: PeerOptions, stack: ExitStack) -> PeerCo
     vectors = {name for name, (kind, _) in kinds.items() if kind in ("vector", "halfvec")}
     if not vectors:
         raise PeerError(f"table {table} has no dense vectors (columns of the type vector or halfvec)")
-    wanted = _wanted(options, [name for name in kinds if name in vectors])
+    wanted = vector_columns(options.vector, [name for name in kinds if name in vectors])
     identifier = _identifier(connection, table, options.id, list(kinds))
     others = [
         name
@@ -101,13 +102,6 @@ def open_pgvector(source: str, options: PeerOptions, stack: ExitStack) -> PeerCo
         named={own_name: found[name] for name, own_name in own_names.items()},
         notes=[*notes, *rename_notes(own_names)],
     )
-
-
-def _wanted(options: PeerOptions, columns: list[str]) -> list[str]:
-    """Return the columns of vectors to import: the one that was chosen, else all."""
-    if options.vector is None and len(columns) > 1:
-        return columns
-    return [chosen(options.vector, columns, what="vector columns", option="--vector")]
 
 
 def _vectors(

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from scannery.indexer.manifest import NamedVectorsInfo
 from scannery.indexer.spec.spec import EncoderSpec, IndexSpec
+from scannery.indexer.versions.creation import given_vectors
 
 if TYPE_CHECKING:
     from scannery.embed import Encoder, Fingerprint
 
 __all__ = [
     "PlannedEncoder",
-    "encoders_in",
     "load_encoder",
-    "named_encoders",
     "named_vectors_info",
     "planned_encoders",
     "recipe_of",
@@ -26,17 +25,6 @@ __all__ = [
 def recipe_of(spec: EncoderSpec) -> str:
     """Return what an encoder is loaded by: with equal recipes, several vectors share one loaded model."""
     return spec.model_dump_json()
-
-
-def named_encoders(spec: IndexSpec) -> dict[str, EncoderSpec]:
-    """Return the encoders of named vectors, by name."""
-    return {name: own.encoder for name, own in spec.named_vectors.items() if own.encoder is not None}
-
-
-def encoders_in(spec: IndexSpec) -> list[EncoderSpec]:
-    """Return all encoders of a spec, that of the unnamed vector first; each recipe once."""
-    every = [*([spec.encoder] if spec.encoder is not None else []), *named_encoders(spec).values()]
-    return list({recipe_of(one): one for one in every}.values())
 
 
 def load_encoder(spec: EncoderSpec, widths: Sequence[int] = ()) -> Encoder:
@@ -110,7 +98,7 @@ class PlannedEncoder:
 
 def planned_encoders(spec: IndexSpec) -> dict[str, PlannedEncoder]:
     """Return the encoders of a spec by their recipes."""
-    return {recipe_of(one): PlannedEncoder(one) for one in encoders_in(spec)}
+    return {recipe_of(one): PlannedEncoder(one) for one in spec.encoders.values()}
 
 
 def named_vectors_info(
@@ -124,11 +112,12 @@ def named_vectors_info(
         known: of the version before; its record of an encoder stays if the digests are equal, whatever the model name.
 
     """
+    own = spec.named_encoders
     return {
-        name: NamedVectorsInfo(dimensions=own.dimensions or 0)
-        if own.encoder is None
-        else _info_of(encoders[recipe_of(own.encoder)], known.get(name))
-        for name, own in spec.named_vectors.items()
+        name: _info_of(encoders[recipe_of(own[name])], known.get(name))
+        if name in own
+        else given_vectors(spec, name)
+        for name in spec.named_vectors
     }
 
 

@@ -214,8 +214,8 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
             ),
             *(
                 _named_field(name, spec, mapping, valid, len(records))
-                for name, own in spec.named_vectors.items()
-                if own.encoder is not None or vector_column(name) in mapping.fields
+                for name in spec.named_vectors
+                if name in spec.named_encoders or vector_column(name) in mapping.fields
             ),  # others are only written live
         ),
         unused=unused,
@@ -255,7 +255,7 @@ def _named_field(
     name: str, spec: IndexSpec, mapping: FieldMapping, valid: Validated, records: int
 ) -> CheckedField:
     """Return what becomes of a named vector: it is given, or there is a text for its encoder."""
-    column, is_encoded = vector_column(name), spec.named_vectors[name].encoder is not None
+    column, is_encoded = vector_column(name), name in spec.named_encoders
     given = valid.table.column(column).is_valid().to_pylist()
     texts: Sequence[str | None] = named_texts(valid.table, spec, name) if is_encoded else [None] * len(given)
     filled = sum(has or text is not None for has, text in zip(given, texts, strict=True))

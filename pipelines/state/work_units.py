@@ -73,7 +73,7 @@ def unit_bytes(files: Sequence[InputFile], spec: IndexSpec) -> int:
     """
     wanted = sum(file.size_bytes for file in files) / WANTED_UNITS
     least, shards = MIN_UNIT_BYTES, LEAST_UNIT_SHARDS
-    if spec.source.vector is not None and all(own.encoder is None for own in spec.named_vectors.values()):
+    if spec.source.vector is not None and not spec.named_encoders:
         least, shards = MIN_VECTOR_UNIT_BYTES, LEAST_VECTOR_UNIT_SHARDS
     if isinstance(spec.shards, int) and spec.shards > shards:
         least *= 2 ** math.ceil(math.log2(spec.shards / shards))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment, expected_recall
+from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment
+from scannery.indexer.manifest import Recall
+from scannery.indexer.tuning.settings_choice import named_recalls
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 
@@ -29,7 +31,7 @@ def index_info(
         aliases: names that stand for it.
 
     """
-    spec = manifest.spec
+    spec, recalls = manifest.spec, named_recalls(manifest)
     info = pb.IndexInfo(
         name=manifest.index,
         version=manifest.version,
@@ -43,11 +45,11 @@ def index_info(
         size_bytes=manifest.size_bytes,
         sequence=manifest.log_sequence if snapshot is None else snapshot.sequence,
         memory_rows=memory_rows(snapshot),
-        recall=_recall(manifest),
+        recall=_recall(manifest.recall) if manifest.dimensions else None,
         problem=problem,
         aliases=aliases,
         dynamic=spec.dynamic,
-        named_vectors={name: _named(manifest, name, snapshot) for name in manifest.named_vectors},
+        named_vectors={name: _named(manifest, name, recall, snapshot) for name, recall in recalls.items()},
     )
     info.created_at.FromDatetime(manifest.created_at)
     if details:
@@ -84,28 +86,26 @@ def _encoder(manifest: Manifest) -> pb.EncoderInfo | None:
     return pb.EncoderInfo(model=manifest.spec.encoder.model, fingerprint=fingerprint)
 
 
-def _recall(manifest: Manifest) -> pb.RecallInfo | None:
-    recall = manifest.recall
-    if recall is None or not manifest.dimensions:
+def _recall(recall: Recall | None) -> pb.RecallInfo | None:
+    if recall is None:
         return None
     return pb.RecallInfo(k=recall.k, target=recall.target, measured=recall.measured, reached=recall.reached)
 
 
-def _named(manifest: Manifest, name: str, snapshot: Snapshot | None) -> pb.NamedVectorInfo:
-    """Return the description of the vectors of a name."""
+def _named(manifest: Manifest, name: str, recall: Recall, snapshot: Snapshot | None) -> pb.NamedVectorInfo:
+    """Return the description of the vectors of a name and of their expected recall."""
     own = manifest.of_vectors(name)
     if snapshot is None:
         rows = sum(entry.rows for entry in own.segments)
     else:
         rows = sum(segment.rows for segment in snapshot.index.named[name].index.segments)
     encoder = _encoder(own)
-    tuned = own.model_copy(update={"recall": expected_recall(own.segments, own.spec.target_recall)})
     return pb.NamedVectorInfo(
         dimensions=own.dimensions,
         distance=_DISTANCES[own.spec.distance],
         encoder=encoder,
         rows=rows,
-        recall=_recall(tuned) if any(entry.curve for entry in own.segments) else None,
+        recall=_recall(recall) if any(entry.curve for entry in own.segments) else None,
         **({"from": manifest.spec.text_field(name)} if encoder is not None else {}),
     )
 

@@ -151,12 +151,10 @@ class _Batch:
         """
         replaced = {name for name in self._named if _VECTORS in mask or f"{_VECTORS}.{name}" in mask}
         given = {name: row[vector_column(name)] for name in replaced}
-        specs = self._spec.named_vectors
         encoded = {
             name
-            for name in self._named
-            if specs[name].encoder is not None
-            and (name not in replaced or (given[name] is None and f"{_VECTORS}.{name}" not in mask))
+            for name in self._spec.named_encoders
+            if (name not in replaced or (given[name] is None and f"{_VECTORS}.{name}" not in mask))
             and (name in replaced or self._spec.text_field(name) in changed)
         }
         vectors = {
@@ -199,7 +197,7 @@ class _Batch:
         self._ids.update(fields["id"].values)
         for row, name in unknown.items():
             what = unknown_name(name, spec.attributes, "attribute")
-            self._note(numbers[row], f"datapoint.attributes.{name:.80}", what)
+            self._note(numbers[row], f"datapoint.{_ATTRIBUTES}{name:.80}", what)
         for row, name in unknown_vectors.items():
             what = unknown_name(name, self._named, "named vector") if self._named else _NO_NAMES
             self._note(numbers[row], f"datapoint.vectors.{name:.80}", what)
@@ -253,7 +251,7 @@ class _Batch:
                 self._note(
                     number, f"datapoint.{name}", "cannot be changed with an update_mask; write it whole"
                 )
-        for name in (*_COLUMNS, *(f"attributes.{name}" for name in point.attributes)):
+        for name in (*_COLUMNS, *(f"{_ATTRIBUTES}{name}" for name in point.attributes)):
             if name not in mask and (name in given or name not in _COLUMNS):
                 self._note(number, f"datapoint.{name}", "is not in the update_mask")
         for name in point.vectors if _VECTORS not in mask else ():
@@ -290,7 +288,7 @@ def _is_vector(name: str) -> bool:
 
 
 def _column(name: str) -> str:
-    return _COLUMNS.get(name) or name.removeprefix("attributes.")
+    return _COLUMNS.get(name) or name.removeprefix(_ATTRIBUTES)
 
 
 def parse_attribute_change(
@@ -309,9 +307,9 @@ def parse_attribute_change(
     unknown = [name for name in attributes if name not in known]
     if unknown and not manifest.spec.dynamic:
         raise InvalidRequestError.at(
-            f"attributes.{unknown[0]:.80}", unknown_name(unknown[0], known, "attribute")
+            f"{_ATTRIBUTES}{unknown[0]:.80}", unknown_name(unknown[0], known, "attribute")
         )
-    mask = FieldMask(paths=[f"attributes.{name}" for name in attributes])
+    mask = FieldMask(paths=[f"{_ATTRIBUTES}{name}" for name in attributes])
     point = Datapoint(id="any", attributes=attributes)
     batch = _Batch([pb.Upsert(datapoint=point, update_mask=mask)], manifest, deadline)
     changes = batch.changes([0])
@@ -328,7 +326,7 @@ def _without_place(error: InvalidRequestError) -> InvalidRequestError:
     message, field = error.message, error.field or ""
     for front in (f"{_path(0)}.update_mask: ", f"{_path(0)}.datapoint."):
         message, field = message.removeprefix(front), field.removeprefix(front)
-    return InvalidRequestError(message, field=field if field.startswith("attributes.") else "attributes")
+    return InvalidRequestError(message, field=field if field.startswith(_ATTRIBUTES) else "attributes")
 
 
 def parse_delete(request: pb.DeleteRequest) -> Deletion:

@@ -31,9 +31,8 @@ class AllowedModels:
             part.model
             for manifest in self._catalog.manifests()
             for part in (
-                manifest.spec.encoder,
+                *manifest.spec.encoders.values(),
                 manifest.spec.reranker,
-                *(each.encoder for each in manifest.spec.named_vectors.values()),
             )
             if part is not None
         }

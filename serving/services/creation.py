@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from scannery.indexer import (
     AlreadyExistsError,
@@ -27,7 +28,7 @@ from scannery.serving.contract import CREATE_INDEX
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.allowed_models import AllowedModels
 from scannery.serving.services.registry import UnaryMethod
-from scannery.serving.services.vector_spaces import VectorSpace, VectorSpaces, encoder_options
+from scannery.serving.services.vector_spaces import VectorSpaces, encoder_options
 from scannery.v1 import index_pb2 as pb
 
 __all__ = ["Creation"]
@@ -62,7 +63,7 @@ class Creation:
             return kept
         if spec.reranker is not None:
             self._models.check(spec.reranker.model, "spec.reranker.model")
-        space = self._space(spec, request.dimensions)
+        dimensions, fingerprint = self._unnamed(spec, request.dimensions)
         named = self._spaces.of_names(spec, spec.named_vectors.keys(), "spec")
         deadline.check()
         if self._catalog.stored_count() >= limits.MAX_INDEXES:
@@ -71,8 +72,8 @@ class Creation:
             manifest = create_index(
                 self._catalog.store,
                 spec,
-                dimensions=space.dimensions,
-                fingerprint=space.fingerprint,
+                dimensions=dimensions,
+                fingerprint=fingerprint,
                 named=named,
                 request_id=request.request_id,
             )
@@ -109,11 +110,11 @@ class Creation:
             what = f"index {name!r} is not among those that these credentials and this server are for"
             raise PermissionDeniedError(f"spec.index: {what}", field="spec.index")
 
-    def _space(self, spec: IndexSpec, dimensions: int) -> VectorSpace:
-        """Return the space of the unnamed vectors; the encoder tells it, or the request."""
+    def _unnamed(self, spec: IndexSpec, dimensions: int) -> tuple[int, dict[str, Any] | None]:
+        """Return dimensions and fingerprint of the unnamed vectors; the encoder tells them, or the request."""
         if spec.encoder is None:
             if dimensions == 0 and spec.vectors == "optional" and spec.source.vector is None:
-                return VectorSpace(0, None)
+                return 0, None
             if dimensions == 0:
                 raise InvalidRequestError.at(
                     "dimensions",
@@ -125,13 +126,13 @@ class Creation:
                     "dimensions",
                     f"must be 1 to {limits.MAX_DIMENSIONS} for an index without an encoder, got {dimensions}",
                 )
-            return VectorSpace(dimensions, None)
+            return dimensions, None
         found = self._spaces.of_encoder(spec.encoder, "spec.encoder.model")
         if dimensions not in (0, found.dimensions):
             raise InvalidRequestError.at(
                 "dimensions", f"must be those of {spec.encoder.model}, {found.dimensions}, got {dimensions}"
             )
-        return found
+        return found.dimensions, found.encoder
 
 
 def _parsed(text: str) -> IndexSpec:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import Any
 
 from scannery.indexer import EncoderSpec, IndexSpec, NamedVectorsInfo
+from scannery.indexer.versions.creation import given_vectors
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.services.allowed_models import AllowedModels
 
-__all__ = ["VectorSpace", "VectorSpaces", "encoder_options"]
-
-
-class VectorSpace(NamedTuple):
-    """Vectors that can be compared."""
-
-    dimensions: int
-    fingerprint: dict[str, Any] | None
-    """Of the encoder; None without one."""
+__all__ = ["VectorSpaces", "encoder_options"]
 
 
 class VectorSpaces:
@@ -33,7 +26,7 @@ class VectorSpaces:
         """
         self._catalog, self._models = catalog, AllowedModels(catalog, models)
 
-    def of_encoder(self, spec: EncoderSpec, field: str) -> VectorSpace:
+    def of_encoder(self, spec: EncoderSpec, field: str) -> NamedVectorsInfo:
         """Return the vectors of an encoder; EncoderUnavailableError for a field if it cannot be used here."""
         return self._of_served(spec) or self._of_model(spec, field)
 
@@ -49,36 +42,27 @@ class VectorSpaces:
             EncoderUnavailableError: the encoder of a name cannot be used here.
 
         """
-        found: dict[str, NamedVectorsInfo] = {}
-        for name in names:
-            own = spec.named_vectors[name]
-            if own.encoder is not None:
-                space = self.of_encoder(own.encoder, f"{front}.named_vectors.{name}.encoder.model")
-                found[name] = NamedVectorsInfo(dimensions=space.dimensions, encoder=space.fingerprint)
-            else:
-                assert own.dimensions is not None
-                found[name] = NamedVectorsInfo(dimensions=own.dimensions)
-        return found
+        encoders = spec.named_encoders
+        return {
+            name: self.of_encoder(encoders[name], f"{front}.named_vectors.{name}.encoder.model")
+            if name in encoders
+            else given_vectors(spec, name)
+            for name in names
+        }
 
-    def _of_served(self, spec: EncoderSpec) -> VectorSpace | None:
-        """Return the vectors of an index with the same encoder, so that no model is loaded."""
+    def _of_served(self, spec: EncoderSpec) -> NamedVectorsInfo | None:
+        """Return the vectors of an index that the caller can see with the same encoder, so that no model is loaded."""
         wanted = encoder_options(spec)
-        return next((space for own, space in self._served() if encoder_options(own) == wanted), None)
-
-    def _served(self) -> Iterator[tuple[EncoderSpec, VectorSpace]]:
-        """Yield the encoders of the indexes that the caller can see."""
         for manifest in self._catalog.manifests():
-            if manifest.spec.encoder is not None and manifest.encoder is not None:
-                yield manifest.spec.encoder, VectorSpace(manifest.dimensions, manifest.encoder)
-            for name, info in manifest.named_vectors.items():
-                own = manifest.spec.named_vectors[name].encoder
-                if own is not None and info.encoder is not None:
-                    yield own, VectorSpace(info.dimensions, info.encoder)
+            for own in manifest.encoded.values():
+                if own.encoder is not None and encoder_options(own.spec.encoder) == wanted:
+                    return NamedVectorsInfo(dimensions=own.dimensions, encoder=own.encoder)
+        return None
 
-    def _of_model(self, spec: EncoderSpec, field: str) -> VectorSpace:
+    def _of_model(self, spec: EncoderSpec, field: str) -> NamedVectorsInfo:
         self._models.check(spec.model, field)
         fingerprint = self._catalog.encoders.fingerprint_of(spec, field=field)
-        return VectorSpace(fingerprint.dimensions, fingerprint.to_dict())
+        return NamedVectorsInfo(dimensions=fingerprint.dimensions, encoder=fingerprint.to_dict())
 
 
 def encoder_options(spec: EncoderSpec | None) -> dict[str, Any] | None:

@@ -341,7 +341,7 @@ def test_a_batch_of_large_rows_is_cut_by_its_size(tmp_path: Path, monkeypatch: p
         assert 200 < steps[0] < 256  # 1 MiB of 4 KiB payloads
 
 
-@pytest.mark.parametrize("large", ["rows", "declared", "dynamic"])
+@pytest.mark.parametrize("large", ["rows", "named", "declared", "dynamic"])
 def test_no_more_rows_are_copied_than_a_batch_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: str
 ) -> None:
@@ -355,14 +355,19 @@ def test_no_more_rows_are_copied_than_a_batch_has(
 
     monkeypatch.setattr(filtered_write, "MAX_BATCH_BYTES", 1 << 20)
     monkeypatch.setattr(filtered_write, "changed_rows", changed_rows)
-    spec = parse_spec({**LIVE.model_dump(), "lexical": False, "dynamic": True})
+    named = {name: {"dimensions": 16_384} for name in "abc"} if large == "named" else {}
+    vectors = dict.fromkeys(named, np.ones(16_384, np.float32))
+    spec = parse_spec({**LIVE.model_dump(), "lexical": False, "dynamic": True, "named_vectors": named})
     text = "x" * 200_000
     with scannery.connect(make_store(tmp_path, [], spec=spec)) as client:
         index = client.index("live")
         payload = text if large == "rows" else ""
-        index.upsert([{"id": f"id{i}", "vector": VECTOR, "payload": payload} for i in range(20)])
+        index.upsert(
+            [{"id": f"id{i}", "vector": VECTOR, "vectors": vectors, "payload": payload} for i in range(20)]
+        )
         changes: dict[str, dict[str, Any]] = {
             "rows": {"year": 1},
+            "named": {"year": 1},
             "declared": {"show": text},
             "dynamic": {"more": text},
         }

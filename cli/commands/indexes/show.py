@@ -15,6 +15,7 @@ from rich.table import Table
 
 from scannery.cli.output import size_text
 from scannery.client import IndexInfo
+from scannery.client.response.notebook import vectors_text
 from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store, StoreError
 from scannery.indexer.manifest import ConfigTrial
 from scannery.indexer.tuning.settings_choice import named_recalls, pick_point
@@ -105,9 +106,9 @@ def _named_recalls(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def _named_text(manifest: Manifest, name: str) -> str:
     spec, own = manifest.spec.named_vectors[name], manifest.of_vectors(name)
-    made = f"by {spec.encoder.model} from {manifest.spec.text_field(name)}" if spec.encoder else "given"
     rows = sum(entry.rows for entry in own.segments)
-    return f"{own.dimensions} dimensions, {spec.distance}, {made}; {rows:,} in segments"
+    model, field = spec.encoder.model if spec.encoder else None, manifest.spec.text_field(name)
+    return vectors_text(own.dimensions, spec.distance, rows, model=model, field=field)
 
 
 def _vectors_text(manifest: Manifest) -> str:

@@ -117,6 +117,15 @@ def test_vectors_of_datapoints_are_returned_as_given(tmp_path: Path, make) -> No
             assert np.array_equal(found, titles[row])
 
 
+@pytest.mark.parametrize("make", [opened, in_memory])
+def test_vectors_of_datapoints_are_a_column_of_their_rows(tmp_path: Path, make) -> None:
+    spec, titles = spec_of(exact=True), titles_of()
+    named = make(tmp_path, spec, rows_of(spec, titles)).named["title"]
+    for rows in ([5, 0, 1499, 7], [7, 0], [], [1400]):
+        column = named.column(np.array(rows, np.int64))
+        assert column.equals(vectors_array([titles[row] if row % LACKING else None for row in rows]))
+
+
 def test_files_of_names_can_be_read_by_others_and_rows_have_no_columns_of_them(tmp_path: Path) -> None:
     spec = spec_of(exact=False)
     built = build_segment(rows_of(spec, titles_of()), spec=spec, shard=0, directory=tmp_path)
