@@ -41,9 +41,9 @@ DEEPER = (20, 50, 100, 200, 500, 1000)
 """Numbers of hits above ten that are measured."""
 PER_HIT = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of candidates per hit that are tried for more than ten hits."""
-LEVELS = (0.6, 0.8, 0.85, 0.9, 0.93, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995, 0.999)
+LEVELS = (0.6, 0.8, 0.9, 0.95, 0.96, 0.97, 0.98, 0.99, 0.999)
 """For more than ten hits, the setting estimated cheapest for each of these recalls is measured."""
-DEEPER_MEASURED = 4
+DEEPER_MEASURED = 3
 """Most settings that are measured between these, for each number of hits."""
 PROPOSED_ROWS = 16
 """Rows from which ScaNN proposes in the time of rescoring one row with its vector."""
@@ -145,19 +145,20 @@ class _Tuner:
             proposed = self._proposed(queries, leaves, max(depths[ks[-1]]))
             for k in ks:
                 tried[k] += _settings(queries.first(k), proposed, leaves, depths[k])
-        return {k: self._deep_curve(queries, k, tried[k]) for k in wanted}
+        # The deepest first: they take the most time.
+        curves = self._pool.map(lambda k: self._deep_curve(queries, k, tried[k]), reversed(wanted))
+        return dict(sorted(zip(reversed(wanted), curves, strict=True)))
 
     def _deep_curve(self, queries: HeldOut, k: int, tried: Sequence[_Setting]) -> tuple[CurvePoint, ...]:
         """Return the settings for k hits that no cheaper one beats, by ascending estimated cost.
 
-        Several are measured at once, so their times are not used as costs.
+        Other curves are measured at the same time, so times are not used as costs.
         """
 
         def measure(leaves: int, candidates: int) -> list[CurvePoint]:
             return self._measure(queries, leaves, candidates, (k,))
 
-        likely = self._pool.map(lambda one: measure(one.leaves, one.rescore), self._likely(tried))
-        points: list[Sequence[CurvePoint]] = list(likely)
+        points: list[Sequence[CurvePoint]] = [measure(one.leaves, one.rescore) for one in self._likely(tried)]
         points = refine(points, measure, most=DEEPER_MEASURED, cost=self._cost)
         return tuple(pareto((point for [point] in points), self._cost))
 
