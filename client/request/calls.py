@@ -20,8 +20,8 @@ from scannery.client.request.queries import (
     build_fields,
     build_options,
     build_queries,
-    build_query,
 )
+from scannery.client.request.repeated_searches import search_request
 from scannery.client.request.unicode import refuses_surrogates
 from scannery.client.request.writes import build_updates, build_upserts, checked_revision
 from scannery.client.response.decoding import (
@@ -125,10 +125,7 @@ def search(
     index: str, query: QueryLike, k: int, *, timeout_s: float | None = None, **options: Any
 ) -> Call[search_pb2.SearchRequest, search_pb2.SearchResponse, Hits]:
     """Return the call for one query; `options` are those of `SearchOptions`."""
-    request = search_pb2.SearchRequest(
-        index=index, query=build_query(query), options=build_options(k, **options)
-    )
-    return Call(SEARCH, request, parse_hits, timeout_s)
+    return Call(SEARCH, search_request(index, query, k, options), parse_hits, timeout_s)
 
 
 @refuses_surrogates

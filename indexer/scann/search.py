@@ -17,6 +17,7 @@ import numpy as np
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.kernels import row_kernels
 from scannery.indexer.scann.assets import MIDDLE_FILE
+from scannery.indexer.scann.instructions import use_vector_instructions
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
 from scannery.indexer.vectors.exact_search import NO_ROW
@@ -223,6 +224,7 @@ def load_searcher(
     """
     from scann.scann_ops.py import scann_ops_pybind
 
+    use_vector_instructions()
     try:
         searcher = scann_ops_pybind.load_searcher(str(folder), assets_backcompat_shim=False)
     except (RuntimeError, ValueError, OSError) as error:

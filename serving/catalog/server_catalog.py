@@ -54,7 +54,11 @@ class ServerCatalog(BaseCatalog):
     def open_snapshot(self, name: str) -> Snapshot | None:
         """Return the current snapshot of an index, None if it is not known here; raises as `snapshot`."""
         entry = self._entries.get(name)
-        return None if entry is None or self._may_be_dropped(entry) else self.snapshot(name)
+        if entry is None or self._may_be_dropped(entry):
+            return None
+        live = entry.live
+        # With few function calls: every search comes here.
+        return self.snapshot(name) if live is None or not self._may_read(name) else live.snapshot
 
     def drop(self, name: str, deadline: Deadline) -> None:
         """As `BaseCatalog.drop`; after it, no worker of this server answers from the index."""

@@ -68,6 +68,8 @@ class PreparedSearch:
         one_stage = self.cost_class is not CostClass.STAGED
         self.reads_one_segment = searches == 1 and options.drops_nothing and one_stage
         """Whether the best rows by vector of one segment are the answer."""
+        self.answers_at_once = self.reads_one_segment and options.highlight is None and not options.explain
+        """Whether these are also all that the answer to a query by vector has."""
         self._latest_s: deque[float] = deque(maxlen=8)
         self.first_stage: PreparedSearch | None = None
         """The search for the candidates of a reranking."""

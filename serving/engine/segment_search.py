@@ -20,8 +20,8 @@ from scannery.runtime.deadline import Deadline
 from scannery.serving.request.options import Options
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.snapshot.vector_space import VectorSpace
+from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
-from scannery.serving.telemetry.tracing import span
 
 __all__ = [
     "AllowedSegment",
@@ -84,22 +84,30 @@ class SegmentSearch:
 
         """
         hits = min(hits, self.rows)
-        with span("scannery.segment") as traced:
-            if self.allowed is None and not stats.explained:
-                settings = self.settings_for(hits)
-                rows_QK, scores_QK = self.segment.search(vectors_QD, hits, settings=settings, ready=True)
-                plan = "exact" if settings is None else "scann"
-            else:
-                found = self.find(vectors_QD, hits)
-                rows_QK, scores_QK, plan = found.rows_QK, found.scores_QK, found.plans[0]
-                if stats.explained:
-                    stats.add_segment((self.name, self.number), self.rows, found, paths)
-            if traced is not None:
-                traced.set_attributes(self._attributes(plan, hits))
+        if not tracing.recording():
+            rows_QK, scores_QK, plan = self._searched(vectors_QD, hits, stats, paths)
+        else:
+            with tracing.span("scannery.segment") as traced:
+                rows_QK, scores_QK, plan = self._searched(vectors_QD, hits, stats, paths)
+                if traced is not None:
+                    traced.set_attributes(self._attributes(plan, hits))
         stats.add_plan(plan, self.rows)
         if self.vectors is not None:
             rows_QK = self.vectors.datapoints(rows_QK)
         return rows_QK, scores_QK
+
+    def _searched(
+        self, vectors_QD: np.ndarray, hits: int, stats: QueryStats, paths: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray, str]:
+        """Return the best rows of `segment`, their scores, and the plan."""
+        if self.allowed is None and not stats.explained:
+            settings = self.settings_for(hits)
+            rows_QK, scores_QK = self.segment.search(vectors_QD, hits, settings=settings, ready=True)
+            return rows_QK, scores_QK, "exact" if settings is None else "scann"
+        found = self.find(vectors_QD, hits)
+        if stats.explained:
+            stats.add_segment((self.name, self.number), self.rows, found, paths)
+        return found.rows_QK, found.scores_QK, found.plans[0]
 
     def find(self, vectors_QD: np.ndarray, hits: int) -> Found:
         """Return the best rows of `segment` with the plan, the leaves and candidates searched, and the recall."""

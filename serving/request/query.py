@@ -46,6 +46,7 @@ __all__ = [
     "parse_matrix",
     "parse_query",
     "parse_sparse",
+    "ready_vector",
     "vector_components",
 ]
 
@@ -335,6 +336,17 @@ def _valid(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
         return vector_value(vector_D, manifest.dimensions, field=path, distance=manifest.spec.distance)
     except InvalidRecordError as error:
         raise InvalidRequestError(error.message, field=path) from error
+
+
+def ready_vector(vector_1D: np.ndarray, vectors: ChosenVectors) -> ByVector | None:
+    """Return a query by one vector, float32 (1, D); None if it may be invalid, or if several vectors are searched."""
+    if len(vectors) != 1:
+        return None
+    manifest = vectors.choices[0].manifest
+    if vector_1D.shape[1] != manifest.dimensions:
+        return None
+    ready_1D = _ready(vector_1D, manifest.spec.distance)
+    return None if ready_1D is None else ByVector(ready_1D[0])
 
 
 def _ready(vectors_QD: np.ndarray, distance: Distance) -> np.ndarray | None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
+import numpy as np
 from google.protobuf.message import Message
 
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import UnsupportedError
 from scannery.serving.engine.search import PreparedQuery
+from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.security.principal import Scope
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
@@ -92,6 +94,21 @@ class MethodRegistry:
 
     def ready(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """Return a prepared query that may run on the event loop; None: it may block or take long."""
+        return None
+
+    def ready_again(
+        self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
+    ) -> PreparedQuery | None:
+        """Return what `ready` does for a request that differs only in the vector from one that it returned a query for.
+
+        None: the request is to be parsed; it may also be invalid.
+
+        Args:
+            template: of that request.
+            vector_1D: float32 (1, D).
+            stats: of this request.
+
+        """
         return None
 
     def stream_answer(

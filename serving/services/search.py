@@ -34,7 +34,9 @@ from scannery.serving.request.query import (
     check_count,
     parse_identifier,
     parse_query,
+    ready_vector,
 )
+from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.request.vector_choice import VectorChoice
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
@@ -168,6 +170,25 @@ class Service(MethodRegistry):
                 return None
             query = _by_vector(vector_D[None], choice)
         return PreparedQuery(snapshot, prepared, query, stats) if isinstance(query, ByVector) else None
+
+    def ready_again(
+        self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
+    ) -> PreparedQuery | None:
+        """Return what `ready` does for a request that differs only in the vector from one that it returned a query for.
+
+        None: the request is to be parsed; it may also be invalid. Raises UnknownIndexError.
+        """
+        snapshot = self._catalog.open_snapshot(self._catalog.resolve(template.index, look=False))
+        if snapshot is None or snapshot.sequence < template.min_sequence:
+            return None
+        options = snapshot.parsed_options(template.options)
+        if options is None:
+            return None
+        prepared = snapshot.derived(options, PreparedSearch)
+        if not prepared.is_quick:
+            return None
+        query = ready_vector(vector_1D, options.vectors)
+        return None if query is None else PreparedQuery(snapshot, prepared, query, stats)
 
     def _search_many(
         self, request: search_pb2.SearchManyRequest, deadline: Deadline, stats: QueryStats

@@ -111,7 +111,11 @@ class Snapshot:
 
     def known_options(self, message: SearchOptions) -> Options | None:
         """Return the options of a search if they are cached; None otherwise."""
-        return self._parsed.get(message.SerializeToString())
+        return self.parsed_options(message.SerializeToString())
+
+    def parsed_options(self, message: bytes) -> Options | None:
+        """Return the options of a serialised SearchOptions if they are cached; None otherwise."""
+        return self._parsed.get(message)
 
     def derived(self, options: Options, make: Callable[[Snapshot, Options], MadeT]) -> MadeT:
         """Return `make(self, options)`, kept for requests with the same options; `make` is always the same.

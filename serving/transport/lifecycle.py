@@ -62,19 +62,20 @@ class ActiveRequest:
 
     __slots__ = ("index", "path", "size", "started_s", "stats", "taken_s", "ticket")
 
-    def __init__(self, path: str, ticket: Ticket) -> None:
+    def __init__(self, path: str, ticket: Ticket, stats: QueryStats | None = None) -> None:
         """Begin at the time of the headers.
 
         Args:
             path: of the method.
             ticket: from admission.
+            stats: of the search, if it has begun.
 
         """
         self.path, self.ticket = path, ticket
         self.index = ""
         self.size = 0
         """Bytes of the request."""
-        self.stats = QueryStats()
+        self.stats = stats or QueryStats()
         """Filled in by searches."""
         self.started_s = self.taken_s = time.monotonic()
         """When its headers, and its whole body, had arrived."""
@@ -177,7 +178,9 @@ class RequestLifecycle:
             self._known_indexes.add(index)
         elif index not in self._known_indexes:
             index = ""
-        self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, plan, code.name))
+        # The name of an enumeration's member is computed in Python.
+        name = "OK" if code is StatusCode.OK else code.name
+        self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, plan, name))
         tracing.describe(code, index=index, plan=plan)
 
 

@@ -42,6 +42,8 @@ MAX_BODY_BYTES = 1 << 30
 _MAX_TIMEOUT_MS = 10**10 - 1
 """The protocol allows ten digits."""
 _PROTO = "application/proto"
+_HEAD_END, _LENGTH = b"\r\n\r\n", b"content-length: "
+_MAX_DIGITS = 10
 _HEADER_VALUE = re.compile(r"[ -~]*")
 _ERROR_DETAIL = ErrorDetail.DESCRIPTOR.full_name
 
@@ -96,6 +98,9 @@ class ResponseParser:
         self._body: list[bytes] = []
         self._in_body = self._complete = self._reusable = False
         self._status = 0
+        self._known = b""
+        """The head of the last answer up to its length, which is its last header; empty: it was another response."""
+        self._known_headers: dict[bytes, bytes] = {}
 
     def feed(self, data: bytes) -> Response | None:
         """Return the response if it is complete.
@@ -104,6 +109,13 @@ class ResponseParser:
             ProtocolError: it is malformed, its body has no length, or it exceeds a limit.
 
         """
+        if not self._head_bytes:
+            if self._known and (repeated := self._repeated(data)) is not None:
+                return repeated
+            self._known = b""
+            first = data
+        else:
+            first = b""
         if not self._in_body:
             # An upper bound: the data that holds the end of a head may hold a part of the body.
             self._head_bytes += len(data)
@@ -113,7 +125,31 @@ class ResponseParser:
             raise ProtocolError(f"no valid HTTP response: {error.__context__ or error}") from error
         if not self._in_body and self._head_bytes > MAX_HEAD_BYTES:
             raise ProtocolError(f"the head of a response exceeds {MAX_HEAD_BYTES} bytes")
-        return self._response() if self._complete else None
+        if not self._complete:
+            return None
+        response = self._response()
+        self._learn(response, first)
+        return response
+
+    def _repeated(self, data: bytes) -> Response | None:
+        """Return a whole response whose head differs from the last one's in nothing but the length; None for others."""
+        known = self._known
+        if not data.startswith(known):
+            return None
+        end = data.find(_HEAD_END, len(known), len(known) + _MAX_DIGITS + len(_HEAD_END))
+        length, start = data[len(known) : end], end + len(_HEAD_END)
+        if end < 0 or not length.isdigit() or start + int(length) != len(data):
+            return None
+        return Response(200, {**self._known_headers, b"content-length": length}, data[start:], True)
+
+    def _learn(self, response: Response, data: bytes) -> None:
+        """Remember the head of an answer that arrived at once, to compare the next ones with."""
+        if response.status != 200 or not response.reusable:
+            return
+        end = data.find(_HEAD_END)
+        last = data.rfind(b"\r\n", 0, max(end, 0)) + len(b"\r\n" + _LENGTH)
+        if end > 0 and data[:last].endswith(b"\r\n" + _LENGTH) and data[last:end].isdigit():
+            self._known, self._known_headers = data[:last], response.headers
 
     def _response(self) -> Response:
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)

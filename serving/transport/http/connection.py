@@ -14,6 +14,7 @@ from grpc import StatusCode
 from scannery.serving.transport.http.exchange import Exchange
 from scannery.serving.transport.http.head import RefusedError
 from scannery.serving.transport.http.parser import PIECE_BYTES, RequestHandler, RequestParser
+from scannery.serving.transport.http.repeated_request import RepeatedRequest
 from scannery.serving.transport.http.responses import CONTINUE
 from scannery.serving.transport.http.tls import TlsLayer
 
@@ -28,6 +29,8 @@ IDLE_S = 300.0
 LINGER_S = 2.0
 """After the last answer, input is dropped until none came for this time, or until the time limit of a body is over.
 Closing earlier would destroy the answer for a caller that reads it only when the whole body is sent."""
+MAX_KNOWN = 4
+"""Requests that a connection remembers: callers of one client share its connections, and may search differently."""
 MAX_WAITING_BYTES = 1 << 20
 """Likewise, for the bytes of their bodies together."""
 MIN_READ_BYTES = 1 << 16
@@ -60,6 +63,10 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[Exchange] = deque()
         self._held = b""
         """Bytes received and not parsed yet."""
+        self._read = b""
+        """The bytes that are parsed now, if they begin with a request."""
+        self._known: tuple[RepeatedRequest, ...] = ()
+        """Requests that further ones are compared with, the latest first."""
         self._last = False
         """Whether further requests are dropped."""
         self.active_s = time.monotonic()
@@ -119,12 +126,30 @@ class Connection(asyncio.Protocol):
                 self._put(pending)
         if self._held:
             self._held += data
-        elif data:
+        elif data and not (self._known and self._repeats(data)):
             self._parse(data)
 
     # Requests
 
+    def _repeats(self, data: bytes) -> bool:
+        """Take a request that repeats an earlier one; return False for anything else, which is to be parsed."""
+        if self._current is not None or self._waiting or self._is_full or self._parser.is_arriving:
+            return False
+        for known in self._known:
+            if known.fits(data):
+                exchange = self._current = self._handler.repeated(self, known, data)
+                if exchange is not None and exchange.error is not None:
+                    self._handler.refuse(exchange, exchange.error)
+                return exchange is not None
+        return False
+
+    def remember(self, known: RepeatedRequest) -> None:
+        """Compare further requests with an answered one."""
+        self._known = (known, *self._known[: MAX_KNOWN - 1])
+
     def _parse(self, data: bytes) -> None:
+        # The rest of a request is not one.
+        self._read = b"" if self._parser.is_arriving else data
         for start in range(0, len(data), PIECE_BYTES):
             if self._has_enough():
                 self._held = data[start:]
@@ -156,6 +181,7 @@ class Connection(asyncio.Protocol):
     def received(self, exchange: Exchange) -> None:
         """Queue a complete request."""
         self.active_s = time.monotonic()
+        exchange.whole = self._read
         self._last |= exchange.close
         self._waiting.append(exchange)
         self._next()

@@ -31,6 +31,7 @@ class Exchange:
         "head_only",
         "principal",
         "ticket",
+        "whole",
     )
 
     def __init__(self, connection: Connection, *, head_only: bool = False) -> None:
@@ -45,6 +46,8 @@ class Exchange:
         self.admitted_s = 0.0
         """When the credentials were checked."""
         self.ticket: Ticket | None = None
+        self.whole = b""
+        """What was read at once, decrypted, if it begins with a request and this one was complete with it."""
         self.active: ActiveRequest
         self.deadline: Deadline
 

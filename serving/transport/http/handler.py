@@ -23,6 +23,7 @@ from scannery.runtime.errors import OverloadedError, UnauthenticatedError, Unsup
 from scannery.serving.config import ListenConfig
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.search import PreparedQuery, answers_of
+from scannery.serving.request.search_template import template_of
 from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.scheduling.thread_pool import CallThreads
@@ -31,12 +32,14 @@ from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.search import MAX_COALESCED
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.telemetry import tracing
+from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.serving.transport.http import connect
 from scannery.serving.transport.http.browsers import Browsers
 from scannery.serving.transport.http.connection import Connection
 from scannery.serving.transport.http.exchange import Exchange
 from scannery.serving.transport.http.head import JSON, PROTO, Head, Header, RefusedError, read_head
 from scannery.serving.transport.http.pages import Pages
+from scannery.serving.transport.http.repeated_request import RepeatedRequest, repeated_request
 from scannery.serving.transport.http.responses import Responses
 from scannery.serving.transport.lifecycle import (
     CHECK_AGAIN_AFTER_S,
@@ -59,7 +62,7 @@ MAX_GZIP_AT_ONCE_BYTES = 1 << 16
 """Longer answers are not compressed on the event loop, where other requests would wait."""
 
 Headers = tuple[tuple[str, str], ...]
-_Batch = list[tuple[Exchange, SearchRequest, PreparedQuery]]
+_Batch = list[tuple[Exchange, PreparedQuery]]
 
 
 class Handler:
@@ -89,7 +92,10 @@ class Handler:
         self._threads, self._config = threads, config
         self._responses, self._pages = responses, pages
         self._browsers = Browsers(config)
+        self._asks = config.security.tokens
         self._arrived: list[Exchange] = []
+        self._batches: dict[int, _Batch] = {}
+        """Searches to be answered, by snapshot and options."""
         self.loop: asyncio.AbstractEventLoop
         """The event loop."""
         self.lost: Callable[[Connection], None]
@@ -142,14 +148,44 @@ class Handler:
 
     def answer(self, exchange: Exchange) -> None:
         """Answer a request together with the others that arrive in this iteration of the event loop."""
-        if not self._arrived:
-            self.loop.call_soon(self._answer_arrived)
+        self._answer_soon()
         self._arrived.append(exchange)
+
+    def _answer_soon(self) -> None:
+        if not self._arrived and not self._batches:
+            self.loop.call_soon(self._answer_arrived)
+
+    def repeated(self, connection: Connection, known: RepeatedRequest, data: bytes) -> Exchange | None:
+        """Begin to answer a request that differs from an answered one in nothing but its vector, as `answer` does.
+
+        It passes all checks but those of its bytes. None: it is to be parsed, which also finds what is wrong with it.
+        An error of admission is noted in the exchange.
+        """
+        exchange, stats = Exchange(connection), QueryStats()
+        exchange.head = known.head
+        try:
+            if self._asks:
+                self._check_caller(exchange)
+            CURRENT.set(exchange.principal)
+            query = self._lifecycle.methods.ready_again(known.template, known.vector_of(data), stats)
+        except Exception:  # noqa: BLE001  found again in the parsed request, and answered
+            return None
+        if query is None or tracing.on():
+            return None
+        exchange.body = data[known.body :]
+        try:
+            self._begin(exchange, stats)
+        except OverloadedError as error:
+            exchange.error = error
+            return exchange
+        exchange.active.index, exchange.active.size = query.snapshot.manifest.index, len(exchange.body)
+        self._answer_soon()
+        self._batches.setdefault(id(query.prepared), []).append((exchange, query))
+        return exchange
 
     def _answer_arrived(self) -> None:
         arrived, self._arrived = self._arrived, []
-        # By snapshot and options.
-        batches: dict[int, _Batch] = {}
+        batches, self._batches = self._batches, {}
         for exchange in arrived:
             try:
                 self._dispatch(exchange, batches)
@@ -158,11 +194,11 @@ class Handler:
         # Admission measures the time of each request, and each of a batch waits for all.
         in_flight = self._lifecycle.admission.in_flight
         for batch in batches.values():
-            for exchange, _, _ in batch:
+            for exchange, _ in batch:
                 exchange.active.ticket.in_flight = in_flight
             for start in range(0, len(batch), MAX_COALESCED):
                 part = batch[start : start + MAX_COALESCED]
-                _call([exchange for exchange, _, _ in part], partial(self._answer_batch, part))
+                _call([exchange for exchange, _ in part], partial(self._answer_batch, part))
 
     def _dispatch(self, exchange: Exchange, batches: dict[int, _Batch]) -> None:
         head = exchange.head
@@ -173,9 +209,7 @@ class Handler:
         if time.monotonic() - exchange.admitted_s > CHECK_AGAIN_AFTER_S:
             self._check_caller(exchange)
         CURRENT.set(exchange.principal)
-        exchange.active = ActiveRequest(head.path, self.admit(exchange))
-        max_s = self._config.max_request_s
-        exchange.deadline = Deadline.after(max_s if head.timeout_s is None else min(head.timeout_s, max_s))
+        self._begin(exchange)
         if head.path == SEARCH and not head.json and not head.gzipped and not tracing.on():
             try:
                 if self._add_to_batch(exchange, batches):
@@ -186,29 +220,43 @@ class Handler:
         # In a context of its own: the thread must not keep the caller for its next request.
         self._threads.submit(copy_context().run, self._answer, exchange)
 
+    def _begin(self, exchange: Exchange, stats: QueryStats | None = None) -> None:
+        """Admit a request, and note its deadline; raises OverloadedError."""
+        head, max_s = exchange.head, self._config.max_request_s
+        exchange.active = ActiveRequest(head.path, self.admit(exchange), stats)
+        exchange.deadline = Deadline.after(max_s if head.timeout_s is None else min(head.timeout_s, max_s))
+
     def _add_to_batch(self, exchange: Exchange, batches: dict[int, _Batch]) -> bool:
         """Add a search that may run on the event loop to its batch; return False for any other."""
         data = bytes(exchange.body)
-        request = self._lifecycle.methods.resolved(decoded(SearchRequest, data), look=False)
+        asked = decoded(SearchRequest, data)
+        request = self._lifecycle.methods.resolved(asked, look=False)
         exchange.active.index, exchange.active.size = request.index, len(data)
         check_visible(request.index)
         query = self._lifecycle.methods.ready(request, exchange.active.stats)
         if query is None:
             return False
-        batches.setdefault(id(query.prepared), []).append((exchange, request, query))
+        batches.setdefault(id(query.prepared), []).append((exchange, query))
+        template = None if exchange.close else template_of(asked, data)
+        if template is not None:
+            known = repeated_request(exchange.head, template, exchange.whole, data)
+            if known is not None:
+                exchange.connection.remember(known)
         return True
 
     def _answer_batch(self, batch: _Batch) -> None:
         try:
             # The latest, so that each caller that still waits gets an answer.
-            deadline = max((exchange.deadline for exchange, _, _ in batch), key=lambda each: each.at_s)
-            answers = answers_of([query for _, _, query in batch], deadline)
+            deadline = max((exchange.deadline for exchange, _ in batch), key=lambda each: each.at_s)
+            answers = answers_of([query for _, query in batch], deadline)
         except Exception as error:  # noqa: BLE001  the table of statuses has every one
-            for exchange, _, _ in batch:
+            for exchange, _ in batch:
                 self._lifecycle.ended(exchange.active, self.refuse(exchange, error))
             return
-        for (exchange, request, _), response in zip(batch, answers, strict=True):
+        for (exchange, _), response in zip(batch, answers, strict=True):
             self._send(exchange, *self._encoded(exchange.head, response, MAX_GZIP_AT_ONCE_BYTES))
+            request = SearchRequest.FromString(bytes(exchange.body))
+            request.index = exchange.active.index
             self._lifecycle.answered(exchange.active, request)
             self._lifecycle.ended(exchange.active, StatusCode.OK)
 

@@ -13,6 +13,7 @@ from scannery.serving.transport.http.head import MAX_HEADER_BYTES, MAX_HEADERS, 
 
 if TYPE_CHECKING:
     from scannery.serving.transport.http.connection import Connection
+    from scannery.serving.transport.http.repeated_request import RepeatedRequest
 
 __all__ = ["PIECE_BYTES", "RequestHandler", "RequestParser"]
 
@@ -36,6 +37,9 @@ class RequestHandler(Protocol):
 
     def admit(self, exchange: Exchange) -> object:
         """Pass admission before a large body is read; raises OverloadedError."""
+
+    def repeated(self, connection: Connection, known: RepeatedRequest, data: bytes) -> Exchange | None:
+        """Begin to answer a request that fits `known`, or note its error; None: it is to be parsed."""
 
     def answer(self, exchange: Exchange) -> None:
         """Answer by `Connection.reply` on the event loop, now or later."""

@@ -269,3 +269,42 @@ def test_a_server_behind_a_proxy_need_not_tell_its_worker(said: str) -> None:
     assert worker_of(Response(404, headers, b"", True), Endpoint("h", 1)) == Worker("", 1)
     with pytest.raises(ProtocolError, match="one request per connection"):
         worker_of(Response(404, headers, b"", False), Endpoint("h", 1))
+
+
+KNOWN = b"HTTP/1.1 200 OK\r\ncontent-type: application/proto\r\nscannery-worker: a/2\r\ncontent-length: "
+
+
+def test_answers_with_the_same_head_are_read_as_the_first_one() -> None:
+    parser = ResponseParser()
+    for body in (b"abc", b"", b"longer than before", b"\r\n\r\n", b"content-length: 7"):
+        data = KNOWN + b"%d\r\n\r\n%b" % (len(body), body)
+        assert parser.feed(data) == ResponseParser().feed(data)
+    other = KNOWN.replace(b"a/2", b"b/2") + b"1\r\n\r\nx"
+    assert parser.feed(other) == ResponseParser().feed(other)
+    error = b"HTTP/1.1 503 Busy\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+    assert parser.feed(error) == ResponseParser().feed(error)
+    assert parser.feed(KNOWN + b"1\r\n\r\nx") == ResponseParser().feed(KNOWN + b"1\r\n\r\nx")
+
+
+@pytest.mark.parametrize(
+    "rest", [b"2\r\n\r\nx", b"+1\r\n\r\nx", b"1\r\nconnection: close\r\n\r\nx", b"\r\n\r\n", b"1\r\n\r\nxy"]
+)
+def test_other_ends_of_a_known_head_are_parsed(rest: bytes) -> None:
+    def outcome(parser: ResponseParser) -> object:
+        try:
+            return parser.feed(KNOWN + rest)
+        except ProtocolError as error:
+            return type(error)
+
+    parser = ResponseParser()
+    parser.feed(KNOWN + b"1\r\n\r\nx")
+    assert outcome(parser) == outcome(ResponseParser())
+
+
+def test_a_known_head_in_parts_is_parsed() -> None:
+    parser = ResponseParser()
+    data = KNOWN + b"3\r\n\r\nabc"
+    whole = parser.feed(data)
+    for cut in range(1, len(data)):
+        assert parser.feed(data[:cut]) is None
+        assert parser.feed(data[cut:]) == whole

@@ -1,0 +1,61 @@
+"""Searches by vector as bytes: programs search again and again with the same options.
+
+To make the messages of a search takes as long as to send it. What is the same in each is kept as bytes: those up to the
+vector, and those after it.
+"""
+
+from __future__ import annotations
+
+import marshal
+from typing import Any
+
+import numpy as np
+
+from scannery.client.request.queries import build_options, build_query
+from scannery.v1.search_pb2 import Query, SearchOptions, SearchRequest
+from scannery.v1.types_pb2 import Vector
+
+__all__ = ["search_request"]
+
+MAX_KEPT = 256
+MAX_KEY_BYTES = 4096
+"""Longer options, such as filters with thousands of values, are built for each search."""
+_PLAIN = 2
+"""A format of `marshal` in which equal values have equal bytes, and values of different types never have."""
+
+_kept: dict[tuple[str, int, bytes], tuple[bytes, bytes]] = {}
+
+
+def search_request(index: str, query: Any, k: int, options: dict[str, Any]) -> SearchRequest:
+    """Return the request for one query; raises what `build_query` and `build_options` do."""
+    if type(query) is np.ndarray and query.ndim == 1 and query.size and query.dtype.kind in "fiu":
+        vector = query.astype("<f4", copy=False).tobytes()
+        before, after = _around(index, len(vector), k, options)
+        return SearchRequest.FromString(before + vector + after)
+    return SearchRequest(index=index, query=build_query(query), options=build_options(k, **options))
+
+
+def _around(index: str, size: int, k: int, options: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Return the bytes of a request before and after a vector of some bytes."""
+    try:
+        key = (index, size, marshal.dumps((k, options), _PLAIN))
+    except ValueError:  # other objects than those of JSON
+        return _split(index, size, build_options(k, **options))
+    found = _kept.get(key)
+    if found is None:
+        found = _split(index, size, build_options(k, **options))
+        if len(_kept) >= MAX_KEPT:
+            _kept.clear()
+        if len(key[2]) <= MAX_KEY_BYTES:
+            _kept[key] = found
+    return found
+
+
+def _split(index: str, size: int, options: SearchOptions) -> tuple[bytes, bytes]:
+    # No name has a byte 255, and the length in front of the vector does not end with one.
+    vector = b"\xff" * size
+    whole = SearchRequest(
+        index=index, query=Query(vector=Vector(packed=vector)), options=options
+    ).SerializeToString()
+    start = whole.index(vector)
+    return whole[:start], whole[start + size :]
