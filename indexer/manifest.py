@@ -94,6 +94,8 @@ class ConfigTrial(_Record):
 
     rows: int
     """Rows of the sample."""
+    segment_rows: int
+    """Rows of the segment that it is a sample of. A merge uses what was chosen for one of its segments."""
     target: float
     """Target recall of the spec."""
     queries: dict[str, int]

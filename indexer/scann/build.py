@@ -70,7 +70,9 @@ def config_by_trial(
     threads: int | None = None,
     seed: int = 0,
 ) -> tuple[ScannConfig, ConfigTrial | None]:
-    """Return the configuration that is cheapest on a sample, and what was tried; `config` and None if that failed.
+    """Return the configuration that is cheapest on a sample, and what was tried.
+
+    `config` and None if that failed, or would take too large a share of the time of training.
 
     Args:
         config: to start from; without SOAR if that is tried.
@@ -106,6 +108,8 @@ def config_by_trial(
     if failed:
         return config, None
     found = json.loads((folder / TRIED_FILE).read_text())
+    if found["trial"] is None:
+        return config, None
     return ScannConfig.from_dict(found["config"]), ConfigTrial.model_validate(found["trial"])
 
 

@@ -28,8 +28,6 @@ without."""
 
 TRIAL_FROM_ROWS = 20_000
 """Rows from which on a configuration is chosen by trial: a trial takes about as long as training so many rows."""
-DEFAULT_THRESHOLD = 0.2
-OTHER_THRESHOLD = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +113,4 @@ def config_changes(
         changes.append({"soar": True})
     if chosen.leaves is None:
         changes.append({"leaves": round(config.leaves / 2)})
-    if chosen.anisotropic_threshold == DEFAULT_THRESHOLD and distance != "squared_l2":
-        changes.append({"anisotropic_threshold": OTHER_THRESHOLD})
     return changes

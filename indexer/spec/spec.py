@@ -111,8 +111,7 @@ class ScannSpec(SpecModel):
     """Dimensions that share a code of four bits; default: by trial, 2 or 4 (1 or 2 for vectors below 16 dimensions)."""
 
     anisotropic_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Threshold of anisotropic quantization: how much errors parallel to a vector count; not used with `squared_l2`.
-    With the default, 0.1 is tried too."""
+    """Threshold of anisotropic quantization: how much errors parallel to a vector count; not used with `squared_l2`."""
 
     soar: bool | None = None
     """Whether each row is also in a second leaf; default: by trial. Never with `squared_l2`."""

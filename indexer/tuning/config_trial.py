@@ -25,15 +25,30 @@ from scannery.indexer.tuning.held_out_queries import HeldOut, LabelledQueries
 from scannery.indexer.tuning.search_cost import SearchCost
 from scannery.indexer.vectors.exact_search import NO_ROW
 
-__all__ = ["TRIAL_ITERATIONS", "TRIAL_QUERIES", "Sample", "choose_by_trial", "sample_rows"]
+__all__ = [
+    "TRIAL_CODEBOOK_ROWS",
+    "TRIAL_ITERATIONS",
+    "TRIAL_QUERIES",
+    "Sample",
+    "affordable",
+    "choose_by_trial",
+    "sample_rows",
+]
 
 TRIAL_QUERIES = 60
 """Held-out queries of each kind; of given ones twice as many."""
-SAMPLE_NUMBERS = 1_600_000
-"""Components of the vectors in a sample: 4,200 rows of 384 dimensions. A trial of one configuration on it takes about a
-twentieth of the processor time of a build of 50,000 rows."""
+SAMPLE_NUMBERS = 1_200_000
+"""Most components of the vectors in a sample: 3,100 rows of 384 dimensions."""
+SAMPLE_SHARE = 0.1
+"""Largest share of the rows in a sample, unless its leaves or the true hits need more."""
 TRIAL_ITERATIONS = 5
-"""Iterations of training the tree and the codes on a sample, of ScaNN's 12 and 10."""
+"""Iterations of training the tree and the codes on a sample."""
+FULL_ITERATIONS = 12
+"""ScaNN's iterations of training the tree; it takes 10 for the codes."""
+TRIAL_CODEBOOK_ROWS = 1500
+"""Rows of the sample that the codes are trained on, which takes most of the time of training it."""
+MOST_SHARE = 0.2
+"""Most work of a trial, as a share of the work of training the segment, counted in iterations over rows."""
 ROWS_PER_LEAF = 6
 """Least rows of a sample for each leaf."""
 GAINS: Mapping[str, float] = {"soar": 0.1}
@@ -67,7 +82,9 @@ class Sample:
 def sample_rows(vectors_ND: np.ndarray, queries: HeldOut, leaves: int, *, seed: int) -> Sample:
     """Return the true hits of the queries and random other rows, enough for a tree of `leaves` leaves."""
     rows, dimensions = vectors_ND.shape
-    count = min(rows, max(SAMPLE_NUMBERS // dimensions, ROWS_PER_LEAF * leaves))
+    count = min(
+        rows, max(min(SAMPLE_NUMBERS // dimensions, int(SAMPLE_SHARE * rows)), ROWS_PER_LEAF * leaves)
+    )
     hits_N = np.zeros(rows, bool)
     for kind in queries.kinds:
         hits_N[kind.rows_QK[kind.rows_QK != NO_ROW]] = True
@@ -77,6 +94,22 @@ def sample_rows(vectors_ND: np.ndarray, queries: HeldOut, leaves: int, *, seed: 
     rows_S = np.sort(np.concatenate([np.flatnonzero(hits_N), chosen]))
     weights_S = np.where(hits_N[rows_S], 1.0, len(others) / max(wanted, 1))
     return Sample(vectors_SD=np.array(vectors_ND[rows_S]), rows_S=rows_S, weights_S=weights_S, rows=rows)
+
+
+def affordable(rows: int, sample: int, changes: int) -> int | None:
+    """Return how many of `changes` changes a trial may compare with the configuration that it starts from.
+
+    None: there is nothing to compare. Work is counted and not timed, so that equal data gets equal trials.
+
+    Args:
+        rows: of the segment.
+        sample: rows of the sample.
+        changes: to try.
+
+    """
+    trainings = int(MOST_SHARE * FULL_ITERATIONS * rows / (TRIAL_ITERATIONS * max(sample, 1)))
+    count = min(changes, trainings - 1)
+    return count if count > 0 else None
 
 
 Train = Callable[[np.ndarray, ScannConfig], ScannSearcher]
@@ -114,6 +147,7 @@ def choose_by_trial(
             best = other
     trial = ConfigTrial(
         rows=len(sample.rows_S),
+        segment_rows=sample.rows,
         target=target,
         queries={name: len(kind.queries_QD) for name, kind in zip(queries.names, queries.kinds, strict=True)},
         tried=tuple(one.model_copy(update={"chosen": one is best}) for one in tried),

@@ -33,7 +33,7 @@ def refine(
     measure: Measure,
     *,
     most: int = MEASURED,
-    cost: Cost = lambda point: point.query_us,
+    cost: Cost,
 ) -> list[Sequence[CurvePoint]]:
     """Return measured settings and at most `most` further ones, where the curve has its widest steps."""
     refined = list(points)
@@ -73,8 +73,8 @@ def _halves(less: CurvePoint, more: CurvePoint) -> Iterator[tuple[tuple[int, int
         yield (more.leaves, candidates), math.sqrt(more.rescore / less.rescore)
 
 
-def pareto(points: Iterable[CurvePoint], cost: Cost = lambda point: point.query_us) -> Iterable[CurvePoint]:
-    """Yield the points that no cheaper one beats, cheapest first; by time, if no cost is given."""
+def pareto(points: Iterable[CurvePoint], cost: Cost) -> Iterable[CurvePoint]:
+    """Yield the points that no cheaper one beats, cheapest first."""
     return rising(sorted(points, key=lambda point: (cost(point), -point.recall)))
 
 

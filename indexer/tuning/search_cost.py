@@ -1,8 +1,9 @@
 """A model of the processor time of a ScaNN search, from what it reads.
 
 Configurations are compared by this model and not by measured times: a moment at which other processes run would decide
-otherwise, and equal data should get equal configurations. The constants are fitted to times of searches on a busy
-machine (Fashion-MNIST, real passages, generated vectors; batches of 200), nine tenths of which were within 30 % of it.
+otherwise, and equal data should get equal configurations. The constants are fitted to processor times of batches of 200
+with AVX-512 (scann/instructions.py; Fashion-MNIST, real passages, generated vectors; six configurations, 120 settings):
+nine tenths of them are within 22 % of the time, and the worst is 1.5 times it.
 """
 
 from __future__ import annotations
@@ -14,17 +15,15 @@ from scannery.indexer.scann.config import ScannConfig
 
 __all__ = ["SearchCost"]
 
-START_US = 3.0
+START_US = 4.2
 """Time of a search that reads nothing."""
-TABLE_US = 0.06
+TABLE_US = 0.011
 """Time of the table of a block: the scores of its 16 centres, and their conversion to bytes."""
-CENTROID_NS = 0.02
+CENTROID_NS = 0.061
 """Time for each component of a leaf's centroid; all leaves are compared with the query."""
-LEAF_US = 0.15
-"""Time of each leaf that is searched, beside its rows."""
-CODE_NS = 0.021
+CODE_NS = 0.0123
 """Time for each block of a row's code, in the leaves that are searched."""
-CANDIDATE_NS, COMPONENT_NS = 74.0, 0.1
+CANDIDATE_NS, COMPONENT_NS = 90.0, 0.26
 """Time for each candidate, and for each component of its vector."""
 
 
@@ -43,5 +42,4 @@ class SearchCost:
         centroids_ns = CENTROID_NS * self.config.leaves * self.dimensions
         codes_ns = CODE_NS * leaves * per_leaf * blocks
         vectors_ns = candidates * (CANDIDATE_NS + COMPONENT_NS * self.dimensions)
-        fixed_us = START_US + TABLE_US * blocks + LEAF_US * leaves
-        return fixed_us + (centroids_ns + codes_ns + vectors_ns) / 1000
+        return START_US + TABLE_US * blocks + (centroids_ns + codes_ns + vectors_ns) / 1000

@@ -23,16 +23,20 @@ import numpy as np
 
 from scannery.indexer.scann.build import QUERIES_FILE, TRIAL_FILE, TRIED_FILE, VECTORS_FILE
 from scannery.indexer.scann.config import ScannConfig
+from scannery.indexer.scann.instructions import use_vector_instructions
 from scannery.indexer.scann.search import ScannSearcher, load_kernels, load_searcher
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.config_trial import (
+    TRIAL_CODEBOOK_ROWS,
     TRIAL_ITERATIONS,
     TRIAL_QUERIES,
+    affordable,
     choose_by_trial,
     sample_rows,
 )
 from scannery.indexer.tuning.held_out_queries import FreshQueries, held_out_queries
 from scannery.indexer.tuning.recall_curve import DEEPER, Curves, measure_curves
+from scannery.indexer.tuning.search_cost import SearchCost
 from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.indexer.tuning.settings_choice import pick_point
 from scannery.indexer.vectors.arrays import mapped
@@ -50,6 +54,7 @@ _DEEPEST_SHARE = 0.125
 
 def main(folder: Path) -> None:
     """Choose a configuration, or measure a build with one."""
+    use_vector_instructions()  # as servers do, and before the first searcher is made
     if (folder / TRIAL_FILE).exists():
         _try_configs(folder)
     else:
@@ -70,18 +75,18 @@ def _try_configs(folder: Path) -> None:
     def train(vectors_SD: np.ndarray, tried: ScannConfig) -> ScannSearcher:
         from scannery.indexer.scann.build_child import trained
 
-        made = trained(vectors_SD, job | {"config": tried.to_dict(), "iterations": TRIAL_ITERATIONS})
+        less = {"iterations": TRIAL_ITERATIONS, "codebook_rows": TRIAL_CODEBOOK_ROWS}
+        made = trained(vectors_SD, job | less | {"config": tried.to_dict()})
         return ScannSearcher(made, vectors_SD, distance, BY_ROW)
 
-    chosen, trial = choose_by_trial(
-        sample_rows(vectors_ND, queries, config.leaves, seed=job["seed"]),
-        queries,
-        config,
-        job["changes"],
-        train,
-        target=job["target"],
-    )
-    found = {"config": chosen.to_dict(), "trial": trial.model_dump()}
+    sample = sample_rows(vectors_ND, queries, config.leaves, seed=job["seed"])
+    count = affordable(sample.rows, len(sample.rows_S), len(job["changes"]))
+    found: dict[str, object] = {"config": None, "trial": None}
+    if count is not None:
+        chosen, trial = choose_by_trial(
+            sample, queries, config, job["changes"][:count], train, target=job["target"]
+        )
+        found = {"config": chosen.to_dict(), "trial": trial.model_dump()}
     (folder / TRIED_FILE).write_text(json.dumps(found))
 
 
@@ -111,8 +116,9 @@ def _tune(folder: Path) -> None:
         searcher,
         held_out,
         deep,
-        leaves=job["config"]["leaves"],
-        rows=rows,
+        cost=SearchCost(
+            config=ScannConfig.from_dict(job["config"]), rows=rows, dimensions=vectors_ND.shape[1]
+        ),
         threads=job["threads"],
         rescore=job["rescore"],
     )

@@ -29,7 +29,15 @@ def tried(**values: object) -> TriedConfig:
 def test_what_was_tried_is_shown_with_what_it_costs() -> None:
     configs = (tried(), tried(soar=True, query_us=53.4, chosen=True), tried(query_us=None, recall=0.812))
     shown = printed(
-        _trial(ConfigTrial(rows=4200, target=0.95, queries={"stored": 60, "given": 120}, tried=configs))
+        _trial(
+            ConfigTrial(
+                rows=4200,
+                segment_rows=40_000,
+                target=0.95,
+                queries={"stored": 60, "given": 120},
+                tried=configs,
+            )
+        )
     )
     assert "tried on 4,200 rows for recall 0.95 with queries: 60 stored, 120 given" in shown
     [chosen] = [line for line in shown.splitlines() if "chosen" in line]

@@ -15,7 +15,7 @@ from scannery.indexer.scann.build_child import trained
 from scannery.indexer.scann.config import ScannConfig, choose_config, config_changes
 from scannery.indexer.scann.search import ScannSearcher
 from scannery.indexer.tuning import config_trial
-from scannery.indexer.tuning.config_trial import choose_by_trial, sample_rows
+from scannery.indexer.tuning.config_trial import affordable, choose_by_trial, sample_rows
 from scannery.indexer.tuning.held_out_queries import HeldOut, held_out_queries
 from scannery.indexer.tuning.recall_curve import measure_curves
 from scannery.indexer.tuning.search_cost import SearchCost
@@ -49,7 +49,7 @@ def held_out(vectors_ND: np.ndarray) -> HeldOut:
 def test_a_sample_has_all_true_hits_and_stands_for_all_rows(
     vectors_ND: np.ndarray, held_out: HeldOut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config_trial, "SAMPLE_NUMBERS", 32 * 1500)
+    monkeypatch.setattr(config_trial, "SAMPLE_SHARE", 0.25)
     sample = sample_rows(vectors_ND, held_out, LEAVES, seed=0)
     assert 1400 <= len(sample.rows_S) <= 2000
     for kind in held_out.kinds:
@@ -64,7 +64,7 @@ def test_a_sample_has_all_true_hits_and_stands_for_all_rows(
 def test_a_sample_predicts_the_recall_of_all_rows(
     vectors_ND: np.ndarray, held_out: HeldOut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config_trial, "SAMPLE_NUMBERS", 32 * 2500)
+    monkeypatch.setattr(config_trial, "SAMPLE_SHARE", 0.4)
     sample = sample_rows(vectors_ND, held_out, LEAVES, seed=0)
     _, trial = choose_by_trial(sample, held_out, CONFIG, [], train, target=0.9)
     [tried] = trial.tried
@@ -78,6 +78,16 @@ def test_a_sample_predicts_the_recall_of_all_rows(
         for kind in held_out.kinds
     )
     assert 0.82 < recall < 0.97
+
+
+def test_a_trial_takes_a_stated_share_of_the_work_of_training() -> None:
+    work = config_trial.MOST_SHARE * config_trial.FULL_ITERATIONS * 40_000
+    for changes in range(1, 8):
+        count = affordable(40_000, 4000, changes)
+        assert count is not None
+        assert (count + 1) * config_trial.TRIAL_ITERATIONS * 4000 <= work
+        assert count == min(changes, 3)
+    assert affordable(4000, 4000, 3) is None
 
 
 def test_what_costs_less_by_a_margin_is_chosen(
@@ -110,14 +120,12 @@ def test_what_the_spec_fixes_is_not_tried() -> None:
         found = config_changes(config, rows, 64, spec.distance, spec.scann, effort)
         return {name for change in found for name in change}
 
-    assert changes() == {"dimensions_per_block", "soar", "leaves", "anisotropic_threshold"}
+    assert changes() == {"dimensions_per_block", "soar", "leaves"}
     assert changes("squared_l2") == {"dimensions_per_block", "leaves"}
-    fixed: dict[str, Any] = {
-        "dimensions_per_block": 2, "soar": False, "leaves": 300, "anisotropic_threshold": 0.15,
-    }  # fmt: skip
+    fixed: dict[str, Any] = {"dimensions_per_block": 2, "soar": False, "leaves": 300}
     for name, value in fixed.items():
         assert name not in changes(**{name: value})
-        assert len(changes(**{name: value})) == 3
+        assert len(changes(**{name: value})) == 2
     assert changes(effort="light") == set()
     assert changes(rows=19_999, exact_below_rows=1000) == set()
 
@@ -131,7 +139,8 @@ def test_a_setting_costs_what_it_reads() -> None:
 
 def test_a_curve_has_the_recall_of_each_kind(vectors_ND: np.ndarray, held_out: HeldOut) -> None:
     deep = held_out_queries(vectors_ND, "dot", seed=0, k=100, count=20)
-    curves = measure_curves(train(vectors_ND, CONFIG), held_out, deep, leaves=LEAVES, rows=ROWS, threads=1)
+    cost = SearchCost(config=CONFIG, rows=ROWS, dimensions=32)
+    curves = measure_curves(train(vectors_ND, CONFIG), held_out, deep, cost=cost, threads=2)
     for curve in (curves.ten, *(depth.curve for depth in curves.others)):
         assert len(curve) > 3
         for point in curve:
@@ -143,7 +152,10 @@ def test_a_segment_tells_what_was_tried(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(scann_config, "TRIAL_FROM_ROWS", 1000)
     spec = {"index": "i", "source": {"vector": "v"}, "scann": {"exact_below_rows": 1000, "soar": False}}
     built = build_segment(
-        datapoints(parse_spec(spec), clustered(3000, 16)), spec=parse_spec(spec), shard=0, directory=tmp_path
+        datapoints(parse_spec(spec), clustered(12_000, 16)),
+        spec=parse_spec(spec),
+        shard=0,
+        directory=tmp_path,
     )
     trial = built.entry.trial
     assert isinstance(trial, ConfigTrial)
@@ -152,5 +164,5 @@ def test_a_segment_tells_what_was_tried(tmp_path: Path, monkeypatch: pytest.Monk
     assert (made["leaves"], made["dimensions_per_block"], made["soar"]) == (
         chosen.leaves, chosen.dimensions_per_block, False,
     )  # fmt: skip
-    assert len(trial.tried) == 4
+    assert len(trial.tried) == 3
     assert SegmentEntry.model_validate_json(built.entry.model_dump_json()) == built.entry

@@ -14,6 +14,11 @@ from scannery.indexer.tuning.settings_choice import pick_point
 EXPLORED = [(leaves, 40) for leaves in (2, 4, 8, 12, 20, 32, 48, 80, 120, 200, 400)]
 
 
+def cost(one: CurvePoint) -> float:
+    """Return the time of a point."""
+    return one.query_us
+
+
 def point(leaves: int, rescore: int, hardness: float) -> CurvePoint:
     """Return a point whose recall rises with leaves and candidates, and whose time is in proportion to leaves."""
     recall = (1 - math.exp(-((leaves / hardness) ** 0.7))) * (1 - 0.3 * math.exp(-rescore / 12))
@@ -31,7 +36,7 @@ def test_the_setting_for_any_target_is_close_to_the_cheapest(hardness: float) ->
         return [point(leaves, rescore, hardness)]
 
     coarse = [[point(*setting, hardness)] for setting in EXPLORED]
-    curve = list(pareto(each[-1] for each in refine(coarse, measure)))
+    curve = list(pareto((each[-1] for each in refine(coarse, measure, cost=cost)), cost))
     assert len(measured) <= MEASURED
     assert len(set(measured)) == len(measured)
     assert not set(measured) & set(EXPLORED)
@@ -45,7 +50,8 @@ def test_the_setting_for_any_target_is_close_to_the_cheapest(hardness: float) ->
 
 def test_candidates_are_refined_where_leaves_are_equal() -> None:
     coarse = [[point(40, candidates, 10.0)] for candidates in (20, 320)]
-    measured = refine(coarse, lambda leaves, candidates: [point(leaves, candidates, 10.0)])[len(coarse) :]
+    refined = refine(coarse, lambda leaves, candidates: [point(leaves, candidates, 10.0)], cost=cost)
+    measured = refined[len(coarse) :]
     assert measured
     assert {each[-1].leaves for each in measured} == {40}
     assert all(20 < each[-1].rescore < 320 for each in measured)
@@ -57,4 +63,4 @@ def test_a_curve_below_all_targets_is_left_as_it_is() -> None:
     def measure(leaves: int, rescore: int) -> list[CurvePoint]:
         raise AssertionError((leaves, rescore))
 
-    assert refine(coarse, measure) == coarse
+    assert refine(coarse, measure, cost=cost) == coarse
