@@ -95,7 +95,7 @@ class ConfigTrial(_Record):
     rows: int
     """Rows of the sample."""
     segment_rows: int
-    """Rows of the segment that it is a sample of. A merge uses what was chosen for one of its segments."""
+    """Rows of the segment that was tried: this one, or an earlier one of the index (`scann.config.config_like`)."""
     target: float
     """Target recall of the spec."""
     queries: dict[str, int]

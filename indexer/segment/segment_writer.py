@@ -27,7 +27,7 @@ from scannery.indexer.lexical.inverted_index import with_terms
 from scannery.indexer.manifest import FORMAT_VERSION, ConfigTrial, SegmentEntry
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
 from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE, ScannBuild, Tuning, config_by_trial
-from scannery.indexer.scann.config import Effort, ScannConfig, choose_config, config_changes
+from scannery.indexer.scann.config import Effort, ScannConfig, choose_config, config_changes, config_like
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.arrays import taken
@@ -64,6 +64,7 @@ def write_segment(
     queries: np.ndarray | None = None,
     measured: bool = False,
     effort: Effort = "full",
+    earlier: ConfigTrial | None = None,
 ) -> WrittenSegment:
     """Write datapoints of one shard as a segment file: all of them with a vector, or all without one.
 
@@ -80,6 +81,8 @@ def write_segment(
         measured: whether the statistics have the recall of the default setting for FRESH_QUERIES queries near rows that
             were not used in tuning.
         effort: of training; less than `full` for segments that will soon be merged.
+        earlier: trial of another segment of the index, whose choice is used in place of a trial if its rows were
+            similarly many.
 
     Raises:
         BuildError: only some rows have a vector, a vector is not finite, two rows have one id, ScaNN failed, or the
@@ -96,8 +99,13 @@ def write_segment(
         if config is None:
             return _exact_segment(table, spec, shard, directory)
         changes = config_changes(config, table.num_rows, dimensions, spec.distance, spec.scann, effort)
+        known = config_like(config, changes, table.num_rows, earlier) if changes else None
+        if known is None:
+            earlier = None
+        else:
+            config, changes = known, []
         return _scann_segment(
-            table, spec, config, changes, shard, directory, name, threads, queries, measured
+            table, spec, config, changes, shard, directory, name, threads, queries, measured, earlier
         )
 
 
@@ -120,6 +128,7 @@ def _scann_segment(
     threads: int | None,
     queries: np.ndarray | None,
     measured: bool,
+    trial: ConfigTrial | None,
 ) -> WrittenSegment:
     with tempfile.TemporaryDirectory(prefix="scann-", dir=directory) as place:
         folder = Path(place)
@@ -128,7 +137,7 @@ def _scann_segment(
         middle_D = write_search_vectors(folder / VECTORS_FILE, table, spec.distance)
         if queries is not None:
             np.save(folder / QUERIES_FILE, queries if middle_D is None else queries - middle_D)
-        trial, trying = None, time.perf_counter()
+        trying = time.perf_counter()
         if changes:
             config, trial = config_by_trial(
                 config, changes, spec.distance, folder=folder, target=spec.target_recall, threads=threads

@@ -16,9 +16,9 @@ __all__ = ["pareto", "refine", "rising"]
 
 LEAST, MOST = 0.8, 0.999
 """Recalls between which the curve is refined."""
-MEASURED = 14
+MEASURED = 20
 """Most settings that are measured for ten hits. The widest steps of the curve are halved first."""
-CLOSE = 1.15
+CLOSE = 1.1
 """Ratio of leaves, or of candidates, below which no setting is measured between two."""
 
 Measure = Callable[[int, int], Sequence[CurvePoint]]

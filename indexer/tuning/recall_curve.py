@@ -72,8 +72,8 @@ def measure_curves(
     """Return for each number of hits the settings that no cheaper one beats, cheapest first.
 
     "Cheap" is by `cost` and not by measured time: a moment at which other processes run would decide otherwise. Each
-    has its recall and its processor time. Settings are tried with more candidates and more leaves until recall gains less
-    than WORTHWHILE. A third of the queries explores them; those that seem best are measured with all queries, and
+    has its recall and its processor time. Settings are tried with more candidates and more leaves until recall gains
+    less than WORTHWHILE. A third of the queries explores them; those that seem best are measured with all queries, and
     further ones between them (curve_refinement.py).
 
     Args:
@@ -117,10 +117,12 @@ class _Tuner:
                 break
         ks = (1, queries.k)
 
-        def measure(leaves: int, candidates: int) -> list[CurvePoint]:
+        def measure(leaves: int, candidates: int) -> Sequence[CurvePoint]:
             return self._measure(queries, leaves, candidates, ks, self._pool)
 
-        points = [measure(one.leaves, one.rescore) for one in self._likely(settings)]
+        points: list[Sequence[CurvePoint]] = [
+            measure(one.leaves, one.rescore) for one in self._likely(settings)
+        ]
         points = refine(points, measure, cost=self._cost)
         one, ten = (tuple(pareto((each[number] for each in points), self._cost)) for number in range(len(ks)))
         return one, ten
@@ -157,10 +159,10 @@ class _Tuner:
     def _deep_curve(self, queries: HeldOut, k: int, tried: Sequence[_Setting]) -> tuple[CurvePoint, ...]:
         """Return the settings for k hits that no cheaper one beats, cheapest first; in one thread."""
 
-        def measure(leaves: int, candidates: int) -> list[CurvePoint]:
+        def measure(leaves: int, candidates: int) -> Sequence[CurvePoint]:
             return self._measure(queries, leaves, candidates, (k,))
 
-        points = [measure(one.leaves, one.rescore) for one in self._likely(tried)]
+        points: list[Sequence[CurvePoint]] = [measure(one.leaves, one.rescore) for one in self._likely(tried)]
         points = refine(points, measure, most=DEEPER_MEASURED, cost=self._cost)
         return tuple(pareto((point for [point] in points), self._cost))
 
@@ -230,10 +232,10 @@ class _Tuner:
             hits = self._searcher.search(asked.queries_QD, max(ks) + 1, rescore=rescore, leaves=leaves)
             return *hits, time.thread_time() - started
 
-        kinds = [kind.parts(self._parts if pool else 1) for kind in queries.kinds]
-        parts = list(itertools.chain(*kinds))
+        divided = [kind.parts(self._parts if pool else 1) for kind in queries.kinds]
+        parts = list(itertools.chain(*divided))
         done = list(pool.map(search, parts) if pool else map(search, parts))
-        both = done[: len(kinds[0])], done[len(kinds[0]) :]
+        both = done[: len(divided[0])], done[len(divided[0]) :]
         found = [tuple(np.concatenate([part[place] for part in kind]) for place in (0, 1)) for kind in both]
         query_us = sum(part[2] for part in done) / sum(len(part[0]) for part in done) * 1e6
         points = []
