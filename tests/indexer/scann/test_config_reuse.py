@@ -9,7 +9,7 @@ import pytest
 from scannery.indexer import build_segment, parse_spec
 from scannery.indexer.manifest import ConfigTrial, SegmentEntry, TriedConfig
 from scannery.indexer.scann import config as scann_config
-from scannery.indexer.scann.config import choose_config, config_changes, config_like
+from scannery.indexer.scann.config import choose_config, config_like
 from tests.data import clustered, datapoints
 
 ROWS = 3000
@@ -58,11 +58,3 @@ def test_a_segment_that_gets_a_known_configuration_has_no_trial(
     assert built.statistics["scann"]["soar"]
     assert built.statistics["scann"]["leaves"] == 55
     assert built.entry.trial == earlier.trial, "later merges use it too"
-    assert config_changes(
-        choose_config(ROWS, 16, spec.distance, spec.scann),
-        ROWS,
-        16,
-        spec.distance,
-        spec.scann,
-        "full",  # type: ignore[arg-type]
-    )
