@@ -25,6 +25,10 @@ wheel: $(VENV)/.ready  ## dist/scannery-VERSION-py3-none-any.whl, to install els
 # Three on two cores: a quarter of the time of a test goes into waiting for other processes and for clocks.
 TESTS_AT_ONCE ?= 3
 
+# Bytecode is kept, also where the environment forbids that: test modules take seconds to compile, and hundreds of
+# processes are started that import the package.
+test test-long: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(VENV)/.ready  ## All tests but the long ones.
 	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 

@@ -1,6 +1,6 @@
 """Embedding engine: speed and fidelity against sentence-transformers, retrieval quality, memory, latency, XLA.
 
-    python -m benchmarks.embed [speed] [quality] [memory] [latency]
+    python -m benchmarks.embed [speed] [quality] [memory] [latency]        (peers: scannery[bench-encoders])
     PYTHONPATH=src:. PJRT_DEVICE=CPU .venv-xla/bin/python -m benchmarks.embed xla        (after `make test-xla`)
 
 Real passages: the podcast transcripts of the real data folder, as paragraphs (mixed lengths) and as the chunker
@@ -30,6 +30,7 @@ from scannery.embed.devices.protocol import cosines
 from scannery.embed.models.model_files import find_model
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+LIBRARY = "SentenceTransformer.encode(batch_size=32)"
 SHOWS = ("gotime", "founderstalk", "practicalai")
 
 
@@ -47,7 +48,7 @@ def main() -> None:
     if arguments.peak_rss:
         print(peak_rss_kib(arguments.peak_rss))
         return
-    packages = ["torch", "transformers", "sentence-transformers", "tokenizers"]
+    packages = ["torch", "transformers", "sentence-transformers", "tokenizers", "openvino", "onnxruntime"]
     print(environment(*packages, *(["torch_xla"] if "xla" in arguments.parts else [])), "\n")
     for name in arguments.parts or ["speed", "quality", "memory", "latency"]:
         print(f"## {name}\n")
@@ -58,46 +59,47 @@ def main() -> None:
 
 
 def speed(arguments: argparse.Namespace) -> None:
-    """Measure passages per second, in turns with SentenceTransformer.encode, and the share of the processor's peak."""
+    """Measure passages per second, in turns with peers, and the share of the processor's peak."""
     import torch
 
+    from benchmarks.embed_peers import peers
+
     reference = sentence_transformer()
-    encoders = {
-        "float32": Encoder.load(MODEL, device="cpu", dtype="float32"),
-        "auto": Encoder.load(MODEL, device="cpu"),
-    }
+    exact, fast = Encoder.load(MODEL, device="cpu", dtype="float32"), Encoder.load(MODEL, device="cpu")
+    others = peers(exact)
     peak = {"float32": gemm_peak(torch.float32), "bfloat16": gemm_peak(torch.bfloat16)}
     print(
         f"GEMM peak of the model's shapes: {', '.join(f'{k} {v / 1e9:.0f} GFLOP/s' for k, v in peak.items())}\n"
     )
     flop = linear_flop_per_token(reference)
     rows = []
-    for kind, texts in (("paragraphs", paragraphs()), ("chunks", chunks(encoders["float32"]))):
+    for kind, texts in (("paragraphs", paragraphs()), ("chunks", chunks(exact))):
         texts = texts[: arguments.passages]  # noqa: PLW2901
-        calls: dict[str, Callable[[], np.ndarray]] = {
-            "encode(batch_size=32)": partial(reference.encode, texts, batch_size=32, show_progress_bar=False)
+        calls: dict[str, tuple[str, Callable[[], np.ndarray]]] = {
+            LIBRARY: ("float32", partial(reference.encode, texts, batch_size=32, show_progress_bar=False)),
+            "Scannery float32": ("float32", partial(exact.encode_documents, texts)),
+            f"Scannery {fast.dtype}": (fast.dtype, partial(fast.encode_documents, texts)),
         }
-        calls |= {name: partial(encoder.encode_documents, texts) for name, encoder in encoders.items()}
-        seconds, vectors = in_turns(calls, arguments.rounds)
-        base = seconds["encode(batch_size=32)"]
-        before = encoders["auto"].statistics()
-        encoders["auto"].encode_documents(texts)
-        tokens = (encoders["auto"].statistics() - before).tokens
-        for name in calls:
-            pairs = list(zip(base, seconds[name], strict=True))
-            wall, cpu = (statistics.median(b[i] / s[i] for b, s in pairs) for i in (0, 1))
-            dtype = encoders[name].dtype if name in encoders else "float32"
+        calls |= {peer.name: (peer.dtype, partial(peer.encode, texts)) for peer in others}
+        seconds, vectors = in_turns({name: call for name, (_, call) in calls.items()}, arguments.rounds)
+        tokens = int(exact._documents.prepare(texts).lengths_N.sum())
+        for name, (dtype, _) in calls.items():
             median, used = (statistics.median(s[i] for s in seconds[name]) for i in (0, 1))
+            wall, cpu = (ratio(seconds[LIBRARY], seconds[name], i) for i in (0, 1))
+            share = tokens * flop / median / peak[dtype] if dtype in peak else 0.0
             rows.append([
-                f"{kind}, {len(texts)}", name if name not in encoders else f"Scannery {dtype}",
-                f"{len(texts) / median:.0f}", f"{tokens / median:.0f}",
+                f"{kind}, {len(texts)}", name, f"{len(texts) / median:.0f}", f"{tokens / median:.0f}",
                 f"{wall:.2f}", f"{used / tokens * 1e6:.0f}", f"{cpu:.2f}",
-                f"{cosines(vectors[name], vectors['encode(batch_size=32)']).min():.5f}",
-                f"{tokens * flop / median / peak[dtype]:.0%}",
+                f"{cosines(vectors[name], vectors[LIBRARY]).min():.5f}", f"{share:.0%}" if share else "",
             ])  # fmt: skip
     speedups = ["speed-up", "CPU µs/token", "speed-up in CPU time"]
     header = ["texts", "encoder", "passages/s", "tokens/s", *speedups, "min cosine", "share of GEMM peak"]
     print(table(header, rows))
+
+
+def ratio(base: list[tuple[float, float]], other: list[tuple[float, float]], part: int) -> float:
+    """Return the median over the rounds of how many times as long `base` took, in wall (0) or CPU time (1)."""
+    return statistics.median(b[part] / o[part] for b, o in zip(base, other, strict=True))
 
 
 def in_turns(
@@ -126,10 +128,7 @@ def gemm_peak(dtype: Any) -> float:
     best = float("inf")
     for _ in range(30):
         started = time.perf_counter()
-        if dtype is torch.float32:
-            torch.nn.functional.linear(x, weight)
-        else:
-            torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
         best = min(best, time.perf_counter() - started)
     return 2 * 4096 * 384 * 1536 / best
 
@@ -250,20 +249,34 @@ def peak_rss_kib(count: int) -> int:
 
 
 def latency(_: argparse.Namespace) -> None:
-    """Measure the time of one short query, and the load time."""
+    """Measure the time of one short query, in turns with peers, and the load time."""
+    from benchmarks.embed_peers import peers
+
     started = time.perf_counter()
     encoder = Encoder.load(MODEL, device="cpu")
     loaded = time.perf_counter() - started
     reference = sentence_transformer()
     question = "how do volcanoes form and why do they erupt"
-    rows = []
-    for name, call in {
+    calls: dict[str, Callable[[], Any]] = {
         "SentenceTransformer.encode": lambda: reference.encode([question], show_progress_bar=False),
         f"Scannery {encoder.dtype}": lambda: encoder.encode_queries([question]),
-    }.items():
-        first = timed(call)
-        times = sorted(timed(call) for _ in range(300))
-        rows.append([name, *(f"{t * 1000:.2f}" for t in (first, times[150], times[285]))])
+        f"Scannery {encoder.dtype}, one core": partial(
+            Encoder.load(MODEL, device="cpu", threads=1).encode_queries, [question]
+        ),
+    }
+    for peer in peers(Encoder.load(MODEL, device="cpu", dtype="float32")):
+        if "latency, 1024" in peer.name or "all cores" in peer.name:
+            calls[peer.name] = partial(peer.encode, [question])
+    first = {name: timed(call) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _turn in range(10):
+        for name, call in calls.items():
+            call()
+            times[name] += [timed(call) for _ in range(30)]
+    rows = []
+    for name, taken in times.items():
+        ordered = sorted(taken)
+        rows.append([name, *(f"{t * 1000:.2f}" for t in (first[name], ordered[150], ordered[285]))])
     print(table(["encoder", "first query, ms", "p50, ms", "p95, ms"], rows))
     print(f"\nLoading, with the import of torch and sentence-transformers: {loaded:.1f} s")
 

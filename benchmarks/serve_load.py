@@ -42,11 +42,11 @@ ROUNDS = 5
 
 
 @contextmanager
-def started(module: str, *arguments: str) -> Iterator[tuple[int, str, float]]:
-    """Yield the process id of a server, its address, and its start time in seconds."""
+def started(module: str, *arguments: str, python: str = sys.executable) -> Iterator[tuple[int, str, float]]:
+    """Yield the process id of a server, run by some Python, its address, and its start time in seconds."""
     started_s = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        [python, "-m", module, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -76,6 +76,7 @@ EXIT_CODES: dict[str, int] = {
     "scannery.pipelines.errors.StageDamagedError": NOT_NOW,
     "scannery.pipelines.errors.UnknownFormatError": USAGE,
     "scannery.pipelines.errors.SpecConflictError": USAGE,
+    "scannery.pipelines.errors.NothingToTuneError": USAGE,
     "scannery.pipelines.errors.OutputError": USAGE,
     "scannery.pipelines.errors.RunnerError": USAGE,
     "scannery.pipelines.errors.CollectionError": USAGE,

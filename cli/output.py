@@ -139,6 +139,11 @@ def print_explanation(explanation: Explanation) -> None:
         )
     times = " · ".join(f"{name} {spent / 1000:.2f} ms" for name, spent in explanation.stages_us.items())
     typer.echo(f"  {times}\n  expected recall {explanation.expected_recall:.3f}")
+    if explanation.recall_steps:
+        typer.echo(
+            f"  settings for {explanation.effective_target_recall:.4f}, since live queries reach the target "
+            f"{explanation.target_recall:.3f} only so"
+        )
 
 
 def print_points(points: Iterable[Datapoint]) -> None:

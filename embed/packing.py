@@ -14,14 +14,22 @@ Legend: N texts, B texts in a batch, T tokens of the longest of them, S tokens o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from scannery.embed.batching import Batch, Bucket
 
-__all__ = ["constants_of", "is_packed", "pack", "packed_batches", "packed_halves"]
+__all__ = [
+    "constants_of",
+    "even_batches",
+    "is_packed",
+    "pack",
+    "packed_batches",
+    "packed_halves",
+    "packed_like",
+]
 
 
 def is_packed(features: Mapping[str, Any]) -> bool:
@@ -61,6 +69,38 @@ def packed_batches(lengths_N: np.ndarray, budget: int) -> Iterator[Batch]:
         tokens = int(ends_N[end - 1]) - done
         yield Batch(order_N[start:end], Bucket(1, tokens, packed=True))
         start, done = end, done + tokens
+
+
+def packed_like(features: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the texts of a padded batch as a packed batch."""
+    ids_BT, mask_BT = features["input_ids"], features["attention_mask"].bool()
+    items = [ids_T[mask_T].numpy() for ids_T, mask_T in zip(ids_BT, mask_BT, strict=True)]
+    return constants_of(features) | pack(items)
+
+
+def even_batches(lengths_N: np.ndarray, budget: int, enough: int, cores: int) -> Iterator[Batch]:
+    """Yield batches of about equal size, at most `budget` tokens and half a text, longest texts first.
+
+    Their number is a multiple of `cores`, so that all are busy to the end; few texts are one batch.
+
+    Args:
+        lengths_N: tokens of each text, int64.
+        budget: tokens in a batch above which a core is slower.
+        enough: tokens in a batch below which a core is slower.
+        cores: batches that are computed at once.
+
+    """
+    order_N = np.argsort(-lengths_N, kind="stable")
+    ends_N = np.cumsum(lengths_N[order_N])
+    total = int(ends_N[-1]) if len(ends_N) else 0
+    count = 1 if total < cores * enough else cores * -(-total // (cores * budget))
+    # Where the next text would end nearer to the end of the batch than this one, it belongs to it.
+    middles_N = ends_N - lengths_N[order_N] / 2
+    starts = np.searchsorted(middles_N, np.arange(count) * (total / count))
+    for start, end in pairwise([*np.unique(starts).tolist(), len(order_N)]):
+        positions = order_N[start:end]
+        if len(positions):
+            yield Batch(positions, Bucket(1, int(lengths_N[positions].sum()), packed=True))
 
 
 def packed_halves(features: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -139,7 +139,9 @@ def open_manifest(
         for segment in pool.map(lambda entry: open_segment(store, index, entry, cache), missing):
             opened[segment.entry.content] = segment
     columns = attribute_columns(manifest.spec)
-    segments = tuple(opened[entry.content].with_columns(columns) for entry in manifest.segments)
+    segments = tuple(
+        opened[entry.content].with_entry(entry).with_columns(columns) for entry in manifest.segments
+    )
     known = _known_alive(reuse) if reuse else {}
     alive = tuple(
         known.get(entry.keys) or live_rows_of(store, index, entry, segment)

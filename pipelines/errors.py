@@ -12,6 +12,7 @@ PipelineError
 ├── CollectionError           a file of queries or judgements is malformed
 ├── MissingPackageError       an optional package is not installed
 ├── PeerError                 a collection of another system cannot become an index
+├── NothingToTuneError        all searches of the index are exact
 ├── NothingToIndexError       every record is a dead letter, or the input is empty
 └── TooManyDeadLettersError   more records were refused than the caller allows
 """
@@ -25,6 +26,7 @@ __all__ = [
     "MissingPackageError",
     "ModeError",
     "NothingToIndexError",
+    "NothingToTuneError",
     "OutputError",
     "PeerError",
     "PipelineError",
@@ -93,6 +95,10 @@ class MissingPackageError(PipelineError):
 
 class PeerError(PipelineError, ValueError):
     """A collection of another system cannot become an index as it is; the message tells what to do."""
+
+
+class NothingToTuneError(PipelineError, ValueError):
+    """All searches of the index are exact, so there are no settings to choose."""
 
 
 class NothingToIndexError(PipelineError):

@@ -13,7 +13,9 @@ from typing import Any
 
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.paths import make_absolute
+from scannery.runtime.shared_blobs import SharedBlobs
 from scannery.runtime.shared_marks import SharedMarks
+from scannery.runtime.shared_table import SharedTable
 from scannery.serving.security.config import SecurityConfig
 
 __all__ = [
@@ -217,6 +219,15 @@ class WorkerContext:
     drops: SharedMarks = field(default_factory=SharedMarks)
     """Changed by the worker that drops an index, so that the others do not answer from it."""
 
+    recall: SharedTable = field(default_factory=SharedTable)
+    """What the workers have found about the recall of each index, and the settings that follow from it."""
+
+    kept_queries: SharedBlobs | None = None
+    """The queries that the workers keep; None: none, or there are no other workers."""
+
+    slot: int = 0
+    """Number of this worker in `recall` and `kept_queries`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
@@ -258,8 +269,16 @@ class ServerConfig(ListenConfig):
     indexes: tuple[str, ...] = ()
     """Names of the indexes to serve; empty: all."""
 
-    recall_share: float = 0.001
-    """Share of queries that are repeated with exact search in the background, to estimate recall."""
+    recall_share: float = 0.05
+    """Share of queries that are repeated with exact search in the background, to estimate recall; all while the
+    estimate is uncertain. 0: none. The work is bounded by a share of a core (services/recall_sampler.py)."""
+
+    hold_recall: bool = True
+    """Whether the estimate moves the settings of searches, so that live queries reach the target recall."""
+
+    keep_queries: int = 0
+    """Query vectors that each worker keeps of each index, a uniform sample in memory, so that administrators can read
+    them to tune the index. They can be personal data. 0: none."""
 
     log: str = ""
     """Local folder for the mutation logs; empty: inside the store, if it is a local folder."""
@@ -276,6 +295,7 @@ class ServerConfig(ListenConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check("recall_share", 0, 1)
+        self._check("keep_queries", 0, 10_000)
         make_absolute(self, "store", "log")
 
     def check_reload(self) -> None:

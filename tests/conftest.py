@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -19,17 +20,46 @@ settings.register_profile("explore", _ANY_TIME)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scannery"))
 
 
+def pytest_collection_finish() -> None:
+    """Keep all modules and collected tests out of later garbage collections, each of which took half a second."""
+    gc.freeze()
+
+
 # Tests that load models by their library, whose imports alone take six seconds of processor time. The other files find
 # in the shared cache how to load the same models without it.
 _BY_LIBRARY = (
     "tests/embed/",
     "tests/cli/test_evaluate.py",
+    "tests/live/test_transcripts.py",
     "tests/pipelines/planning/test_padded_widths.py",
     "tests/pipelines/tuning/test_fusion_weight.py",
     "tests/serving/catalog/test_broken_indexes.py",
+    "tests/serving/engine/test_highlighting.py",
     "tests/serving/engine/test_rerank.py",
     "tests/serving/services/test_creation.py",
     "tests/test_linear_text.py",
+)
+
+_LIBRARY = "library"
+
+# What takes longest of one process: it comes first, so that no process is left with it at the end; those that load a
+# model come after the first of _LIBRARY has loaded it. The others come by their number of tests.
+_FIRST = (
+    _LIBRARY,
+    "tests/live/test_moves.py",
+    "tests/serving/process/test_supervisor.py",
+    "tests/pipelines/execution/test_runners.py",
+    "tests/test_docs_commands.py",
+    "tests/serving/process/test_encoder_process.py",
+    "tests/model/test_model.py",
+    "tests/live/test_disks.py",
+    "tests/live/test_torture.py",
+    "tests/live/named_vectors/test_encoded_texts.py",
+    "tests/pipelines/test_kill.py",
+    "tests/pipelines/test_bit_rot.py",
+    "tests/cli/test_foreign_files.py",
+    "tests/cli/test_judge.py",
+    "tests/test_docs_evaluate.py",
 )
 
 
@@ -42,7 +72,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # its package has no types
         def _split_scope(self, nodeid: str) -> str:
-            return "library" if nodeid.startswith(_BY_LIBRARY) else super()._split_scope(nodeid)
+            return _LIBRARY if nodeid.startswith(_BY_LIBRARY) else super()._split_scope(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if (first := next((scope for scope in _FIRST if scope in self.workqueue), None)) is not None:
+                self.workqueue.move_to_end(first, last=False)
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log)
 

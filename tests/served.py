@@ -34,6 +34,8 @@ from tests.data import clustered, datapoints
 DIMENSIONS = 16
 ROWS = 600
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+PAUSE_S = 0.005
+"""Between two requests of a caller that asks all the time, so that it leaves the cores to what it waits for."""
 
 LIBRARY: IndexSpec = parse_spec(
     {

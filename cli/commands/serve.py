@@ -73,8 +73,25 @@ def serve(
     http_host: options.HttpHostOption = None,
     metrics_listen: options.MetricsOption = "",
     recall_share: Annotated[
-        float, typer.Option(help="Share of queries repeated as exact searches, to estimate the recall.")
-    ] = 0.001,
+        float,
+        typer.Option(
+            help="Share of queries repeated as exact searches, to estimate the recall; 0: none, and it is not held."
+        ),
+    ] = 0.05,
+    hold_recall: Annotated[
+        bool,
+        typer.Option(
+            help="Move the settings of searches so that the sampled queries reach the target recall."
+        ),
+    ] = True,
+    keep_queries: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Keep a sample of N query vectors per index and worker in memory, for `scannery index tune "
+            "--from-server`. Queries can be personal data; callers with the scope admin can read them. 0: none.",
+        ),
+    ] = 0,
     cached_queries: options.CachedQueriesOption = 4096,
     log_json: options.LogJsonOption = False,
     keys: options.KeysOption = "",
@@ -112,6 +129,8 @@ def serve(
         metrics_listen=metrics_listen,
         cached_queries=cached_queries,
         recall_share=recall_share,
+        hold_recall=hold_recall,
+        keep_queries=keep_queries,
         reranker=reranker,
         models=tuple(model or ()),
         drain_s=drain,

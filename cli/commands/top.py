@@ -116,7 +116,16 @@ def _requests(before: Sample, now: Sample, seconds: float) -> Table:
 
 
 def _indexes(now: Sample) -> Table:
-    table = Table("index", "version", "datapoints", "in memory", "answers in", "recall (sampled)")
+    table = Table(
+        "index",
+        "version",
+        "datapoints",
+        "in memory",
+        "answers in",
+        "recall (sampled)",
+        "recall now",
+        "effective target",
+    )
     for labels, version in sorted(now.get("scannery_index_version", {}).items()):
         rows, memory, up, hits, wanted = (
             now.get(name, {}).get(labels, 0.0)
@@ -135,8 +144,24 @@ def _indexes(now: Sample) -> Table:
             f"{memory:,.0f}",
             f"{up:.0f} workers",
             f"{hits / wanted:.3f} of {wanted:,.0f}" if wanted else "–",
+            _with_error(now, labels),
+            _effective(now, labels),
         )
     return table
+
+
+def _with_error(now: Sample, labels: tuple[tuple[str, str], ...]) -> str:
+    """Return the recall of the latest sampled queries with its standard error."""
+    recall, error = (now.get(f"scannery_recall_{name}", {}).get(labels) for name in ("now", "error"))
+    return "–" if recall is None or error is None else f"{recall:.3f} ± {error:.3f}"
+
+
+def _effective(now: Sample, labels: tuple[tuple[str, str], ...]) -> str:
+    """Return the target that chooses the settings, and the one that is to be met."""
+    effective, target = (
+        now.get(f"scannery_recall_{name}", {}).get(labels) for name in ("effective_target", "target")
+    )
+    return "–" if effective is None or target is None else f"{effective:.4f} for {target:.3f}"
 
 
 def _quantile(counts: list[tuple[float, float]], share: float) -> float:

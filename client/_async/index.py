@@ -245,6 +245,21 @@ class AsyncIndex(AsyncWrites):
             )
         )
 
+    async def kept_queries(self, limit: int | None = None, *, timeout_s: float | None = None) -> np.ndarray:
+        """Return vectors of queries that a server has kept, float32 `(queries, dimensions)`, in no order.
+
+        They are a uniform sample of the queries by vector and text of all callers; none if the server was started
+        without `--keep-queries`. A server needs the scope `admin`.
+
+        Args:
+            limit: most queries to return, at most 10,000.
+            timeout_s: of the call.
+
+        """
+        return await self._client._run(
+            lifecycle_calls.kept_queries(self.name, limit=limit, timeout_s=timeout_s)
+        )
+
     def _fresh(self, options: SearchOptions) -> SearchOptions:
         return {"min_sequence": self._seen(), **options}
 

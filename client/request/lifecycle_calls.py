@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.calls import Call, Method
 from scannery.client.request.specs import (
@@ -19,7 +21,18 @@ from scannery.client.response.decoding import parse_index
 from scannery.client.response.index_info import IndexInfo
 from scannery.v1 import index_pb2
 
-__all__ = ["alter_index", "create_index", "delete_alias", "drop_index", "list_aliases", "set_alias"]
+__all__ = [
+    "alter_index",
+    "create_index",
+    "delete_alias",
+    "drop_index",
+    "kept_queries",
+    "list_aliases",
+    "set_alias",
+]
+
+MAX_KEPT = 10_000
+"""Most queries of one call."""
 
 CREATE_INDEX = Method(
     "/scannery.v1.IndexService/CreateIndex", index_pb2.CreateIndexRequest, index_pb2.CreateIndexResponse
@@ -35,6 +48,11 @@ SET_ALIAS = Method(
 )
 DELETE_ALIAS = Method(
     "/scannery.v1.IndexService/DeleteAlias", index_pb2.DeleteAliasRequest, index_pb2.DeleteAliasResponse
+)
+KEPT_QUERIES = Method(
+    "/scannery.v1.IndexService/GetKeptQueries",
+    index_pb2.GetKeptQueriesRequest,
+    index_pb2.GetKeptQueriesResponse,
 )
 LIST_ALIASES = Method(
     "/scannery.v1.IndexService/ListAliases", index_pb2.ListAliasesRequest, index_pb2.ListAliasesResponse
@@ -110,6 +128,23 @@ def list_aliases(
         lambda response: dict(sorted(response.aliases.items())),
         timeout_s,
     )
+
+
+def kept_queries(
+    index: str, *, limit: int | None = None, timeout_s: float | None = None
+) -> Call[index_pb2.GetKeptQueriesRequest, index_pb2.GetKeptQueriesResponse, np.ndarray]:
+    """Return the call for a sample of the vectors of queries; the answer is float32 (queries, dimensions)."""
+    request = index_pb2.GetKeptQueriesRequest(index=_name(index, "index"))
+    if limit is not None:
+        if isinstance(limit, bool) or not 0 < int(limit) <= MAX_KEPT:
+            raise InvalidArgumentError(f"limit: must be 1 to {MAX_KEPT}, got {limit!r:.80}", field="limit")
+        request.limit = limit
+    return Call(KEPT_QUERIES, request, _vectors, timeout_s)
+
+
+def _vectors(response: index_pb2.GetKeptQueriesResponse) -> np.ndarray:
+    dimensions = response.vectors.dimensions
+    return np.frombuffer(response.vectors.packed, "<f4").reshape(-1, dimensions or 1).astype(np.float32)
 
 
 def _name(value: object, field: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
+from scannery.client.errors import InternalError
 from scannery.client.response.index_info import (
     EncoderInfo,
     IndexInfo,
@@ -26,7 +28,10 @@ from scannery.client.response.results import (
     ScanPage,
     SegmentPlan,
     Snippet,
+    new_point,
+    put_message,
 )
+from scannery.client.response.undecoded_hits import undecoded
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 
 __all__ = [
@@ -40,7 +45,6 @@ __all__ = [
     "parse_value",
 ]
 
-PointT = TypeVar("PointT", bound=Datapoint)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
 
@@ -52,7 +56,7 @@ def parse_hits(response: search_pb2.SearchResponse) -> Hits:
 def _hits(
     message: search_pb2.SearchResponse | search_pb2.HitList, version: int, sequence: int, mode: int
 ) -> Hits:
-    hits = Hits(map(_hit, message.hits))
+    hits = undecoded(message)
     hits.version, hits.sequence, hits.mode = version, sequence, _MODES.get(mode)
     if message.HasField("explanation"):
         hits.explanation = _explanation(message.explanation)
@@ -200,36 +204,32 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
                 rows_allowed=plan.rows_allowed,
                 leaves_searched=plan.leaves_searched,
                 candidates=plan.candidates,
+                predicted_us=plan.predicted_us,
+                measured_us=plan.measured_us,
             )
             for plan in message.segments
         ),
         stages_us={stage.stage: stage.duration_us for stage in message.stages},
         expected_recall=message.expected_recall,
+        target_recall=message.target_recall or None,
+        effective_target_recall=message.effective_target_recall or None,
+        recall_steps=message.recall_steps,
         mode=_MODES.get(message.mode),
         fusion=_METHODS.get(message.fusion.method) if fused else None,
         alpha=message.fusion.alpha if fused else None,
     )
 
 
-def _hit(message: search_pb2.Hit) -> Hit:
-    hit = _new(Hit)
-    _fill(hit, message)
-    return hit
-
-
 def _datapoint(message: types_pb2.Datapoint) -> Datapoint:
-    point = _new(Datapoint)
+    point = new_point(Datapoint)
     _fill(point, message)
     return point
 
 
 def _undecoded(message: types_pb2.Datapoint) -> Datapoint:
-    point = _new(Datapoint)
-    _put_message(point, message)
+    point = new_point(Datapoint)
+    put_message(point, message)
     return point
-
-
-_put_message: Callable[[Datapoint, types_pb2.Datapoint], None] = Datapoint._message.__set__  # type: ignore[attr-defined]
 
 
 def _fill(point: Datapoint, message: search_pb2.Hit | types_pb2.Datapoint) -> None:
@@ -237,10 +237,15 @@ def _fill(point: Datapoint, message: search_pb2.Hit | types_pb2.Datapoint) -> No
         _SETTERS[descriptor](point, value)
 
 
-Datapoint._decode = _fill
+def _decode(point: Datapoint, message: search_pb2.Hit | types_pb2.Datapoint) -> None:
+    """Set the fields of a datapoint that was handed out without them; InternalError if they cannot be read."""
+    try:
+        _fill(point, message)
+    except ValueError as error:
+        raise InternalError(f"the server answered with a datapoint that cannot be read: {error}") from error
 
-_new: Callable[[type[PointT]], PointT] = object.__new__
-"""Without the fields that an answer leaves out."""
+
+Datapoint._decode = _decode
 
 
 def _attributes(values: Mapping[str, types_pb2.Value]) -> dict[str, AttributeValue]:
@@ -357,3 +362,13 @@ _SETTERS: dict[FieldDescriptor, Callable[[Any, Any], None]] = {
     for message in (search_pb2.Hit, types_pb2.Datapoint)
     for descriptor in message.DESCRIPTOR.fields
 }
+
+
+def _text(hit: Hit, message: search_pb2.Hit) -> str | None:
+    text = message.datapoint.text if message.datapoint.HasField("text") else None
+    _put_text(hit, text)
+    return text
+
+
+_put_text: Callable[[Hit, str | None], None] = vars(Datapoint)["text"].__set__
+Hit._peek = MappingProxyType({"text": _text})

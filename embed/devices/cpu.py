@@ -5,6 +5,7 @@ Legend: N texts, B texts in a batch.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from scannery.embed.devices.precision import (
 )
 from scannery.embed.devices.protocol import Emit, Forward, Work
 from scannery.embed.errors import InvalidArgumentError
+from scannery.embed.packing import even_batches, packed_like
 from scannery.embed.tokenization import Features
 
 __all__ = ["CpuDevice"]
@@ -31,6 +33,13 @@ BUDGET_TOKENS = 1024
 ENOUGH_TOKENS = 384
 """Tokens in a batch, measured (docs/benchmarks/embed.md): a core is slower below 384, and above 1,024 its cache
 overflows."""
+
+SHORT_TOKENS = 32
+"""Tokens of a packed batch up to which one core computes it: most of its time it reads weights. Two cores saved an
+eighth of the time, and took two to three times as long where something else used one of them."""
+
+EQUAL_COSINE = 0.999999
+"""Least cosine to the model's own vectors at which the float32 layout of oneDNN is used."""
 
 
 class CpuDevice:
@@ -64,6 +73,7 @@ class CpuDevice:
             )
         self.dtype = dtype
         self._threads = threads
+        self._packs = False
         self._model: Any = None
         self._forward: Forward | None = None
 
@@ -75,36 +85,59 @@ class CpuDevice:
         on_one_core(lambda: self._place(model, forward, probes[0]))
 
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
-        """Yield batches with little padding."""
+        """Yield packed batches if the model takes them, else batches with little padding."""
+        if self._packs:
+            return even_batches(lengths_N, BUDGET_TOKENS, ENOUGH_TOKENS, self._cores)
         return snug_batches(lengths_N, BUDGET_TOKENS, ENOUGH_TOKENS)
 
     def run(self, work: Work, emit: Emit) -> None:
-        """Compute all batches, one thread per core; a single batch on all cores."""
-        import torch
-
+        """Compute all batches, one thread per core; a single batch on all cores, or on one if it is short."""
         first, second = next(work, None), next(work, None)
         if first is None:
             return
         if second is None:
-            only = first
-            on_idle_cores(lambda: self._compute(only, emit), self._threads)  # a single batch, such as a query
+            only = first  # such as a query
+            bucket = only[0].bucket
+            few = self._packs and bucket.width <= SHORT_TOKENS
+            on_idle_cores(lambda: self._compute(only, emit), 1 if few else self._threads)
             return
         queue = _Queue([first, second], work)
-        threads = self._threads or torch.get_num_threads()
         try:
-            on_cores(threads, lambda: self._drain(queue, emit))
+            on_cores(self._cores, lambda: self._drain(queue, emit))
         finally:
             queue.close()  # also if the caller is interrupted while it waits
+
+    @property
+    def _cores(self) -> int:
+        import torch
+
+        return self._threads or torch.get_num_threads()
 
     def _place(self, model: Any, forward: Forward, probe: Features) -> None:
         import torch
 
-        self._model, self._forward = model, forward
+        self._forward = forward
         wanted, self.dtype = self.dtype, "float32"
-        if wanted == "float32" or (wanted == "auto" and not has_fast_bfloat16()):
-            return
         with torch.inference_mode():
             expected_ND = forward(model, dict(probe)).numpy()
+        if wanted != "float32" and (wanted != "auto" or has_fast_bfloat16()):
+            cosine = self._place_bfloat16(model, forward, probe, expected_ND, least=wanted == "auto")
+            if self.dtype == "bfloat16":
+                return
+            logger.warning(
+                "bfloat16 reaches a cosine of only %.5f to float32 on this model; using float32", cosine
+            )
+        self._model = model
+        same = copy.deepcopy(model)
+        if prepacked(same) and worst_cosine(expected_ND, same, forward, probe) >= EQUAL_COSINE:
+            self._model = same
+
+    def _place_bfloat16(
+        self, model: Any, forward: Forward, probe: Features, expected_ND: np.ndarray, *, least: bool
+    ) -> float:
+        """Place the model in bfloat16, where `least` is set only if the vectors stay the same; return the cosine."""
+        if self._takes_fused(model, forward, probe, expected_ND):
+            return 1.0
         for prepack in (True, False):
             lower = lower_precision(model, "bfloat16")
             if prepack and not prepacked(lower[0]):
@@ -112,12 +145,19 @@ class CpuDevice:
             cosine = worst_cosine(expected_ND, lower, forward, probe)
             if cosine >= FAITHFUL_COSINE:
                 break
-        if wanted == "auto" and cosine < FAITHFUL_COSINE:
-            logger.warning(
-                "bfloat16 reaches a cosine of only %.5f to float32 on this model; using float32", cosine
-            )
-            return
-        self._model, self.dtype = lower, "bfloat16"
+        if cosine >= FAITHFUL_COSINE or not least:
+            self._model, self.dtype = lower, "bfloat16"
+        return cosine
+
+    def _takes_fused(self, model: Any, forward: Forward, probe: Features, expected_ND: np.ndarray) -> bool:
+        """Place the model as FusedBert, if it and this processor allow it and the vectors stay the same."""
+        from scannery.embed.devices.fused_bert import fused
+
+        lower = fused(model)
+        if lower is None or worst_cosine(expected_ND, lower, forward, packed_like(probe)) < FAITHFUL_COSINE:
+            return False
+        self._model, self.dtype, self._packs = lower, "bfloat16", True
+        return True
 
     def _compute(self, item: tuple[Batch, Any], emit: Emit) -> None:
         import torch

@@ -20,7 +20,7 @@ from scannery.embed.devices.precision import FAITHFUL_COSINE, logger, lower_prec
 from scannery.embed.devices.protocol import Emit, Forward, Work, unavailable
 from scannery.embed.devices.static_masks import use_static_masks
 from scannery.embed.errors import InvalidArgumentError
-from scannery.embed.packing import constants_of, pack, packed_batches
+from scannery.embed.packing import packed_batches, packed_like
 from scannery.embed.tokenization import Features
 
 __all__ = ["CudaDevice"]
@@ -164,13 +164,6 @@ def padded_shapes(lengths_N: np.ndarray, max_tokens: int, budget: int) -> list[B
     top = min(max_tokens, longest)
     widths = sorted({*range(WIDTH_STEP, top, WIDTH_STEP), top})
     return [Bucket(max(1, budget // width), width) for width in widths]
-
-
-def packed_like(features: Features) -> Features:
-    """Return the texts of a padded batch as a packed batch."""
-    ids_BT, mask_BT = features["input_ids"], features["attention_mask"].bool()
-    items = [ids_T[mask_T].numpy() for ids_T, mask_T in zip(ids_BT, mask_BT, strict=True)]
-    return constants_of(features) | pack(items)
 
 
 def _finish(batch: Batch, host_BD: Any, done: Any, emit: Emit) -> None:

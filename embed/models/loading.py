@@ -77,8 +77,8 @@ def _loaded(
     if fingerprint and (modules := _lean(folder, known)) is not None:
         return modules, fingerprint
     loaded, fingerprint = _load_by_library(folder, label, options, known)
-    # CUDA: it takes packed batches. XLA: its program is that of the next load, so that workers share it.
-    if kind != "cpu" and (modules := _lean(folder, known)) is not None:
+    # CPU and CUDA: it takes packed batches. XLA: its program is that of the next load, so that workers share it.
+    if (modules := _lean(folder, known)) is not None:
         return modules, fingerprint
     return loaded, fingerprint
 

@@ -15,9 +15,10 @@ from functools import partial
 import numpy as np
 
 from scannery.indexer.kernels.fused import compiled
-from scannery.indexer.kernels.scoring import score
+from scannery.indexer.kernels.scoring import prefetch, score
 
 __all__ = [
+    "AHEAD",
     "comes_before",
     "count_repeated",
     "hash_rows",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+AHEAD = 4
+"""Rows given by number are fetched so many before they are scored: their addresses cannot be predicted."""
 MINUS_ZERO = np.uint64(0x80000000)
 
 
@@ -177,6 +180,8 @@ def nearest_rows(
     found = 0
     for position in range(rows_R.shape[0] if by_number else vectors_ND.shape[0]):
         row = rows_R[position] if by_number else position
+        if by_number:
+            prefetch(vectors_ND, rows_R[min(position + AHEAD, rows_R.shape[0] - 1)])
         if by_mask and not mask_N[row]:
             continue
         value = score(vectors_ND, row, query_D, squared)

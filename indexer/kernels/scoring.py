@@ -21,7 +21,7 @@ from numba.core import cgutils as numba_cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-__all__ = ["CHAINS", "NARROW", "WIDE", "score"]
+__all__ = ["CHAINS", "NARROW", "WIDE", "prefetch", "score"]
 
 WIDE, NARROW = 16, 4
 """Components added by one instruction; processors with narrower registers need several."""
@@ -58,6 +58,36 @@ score: Callable[[np.ndarray, int, np.ndarray, bool], np.float32] = intrinsic(_ty
 """From vectors (N, D), a row number, a query (D,) and `squared`, to the inner product or minus the squared distance.
 
 Both arrays are float32 and C-contiguous. For kernels compiled without fastmath, which would affect this code too."""
+
+
+PREFETCHED, LINE = 8, 16
+"""Cache lines of a row that are prefetched, and components of a line; the processor fetches what follows by itself."""
+
+
+def _typed_row(_: Any, vectors_ND: Any, row: Any) -> Any:
+    if (vectors_ND.dtype, vectors_ND.ndim, vectors_ND.layout) != (types.float32, 2, "C"):
+        raise TypingError(f"needs a C-contiguous float32 array, got {vectors_ND}")
+    return types.void(vectors_ND, types.int64), _prefetched
+
+
+prefetch: Callable[[np.ndarray, int], None] = intrinsic(_typed_row)  # type: ignore[assignment]
+"""Fetch the beginning of a row of (N, D) into the processor's caches, without waiting for it."""
+
+
+def _prefetched(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    vectors = context.make_array(signature.args[0])(context, builder, arguments[0])
+    dimensions = builder.extract_value(vectors.shape, 1)
+    row = builder.gep(vectors.data, [builder.mul(arguments[1], dimensions)])
+    pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+    function = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag]),
+        "llvm.prefetch.p0i8",
+    )
+    for line in range(PREFETCHED):  # what lies beyond a short row is fetched in vain, or not at all
+        at = builder.bitcast(builder.gep(row, [_SIZE(line * LINE)]), pointer)
+        builder.call(function, [at, flag(0), flag(3), flag(1)])
+    return context.get_dummy_value()
 
 
 def _emitted(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from scannery.indexer.planning.leaves import Leaves
+from scannery.indexer.planning.leaves import Leaves, RowsOfLeaves
 
 __all__ = ["FEW_ROWS", "AllowedRows"]
 
@@ -19,8 +19,13 @@ NUMBERED = 1 / 8
 """Up to this share, row numbers are kept besides the mask: they take no more memory."""
 
 
+_NO_ROWS, _NO_MASK = np.zeros(0, np.int64), np.zeros(0, bool)
+for _empty in (_NO_ROWS, _NO_MASK):  # read-only like all others: writable arrays would be compiled separately
+    _empty.setflags(write=False)
+
+
 class AllowedRows:
-    """A set of rows of one segment. Immutable."""
+    """A set of rows of one segment. Immutable, but for what its searches tell."""
 
     def __init__(self, allowed: np.ndarray, leaves: Leaves | None, total: int) -> None:
         """Keep the rows.
@@ -35,6 +40,8 @@ class AllowedRows:
         self._leaves = leaves
         self._total = total
         self._by_number = allowed.dtype != bool
+        self.insufficient = 0.0
+        """Share of the latest searches for which ScaNN proposed too few allowed rows (planner.py), 0 to 1."""
 
     @property
     def mask_N(self) -> np.ndarray:  # noqa: N802  an array with a shape suffix
@@ -51,25 +58,38 @@ class AllowedRows:
         """Number of allowed rows."""
         return len(self._allowed) if self._by_number else int(np.count_nonzero(self._allowed))
 
-    @property
+    @cached_property
     def share(self) -> float:
         """Share of allowed rows, 0 to 1."""
         return self.count / max(self._total, 1)
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """Numbers of the allowed rows, int64, ascending."""
-        return self._allowed if self._by_number else np.flatnonzero(self._allowed)
+        """Numbers of the allowed rows, int64, ascending, read-only."""
+        rows = self._allowed if self._by_number else np.flatnonzero(self._allowed)
+        if rows.flags.writeable:
+            rows = rows.view()
+            rows.setflags(write=False)
+        return rows
 
     @cached_property
     def per_leaf(self) -> np.ndarray:
         """Number of allowed rows in each leaf, int64 (L,); empty without leaves."""
         return self._leaves.counts(self.mask_N) if self._leaves else np.zeros(0, np.int64)
 
+    @cached_property
+    def by_leaf(self) -> RowsOfLeaves:
+        """The rows as kernels take them; only with leaves."""
+        allowed_L = self.per_leaf
+        before_L = np.cumsum(allowed_L) - allowed_L
+        numbered = self._by_number or self.share <= NUMBERED
+        mask_N, rows = (_NO_MASK, self.rows) if numbered else (self._allowed, _NO_ROWS)
+        return RowsOfLeaves(mask_N, rows, before_L, allowed_L)
+
     @property
     def size_bytes(self) -> int:
         """Bytes of memory, cached properties included, whether they are computed yet or not."""
-        leaves = 8 * len(self._leaves.sizes_L) if self._leaves else 0
+        leaves = 2 * 8 * len(self._leaves.sizes_L) if self._leaves else 0
         if self._by_number:
             return self._allowed.nbytes + leaves
         return self._total + 8 * min(self.count, int(NUMBERED * self._total)) + leaves

@@ -8,7 +8,8 @@ prediction, measured on held-out queries. Together with the score of the k-th hi
 of better rows in the remaining leaves; the scan ends when it is small. If a filter makes the predictions wrong, the
 scan covers more leaves, at most all, and then it is exact.
 
-Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T steps of a tail, R sampled rows.
+Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T steps of a tail, R sampled rows, or
+allowed ones.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from scannery.indexer.vectors.arrays import mapped
 from scannery.indexer.vectors.exact_search import FEW_QUERIES, NO_ROW, unit_length
 from scannery.indexer.vectors.vector_files import BLOCK_ROWS, far_middle
 
-__all__ = ["LeafScan", "Leaves", "measure_leaves"]
+__all__ = ["LeafScan", "Leaves", "RowsOfLeaves", "measure_leaves"]
 
 TAIL_STEPS = 512
 SAMPLED_QUERIES = 64
@@ -32,6 +34,19 @@ SAMPLED_ROWS = 1 << 18
 CAUTION = 0.75
 """Expected misses at which a scan ends, as a share of those that the target recall allows: tails are averages over
 queries, and queries differ."""
+
+
+class RowsOfLeaves(NamedTuple):
+    """Allowed rows as kernels take them."""
+
+    mask_N: np.ndarray
+    """bool, read-only; empty if the rows are given by number."""
+    numbers_R: np.ndarray
+    """int64, ascending; empty if they are given by the mask."""
+    before_L: np.ndarray
+    """Number of allowed rows before each leaf, int64."""
+    allowed_L: np.ndarray
+    """Number of allowed rows in each leaf, int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +114,14 @@ class Leaves:
         self, queries_QD: np.ndarray, distance: Distance
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return for each query the leaves, best prediction first, and predicted scores and spreads; each (Q, L)."""
+        predicted_QL, spread_QL = self._predictions(queries_QD, distance)
+        return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL
+
+    def _predictions(self, queries_QD: np.ndarray, distance: Distance) -> tuple[np.ndarray, np.ndarray]:
         if self._far:
             queries_QD = queries_QD - self.middle_D
         if len(queries_QD) < FEW_QUERIES:
-            predicted_QL, spread_QL = self._predict_few(queries_QD, distance == "squared_l2")
-            return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL
+            return self._predict_few(queries_QD, distance == "squared_l2")
         products_QL = queries_QD @ self.means_LD.T
         squares_Q1 = np.einsum("qd,qd->q", queries_QD, queries_QD)[:, None]
         if distance == "squared_l2":
@@ -113,7 +131,7 @@ class Leaves:
         else:
             predicted_QL = products_QL
             spread_QL = np.sqrt(squares_Q1) * self.radius_L
-        return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL.astype(np.float32, copy=False)
+        return predicted_QL, spread_QL.astype(np.float32, copy=False)
 
     def _predict_few(self, queries_QD: np.ndarray, squared: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return predicted scores and spreads by a kernel, without the fixed cost of a matrix product."""
@@ -132,8 +150,7 @@ class Leaves:
         queries_QD: np.ndarray,
         k: int,
         distance: Distance,
-        mask_N: np.ndarray,
-        allowed_L: np.ndarray,
+        allowed: RowsOfLeaves,
         target_recall: float,
         ranks_N: np.ndarray,
     ) -> LeafScan:
@@ -146,22 +163,21 @@ class Leaves:
             queries_QD: likewise.
             k: hits per query.
             distance: of the index.
-            mask_N: allowed rows, bool.
-            allowed_L: number of allowed rows in each leaf.
+            allowed: the allowed rows.
             target_recall: 0 to 1.
             ranks_N: of `Ties`.
 
         """
         from scannery.indexer.kernels import leaf_kernels  # compiles on import: only where it is needed
 
-        order_QL, predicted_QL, spread_QL = self.predict(queries_QD, distance)
+        predicted_QL, spread_QL = self._predictions(queries_QD, distance)
         count = len(queries_QD)
         found = LeafScan(
-            np.full((count, k), NO_ROW, np.int64),
-            np.full((count, k), -np.inf, np.float32),
-            np.zeros(count, np.int64),
-            np.zeros(count, np.int64),
-            np.zeros(count),
+            np.empty((count, k), np.int64),
+            np.empty((count, k), np.float32),
+            np.empty(count, np.int64),
+            np.empty(count, np.int64),
+            np.empty(count),
         )
         for query in range(count):
             found.leaves_Q[query], found.scanned_Q[query], found.missed_Q[query] = leaf_kernels.scan_leaves(
@@ -169,12 +185,10 @@ class Leaves:
                 queries_QD[query],
                 distance == "squared_l2",
                 self.starts_L,
-                order_QL[query],
                 predicted_QL[query],
                 spread_QL[query],
                 self.sizes_L,
-                mask_N,
-                allowed_L,
+                *allowed,
                 self.tails_BT,
                 CAUTION * k * (1 - target_recall),
                 ranks_N,

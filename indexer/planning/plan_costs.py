@@ -1,21 +1,20 @@
 """Measured costs of the plans of a filtered search (planner.py), per segment, on this machine.
 
-They are measured when the segment is unpacked (plan_timing.py), and stored beside it in the local cache.
+They are measured when the segment is first opened (plan_timing.py), and stored beside it in the local cache
+(cost_file.py). plan_book.py compares them with what searches take.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
-__all__ = ["BATCH", "BUSY", "COSTS", "COSTS_AGAIN", "SHARES", "TIMED_K", "Costs", "latest_costs"]
+__all__ = ["BATCH", "BUSY", "PLANS", "SHARES", "TIMED_K", "Costs"]
 
-COSTS, COSTS_AGAIN = "costs.json", "costs-again.json"
-"""Files beside a segment in the local cache: the first measurement, and a later one."""
+PLANS = ("scann_allowed", "leaves", "exact_allowed")
+"""The plans of a search among allowed rows."""
 SHARES = (0.9, 0.5, 0.2, 0.05, 0.01)
 """Shares of allowed rows for which plans are timed."""
 TIMED_K = 10
@@ -24,6 +23,9 @@ BUSY = 1.2
 """Value of `Costs.pressure` above which plans are timed again."""
 BATCH = 8
 """Number of queries from which on exact search is a matrix product."""
+CACHED_BYTES, UNCACHED_BYTES = 1 << 20, 32 << 20
+"""Sizes of all allowed rows: up to the first one, a repeated filter finds them in the processor's caches; from the
+second one on, it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,11 @@ class Costs:
     """Costs of a search among allowed rows on this machine, in microseconds; lists have an entry for each of SHARES."""
 
     row_us: float
-    """Scoring a row for a single query."""
+    """Scoring a row for a single query, which is not in the processor's caches."""
+    cached_row_us: float
+    """The same for a row in the caches."""
+    row_bytes: int
+    """Bytes of a row's vector."""
     gather_us: float
     """Copying a row for a batch."""
     product_us: float
@@ -50,8 +56,8 @@ class Costs:
         """Whether other processes disturbed the measurement, so that it should be repeated."""
         return self.pressure > BUSY
 
-    def choose(self, queries: int, rows: int, share: float, k: int) -> str:
-        """Return the cheapest plan.
+    def by_plan(self, queries: int, rows: int, share: float, k: int) -> dict[str, float]:
+        """Return the cost of each plan, infinite if it cannot be used.
 
         Args:
             queries: number of queries.
@@ -62,18 +68,41 @@ class Costs:
         """
         # The first 1,000 hits among half of the rows lie as deep as the first ten among a two-hundredth.
         deep = min(share, share * TIMED_K / k)
-        plans = {
+        return {
             "scann_allowed": self.proposed(deep, queries),
             "leaves": max(self.scan(share, queries), self.scan(deep, queries)),
             "exact_allowed": self.exact(rows, queries),
         }
+
+    def choose(self, queries: int, rows: int, share: float, k: int) -> str:
+        """Return the cheapest plan; arguments as `by_plan`."""
+        plans = self.by_plan(queries, rows, share, k)
         return min(plans, key=lambda plan: plans[plan])
+
+    def scaled(self, factors: Mapping[str, float]) -> Costs:
+        """Return these costs with those of each plan times its factor, 1 where none is given."""
+        exact = factors.get("exact_allowed", 1.0)
+        return replace(
+            self,
+            row_us=self.row_us * exact,
+            cached_row_us=self.cached_row_us * exact,
+            gather_us=self.gather_us * exact,
+            product_us=self.product_us * exact,
+            scan_us=[factors.get("leaves", 1.0) * cost for cost in self.scan_us],
+            proposed_us=[factors.get("scann_allowed", 1.0) * cost for cost in self.proposed_us],
+        )
 
     def exact(self, rows: int, queries: int) -> float:
         """Return the cost of `exact_allowed`."""
         if queries < BATCH:
-            return queries * rows * self.row_us
+            return queries * rows * self._scored_row(rows)
         return rows * (self.gather_us + queries * self.product_us)
+
+    def _scored_row(self, rows: int) -> float:
+        """Return the cost of a row of so many, interpolated by the logarithm of their size."""
+        size = min(max(rows * self.row_bytes, CACHED_BYTES), UNCACHED_BYTES)
+        part = math.log(size / CACHED_BYTES) / math.log(UNCACHED_BYTES / CACHED_BYTES)
+        return self.cached_row_us + part * (self.row_us - self.cached_row_us)
 
     def scan(self, share: float, queries: int) -> float:
         """Return the cost of `leaves`."""
@@ -97,17 +126,22 @@ class Costs:
 
     @classmethod
     def from_json(cls, text: str) -> Costs:
-        """Return the costs that `to_json` wrote; TypeError for those of a release with other fields."""
-        return cls(**json.loads(text))
+        """Return the costs that `to_json` wrote.
 
+        Raises:
+            TypeError: another release wrote other fields.
+            ValueError: a value is not a cost.
 
-def latest_costs(path: Path) -> Costs | None:
-    """Return the later measurement, else the first one, else None; `path` is the file of the first one."""
-    for candidate in (path.with_name(COSTS_AGAIN), path):
-        # The cache has no checksum of the later file, so it may be damaged.
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return Costs.from_json(candidate.read_text())
-    return None
+        """
+        costs = cls(**json.loads(text))
+        lists = (costs.scan_us, costs.proposed_us, costs.leaves_reached)
+        numbers = [costs.row_us, costs.cached_row_us, costs.gather_us, costs.product_us, costs.pressure]
+        numbers += [costs.row_bytes, *(value for values in lists for value in values)]
+        if any(len(values) != len(SHARES) for values in lists) or not all(
+            0 <= value < math.inf for value in numbers
+        ):
+            raise ValueError("not the costs of plans")
+        return costs
 
 
 def _along_shares(values: Sequence[float], share: float) -> float:

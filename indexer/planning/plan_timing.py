@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.planning.leaves import Leaves
-from scannery.indexer.planning.plan_costs import BATCH, SHARES, TIMED_K, Costs
+from scannery.indexer.planning.plan_costs import BATCH, CACHED_BYTES, SHARES, TIMED_K, Costs
 from scannery.indexer.planning.planner import Planner
 from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
 
-__all__ = ["Clock", "measure_costs"]
+__all__ = ["Clock", "Way", "measure_costs"]
 
 TIMED_QUERIES = 8
-TIMED_ROUNDS = 3
+TIMED_ROUNDS = 4
 TIMED_TARGET = 0.95
 TIMED_ROWS = 1 << 13
 TIMED_BLOCKS = 12
+CACHED_ROUNDS = 4
 REACHING_QUERIES = 64
 """Queries that measure `leaves_reached`, which varies more between queries than time does."""
 BEYOND = 0.01
@@ -32,8 +33,13 @@ BEYOND = 0.01
 
 
 def measure_costs(
-    planner: Planner, vectors_ND: np.ndarray, leaves: Leaves, settings: SearchSettings
-) -> Costs:
+    planner: Planner,
+    vectors_ND: np.ndarray,
+    leaves: Leaves,
+    settings: SearchSettings,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Costs | None:
     """Return the costs of the plans on this machine. Takes a fraction of a second for 100,000 rows.
 
     Args:
@@ -41,13 +47,18 @@ def measure_costs(
         vectors_ND: of the segment.
         leaves: of the segment.
         settings: of `scann_allowed`.
+        stopped: asked again and again; if it returns True, timing ends, and None is returned.
 
     """
-    generator, clock = np.random.default_rng(0), Clock()
+    generator = np.random.default_rng(0)
     queries_QD = np.array(vectors_ND[np.sort(generator.integers(0, len(vectors_ND), REACHING_QUERIES))])
     timed_QD = queries_QD[generator.permutation(len(queries_QD))[:TIMED_QUERIES]]
-    scans, proposals, reached = [], [], []
+    scans: list[Way] = []
+    proposals: list[Way] = []
+    reached: list[int] = []
     for share in SHARES:
+        if stopped():
+            return None
         mask_N = generator.random(len(vectors_ND)) < share
         mask_N[0] = True  # never empty
         mask_N.setflags(write=False)
@@ -61,13 +72,18 @@ def measure_costs(
         def propose(query_1D: np.ndarray, allowed: AllowedRows = allowed, more: int = more) -> None:
             planner.propose(query_1D, TIMED_K, allowed, settings, TIMED_TARGET, more_leaves=more)
 
-        scans.append(clock.mean_us(scan, timed_QD))
-        proposals.append(clock.mean_us(propose, timed_QD))
+        scans.append(Way(scan, timed_QD))
+        proposals.append(Way(propose, timed_QD))
+    scored = _Scored(vectors_ND, generator)
+    clock = Clock()
+    if not clock.run([*scans, *proposals, *scored.ways], stopped):
+        return None
     return Costs(
-        scan_us=scans,
-        proposed_us=proposals,
+        scan_us=[way.mean_us for way in scans],
+        proposed_us=[way.mean_us for way in proposals],
         leaves_reached=reached,
-        **_exact_costs(vectors_ND, generator, clock),
+        row_bytes=vectors_ND.strides[0],
+        **scored.costs(),
         pressure=clock.pressure,
     )
 
@@ -81,21 +97,47 @@ def _reached(planner: Planner, leaves: Leaves, queries_QD: np.ndarray, allowed: 
     return int(np.quantile(rank_QK[rows_QK != NO_ROW], 1 - BEYOND, method="higher")) + 1
 
 
-def _exact_costs(vectors_ND: np.ndarray, generator: np.random.Generator, clock: Clock) -> dict[str, float]:
-    # Other rows in each round: those of the last round are in the processor's cache, unlike the rows of a large scan.
-    blocks = itertools.cycle(_row_blocks(len(vectors_ND), generator))
+class _Scored:
+    """Times the scoring of rows given by number, in the processor's caches and not, and for batches."""
 
-    def exact(queries: int) -> float:
-        batch_QD = np.array(vectors_ND[:queries])
+    def __init__(self, vectors_ND: np.ndarray, generator: np.random.Generator) -> None:
+        self._rows = min(len(vectors_ND), TIMED_ROWS)
+        cached = _read_only(
+            np.sort(
+                generator.choice(
+                    len(vectors_ND),
+                    max(1, min(self._rows, CACHED_BYTES // max(1, vectors_ND.strides[0]))),
+                    replace=False,
+                )
+            )
+        )
+        self._cached_rows = len(cached)
+        # Other rows in each round: those of the last round are in the processor's cache, unlike those of a large scan.
+        blocks = itertools.cycle(_row_blocks(len(vectors_ND), generator))
 
-        def ask(_: np.ndarray) -> None:
-            exact_search(vectors_ND, batch_QD, TIMED_K, "dot", next(blocks))
+        def way(queries: int, rows: Iterator[np.ndarray], rounds: int = 1) -> Way:
+            batch_QD = np.array(vectors_ND[:queries])
 
-        return clock.mean_us(ask, batch_QD[:1]) / min(len(vectors_ND), TIMED_ROWS)
+            def ask(_: np.ndarray) -> None:
+                exact_search(vectors_ND, batch_QD, TIMED_K, "dot", next(rows))
 
-    few, many = exact(BATCH), exact(4 * BATCH)
-    product = max((many - few) / (3 * BATCH), 1e-6)
-    return {"row_us": exact(1), "gather_us": max(few - BATCH * product, 0.0), "product_us": product}
+            return Way(ask, np.repeat(batch_QD[:1], rounds, axis=0), alone=queries < BATCH)
+
+        self._one = way(1, blocks)
+        self._repeated = way(1, itertools.repeat(cached), CACHED_ROUNDS)
+        self._few, self._many = way(BATCH, blocks), way(4 * BATCH, blocks)
+        self.ways = [self._one, self._repeated, self._few, self._many]
+
+    def costs(self) -> dict[str, float]:
+        few, many = self._few.mean_us / self._rows, self._many.mean_us / self._rows
+        product = max((many - few) / (3 * BATCH), 1e-6)
+        row, cached = self._one.mean_us / self._rows, self._repeated.best_us / self._cached_rows
+        return {
+            "row_us": row,
+            "cached_row_us": min(row, cached),
+            "gather_us": max(few - BATCH * product, 0.0),
+            "product_us": product,
+        }
 
 
 def _row_blocks(rows: int, generator: np.random.Generator) -> list[np.ndarray]:
@@ -103,35 +145,87 @@ def _row_blocks(rows: int, generator: np.random.Generator) -> list[np.ndarray]:
     size = min(rows, TIMED_ROWS)
     count = min(rows // size, TIMED_BLOCKS)
     chosen = generator.choice(rows, count * size, replace=False)
-    return [np.sort(block) for block in chosen.reshape(count, size)]
+    return [_read_only(np.sort(block)) for block in chosen.reshape(count, size)]
+
+
+def _read_only(rows_R: np.ndarray) -> np.ndarray:
+    """Return row numbers as filters give them."""
+    rows_R.setflags(write=False)
+    return rows_R
+
+
+class Way:
+    """One way to search, and the fastest time of each of its queries."""
+
+    def __init__(
+        self, ask: Callable[[np.ndarray], None], queries_QD: np.ndarray, *, alone: bool = True
+    ) -> None:
+        """Time nothing yet.
+
+        Args:
+            ask: answers a query, (1, D).
+            queries_QD: the queries.
+            alone: whether `ask` computes in the calling thread alone.
+
+        """
+        self._ask, self._queries_QD = ask, queries_QD
+        self._worked_s = time.thread_time if alone else time.process_time
+        self._best_Q2 = np.full((len(queries_QD), 2), np.inf)
+
+    def run(self) -> None:
+        """Ask each query once.
+
+        Other work can only increase a time: other processes and threads the elapsed time, and other threads, where
+        they compute for the query too, the CPU time. So the smaller of the two counts.
+        """
+        for query, query_D in enumerate(self._queries_QD):
+            started_s, worked_s = time.perf_counter(), self._worked_s()
+            self._ask(query_D[None])
+            took_s = time.perf_counter() - started_s, self._worked_s() - worked_s
+            if min(took_s) < self._best_Q2[query].min():
+                self._best_Q2[query] = took_s
+
+    @property
+    def wall_s(self) -> float:
+        """Elapsed time of the fastest rounds."""
+        return float(self._best_Q2[:, 0].sum())
+
+    @property
+    def worked_s(self) -> float:
+        """CPU time of the fastest rounds."""
+        return float(self._best_Q2.min(axis=1).sum())
+
+    @property
+    def mean_us(self) -> float:
+        """Mean over queries of the fastest round, in microseconds."""
+        return self.worked_s / len(self._best_Q2) * 1e6
+
+    @property
+    def best_us(self) -> float:
+        """The fastest query."""
+        return float(self._best_Q2.min() * 1e6)
 
 
 class Clock:
-    """Times searches, without the time in which other processes had the processor."""
+    """Times several ways to search together, without the time in which other processes had the processor."""
 
     def __init__(self) -> None:
-        self._wall_s = self._worked_s = 0.0
+        self._ways: Sequence[Way] = ()
+
+    def run(self, ways: Sequence[Way], stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Ask all queries of all ways TIMED_ROUNDS times; return False if it was stopped.
+
+        The rounds are outermost: a slow moment then affects one round of several ways, and not all rounds of one.
+        """
+        self._ways = ways
+        for _ in range(TIMED_ROUNDS):
+            for way in ways:
+                if stopped():
+                    return False
+                way.run()
+        return True
 
     @property
     def pressure(self) -> float:
         """Elapsed time divided by CPU time, of the fastest rounds."""
-        return self._wall_s / max(self._worked_s, 1e-9)
-
-    def mean_us(self, ask: Callable[[np.ndarray], None], queries_QD: np.ndarray) -> float:
-        """Return the mean over queries of the fastest of TIMED_ROUNDS calls of `ask`, in microseconds.
-
-        Other work can only increase a time: other processes increase the elapsed time, and other threads of this
-        process its CPU time. So the smaller of the two counts.
-        """
-        best_Q = np.full((len(queries_QD), 2), np.inf)
-        # Rounds in the outer loop, so that a short disturbance does not affect all rounds of a query.
-        for _ in range(TIMED_ROUNDS):
-            for query, query_D in enumerate(queries_QD):
-                started_s, worked_s = time.perf_counter(), time.process_time()
-                ask(query_D[None])
-                took_s = time.perf_counter() - started_s, time.process_time() - worked_s
-                if min(took_s) < best_Q[query].min():
-                    best_Q[query] = took_s
-        self._wall_s += float(best_Q[:, 0].sum())
-        self._worked_s += float(best_Q.min(axis=1).sum())
-        return float(best_Q.min(axis=1).mean() * 1e6)
+        return sum(way.wall_s for way in self._ways) / max(sum(way.worked_s for way in self._ways), 1e-9)

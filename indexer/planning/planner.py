@@ -12,8 +12,8 @@ reliably as one among the first 2k of all rows. So `scann_allowed` reaches the r
 lie about as deep as the share of allowed rows predicts. If they lie deeper for a query, since few rows near to it are
 allowed, `leaves` answers it.
 
-Costs are measured when the segment is unpacked (plan_timing.py) and stored in the local cache, so all processes of a
-machine choose the same plan, and the same query gets the same answer from each.
+Costs are measured when the segment is first opened (plan_timing.py) and stored in the local cache for all processes of
+a machine. The server compares them with what searches take (plan_book.py).
 
 Shapes: Q queries, N rows, D dimensions, K hits.
 """
@@ -21,14 +21,15 @@ Shapes: Q queries, N rows, D dimensions, K hits.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.planning.leaves import Leaves
-from scannery.indexer.planning.plan_costs import Costs
+from scannery.indexer.planning.plan_book import EVERY, Asked, PlanBook
+from scannery.indexer.planning.plan_costs import BATCH, PLANS
 from scannery.indexer.scann.search import ScannSearcher
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.search_settings import SearchSettings
@@ -43,8 +44,12 @@ SURE = 3
 """Standard deviations by which the k-th allowed candidate may lie deeper than expected by chance: in planning a search,
 and in accepting its result."""
 BLOCK_QUERIES = 64
-CHOSEN = 1024
-"""Size of the cache of choices: filters repeat."""
+AUDIT_ROUNDS = 2
+MOST_INSUFFICIENT, REMEMBERED, TRIED_EVERY = 0.5, 8, 16
+"""Share of a filter's searches with too few proposals above which only one of TRIED_EVERY asks ScaNN; a mean that
+weighs the latest searches, about REMEMBERED of them, most."""
+MOST_AUDIT_US = 50_000
+"""A plan that is predicted to take longer is left out of audits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,14 @@ class Found:
     """Rows scored with their vectors."""
     recall_Q: np.ndarray
     """Expected recall, 0 to 1."""
+    predicted_us: float = 0.0
+    """Predicted processor time of all queries together; 0: unknown. Like the next one, only of timed searches."""
+    measured_us: float = 0.0
+    """Processor time of all queries together."""
 
 
 class Planner:
-    """Search among allowed rows of one segment. Immutable; safe to use from several threads."""
+    """Search among allowed rows of one segment. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -74,7 +83,7 @@ class Planner:
         distance: Distance,
         searcher: ScannSearcher,
         leaves: Leaves,
-        costs: Costs | None,
+        book: PlanBook,
         ranks_N: np.ndarray,
         *,
         all_leaves: int,
@@ -86,7 +95,7 @@ class Planner:
             distance: of the index.
             searcher: of the segment.
             leaves: of the segment.
-            costs: of the plans; None: only `exact_allowed` is used.
+            book: with the costs of the plans; without costs only `exact_allowed` is used.
             ranks_N: of `Ties`.
             all_leaves: number of leaves of ScaNN's tree, empty ones included.
 
@@ -96,9 +105,8 @@ class Planner:
         self.distance: Distance = distance
         self._searcher = searcher
         self._leaves = leaves
-        self._costs = costs
+        self.book = book
         self._ranks_N = ranks_N
-        self._choose = lru_cache(maxsize=CHOSEN)(costs.choose) if costs else _exact
 
     def search(
         self,
@@ -118,15 +126,75 @@ class Planner:
             target_recall: 0 to 1.
 
         """
-        plan = "exact_allowed"
-        if k <= EXACT_ABOVE_SHARE * allowed.count:
-            plan = self._choose(len(queries_QD), allowed.count, allowed.share, k)
-        if plan == "scann_allowed" and not settings.reaches(self._depth(k, allowed)):
-            plan = "leaves"
+        plan, book = self._plan(len(queries_QD), k, allowed, settings), self.book
+        book.calls += 1
+        if book.calls % EVERY or len(queries_QD) >= BATCH:
+            return self._by(plan, queries_QD, k, allowed, settings, target_recall)
+        started_ns = time.thread_time_ns()
+        found = self._by(plan, queries_QD, k, allowed, settings, target_recall)
+        took_us = (time.thread_time_ns() - started_ns) / 1000
+        asked = Asked(queries_QD[:1].copy(), k, allowed, settings, target_recall)
+        book.note(plan, self._predicted_us(plan, len(queries_QD), k, allowed), took_us, asked)
+        return found
+
+    def predicted_us(self, queries: int, k: int, allowed: AllowedRows, settings: SearchSettings) -> float:
+        """Return the predicted processor time of a search, in microseconds; 0: unknown."""
+        return self._predicted_us(self._plan(queries, k, allowed, settings), queries, k, allowed)
+
+    def audit(self, asked: Asked) -> float:
+        """Ask a query by every plan, and record the times; return their sum in seconds."""
+        timed = self.book.timed
+        if timed is None or not asked.allowed.count:
+            return 0.0
+        predicted = timed.by_plan(1, asked.allowed.count, asked.allowed.share, asked.k)
+        measured: dict[str, float] = {}
+        started_s = time.thread_time()
+        for _ in range(AUDIT_ROUNDS):
+            for plan in PLANS:
+                if predicted[plan] > MOST_AUDIT_US or not self._possible(plan, asked):
+                    continue
+                before_ns = time.thread_time_ns()
+                self._by(plan, asked.queries_QD, asked.k, asked.allowed, asked.settings, asked.target_recall)
+                took_us = (time.thread_time_ns() - before_ns) / 1000
+                measured[plan] = min(took_us, measured.get(plan, math.inf))
+        self.book.audited(measured, predicted)
+        return time.thread_time() - started_s
+
+    def _possible(self, plan: str, asked: Asked) -> bool:
+        if plan == "exact_allowed":
+            return True
+        if asked.k > EXACT_ABOVE_SHARE * asked.allowed.count:
+            return False
+        return plan == "leaves" or asked.settings.reaches(self._depth(asked.k, asked.allowed))
+
+    def _plan(self, queries: int, k: int, allowed: AllowedRows, settings: SearchSettings) -> str:
+        if k > EXACT_ABOVE_SHARE * allowed.count:
+            return "exact_allowed"
+        plan = self.book.choose(queries, allowed.count, allowed.share, k)
+        if plan == "scann_allowed":
+            # Where `leaves` answers most queries in the end, ScaNN is asked now and then only.
+            in_vain = allowed.insufficient > MOST_INSUFFICIENT and self.book.calls % TRIED_EVERY
+            if in_vain or not settings.reaches(self._depth(k, allowed)):
+                return "leaves"
+        return plan
+
+    def _predicted_us(self, plan: str, queries: int, k: int, allowed: AllowedRows) -> float:
+        return self.book.predicted_us(plan, queries, allowed.count, allowed.share, k)
+
+    def _by(
+        self,
+        plan: str,
+        queries_QD: np.ndarray,
+        k: int,
+        allowed: AllowedRows,
+        settings: SearchSettings,
+        target_recall: float,
+    ) -> Found:
         if plan == "leaves":
             return self.scan(queries_QD, k, allowed, target_recall)
         if plan == "scann_allowed":
-            more = self._costs.more_leaves(allowed.share) if self._costs else 0
+            costs = self.book.timed
+            more = costs.more_leaves(allowed.share) if costs else 0
             return self.propose(queries_QD, k, allowed, settings, target_recall, more_leaves=more)
         return exact_found(self._vectors_ND, queries_QD, k, self.distance, allowed, self._ranks_N)
 
@@ -172,6 +240,7 @@ class Planner:
             np.full(len(queries_QD), depth.recall or target_recall),
         )
         bad_Q = (depth_Q > deepest) | (rows_QK[:, -1] == NO_ROW)
+        allowed.insufficient += (float(bad_Q.mean()) - allowed.insufficient) / REMEMBERED
         if bad_Q.any():
             replace(found, np.flatnonzero(bad_Q), self.scan(queries_QD[bad_Q], k, allowed, target_recall))
         return found
@@ -196,8 +265,7 @@ class Planner:
             queries_QD,
             k,
             self.distance,
-            allowed.mask_N,
-            allowed.per_leaf,
+            allowed.by_leaf,
             target_recall,
             self._ranks_N,
         )
@@ -220,8 +288,14 @@ def exact_found(
     rows_QK, scores_QK = exact_search(vectors_ND, queries_QD, k, distance, chosen, ranks_N)
     count = len(queries_QD)
     plan = "exact" if allowed is None else "exact_allowed"
+    # Not by `full` and `ones`, which take as long as scoring twenty rows.
     return Found(
-        rows_QK, scores_QK, [plan] * count, np.zeros(count, np.int64), np.full(count, rows), np.ones(count)
+        rows_QK,
+        scores_QK,
+        [plan] * count,
+        np.zeros(count, np.int64),
+        np.array([rows] * count),
+        np.array([1.0] * count),
     )
 
 
@@ -230,11 +304,6 @@ def nothing_found(queries: int, k: int) -> Found:
     rows_QK, scores_QK = np.full((queries, k), NO_ROW, np.int64), np.full((queries, k), -np.inf, np.float32)
     nothing_Q = np.zeros(queries, np.int64)
     return Found(rows_QK, scores_QK, ["none"] * queries, nothing_Q, nothing_Q.copy(), np.ones(queries))
-
-
-def _exact(queries: int, rows: int, share: float, k: int) -> str:
-    """Return `exact_allowed`, the only plan of a segment whose plans were not timed."""
-    return "exact_allowed"
 
 
 def _joined(blocks: list[Found]) -> Found:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from typing_extensions import Self
 
 from scannery.indexer.errors import BuildError
@@ -30,6 +31,7 @@ __all__ = [
     "ScannBuild",
     "Tuning",
     "config_by_trial",
+    "measured_again",
 ]
 
 VECTORS_FILE = "vectors.npy"
@@ -201,15 +203,7 @@ class ScannBuild:
 
         """
         self._finish(self._tuner, "tune", "tuning")
-        found = json.loads((self._place / "tuned.json").read_text())
-        curve = tuple(CurvePoint.model_validate(point) for point in found["curve"])
-        depth_curves = tuple(DepthCurve.model_validate(each) for each in found["depth_curves"])
-        return Tuning(
-            curve=curve,
-            depth_curves=depth_curves,
-            seconds=found["seconds"],
-            fresh_recall=found["fresh_recall"],
-        )
+        return _tuning(self._place)
 
     def _start_trainer(self) -> subprocess.Popen[bytes]:
         with (self._place / "train.txt").open("wb") as output:
@@ -222,9 +216,78 @@ class ScannBuild:
             )
 
     def _finish(self, process: subprocess.Popen[bytes] | ForkedProcess, log: str, what: str) -> None:
-        if status := process.wait():
-            tail = (self._place / f"{log}.txt").read_bytes()[-_STDERR_SHOWN:].decode("utf-8", "replace")
-            raise BuildError(f"{self._name}: {what} {_fate(status)}; end of its output:\n{tail}")
+        _finish(process, self._place / f"{log}.txt", f"{self._name}: {what}")
+
+
+def measured_again(
+    unpacked: Path,
+    vectors: Path,
+    distance: Distance,
+    *,
+    folder: Path,
+    queries_QD: np.ndarray,
+    leaves: int,
+    name: str,
+    rescore: int | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+) -> Tuning:
+    """Return the curves of a trained searcher for given queries, measured by a process of the lowest priority.
+
+    Args:
+        unpacked: folder with ScaNN's files.
+        vectors: file with the vectors, float32 (rows, dimensions), as they are searched.
+        distance: of the index.
+        folder: an empty folder for the files of the process.
+        queries_QD: float32, finite, of any length.
+        leaves: of the searcher's tree.
+        name: of the segment, for errors.
+        rescore: the only number of candidates to try; None: several.
+        threads: None: all cores.
+        seed: of the stored vectors that are used as queries too.
+
+    Raises:
+        BuildError: the process failed or was killed.
+
+    """
+    (folder / VECTORS_FILE).symlink_to(vectors)
+    (folder / "scann").symlink_to(unpacked)
+    np.save(folder / QUERIES_FILE, queries_QD)
+    job = {
+        "config": {"leaves": leaves},
+        "distance": distance,
+        "threads": threads or len(os.sched_getaffinity(0)),
+        "seed": seed,
+        "rescore": rescore,
+        "measured_for": None,
+        "low_priority": True,
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    (folder / "trained.json").write_text("{}")  # the searcher is complete
+    with (folder / "tune.txt").open("wb") as output:
+        tuner = _TUNERS.start(folder, output.fileno())
+    try:
+        tuner.end_input()
+        _finish(tuner, folder / "tune.txt", f"{name}: tuning")
+    finally:
+        tuner.close()
+    return _tuning(folder)
+
+
+def _tuning(folder: Path) -> Tuning:
+    found = json.loads((folder / "tuned.json").read_text())
+    return Tuning(
+        curve=tuple(CurvePoint.model_validate(point) for point in found["curve"]),
+        depth_curves=tuple(DepthCurve.model_validate(each) for each in found["depth_curves"]),
+        seconds=found["seconds"],
+        fresh_recall=found["fresh_recall"],
+    )
+
+
+def _finish(process: subprocess.Popen[bytes] | ForkedProcess, output: Path, what: str) -> None:
+    if status := process.wait():
+        tail = output.read_bytes()[-_STDERR_SHOWN:].decode("utf-8", "replace")
+        raise BuildError(f"{what} {_fate(status)}; end of its output:\n{tail}")
 
 
 def _most_bytes(config: ScannConfig, distance: Distance, vectors: Path) -> int:

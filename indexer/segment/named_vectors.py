@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.datapoints.named_vectors import ROW_COLUMN, named_array
+from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.vectors.exact_search import NO_ROW
@@ -38,6 +39,11 @@ class NamedVectors:
         self.rows_V = segment.column(ROW_COLUMN).to_numpy() if rows_V is None else rows_V
         """Row of the datapoint of each vector, int64 (V,)."""
         self._allowed: weakref.WeakKeyDictionary[AllowedRows, AllowedRows] = weakref.WeakKeyDictionary()
+
+    def with_entry(self, entry: SegmentEntry) -> NamedVectors:
+        """Return these vectors with the curves of another manifest (`Segment.with_entry`)."""
+        segment = self.segment.with_entry(entry)
+        return self if segment is self.segment else NamedVectors(segment, self.rows_V)
 
     def allowed(self, allowed: AllowedRows | None) -> AllowedRows | None:
         """Return the vectors of allowed datapoints; None: all. Kept while `allowed` is."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +12,6 @@ import pyarrow as pa
 from scannery.indexer.errors import CorruptError, IndexerError, StoreError
 from scannery.indexer.kernels.fused import COMPILING
 from scannery.indexer.manifest import SegmentEntry
-from scannery.indexer.planning.plan_costs import COSTS, COSTS_AGAIN, latest_costs
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.segment.cache import SegmentCache
 from scannery.indexer.segment.named_vectors import NamedVectors
@@ -21,7 +20,7 @@ from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import segment_key
 
-__all__ = ["open_segment"]
+__all__ = ["open_segment", "unpacked_segment"]
 
 
 def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
@@ -48,6 +47,22 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
     )
 
 
+@contextlib.contextmanager
+def unpacked_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Iterator[Path]:
+    """Give the folder of the local cache with the unpacked files of a segment; arguments and errors as `open_segment`.
+
+    The files stay until the context ends.
+    """
+    key = segment_key(index, entry.key)
+    with _explained(key):
+        held = cache.opened(entry.sha256, partial(_unpack, store, key, entry))
+        folder = held.__enter__()
+    try:
+        yield folder
+    finally:
+        held.__exit__(None, None, None)
+
+
 def _open_file(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
     key = segment_key(index, entry.key)
     with _explained(key):
@@ -59,24 +74,27 @@ def _opened(store: Store, key: str, entry: SegmentEntry, cache: SegmentCache) ->
     if size != entry.size_bytes:
         raise CorruptError(f"{key} has {size} bytes, {entry.size_bytes} in the manifest")
 
-    unpacked = False
+    with cache.opened(entry.sha256, partial(_unpack, store, key, entry)) as folder, COMPILING:
+        segment = Segment(entry, folder)
+        _time_plans(segment)
+        return segment
 
-    def unpack(folder: Path) -> None:
-        nonlocal unpacked
-        unpacked = True
-        with store.open_file(key) as path:
-            if file_sha256(path) != entry.sha256:
-                raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
-            files.unpack(path, folder, key)
-        with COMPILING:
-            costs = Segment(entry, folder).time_plans()
-        if costs:
-            (folder / COSTS).write_text(costs.to_json())
 
-    with cache.opened(entry.sha256, unpack) as folder, COMPILING:
-        if not unpacked:  # right after the first measurement, the load of the machine is the same
-            _time_again(entry, folder)
-        return Segment(entry, folder)
+def _time_plans(segment: Segment) -> None:
+    """Time the plans unless their costs on this kind of processor are known, and keep the less disturbed costs."""
+    if segment.planner is None:
+        return
+    known = segment.planner.book.timed
+    if known is None or known.disturbed:
+        segment.time_plans_again()
+
+
+def _unpack(store: Store, key: str, entry: SegmentEntry, folder: Path) -> None:
+    """Check a segment file, and unpack it into a folder."""
+    with store.open_file(key) as path:
+        if file_sha256(path) != entry.sha256:
+            raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
+        files.unpack(path, folder, key)
 
 
 @contextlib.contextmanager
@@ -94,25 +112,3 @@ def _explained(key: str) -> Iterator[None]:
         if isinstance(error, MemoryError):
             raise
         raise CorruptError(f"{key} is not a segment: {type(error).__name__}: {error}") from error
-
-
-def _time_again(entry: SegmentEntry, folder: Path) -> None:
-    """Time the plans again if the machine was busy before, and keep the less disturbed costs.
-
-    Also if another release timed them, which may have had other plans.
-    """
-    known = latest_costs(folder / COSTS)
-    if known is None and not (folder / COSTS).exists():  # the segment has only one plan
-        return
-    if known is not None and not known.disturbed:
-        return
-    costs = Segment(entry, folder).time_plans()
-    if costs and (known is None or costs.pressure < known.pressure):
-        # A full disk must not make opening fail.
-        with (
-            contextlib.suppress(OSError),
-            tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as draft,
-        ):
-            draft.write(costs.to_json())
-            draft.close()
-            Path(draft.name).rename(folder / COSTS_AGAIN)

@@ -9,7 +9,8 @@ import copy
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +28,10 @@ from scannery.indexer.lexical.bm25 import score_rows
 from scannery.indexer.lexical.inverted_index import Postings
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows
+from scannery.indexer.planning.cost_file import CostFile
 from scannery.indexer.planning.leaves import Leaves
-from scannery.indexer.planning.plan_costs import COSTS, Costs, latest_costs
+from scannery.indexer.planning.plan_book import PlanBook
+from scannery.indexer.planning.plan_costs import Costs
 from scannery.indexer.planning.plan_timing import measure_costs
 from scannery.indexer.planning.planner import Found, Planner, exact_found, nothing_found, replace
 from scannery.indexer.scann.search import ScannSearcher, load_searcher
@@ -92,7 +95,7 @@ class Segment:
         self.leaves = Leaves.load(folder / files.LEAVES) if self._searcher else None
         self._all_leaves: int = info["leaves"]
         """Number of leaves of ScaNN's tree, empty ones included."""
-        self._planner = self._planner_of(folder / COSTS)
+        self._planner = self._planner_of(folder)
         self.postings = Postings.map(folder / files.WORDS) if (folder / files.WORDS).exists() else None
         """The inverted index of words; None if the segment has none."""
         self.sparse = SparsePostings.map(folder / files.SPARSE) if (folder / files.SPARSE).exists() else None
@@ -106,6 +109,22 @@ class Segment:
         """Return this segment with named vectors."""
         changed = copy.copy(self)
         changed.named = named
+        return changed
+
+    def with_entry(self, entry: SegmentEntry) -> Segment:
+        """Return this segment with the curves of another manifest, which may have been measured since it was opened.
+
+        Args:
+            entry: of the same files.
+
+        """
+        named = {name: vectors.with_entry(entry.named[name]) for name, vectors in self.named.items()}
+        same = all(vectors is self.named[name] for name, vectors in named.items())
+        entry = entry.model_copy(update={"deleted": None})
+        if same and entry == self.entry:
+            return self
+        changed = copy.copy(self)
+        changed.entry, changed.named = entry, named
         return changed
 
     @property
@@ -241,6 +260,7 @@ class Segment:
         allowed: AllowedRows | None = None,
         target_recall: float = 0.95,
         ready: bool = False,
+        timed: bool = False,
     ) -> Found:
         """Return the best k rows of each query as `search` does, with the work that found them.
 
@@ -253,11 +273,30 @@ class Segment:
             allowed: rows to search; None: all.
             target_recall: of a search among allowed rows, 0 to 1.
             ready: whether the queries are as `search_ready` returns them.
+            timed: whether the predicted and the measured time are told, too.
 
         """
         if not self.has_vectors:
             return nothing_found(len(queries_QD), k)
         queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
+        if not timed:
+            return self._found(queries_QD, k, settings, allowed, target_recall)
+        predicted_us = 0.0
+        if self._is_planned(k, settings, allowed, target_recall) and allowed and self._planner and settings:
+            predicted_us = self._planner.predicted_us(len(queries_QD), k, allowed, settings)
+        started_ns = time.thread_time_ns()
+        found = self._found(queries_QD, k, settings, allowed, target_recall)
+        took_us = (time.thread_time_ns() - started_ns) / 1000
+        return dataclasses.replace(found, predicted_us=predicted_us, measured_us=took_us)
+
+    def _found(
+        self,
+        queries_QD: np.ndarray,
+        k: int,
+        settings: SearchSettings | None,
+        allowed: AllowedRows | None,
+        target_recall: float,
+    ) -> Found:
         searcher = self._searcher
         if searcher is None or self._planner is None or settings is None or target_recall >= 1:
             return self._exact_found(queries_QD, k, allowed)
@@ -273,6 +312,14 @@ class Segment:
                 found, short_Q, self._planner.search(queries_QD[short_Q], k, allowed, settings, target_recall)
             )
         return found
+
+    def _is_planned(
+        self, k: int, settings: SearchSettings | None, allowed: AllowedRows | None, target_recall: float
+    ) -> bool:
+        """Return whether the planner answers a search among allowed rows from the beginning."""
+        if settings is None or allowed is None or target_recall >= 1 or not settings.reaches(k):
+            return False
+        return allowed.count < MOST_ROWS * self.rows or not settings.reaches(self._asked(k, allowed))
 
     def _most_allowed(
         self,
@@ -396,26 +443,54 @@ class Segment:
         ]
         return max(known, default=0.0)
 
-    def _planner_of(self, costs: Path) -> Planner | None:
+    def _planner_of(self, folder: Path) -> Planner | None:
         if self._searcher is None or self.leaves is None:
             return None
-        known = latest_costs(costs)
         return Planner(
             self.searched_ND,
             self.distance,
             self._searcher,
             self.leaves,
-            known,
+            PlanBook(CostFile(folder)),
             self.ties.ranks_N,
             all_leaves=self._all_leaves,
         )
 
-    def time_plans(self) -> Costs | None:
-        """Return the costs of the plans of a filtered search on this machine; None if there is only one plan."""
+    @property
+    def planner(self) -> Planner | None:
+        """The planner of filtered searches; None if there is only one plan."""
+        return self._planner
+
+    def time_plans(self, stopped: Callable[[], bool] = lambda: False) -> Costs | None:
+        """Return the costs of the plans of a filtered search on this machine; None if there is only one plan.
+
+        Args:
+            stopped: asked again and again; if it returns True, timing ends, and None is returned.
+
+        """
         settings = self.settings_for(_TIMED_TARGET)
         if self._planner is None or self.leaves is None or settings is None:
             return None
-        return measure_costs(self._planner, self.searched_ND, self.leaves, settings)
+        return measure_costs(self._planner, self.searched_ND, self.leaves, settings, stopped=stopped)
+
+    def time_plans_again(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Time the plans and use the costs, also in other processes, unless these are worse; return whether they are.
+
+        Costs that other processes disturbed more than those before are worse, unless the latter have drifted.
+
+        Args:
+            stopped: as `time_plans`.
+
+        """
+        if self._planner is None:
+            return False
+        book = self._planner.book
+        known, drifted = book.timed, book.drifted
+        costs = self.time_plans(stopped)
+        if costs is None or (known is not None and not drifted and costs.pressure >= known.pressure):
+            return False
+        book.replace(costs)
+        return True
 
     def _warm_up(self) -> None:
         """Compile the kernels, or load them from numba's cache, so that no query waits a third of a second for it.

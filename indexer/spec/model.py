@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,9 +12,12 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     model_serializer,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 __all__ = ["FieldSpecModel", "SpecModel", "mapping_like"]
 
@@ -19,8 +25,21 @@ __all__ = ["FieldSpecModel", "SpecModel", "mapping_like"]
 class SpecModel(BaseModel):
     """A mapping of the spec: unknown keys and values of another type are refused."""
 
-    # The docstring under a key is its description in the JSON Schema and in docs/spec.md.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the JSON Schema of the model; the docstring under a key is its description, as in docs/spec.md.
+
+        Pydantic's `use_attribute_docstrings` would parse the source in every process that imports this.
+        """
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        for name, text in _docstrings(cls).items():
+            properties[cls.model_fields[name].alias or name]["description"] = text
+        return schema
 
 
 class FieldSpecModel(SpecModel):
@@ -30,6 +49,21 @@ class FieldSpecModel(SpecModel):
     def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         written = {key: value for key, value in handler(self).items() if value is not None}
         return {"from" if key == "path" else key: value for key, value in written.items()}
+
+
+def _docstrings(model: type[SpecModel]) -> dict[str, str]:
+    """Return the docstrings under the attributes of a model, by attribute."""
+    (definition,) = ast.parse(inspect.getsource(model)).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        attribute.target.id: inspect.cleandoc(text.value.value)
+        for attribute, text in itertools.pairwise(definition.body)
+        if isinstance(attribute, ast.AnnAssign)
+        and isinstance(attribute.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 def mapping_like(example: Callable[[Any], str], *, optional: bool = True) -> BeforeValidator:

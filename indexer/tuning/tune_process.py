@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -93,6 +94,8 @@ def _try_configs(folder: Path) -> None:
 def _tune(folder: Path) -> None:
     """Measure the recall of settings, and write the curves to `tuned.json`."""
     job = json.loads((folder / "job.json").read_text())
+    if job.get("low_priority"):
+        os.nice(_LOWEST)
     vectors_ND = mapped(folder / VECTORS_FILE)
     given = folder / QUERIES_FILE
     queries_QD = mapped(given) if given.exists() else None
@@ -116,9 +119,7 @@ def _tune(folder: Path) -> None:
         searcher,
         held_out,
         deep,
-        cost=SearchCost(
-            config=ScannConfig.from_dict(job["config"]), rows=rows, dimensions=vectors_ND.shape[1]
-        ),
+        cost=_search_cost(folder / "scann", job["config"]["leaves"], vectors_ND),
         threads=job["threads"],
         rescore=job["rescore"],
     )
@@ -129,6 +130,21 @@ def _tune(folder: Path) -> None:
         "seconds": time.perf_counter() - started,
     }
     (folder / "tuned.json").write_text(json.dumps(result))
+
+
+def _search_cost(scann: Path, leaves: int, vectors_ND: np.ndarray) -> SearchCost:
+    """Return the cost of searches of a trained searcher, from its files: they are all that is known of an old one."""
+    rows, dimensions = vectors_ND.shape
+    second = scann / "hashed_dataset_soar.npy"
+    blocks = np.load(scann / "hashed_dataset.npy", mmap_mode="r").shape[1]
+    config = ScannConfig(
+        leaves=leaves,
+        training_rows=rows,
+        dimensions_per_block=math.ceil(dimensions / max(1, blocks)),
+        anisotropic_threshold=math.nan,
+        soar=second.exists() and len(np.load(second, mmap_mode="r")) > 0,
+    )
+    return SearchCost(config=config, rows=rows, dimensions=dimensions)
 
 
 def warm() -> None:

@@ -138,7 +138,11 @@ def _none_found(queries: int, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 _NO_ROWS = np.zeros(0, np.int64)
 _NO_MASK = np.zeros(0, bool)
-_NO_MASK.setflags(write=False)  # read-only like all masks: writable arrays would be compiled separately
+for _empty in (
+    _NO_ROWS,
+    _NO_MASK,
+):  # read-only like those of filters: writable arrays would be compiled separately
+    _empty.setflags(write=False)
 
 
 def _many_best(

@@ -43,6 +43,7 @@ from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.held_snapshots import HeldSnapshot, HeldSnapshots
 from scannery.serving.catalog.version_opener import VersionOpener
 from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.recall.controller import RecallController
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -73,6 +74,7 @@ class BaseCatalog(ABC):
         cache: SegmentCache | None = None,
         preloaded: Callable[[str], OpenIndex | None] = lambda name: None,
         log: Path | None = None,
+        recall: RecallController | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; indexes are opened later.
@@ -84,6 +86,7 @@ class BaseCatalog(ABC):
             cache: where segments are unpacked.
             preloaded: returns an already open index, in any version.
             log: local folder for the mutation logs; None: inside the store, if it is a local folder.
+            recall: holds the recall of the indexes by live queries; None: the curves do.
             clock: returns seconds.
 
         Raises:
@@ -99,7 +102,9 @@ class BaseCatalog(ABC):
         self._clock = clock
         # A relative path is resolved now: the process may change its working folder.
         log_root = log.absolute() if log else store.local_root
-        self._opener = VersionOpener(store, self.encoders, cache or SegmentCache(), preloaded, log_root)
+        self._opener = VersionOpener(
+            store, self.encoders, cache or SegmentCache(), preloaded, log_root, recall
+        )
         self._entries: dict[str, CatalogEntry] = {}
         self._lock = threading.Lock()
         """Held while entries change."""

@@ -22,6 +22,7 @@ from scannery.live.maintenance.scheduler import Maintenance
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.engine import hydrator
+from scannery.serving.recall.controller import RecallController, no_step
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -43,6 +44,8 @@ class VersionOpener:
     """Returns an already open index, in any version."""
     log_root: Path | None
     """Folder of the mutation logs; None: no live updates."""
+    recall: RecallController | None = None
+    """Holds the recall of the indexes; None: the curves do."""
 
     def is_open(self, entry: CatalogEntry, version: int) -> bool:
         """Return whether an entry has this version open, and not that of a deleted index with the same name."""
@@ -70,6 +73,8 @@ class VersionOpener:
             index = open_index(self.store, entry.name, version, cache=self.cache, reuse=reuse)
             hydrator.warm_up(index.segments, index.spec)
             prepare(Snapshot(index, self.encoders))
+            if self.recall is not None:
+                self.recall.opened(index)
             try:
                 self._replace(entry, index)
             except LogGapError as error:
@@ -101,8 +106,13 @@ class VersionOpener:
 
     def _snapshots(self) -> Callable[[OpenIndex, int], Snapshot]:
         """Return the snapshot factory of one index; its snapshots share a filter cache."""
-        filters = FilterCache()
-        return lambda index, sequence: Snapshot(index, self.encoders, filters, sequence)
+        filters, recall = FilterCache(), self.recall
+
+        def make(index: OpenIndex, sequence: int) -> Snapshot:
+            step = no_step if recall is None else recall.reader(index.manifest)
+            return Snapshot(index, self.encoders, filters, sequence, step)
+
+        return make
 
 
 def is_stored(store: Store, name: str) -> bool:

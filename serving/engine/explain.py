@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from scannery.indexer import SegmentEntry
 from scannery.serving.request.options import WIRE_METHODS, WIRE_MODES, Options
@@ -34,7 +35,22 @@ def explanation(stats: QueryStats, path: str, snapshot: Snapshot, options: Optio
         expected_recall=_recall([step for step in searched if step is not None]),
         mode=WIRE_MODES[options.mode],
         fusion=fusion,
+        **_targets(snapshot, options),
     )
+
+
+def _targets(snapshot: Snapshot, options: Options) -> dict[str, Any]:
+    """Return the target recall, the one that chose the settings, and the steps between them."""
+    effective = options.target_recall or snapshot.manifest.spec.target_recall
+    if options.recall_step:
+        return {
+            "target_recall": options.asked_recall,
+            "effective_target_recall": effective,
+            "recall_steps": options.recall_step,
+        }
+    if options.mode == "lexical" or options.exact or options.knobs.given:
+        return {}
+    return {"target_recall": effective, "effective_target_recall": effective}
 
 
 def _files(snapshot: Snapshot, options: Options) -> list[tuple[str, int, SegmentEntry]]:
@@ -56,6 +72,8 @@ def _plan(entry: SegmentEntry, step: SegmentStats | None) -> SegmentPlan:
         plan.rows_allowed = step.rows_allowed
         plan.leaves_searched = step.leaves
         plan.candidates = step.candidates
+        plan.predicted_us = step.predicted_us
+        plan.measured_us = step.measured_us
     return plan
 
 

@@ -87,12 +87,12 @@ class Written:
             return [data]
         return [data[start:end] for start, end in pairwise(self.bounds_L.tolist())]
 
-    def framed(self, field: int) -> bytes:
+    def framed(self, field: int) -> memoryview:
         """Return the hits of each query as a message, and these as a field that repeats."""
         bounds_L = np.array([0, len(self.data_B)]) if self.bounds_L is None else self.bounds_L
         out_B = np.empty(len(self.data_B) + wire_kernels.ROOM_BYTES * len(bounds_L), np.uint8)
         first = wire_kernels.frame_lists(field << 3 | _LENGTH, self.data_B, bounds_L, out_B)
-        return out_B[first:].tobytes()
+        return out_B[first:].data
 
 
 class Hydrator:

@@ -104,13 +104,16 @@ class SegmentSearch:
             settings = self.settings_for(hits)
             rows_QK, scores_QK = self.segment.search(vectors_QD, hits, settings=settings, ready=True)
             return rows_QK, scores_QK, "exact" if settings is None else "scann"
-        found = self.find(vectors_QD, hits)
+        found = self.find(vectors_QD, hits, timed=stats.explained)
         if stats.explained:
             stats.add_segment((self.name, self.number), self.rows, found, paths)
         return found.rows_QK, found.scores_QK, found.plans[0]
 
-    def find(self, vectors_QD: np.ndarray, hits: int) -> Found:
-        """Return the best rows of `segment` with the plan, the leaves and candidates searched, and the recall."""
+    def find(self, vectors_QD: np.ndarray, hits: int, *, timed: bool = False) -> Found:
+        """Return the best rows of `segment` with the plan, the leaves and candidates searched, and the recall.
+
+        With `timed` also the predicted and the measured time.
+        """
         return self.segment.find(
             vectors_QD,
             hits,
@@ -118,6 +121,7 @@ class SegmentSearch:
             allowed=self.allowed,
             target_recall=self.target_recall,
             ready=True,
+            timed=timed,
         )
 
     def _attributes(self, plan: str, hits: int) -> dict[str, str | int]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from scannery.indexer.kernels.copying import copy_bytes
 from scannery.indexer.kernels.fused import compiled
 
 __all__ = [
@@ -104,8 +105,7 @@ def _put_bytes(out_B: np.ndarray, at: int, from_B: np.ndarray, start: int, size:
     # Checked here only: all other writes are a few bytes, which fit into ROOM_BYTES.
     if at - size < ROOM_BYTES:
         raise BufferError
-    for i in range(size):
-        out_B[at - size + i] = from_B[start + i]
+    copy_bytes(out_B, at - size, from_B, start, size)
     return at - size
 
 
@@ -332,8 +332,7 @@ def put_in_order(
         start = starts_P[part] - starts_P[0]
         size = (starts_P[part + 1] - starts_P[0] if part + 1 < starts_P.shape[0] else part_B.shape[0]) - start
         end = ends_H[places_P[part]]
-        for i in range(size):
-            out_B[end - size + i] = part_B[start + i]
+        copy_bytes(out_B, end - size, part_B, start, size)
 
 
 @compiled
@@ -348,8 +347,7 @@ def _length(data_B: np.ndarray, at: int) -> tuple[int, int]:
 
 @compiled
 def _put_range(out_B: np.ndarray, at: int, from_B: np.ndarray, start: int, stop: int) -> int:
-    for i in range(stop - start):
-        out_B[at - (stop - start) + i] = from_B[start + i]
+    copy_bytes(out_B, at - (stop - start), from_B, start, stop - start)
     return at - (stop - start)
 
 
@@ -409,7 +407,6 @@ def frame_lists(tag: int, data_B: np.ndarray, bounds_L: np.ndarray, out_B: np.nd
     at: int = out_B.shape[0]
     for number in range(bounds_L.shape[0] - 2, -1, -1):
         end, start, size = at, bounds_L[number], bounds_L[number + 1] - bounds_L[number]
-        for i in range(size):
-            out_B[at - size + i] = data_B[start + i]
+        copy_bytes(out_B, at - size, data_B, start, size)
         at = _put_tag(out_B, at - size, tag, end)
     return at

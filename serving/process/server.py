@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scannery.indexer import Store
 from scannery.runtime.errors import UnknownIndexError
+from scannery.runtime.shared_blobs import blobs_for
 from scannery.serving.catalog.description import memory_rows
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.catalog.watcher import Watcher
@@ -16,10 +17,14 @@ from scannery.serving.config import ServerConfig, WorkerContext
 from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, SEARCH_SERVICE
 from scannery.serving.process.base_server import BaseServer
 from scannery.serving.process.preload import Preloaded, encoder_pool
+from scannery.serving.recall.controller import Estimate, RecallController
+from scannery.serving.services.kept_queries import KeptQueries
+from scannery.serving.services.plan_keeper import PlanKeeper
 from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.transport.health import INDEX_PREFIX
+from scannery.v1.search_pb2 import SearchManyRequest, SearchOptions, SearchRequest
 
 __all__ = ["Server", "health_name"]
 
@@ -56,6 +61,11 @@ class Server(BaseServer):
         self.config = config
         context = context or WorkerContext()
         preloaded = preloaded or Preloaded(encoder_pool(config))
+        self._recall = (
+            RecallController(context.recall, process=context.slot, workers=context.workers)
+            if config.hold_recall and config.recall_share
+            else None
+        )
         self._catalog = ServerCatalog(
             Store.open(config.store),
             only=config.indexes or None,
@@ -63,14 +73,20 @@ class Server(BaseServer):
             preloaded=preloaded.indexes.get,
             log=Path(config.log) if config.log else None,
             drops=context.drops,
+            recall=self._recall,
         )
-        service = Service(self._catalog, models=config.models, at_once=None if context.core is None else 1)
+        service = Service(
+            self._catalog,
+            models=config.models,
+            at_once=None if context.core is None else 1,
+            kept=lambda: self._kept,
+        )
         super().__init__(
             config,
             service,
             services=(SEARCH_SERVICE, INDEX_SERVICE, EMBEDDING_SERVICE),
             context=context,
-            offer=lambda request: self._sampler.offer(request),  # noqa: PLW0108  set below: it needs the metrics
+            offer=self._offer,
         )
         self._sampler = RecallSampler(
             service.search,
@@ -78,6 +94,13 @@ class Server(BaseServer):
             share=config.recall_share,
             busy=lambda: self.admission.in_flight > 0,
             distance_of=lambda index: self._catalog.snapshot(index).manifest.spec.distance,
+            search_many=service.search_many,
+            controller=self._recall,
+            texts_are_dense=self._texts_are_dense,
+        )
+        self._kept = _kept_queries(config, context, self._catalog)
+        self._keeper = PlanKeeper(
+            self._catalog.snapshots, self.metrics, busy=lambda: self.admission.in_flight > 0
         )
         self._watcher = Watcher(self._catalog, every_s=config.check_every_s, after=self._report_health)
         self._measure()
@@ -91,10 +114,14 @@ class Server(BaseServer):
 
         """
         self._watcher.start()
+        self._keeper.start()
         self._check_indexes()
 
     def _close(self) -> None:
         self._sampler.stop()
+        if self._kept is not None:
+            self._kept.stop()
+        self._keeper.stop()
         self._watcher.stop()
         self._catalog.close()
         self._catalog.encoders.close()
@@ -107,10 +134,27 @@ class Server(BaseServer):
             (metrics.memory_rows, memory_rows),
         ):
             gauge.asks(partial(_by_index, catalog, value))
+        if (recall := self._recall) is not None:
+            for each, value_of in (
+                (metrics.recall_target, lambda one: one.target),
+                (metrics.recall_effective_target, lambda one: one.effective),
+                (metrics.recall_now, lambda one: one.recall if one.queries else None),
+                (metrics.recall_error, lambda one: one.error if one.queries else None),
+            ):
+                each.asks(partial(_by_estimate, recall, value_of))
         metrics.up.asks(lambda: {(name,): float(answers) for name, answers in catalog.states().items()})
         metrics.open_failures.asks(lambda: {(name,): float(n) for name, n in catalog.failures().items()})
         catalog.on_failure = lambda task: metrics.background_failures.inc((task,))
         catalog.encoders.observer.report_to(metrics)
+
+    def _offer(self, request: SearchRequest | SearchManyRequest) -> None:
+        self._sampler.offer(request)
+        if self._kept is not None:
+            self._kept.offer(request)
+
+    def _texts_are_dense(self, index: str) -> bool:
+        snapshot = self._catalog.snapshot(index)
+        return snapshot.options(SearchOptions()).by_text.mode != "lexical"
 
     def _check_indexes(self) -> None:
         states = self._catalog.states()
@@ -124,6 +168,25 @@ class Server(BaseServer):
     def _report_health(self) -> None:
         states = self._catalog.states()
         self._health.report({health_name(name): answers for name, answers in states.items()})
+
+
+def _kept_queries(config: ServerConfig, context: WorkerContext, catalog: ServerCatalog) -> KeptQueries | None:
+    if not config.keep_queries:
+        return None
+    return KeptQueries(
+        config.keep_queries,
+        context.kept_queries or blobs_for(1, config.keep_queries),
+        context.slot if context.kept_queries else 0,
+        manifest_of=catalog.manifest,
+        known_vector=lambda index, text: catalog.snapshot(index).known_vector(text),
+    )
+
+
+def _by_estimate(
+    recall: RecallController, value: Callable[[Estimate], float | None]
+) -> dict[tuple[str, ...], float]:
+    found = {(name,): value(estimate) for name, estimate in recall.estimates().items()}
+    return {labels: each for labels, each in found.items() if each is not None}
 
 
 def _by_index(catalog: ServerCatalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:

@@ -29,6 +29,8 @@ from typing import Generic, TypeVar
 from scannery.embed.devices.busy_neighbours import Neighbours, live_with
 from scannery.runtime.errors import ConfigError, ServingError
 from scannery.runtime.retry import Backoff
+from scannery.runtime.shared_blobs import blobs_for
+from scannery.runtime.shared_table import SharedTable
 from scannery.serving.config import ListenConfig, WorkerContext, joined_address, split_address
 from scannery.serving.process.generations import WORKER, Generations, Process
 from scannery.serving.process.os_calls import die_with_parent, ended, notify, reserved
@@ -94,7 +96,15 @@ class Supervisor(Generic[ConfigT, SharedT]):
         helpers: dict[str, Helper] = {"metrics": run_metrics} if config.metrics_listen else {}
         self._config = config
         self._share, self._run_worker = share, run_worker
-        self._context = WorkerContext(workers=workers, share_port=True)
+        # Two generations at once, and a third that has not ended.
+        slots = 3 * workers
+        kept = getattr(config, "keep_queries", 0)
+        self._context = WorkerContext(
+            workers=workers,
+            share_port=True,
+            recall=SharedTable(slots),
+            kept_queries=blobs_for(slots, kept) if kept else None,
+        )
         self._wanted = {WORKER: workers} | dict.fromkeys(helpers, 1)
         self._helpers = helpers
         self._ready = ready
@@ -106,9 +116,8 @@ class Supervisor(Generic[ConfigT, SharedT]):
         self._ready_pipe = os.pipe()
         self._pid = os.getpid()
         self._signals = Signals(_SIGNALS)
-        # Two generations at once, and a third that has not ended.
-        self._slots = SharedSlots(3 * workers)
-        self._neighbours = Neighbours(3 * workers)
+        self._slots = SharedSlots(slots)
+        self._neighbours = Neighbours(slots)
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
@@ -205,6 +214,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         return replace(
             self._context,
             core=own_core(slot, self._context.workers),
+            slot=slot,
             publish=partial(self._slots.write, slot),
             counted=self._slots.read(slot),
         )

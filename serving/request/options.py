@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from scannery.indexer import IndexSpec, Manifest
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
+from scannery.serving.recall.steps import raised_target
 from scannery.serving.request.field_names import is_too_long
 from scannery.serving.request.filter import Node, parse_filter, unknown_name
 from scannery.serving.request.knobs import Knobs, parse_knobs
@@ -125,6 +126,40 @@ class Options:
     """Mode of queries by text where the request names none; None: the request names one, which all queries have."""
     by_mode: Mapping[Mode, Options] = field(default_factory=dict)
     """These options in the other modes that queries may have; empty where the request names a mode."""
+    recall_step: int = 0
+    """Steps by which `target_recall` is above the one that was asked for, since live queries need that."""
+    asked_recall: float | None = None
+    """The target recall that was asked for, if `recall_step` is not 0."""
+
+    @property
+    def holds_recall(self) -> bool:
+        """Whether the settings are chosen by a target recall of the unnamed vector, which live queries may move."""
+        plain = not any(choice.name for choice in self.vectors)
+        return self.mode != "lexical" and plain and not self.exact and not self.knobs.given
+
+    def raised(self, step: int, default_target: float) -> Options:
+        """Return the options with the target recall moved by some steps; explicit knobs and exact search stay.
+
+        Args:
+            step: as of `raised_target`.
+            default_target: target recall of the index.
+
+        """
+        if not step:
+            return self
+        others = {mode: each.raised(step, default_target) for mode, each in self.by_mode.items()}
+        if not self.holds_recall:
+            return replace(self, by_mode=others) if others else self
+        asked = self.target_recall or default_target
+        target = raised_target(asked, step)
+        return replace(
+            self,
+            by_mode=others,
+            target_recall=target,
+            exact=target >= 1,
+            recall_step=step,
+            asked_recall=asked,
+        )
 
     def of(self, query: Query) -> Options:
         """Return the options of a query: where the request names no mode, those with the mode of its kind."""

@@ -1,6 +1,11 @@
 """A running estimate of recall: a sample of live queries is repeated with exact search when the server is idle.
 
-(The tuner measures recall once, on synthetic queries; those of users may differ, and change.)
+(The tuner measures recall once, on queries that it makes; those of users may differ, and change.)
+
+The exact hits of a query are found once, for many queries together: one pass over the vectors of a segment serves all.
+Then the query is repeated with the settings in force, and with those of a step below (recall/controller.py). The latest
+queries are kept with the score that a true hit reaches, so that after a move the new settings are measured at once.
+They stay in the memory of the process, and no call returns them.
 """
 
 from __future__ import annotations
@@ -9,8 +14,12 @@ import logging
 import os
 import random
 import threading
-from collections import deque
-from collections.abc import Callable
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,7 +28,9 @@ from scannery.indexer.tuning.settings_choice import magnitude_of, score_to_reach
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.periodic_task import PeriodicTask
 from scannery.serving import limits
+from scannery.serving.recall.controller import RecallController, trying
 from scannery.serving.request.query import count_queries
+from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.v1 import search_pb2, types_pb2
 
@@ -27,16 +38,69 @@ __all__ = ["RecallSampler"]
 
 _LOG = logging.getLogger(__name__)
 
-WAITING = 8
+WAITING = 128
 """Limit of queued sampled queries; further ones are dropped."""
-MOST_PER_S = 2.0
+KEPT = 256
+"""Queries of an index whose true hits are remembered."""
+AT_ONCE = 32
+"""Queries whose true hits are found together."""
+PAUSE_S = 0.02
+"""Seconds between two units of work."""
+IDLE_S = 0.1
+"""Seconds between checks whether there is work."""
 BUSY_S = 0.05
 """Seconds between checks whether the server is idle."""
+MOST_BUSY_S = 0.5
+"""A server that is never idle gets a small unit of work after this time, or later if the units take long."""
+AT_ONCE_BUSY = 8
+GIVE_WAY = 5
+GIVE_WAY_S = 0.001
+"""Waits between two searches of a unit of work, each of this many seconds, while the server is busy."""
+SHARE_OF_CORE = 0.05
+"""Most share of a core for these searches, over time."""
+SHARE_UNDECIDED = 0.5
+"""The same while the estimate is uncertain, or settings are about to move, and the server is idle."""
+MOST_SAVED_S = 2.0
+"""Seconds of work that may be saved up."""
+SPARED_S = 0.1
+"""Saved seconds from which on more than the share of queries is sampled."""
+GATHER_S = 2.0
+"""While nothing is in doubt, this long is waited until half of AT_ONCE queries have come: together they cost less."""
 TIMEOUT_S = 30.0
 MAX_K = 100
 LOW_PRIORITY = 19
 
+_Hits: TypeAlias = tuple[Sequence[search_pb2.Hit], int, int]
+"""Hits, with version and sequence."""
 Search = Callable[[search_pb2.SearchRequest, Deadline], search_pb2.SearchResponse]
+SearchMany = Callable[[search_pb2.SearchManyRequest, Deadline], search_pb2.SearchManyResponse]
+
+_EXACT_PLANS = frozenset({"exact", "exact_allowed", "none"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """A query to repeat."""
+
+    request: search_pb2.SearchRequest
+    """In mode dense, without what does not change its hits."""
+    mode: search_pb2.Mode.ValueType
+    """Of the request."""
+    principal: Principal | None
+    """Its caller: only for the same one, its text is in the cache of the encoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A query with what its hits must reach."""
+
+    sampled: _Sampled
+    reach: float
+    """Least score of a true hit."""
+    wanted: int
+    """Number of true hits."""
+    version: int
+    sequence: int
 
 
 class RecallSampler(PeriodicTask):
@@ -50,107 +114,243 @@ class RecallSampler(PeriodicTask):
         share: float,
         busy: Callable[[], bool],
         distance_of: Callable[[str], Distance],
+        search_many: SearchMany | None = None,
+        controller: RecallController | None = None,
+        texts_are_dense: Callable[[str], bool] = lambda index: True,
         random: Callable[[], float] = random.random,
-        pause_s: float = 1 / MOST_PER_S,
+        pause_s: float = PAUSE_S,
     ) -> None:
         """Start the thread, unless `share` is 0.
 
         Args:
             search: answers a request.
             metrics: receive the estimate.
-            share: probability with which a query is sampled.
+            share: probability with which a query is sampled; while the estimate of an index is uncertain, all are.
             busy: returns whether requests are in flight.
             distance_of: returns the distance of an index by its name.
+            search_many: answers a request of many queries; None: each is asked alone.
+            controller: moves the settings by the evidence; None: they stay.
+            texts_are_dense: returns whether an index is searched by vector for a text without a mode, alone or in a
+                hybrid search.
             random: returns a number from 0 to 1.
-            pause_s: seconds between two sampled queries.
+            pause_s: seconds between two units of work.
 
         """
         super().__init__("recall-sampler", self._work, every_s=pause_s)
         self._search, self._metrics, self._distance_of = search, metrics, distance_of
+        self._search_many, self._controller, self._texts_are_dense = search_many, controller, texts_are_dense
         self._share, self._busy, self._random = share, busy, random
-        self._waiting: deque[search_pb2.SearchRequest] = deque()
+        self._waiting: deque[_Sampled] = deque()
+        self._known: dict[str, deque[_Known]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._repeats: dict[str, deque[_Known]] = {}
+        """Known queries that are to be repeated with the settings in force, by index."""
+        self._words: dict[str, int] = {}
+        """The state of each index for which known queries were last repeated."""
+        self._saved_s, self._spent_s, self._refilled_s = 0.0, 0.0, time.monotonic()
+        self._gather_until_s = self._busy_until_s = 0.0
+        """While the server is busy, no work before this time."""
         if share:
             self.start()
 
     def offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
-        """Sample an answered query, or one query of a batch, with probability `share` per query."""
+        """Sample an answered query, or some of a batch, with probability `share`; all if the estimate is uncertain."""
+        if not self._share or len(self._waiting) >= WAITING:
+            return
+        control = self._controller.control(request.index) if self._controller else None
+        # A controlled index is sampled as far as the share of a core allows, so that a change of the questions is seen.
+        spared = self._saved_s >= SPARED_S
+        share = 1.0 if control and (control.is_undecided or spared) else self._share
         queries = count_queries(request) if isinstance(request, search_pb2.SearchManyRequest) else 1
-        if not self._share or self._random() >= self._share * queries:
+        if self._random() >= share * queries or not _is_samplable(request):
             return
-        options = request.options
-        # The estimate is of the unnamed vector.
-        if (
-            options.exact
-            or options.vectors
-            or options.mode not in (search_pb2.MODE_UNSPECIFIED, search_pb2.MODE_DENSE)
-        ):
-            return
-        if (
-            options.k + options.offset > MAX_K
-            or options.HasField("crowding")
-            or len(self._waiting) >= WAITING
-        ):
-            return
-        if isinstance(request, search_pb2.SearchManyRequest) and request.where_each:
-            return
-        self._waiting.append(self._one_of(request, queries))
-
-    def _one_of(
-        self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest, queries: int
-    ) -> search_pb2.SearchRequest:
-        copy = search_pb2.SearchRequest(index=request.index, options=request.options)
-        if isinstance(request, search_pb2.SearchRequest):
-            copy.query.CopyFrom(request.query)
-            return copy
-        number = int(self._random() * queries)
-        if request.queries:
-            copy.query.CopyFrom(request.queries[number])
-        else:
-            size = 4 * request.vectors.dimensions
-            copy.query.vector.packed = request.vectors.packed[number * size : (number + 1) * size]
-        return copy
+        principal, mode = CURRENT.get(), request.options.mode
+        wanted = min(max(1, round(share * queries)), WAITING - len(self._waiting))
+        # Other numbers each time; a batch may be ordered.
+        first = int(self._random() * queries)
+        for number in range(wanted):
+            place = (first + number * queries // wanted) % queries
+            self._waiting.append(_Sampled(_one_of(request, place), mode, principal))
 
     def _work(self) -> float | None:
-        if not self._waiting:
+        self._refill()
+        if not (self._due() or self._waiting):
+            return IDLE_S
+        if self._saved_s <= 0 or self._gathers():
             return None
-        if self._busy():
+        busy = self._busy()
+        if busy and time.monotonic() < self._busy_until_s:
             return BUSY_S
         # On Linux a priority belongs to a thread.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+        self._spent_s = 0.0
         try:
-            self._measure(self._waiting.popleft())
-        except Exception as error:  # noqa: BLE001  only a sample is lost; the query itself was answered
+            self._unit(AT_ONCE_BUSY if busy else AT_ONCE)
+        except Exception as error:  # noqa: BLE001  only samples are lost; the queries themselves were answered
             _LOG.debug("a sampled query could not be repeated: %s", error)
+        self._saved_s -= self._spent_s
+        self._gather_until_s = time.monotonic() + GATHER_S
+        self._busy_until_s = time.monotonic() + max(MOST_BUSY_S, self._spent_s / SHARE_OF_CORE)
         return None
 
+    def _refill(self) -> None:
+        now = time.monotonic()
+        share = SHARE_UNDECIDED if self._doubts() else SHARE_OF_CORE
+        self._saved_s = min(self._saved_s + share * (now - self._refilled_s), MOST_SAVED_S)
+        self._refilled_s = now
+
+    def _doubts(self) -> bool:
+        """Return whether the settings may be about to move."""
+        if self._repeats:
+            return True
+        if not self._waiting or self._controller is None:
+            return False
+        control = self._controller.control(self._waiting[0].request.index)
+        return control is not None and control.is_undecided
+
+    def _gathers(self) -> bool:
+        """Return whether more queries should come before some are repeated together."""
+        if self._controller is None or len(self._waiting) >= AT_ONCE / 2 or self._doubts():
+            return False
+        return time.monotonic() < self._gather_until_s
+
+    def _due(self) -> bool:
+        """Return whether known queries are to be repeated, since the settings of an index have moved."""
+        if self._controller is None:
+            return False
+        for name, known in self._known.items():
+            control = self._controller.control(name)
+            if control is not None and known and self._words.get(name) != control.word:
+                self._words[name] = control.word
+                self._repeats[name] = deque(known)
+        return any(self._repeats.values())
+
+    def _unit(self, most: int) -> None:
+        """Repeat some known queries, or find the true hits of some new ones and repeat these."""
+        for name, repeats in list(self._repeats.items()):
+            group = [repeats.popleft() for _ in range(min(most, len(repeats)))]
+            if not repeats:
+                del self._repeats[name]
+            if group:
+                self._record(name, group, fresh=False)
+                return
+        first = self._waiting[0].request
+        alike = first.options.SerializeToString()
+        group_of = [self._waiting.popleft()]
+        while self._waiting and len(group_of) < most:
+            request = self._waiting[0].request
+            if request.index != first.index or request.options.SerializeToString() != alike:
+                break
+            group_of.append(self._waiting.popleft())
+        started_s, worked_s = time.monotonic(), time.process_time()
+        known_now = self._labelled(group_of)
+        # Exact search may use several threads, other threads may work meanwhile, and other processes.
+        self._spent_s += min(time.monotonic() - started_s, time.process_time() - worked_s)
+        self._record(first.index, known_now, fresh=True)
+        self._known[first.index].extend(known_now)
+
     def _measure(self, request: search_pb2.SearchRequest) -> None:
-        options = request.options
-        # Reranking is left out: it only reorders candidates, with other scores.
-        wanted = options.k if options.HasField("k") else limits.DEFAULT_K
-        deepest = max(wanted + options.offset, _reranked(options))
-        options.k, options.offset, options.explain = min(deepest, MAX_K), 0, True
-        for field in ("rerank", "return_fields", "return_vector"):
-            options.ClearField(field)
-        options.return_fields.append("id")
-        found = self._search(request, Deadline.after(TIMEOUT_S))
-        if found.mode in _OTHER_MODES:  # the request named none; only dense searches have a recall
-            return
-        if any(hit.vector_scores for hit in found.hits):  # an index with named vectors alone
-            return
-        options.ClearField("knobs")
-        options.ClearField("target_recall")
-        options.exact, options.return_vector = True, True
-        true = self._search(request, Deadline.after(TIMEOUT_S))
-        if found.version != true.version or not true.hits:
-            return
-        index = (request.index,)
-        # By score, so that any of several tied hits counts.
-        reach = self._reach(request, true.hits[-1])
-        hits = sum(hit.score >= reach for hit in found.hits)
-        self._metrics.recall_hits.inc(index, min(hits, len(true.hits)))
-        self._metrics.recall_wanted.inc(index, len(true.hits))
+        """Repeat one query."""
+        sampled = _Sampled(_one_of(request, 0), request.options.mode, None)
+        self._record(request.index, self._labelled([sampled]), fresh=True)
+
+    def _labelled(self, group: Sequence[_Sampled]) -> list[_Known]:
+        """Return queries of one index and equal options with what their hits must reach."""
+        group = [each for each in group if self._is_dense(each)]
+        if not group:
+            return []
+        if self._search_many is None or len(group) == 1:
+            lists = [self._true_hits(each) for each in group]
+        else:
+            lists = self._many_true_hits(self._search_many, group)
+        known = []
+        for each, (hits, version, sequence) in zip(group, lists, strict=True):
+            if hits and not any(hit.vector_scores for hit in hits):  # an index with named vectors alone
+                reach = self._reach(each.request, hits[-1])
+                known.append(_Known(each, reach, len(hits), version, sequence))
+        return known
+
+    def _is_dense(self, sampled: _Sampled) -> bool:
+        by_text = sampled.request.query.WhichOneof("kind") == "text"
+        if not by_text or sampled.mode != search_pb2.MODE_UNSPECIFIED:
+            return True
+        return self._texts_are_dense(sampled.request.index)
+
+    def _true_hits(self, sampled: _Sampled) -> _Hits:
+        request = sampled.request
+        exact = search_pb2.SearchRequest(
+            index=request.index, query=request.query, options=_exact(request.options)
+        )
+        with _as_caller(sampled):
+            found = self._search(exact, Deadline.after(TIMEOUT_S))
+        return found.hits, found.version, found.sequence
+
+    def _many_true_hits(self, search_many: SearchMany, group: Sequence[_Sampled]) -> list[_Hits]:
+        first = group[0].request
+        many = search_pb2.SearchManyRequest(index=first.index, options=_exact(first.options))
+        many.queries.extend(each.request.query for each in group)
+        with _as_caller(group[0]):
+            found = search_many(many, Deadline.after(TIMEOUT_S))
+        return [(each.hits, found.version, found.sequence) for each in found.results]
+
+    def _record(self, name: str, group: Sequence[_Known], *, fresh: bool) -> None:
+        """Repeat known queries, and decide by what they found."""
+        control = self._controller.control(name) if self._controller else None
+        # All queries of a group see the same state: if another worker moves it meanwhile, they do not count.
+        word = control.word if control else 0
+        below = control.step_below if control else None
+        started_s = time.thread_time()
+        for known in group:
+            self._give_way()
+            with _as_caller(known.sampled):
+                found = self._found(known)
+                if found is None:
+                    continue
+                if fresh:
+                    self._count(name, known, found)
+                if control is not None and self._depends_on_step(known, found):
+                    less = None if below is None else self._found_at(below, known)
+                    target = control.target
+                    if known.sampled.request.options.HasField("target_recall"):
+                        target = known.sampled.request.options.target_recall
+                    lower = None if less is None else _share_of(less, known) - target
+                    control.record(word, _share_of(found, known) - target, lower, fresh=fresh)
+        self._spent_s += time.thread_time() - started_s
+        if control is not None and group and (move := control.decide()):
+            self._metrics.recall_steps.inc((name, "up" if move > 0 else "down"))
+
+    def _give_way(self) -> None:
+        """Wait a little while requests are in flight: this thread holds the interpreter between two searches."""
+        for _ in range(GIVE_WAY):
+            if not self._busy():
+                return
+            time.sleep(GIVE_WAY_S)
+
+    def _depends_on_step(self, known: _Known, found: search_pb2.SearchResponse) -> bool:
+        """Return whether the settings that are controlled change the hits of a query."""
+        if known.sampled.request.options.HasField("knobs"):  # its caller chose the settings
+            return False
+        if not _is_exact(found):
+            return True
+        # A filter that few rows pass is searched exactly whatever the settings.
+        first = self._found_at(0, known)
+        return first is not None and not _is_exact(first)
+
+    def _found_at(self, step: int, known: _Known) -> search_pb2.SearchResponse | None:
+        with trying(step):
+            return self._found(known)
+
+    def _found(self, known: _Known) -> search_pb2.SearchResponse | None:
+        """Return the hits of the query with the settings in force; None if the index has changed since."""
+        found = self._search(known.sampled.request, Deadline.after(TIMEOUT_S))
+        same = (found.version, found.sequence) == (known.version, known.sequence)
+        return found if same else None
+
+    def _count(self, name: str, known: _Known, found: search_pb2.SearchResponse) -> None:
+        index = (name,)
+        self._metrics.recall_hits.inc(index, round(_share_of(found, known) * known.wanted))
+        self._metrics.recall_wanted.inc(index, known.wanted)
         for segment in found.explanation.segments:
-            self._metrics.plans.inc((request.index, segment.plan))
+            self._metrics.plans.inc((name, segment.plan))
 
     def _reach(self, request: search_pb2.SearchRequest, worst: search_pb2.Hit) -> float:
         """Return the score from which a hit counts as a true neighbour; `worst` is the last of these."""
@@ -160,7 +360,71 @@ class RecallSampler(PeriodicTask):
         return float(score_to_reach(np.array([[worst.score]]), magnitude)[0, 0])
 
 
-_OTHER_MODES = (search_pb2.MODE_LEXICAL, search_pb2.MODE_HYBRID)
+@contextmanager
+def _as_caller(sampled: _Sampled) -> Iterator[None]:
+    token = CURRENT.set(sampled.principal)
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
+
+
+def _is_samplable(request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> bool:
+    """Return whether the recall of a request can be measured: that of the unnamed vector, for few hits."""
+    options = request.options
+    if options.exact or options.vectors or options.mode == search_pb2.MODE_LEXICAL:
+        return False
+    if options.k + options.offset > MAX_K or options.HasField("crowding"):
+        return False
+    if isinstance(request, search_pb2.SearchManyRequest):
+        return not request.where_each and all(each.WhichOneof("kind") for each in request.queries[:1])
+    return request.query.WhichOneof("kind") is not None
+
+
+def _one_of(
+    request: search_pb2.SearchRequest | search_pb2.SearchManyRequest, number: int
+) -> search_pb2.SearchRequest:
+    """Return one query of a request, by vector, without what does not change its hits.
+
+    Reranking is left out: it only reorders candidates, with other scores. Of a hybrid search, the dense part counts.
+    """
+    copy = search_pb2.SearchRequest(index=request.index, options=request.options)
+    if isinstance(request, search_pb2.SearchRequest):
+        copy.query.CopyFrom(request.query)
+    elif request.queries:
+        copy.query.CopyFrom(request.queries[number])
+    else:
+        size = 4 * request.vectors.dimensions
+        copy.query.vector.packed = request.vectors.packed[number * size : (number + 1) * size]
+    copy.query.ClearField("sparse_vector")
+    options = copy.options
+    wanted = options.k if options.HasField("k") else limits.DEFAULT_K
+    deepest = max(wanted + options.offset, _reranked(options))
+    options.k, options.offset, options.explain = min(deepest, MAX_K), 0, True
+    for name in ("rerank", "fusion", "return_fields", "return_vector", "highlight", "min_sequence"):
+        options.ClearField(name)
+    options.return_fields.append("id")
+    options.mode = search_pb2.MODE_DENSE
+    return copy
+
+
+def _exact(options: search_pb2.SearchOptions) -> search_pb2.SearchOptions:
+    exact = search_pb2.SearchOptions()
+    exact.CopyFrom(options)
+    for name in ("knobs", "target_recall", "explain"):
+        exact.ClearField(name)
+    exact.exact, exact.return_vector = True, True
+    return exact
+
+
+def _is_exact(found: search_pb2.SearchResponse) -> bool:
+    return all(segment.plan in _EXACT_PLANS for segment in found.explanation.segments)
+
+
+def _share_of(found: search_pb2.SearchResponse, known: _Known) -> float:
+    """Return the recall of a query. By score, so that any of several tied hits counts."""
+    hits = sum(hit.score >= known.reach for hit in found.hits)
+    return min(hits, known.wanted) / known.wanted
 
 
 def _reranked(options: search_pb2.SearchOptions) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,6 +25,7 @@ from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.search import PreparedQuery, answers_of, search
 from scannery.serving.engine.wire_fields import framed
 from scannery.serving.request.batch import parse_filters, parse_queries
+from scannery.serving.request.filter import Node
 from scannery.serving.request.options import WIRE_MODES, CostClass, Options, parse_fields
 from scannery.serving.request.query import (
     ByText,
@@ -43,10 +44,12 @@ from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.services.aggregation import Aggregation
 from scannery.serving.services.aliases import AliasMethods, with_index
 from scannery.serving.services.alteration import Alteration
+from scannery.serving.services.batches import Batches
 from scannery.serving.services.creation import Creation
 from scannery.serving.services.embedding import Embedding, index_encoders
 from scannery.serving.services.filtered_writes import FilteredWrites
 from scannery.serving.services.index import Indexes
+from scannery.serving.services.kept_queries import KeptQueries, KeptQueryMethods
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.removal import Removal
 from scannery.serving.services.scan import Scans
@@ -69,7 +72,12 @@ class Service(MethodRegistry):
     """Every RPC method, over one catalog. Safe to use from several threads."""
 
     def __init__(
-        self, catalog: BaseCatalog, *, models: Collection[str] | None = (), at_once: int | None = None
+        self,
+        catalog: BaseCatalog,
+        *,
+        models: Collection[str] | None = (),
+        at_once: int | None = None,
+        kept: Callable[[], KeptQueries | None] = lambda: None,
     ) -> None:
         """Register the handlers.
 
@@ -77,12 +85,14 @@ class Service(MethodRegistry):
             catalog: the indexes; closed by `close`.
             models: that requests may name for new indexes, besides those of served indexes; None: any.
             at_once: limit of concurrent batches of coalesced searches; None: the number of cores.
+            kept: returns the queries that this process keeps; None: none.
 
         """
         self._catalog = catalog
         self._coalescer: Coalescer[PreparedQuery, bytes] = Coalescer(
             concurrency=at_once or len(os.sched_getaffinity(0)), max_weight=MAX_COALESCED
         )
+        self._batches = Batches()
         writes = Writes(catalog)
         unary = {
             f"/{SEARCH_SERVICE}/Search": UnaryMethod(
@@ -102,6 +112,7 @@ class Service(MethodRegistry):
             **Alteration(catalog, models).methods,
             **Removal(catalog).methods,
             **AliasMethods(catalog).methods,
+            **KeptQueryMethods(catalog, kept).methods,
             **Embedding(partial(index_encoders, catalog)).methods,
         }
         super().__init__(unary, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})
@@ -111,7 +122,8 @@ class Service(MethodRegistry):
         return with_index(request, partial(self._catalog.resolve, look=look))
 
     def close(self) -> None:
-        """Close the catalog."""
+        """Close the catalog, and end the threads."""
+        self._batches.close()
         self._catalog.close()
 
     def search(self, request: search_pb2.SearchRequest, deadline: Deadline) -> search_pb2.SearchResponse:
@@ -200,27 +212,17 @@ class Service(MethodRegistry):
         deadline.check()
         prepared = snapshot.derived(options, PreparedSearch)
         paths = [f"queries[{number}]" for number in range(len(queries))]
-        # Batches use idle cores.
-        with on_all_cores():
-            written = search(prepared, QueryBatch(snapshot, queries, paths, deadline, stats), filters)
-        if not options.explain:
-            results = written.framed(_RESULTS)
+        batch = QueryBatch(snapshot, queries, paths, deadline, stats)
+        if options.explain or filters is not None:
+            results = _results(prepared, batch, filters)
         else:
-            explained = (
-                explanation(stats, path, snapshot, options.of(query))
-                for path, query in zip(paths, queries, strict=True)
-            )
-            lists = zip(written.lists(), explained, strict=True)
-            results = b"".join(
-                framed(_RESULTS, hits + search_pb2.HitList(explanation=each).SerializeToString())
-                for hits, each in lists
-            )
+            results = self._batches.framed(prepared, batch)
         rest = search_pb2.SearchManyResponse(
             version=snapshot.manifest.version,
             sequence=snapshot.sequence,
             modes=_modes(options, queries),
         )
-        return results + rest.SerializeToString()
+        return b"".join((*results, rest.SerializeToString()))
 
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline, stats: QueryStats
@@ -262,6 +264,24 @@ class Service(MethodRegistry):
 
     def _snapshot(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
         return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
+
+
+def _results(
+    prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None] | None
+) -> Sequence[bytes | memoryview]:
+    """Return the hits of a batch whose queries have filters of their own, or are explained, to be joined."""
+    with on_all_cores():
+        written = search(prepared, batch, filters)
+    if not prepared.options.explain:
+        return [written.framed(_RESULTS)]
+    explained = (
+        explanation(batch.stats, path, batch.snapshot, prepared.options.of(query))
+        for path, query in zip(batch.paths, batch.queries, strict=True)
+    )
+    return [
+        framed(_RESULTS, hits + search_pb2.HitList(explanation=each).SerializeToString())
+        for hits, each in zip(written.lists(), explained, strict=True)
+    ]
 
 
 def _modes(options: Options, queries: Sequence[Query]) -> list[search_pb2.Mode.ValueType]:

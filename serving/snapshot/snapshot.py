@@ -11,6 +11,7 @@ import numpy as np
 from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment
 from scannery.runtime.errors import EncoderUnavailableError, UnknownDatapointError
 from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
+from scannery.serving.recall.controller import no_step
 from scannery.serving.request.options import Options, parse_options
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.vector_space import VectorSpace, space_of
@@ -33,8 +34,10 @@ class Snapshot:
     masks: FilterCache = field(default_factory=FilterCache)
     sequence: int = -1
     """Sequence of the last mutation in it; -1: that of the version."""
-    _parsed: dict[bytes, Options] = field(default_factory=dict)
-    """Options by their serialised message: most requests repeat earlier ones."""
+    recall_step: Callable[[], int] = no_step
+    """Returns the steps by which target recalls are moved now, since live queries need that."""
+    _parsed: dict[tuple[int, bytes], Options] = field(default_factory=dict)
+    """Options by step and serialised message: most requests repeat earlier ones."""
     _derived: dict[int, tuple[Options, Any]] = field(default_factory=dict)
     """What `derived` made, by identity of the options: to compare options takes longer than to make it."""
     _encoders: dict[str, QueryEncoder] = field(default_factory=dict)
@@ -96,15 +99,17 @@ class Snapshot:
     def options(self, message: SearchOptions) -> Options:
         """Return the options of a search, checked against this index; raises what `parse_options` does."""
         key = message.SerializeToString()
-        options = self._parsed.get(key)
+        step = self.recall_step()
+        options = self._parsed.get((step, key))
         if options is None:
             has_words = all(segment.postings is not None for segment in self.segments)
             options = parse_options(message, self.manifest, has_words=has_words)
+            options = options.raised(step, self.manifest.spec.target_recall)
             if len(self._parsed) >= MAX_PARSED:
                 self._parsed.clear()
                 self._derived.clear()
             if len(key) <= MAX_PARSED_BYTES:
-                self._parsed[key] = options
+                self._parsed[step, key] = options
                 for each in (options, *options.by_mode.values()):
                     self._derived[id(each)] = (each, None)
         return options
@@ -115,7 +120,7 @@ class Snapshot:
 
     def parsed_options(self, message: bytes) -> Options | None:
         """Return the options of a serialised SearchOptions if they are cached; None otherwise."""
-        return self._parsed.get(message)
+        return self._parsed.get((self.recall_step(), message))
 
     def derived(self, options: Options, make: Callable[[Snapshot, Options], MadeT]) -> MadeT:
         """Return `make(self, options)`, kept for requests with the same options; `make` is always the same.

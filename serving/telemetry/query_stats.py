@@ -31,6 +31,10 @@ class SegmentStats:
     """Rows scored, in all rounds of the query."""
     recall: float
     """Expected recall, 0 to 1."""
+    predicted_us: float = 0.0
+    """Predicted processor time, of all queries of the search together; 0: unknown."""
+    measured_us: float = 0.0
+    """Processor time, of all rounds and queries together."""
 
 
 class QueryStats:
@@ -88,6 +92,8 @@ class QueryStats:
                 int(found.leaves_Q[i]),
                 int(found.candidates_Q[i]) + (before.candidates if before else 0),
                 float(found.recall_Q[i]),
+                found.predicted_us + (before.predicted_us if before else 0.0),
+                found.measured_us + (before.measured_us if before else 0.0),
             )
 
     def add_words(self, number: int, rows_allowed: int, paths: Sequence[str]) -> None:

@@ -82,8 +82,18 @@ CASES = {
     ),
 }  # fmt: skip
 
+ALIKE = {
+    "pandas_csv": "postgres_csv",
+    "excel_unicode_text": "mysql_tsv",
+    "rest_array": "elastic_dump",
+}
+"""Files that only `make test-long` reads, each with one that is read in the same way; tests/pipelines/sources has the
+dialects of all."""
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in ALIKE else name for name in CASES]
+)
 def test_a_foreign_file_goes_in(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     case, data, spec, store = CASES[name], tmp_path / "data", tmp_path / "spec.yaml", tmp_path / "store"
     data.mkdir()

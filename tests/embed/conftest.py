@@ -26,4 +26,5 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     with pytest.MonkeyPatch.context() as patch:
         # Loaded by its library, whatever ran before; test_lean.py has the other way.
         patch.setenv("SCANNERY_CACHE_DIR", str(tmp_path_factory.mktemp("no-notes")))
+        patch.setenv("SCANNERY_LEAN", "0")
         return Encoder.load(MINILM, device="cpu", dtype="float32")

@@ -44,7 +44,7 @@ from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests.live.model import DIMENSIONS, LIVE, Model, make_store, random_row
-from tests.served import serving
+from tests.served import PAUSE_S, serving
 
 ROWS = 60
 VECTOR = [1.0, *[0.0] * (DIMENSIONS - 1)]
@@ -112,7 +112,7 @@ class Load:
     def _ask(self) -> None:
         wanted = sorted(f"id{i}" for i in range(ROWS))
         with scannery.connect(self._address) as client:
-            while not self._stop.is_set():
+            while not self._stop.wait(PAUSE_S):
                 try:
                     hits = client.index("live").search(VECTOR, 1000)
                 except scannery.ScanneryError as error:
@@ -126,7 +126,7 @@ class Load:
     def _write(self) -> None:
         rng = random.Random(9)
         with scannery.connect(self._address) as client:
-            while not self._stop.is_set():
+            while not self._stop.wait(PAUSE_S):
                 try:
                     write_some(client.index("live"), rng)
                 except scannery.ScanneryError as error:
@@ -553,7 +553,7 @@ def test_what_is_damaged_is_not_copied(
 
 
 def test_a_server_collects_garbage_by_itself(tmp_path: Path, rng: random.Random) -> None:
-    live = {"seal_rows": 100, "seal_age_s": 0.1, "gc_every_s": 0.5, "gc_keep": 2, "gc_min_age_s": 0.5}
+    live = {"seal_rows": 100, "seal_age_s": 0.1, "gc_every_s": 2, "gc_keep": 2, "gc_min_age_s": 0.5}
     spec = parse_spec({**LIVE.model_dump(), "live": live})
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
     store = Store.open(path)
@@ -561,6 +561,7 @@ def test_a_server_collects_garbage_by_itself(tmp_path: Path, rng: random.Random)
 
         def collected() -> bool:
             write_some(client.index("live"), rng)
+            time.sleep(0.2)
             return 1 not in list_versions(store, "live")
 
         wait_for(collected, "nothing was collected")

@@ -56,10 +56,52 @@ class ServerMetrics:
             self.recall_hits,
             self.recall_wanted,
         )
+        self.recall_target = Gauge(
+            "scannery_recall_target", "Target recall of the index.", ("index",), combine="max"
+        )
+        self.recall_effective_target = Gauge(
+            "scannery_recall_effective_target",
+            "Target that chooses the settings, so that live queries reach the target.",
+            ("index",),
+            combine="max",
+        )
+        self.recall_now = Gauge(
+            "scannery_recall_now",
+            "Recall of the latest sampled queries with the settings in force.",
+            ("index",),
+            combine="max",
+        )
+        self.recall_error = Gauge(
+            "scannery_recall_error", "Standard error of scannery_recall_now.", ("index",), combine="max"
+        )
+        self.recall_steps = Counter(
+            "scannery_recall_steps_total",
+            "Moves of the settings by the estimate of recall, by direction.",
+            ("index", "direction"),
+        )
         self.plans = Counter(
             "scannery_sampled_plans_total",
             "Segments searched by sampled queries, by plan.",
             ("index", "plan"),
+        )
+        self.plan_predicted = Counter(
+            "scannery_plan_predicted_seconds_total",
+            "Predicted processor time of sampled searches among allowed rows, by plan.",
+            ("index", "plan"),
+        )
+        self.plan_measured = Counter(
+            "scannery_plan_measured_seconds_total",
+            "Processor time of these searches.",
+            ("index", "plan"),
+        )
+        self.plan_correction = Gauge(
+            "scannery_plan_correction",
+            "Factor by which searches correct the timed costs of a plan; 1: they agree.",
+            ("index", "plan"),
+            combine="max",
+        )
+        self.plans_timed = Counter(
+            "scannery_plans_timed_total", "Times that plans were timed while serving.", ("index",)
         )
         self.version = Gauge("scannery_index_version", "Version that is served.", ("index",), combine="max")
         self.rows = Gauge(

@@ -1214,3 +1214,63 @@ class SegmentInfo(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SegmentInfo: _TypeAlias = SegmentInfo  # noqa: Y015
+
+@_typing.final
+class GetKeptQueriesRequest(_message.Message):
+    """Asks for the queries that a server has kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Name of the index."""
+    limit: _builtins.int
+    """Most queries to return, 1 to 10000; absent: 10000."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        limit: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "index", b"index", "limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+
+Global___GetKeptQueriesRequest: _TypeAlias = GetKeptQueriesRequest  # noqa: Y015
+
+@_typing.final
+class GetKeptQueriesResponse(_message.Message):
+    """A uniform sample of the queries by vector or text of an index, of all workers of the server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VECTORS_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
+    KEEPS_FIELD_NUMBER: _builtins.int
+    seen: _builtins.int
+    """Queries that the sample was drawn from."""
+    keeps: _builtins.bool
+    """Whether the server keeps queries."""
+    @_builtins.property
+    def vectors(self) -> _types_pb2.Matrix:
+        """Their vectors, in no order; not set: there are none."""
+
+    def __init__(
+        self,
+        *,
+        vectors: _types_pb2.Matrix | None = ...,
+        seen: _builtins.int = ...,
+        keeps: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["vectors", b"vectors"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keeps", b"keeps", "seen", b"seen", "vectors", b"vectors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetKeptQueriesResponse: _TypeAlias = GetKeptQueriesResponse  # noqa: Y015

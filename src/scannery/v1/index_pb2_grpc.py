@@ -100,6 +100,11 @@ class IndexServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_index__pb2.UpdateWhereRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_index__pb2.UpdateWhereResponse.FromString,
                 _registered_method=True)
+        self.GetKeptQueries = channel.unary_unary(
+                '/scannery.v1.IndexService/GetKeptQueries',
+                request_serializer=scannery_dot_v1_dot_index__pb2.GetKeptQueriesRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.GetKeptQueriesResponse.FromString,
+                _registered_method=True)
 
 
 class IndexServiceServicer(object):
@@ -197,6 +202,13 @@ class IndexServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetKeptQueries(self, request, context):
+        """Returns a sample of the vectors of queries, of a server that was started with `--keep-queries`. Needs `admin`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IndexServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -264,6 +276,11 @@ def add_IndexServiceServicer_to_server(servicer, server):
                     servicer.UpdateWhere,
                     request_deserializer=scannery_dot_v1_dot_index__pb2.UpdateWhereRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_index__pb2.UpdateWhereResponse.SerializeToString,
+            ),
+            'GetKeptQueries': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetKeptQueries,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.GetKeptQueriesRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.GetKeptQueriesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -618,6 +635,33 @@ class IndexService(object):
             '/scannery.v1.IndexService/UpdateWhere',
             scannery_dot_v1_dot_index__pb2.UpdateWhereRequest.SerializeToString,
             scannery_dot_v1_dot_index__pb2.UpdateWhereResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetKeptQueries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/GetKeptQueries',
+            scannery_dot_v1_dot_index__pb2.GetKeptQueriesRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.GetKeptQueriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

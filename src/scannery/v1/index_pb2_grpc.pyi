@@ -59,6 +59,8 @@ class IndexServiceStub:
     """Deletes datapoints that a filter allows, all or none of a batch."""
     UpdateWhere: _grpc.UnaryUnaryMultiCallable[_index_pb2.UpdateWhereRequest, _index_pb2.UpdateWhereResponse]
     """Changes attributes of datapoints that a filter allows, all or none of a batch."""
+    GetKeptQueries: _grpc.UnaryUnaryMultiCallable[_index_pb2.GetKeptQueriesRequest, _index_pb2.GetKeptQueriesResponse]
+    """Returns a sample of the vectors of queries, of a server that was started with `--keep-queries`. Needs `admin`."""
 
 @_typing.type_check_only
 class IndexServiceAsyncStub(IndexServiceStub):
@@ -91,6 +93,8 @@ class IndexServiceAsyncStub(IndexServiceStub):
     """Deletes datapoints that a filter allows, all or none of a batch."""
     UpdateWhere: _aio.UnaryUnaryMultiCallable[_index_pb2.UpdateWhereRequest, _index_pb2.UpdateWhereResponse]  # type: ignore[assignment]
     """Changes attributes of datapoints that a filter allows, all or none of a batch."""
+    GetKeptQueries: _aio.UnaryUnaryMultiCallable[_index_pb2.GetKeptQueriesRequest, _index_pb2.GetKeptQueriesResponse]  # type: ignore[assignment]
+    """Returns a sample of the vectors of queries, of a server that was started with `--keep-queries`. Needs `admin`."""
 
 class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
     """Statuses are those of SearchService, and FAILED_PRECONDITION for a write condition that does not hold."""
@@ -198,5 +202,13 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_index_pb2.UpdateWhereResponse, _abc.Awaitable[_index_pb2.UpdateWhereResponse]]:
         """Changes attributes of datapoints that a filter allows, all or none of a batch."""
+
+    @_abc_1.abstractmethod
+    def GetKeptQueries(
+        self,
+        request: _index_pb2.GetKeptQueriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.GetKeptQueriesResponse, _abc.Awaitable[_index_pb2.GetKeptQueriesResponse]]:
+        """Returns a sample of the vectors of queries, of a server that was started with `--keep-queries`. Needs `admin`."""
 
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1468,10 +1468,21 @@ class Explanation(_message.Message):
     EXPECTED_RECALL_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     FUSION_FIELD_NUMBER: _builtins.int
+    TARGET_RECALL_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_TARGET_RECALL_FIELD_NUMBER: _builtins.int
+    RECALL_STEPS_FIELD_NUMBER: _builtins.int
     expected_recall: _builtins.float
     """Expected recall at the settings used, 0 to 1."""
     mode: Global___Mode.ValueType
     """The mode that was used."""
+    target_recall: _builtins.float
+    """Target recall of the request, or else of the index. 0: explicit knobs, exact or lexical search."""
+    effective_target_recall: _builtins.float
+    """The target that chose the settings: above `target_recall` where the server has found with queries like this one that
+    the settings measured for `target_recall` find too little. 1: exact search.
+    """
+    recall_steps: _builtins.int
+    """By how many steps of 0.8 of the misses the effective target is above; 0: it is not, and the curve of the index holds."""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentPlan]:
         """The plan of each segment."""
@@ -1492,10 +1503,13 @@ class Explanation(_message.Message):
         expected_recall: _builtins.float = ...,
         mode: Global___Mode.ValueType = ...,
         fusion: Global___Fusion | None = ...,
+        target_recall: _builtins.float = ...,
+        effective_target_recall: _builtins.float = ...,
+        recall_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fusion", b"fusion"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "segments", b"segments", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effective_target_recall", b"effective_target_recall", "expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "recall_steps", b"recall_steps", "segments", b"segments", "stages", b"stages", "target_recall", b"target_recall"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1514,6 +1528,8 @@ class SegmentPlan(_message.Message):
     ROWS_ALLOWED_FIELD_NUMBER: _builtins.int
     LEAVES_SEARCHED_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
+    PREDICTED_US_FIELD_NUMBER: _builtins.int
+    MEASURED_US_FIELD_NUMBER: _builtins.int
     segment: _builtins.str
     """First 12 digits of the segment's hash, or `memtable`."""
     shard: _builtins.int
@@ -1528,6 +1544,12 @@ class SegmentPlan(_message.Message):
     """Number of leaves searched; 0 if the segment has none."""
     candidates: _builtins.int
     """Number of rows compared exactly."""
+    predicted_us: _builtins.float
+    """Processor time that the costs of the plan predicted, in microseconds; 0: not predicted. Of a batch, that of all
+    queries with the same filter, like the next one.
+    """
+    measured_us: _builtins.float
+    """Processor time of the search of the segment, in microseconds; 0: not measured."""
     def __init__(
         self,
         *,
@@ -1538,10 +1560,12 @@ class SegmentPlan(_message.Message):
         rows_allowed: _builtins.int = ...,
         leaves_searched: _builtins.int = ...,
         candidates: _builtins.int = ...,
+        predicted_us: _builtins.float = ...,
+        measured_us: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "leaves_searched", b"leaves_searched", "plan", b"plan", "rows", b"rows", "rows_allowed", b"rows_allowed", "segment", b"segment", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates", b"candidates", "leaves_searched", b"leaves_searched", "measured_us", b"measured_us", "plan", b"plan", "predicted_us", b"predicted_us", "rows", b"rows", "rows_allowed", b"rows_allowed", "segment", b"segment", "shard", b"shard"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,7 @@ from scannery.embed.devices.cpu import CpuDevice
 from scannery.embed.devices.factory import open_device
 from scannery.embed.devices.out_of_memory import halving
 from scannery.embed.devices.protocol import cosines
+from scannery.embed.packing import even_batches
 from tests.embed.tiny_models import make_model
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=300).map(lambda values: np.array(values, np.int64))
@@ -42,6 +43,24 @@ def test_snug_batches_hold_each_text_once_within_the_budget(lengths: np.ndarray)
         assert batch.bucket.rows * batch.bucket.width <= 512 or len(inside) == 1
         # Only batches that would be too small are padded.
         assert inside.min() == inside.max() or inside.max() * (len(inside) - 1) < 128
+
+
+@given(LENGTHS, st.integers(1, 4))
+def test_packed_batches_keep_all_cores_busy(lengths: np.ndarray, cores: int) -> None:
+    batches = list(even_batches(lengths, 512, 128, cores))
+    assert sorted(np.concatenate([np.empty(0, int), *(b.positions for b in batches)])) == list(
+        range(len(lengths))
+    )
+    sizes = [int(lengths[batch.positions].sum()) for batch in batches]
+    assert sizes == [batch.bucket.width for batch in batches]
+    if lengths.sum() < cores * 128:
+        assert len(batches) <= 1
+    else:
+        count = cores * -(-int(lengths.sum()) // (cores * 512))
+        longest = int(lengths.max())
+        assert max(sizes) <= lengths.sum() / count + longest
+        assert len(batches) <= count
+        assert len(batches) == count or longest > 64
 
 
 @given(LENGTHS.filter(len), st.integers(1, 6), st.integers(16, 300))
@@ -153,7 +172,9 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does() -> None:
 
 def test_an_error_in_one_thread_ends_the_call_at_once() -> None:
     device = CpuDevice("float32", threads=2)
-    device.place(None, lambda _model, features: torch.full((1, 2), features["n"]), [{}])
+    device.place(
+        torch.nn.Identity(), lambda _model, features: torch.full((1, 2), features["n"]), [{"n": 1.0}]
+    )
     produced = 0
 
     def work() -> Iterator[Any]:

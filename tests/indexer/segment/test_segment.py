@@ -36,7 +36,7 @@ from scannery.indexer import (
     vectors_of,
 )
 from scannery.indexer.planning import plan_costs, plan_timing
-from scannery.indexer.planning.plan_costs import COSTS_AGAIN
+from scannery.indexer.planning.cost_file import CostFile
 from scannery.indexer.scann.build import ScannBuild
 from scannery.indexer.scann.config import choose_config
 from scannery.indexer.tuning.settings_choice import recall_by_score
@@ -197,7 +197,7 @@ def test_opening_twice_unpacks_once(built: Built, tmp_path: Path):
         return {
             path: path.stat().st_mtime_ns
             for path in tmp_path.rglob("*")
-            if path.is_file() and path.name != COSTS_AGAIN
+            if path.is_file() and not path.name.startswith("costs-")
         }
 
     before = files()
@@ -212,13 +212,15 @@ def test_plans_timed_on_a_busy_machine_are_timed_again(
     pressures = iter([3.0, 4.0, 2.0, 1.0])
     measure = plan_timing.measure_costs
 
-    def measured(*arguments: Any) -> plan_costs.Costs:
-        return dataclasses.replace(measure(*arguments), pressure=next(pressures))
+    def measured(*arguments: Any, **options: Any) -> plan_costs.Costs:
+        costs = measure(*arguments, **options)
+        assert costs is not None
+        return dataclasses.replace(costs, pressure=next(pressures))
 
     monkeypatch.setattr("scannery.indexer.segment.segment.measure_costs", measured)
     cache = SegmentCache(tmp_path / "cache")
     found = [
-        open_index(built.store, "t", cache=cache).segments[0]._planner._costs.pressure  # type: ignore[union-attr]
+        open_index(built.store, "t", cache=cache).segments[0].planner.book.timed.pressure  # type: ignore[union-attr]
         for _ in range(6)
     ]
     # What is worse is not kept, and what is good enough stays.
@@ -231,14 +233,39 @@ def test_plans_that_another_version_timed_are_timed_again(
     cache = SegmentCache(tmp_path / "cache")
     with monkeypatch.context() as another:
         another.setattr(plan_costs.Costs, "to_json", lambda _: '{"row_us": 1.0}')
-        assert open_index(built.store, "t", cache=cache).segments[0]._planner._costs is None  # type: ignore[union-attr]
-    assert open_index(built.store, "t", cache=cache).segments[0]._planner._costs is not None  # type: ignore[union-attr]
+        file = open_index(built.store, "t", cache=cache).segments[0].planner.book.file  # type: ignore[union-attr]
+        assert file is not None
+        assert file.read() is None
+    book = open_index(built.store, "t", cache=cache).segments[0].planner.book  # type: ignore[union-attr]
+    assert book.timed == file.read()
+    assert book.timed is not None
+
+
+def test_the_costs_of_another_processor_are_not_used(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cache = SegmentCache(tmp_path / "cache")
+    here = open_index(built.store, "t", cache=cache).segments[0].planner.book  # type: ignore[union-attr]
+    assert here.timed is not None
+    assert here.file is not None
+    wrong = here.timed.scaled({"exact_allowed": 100.0})
+    here.file.write(dataclasses.replace(wrong, pressure=1.0))
+    with monkeypatch.context() as another:
+        another.setattr("scannery.indexer.planning.cost_file.processor_key", lambda: "another")
+        there = open_index(built.store, "t", cache=cache).segments[0].planner.book  # type: ignore[union-attr]
+    assert there.timed is not None
+    assert there.timed.row_us < 10 * here.timed.row_us
+    # The folder is of both, and neither wrote over the other's costs.
+    again = open_index(built.store, "t", cache=cache).segments[0].planner.book  # type: ignore[union-attr]
+    assert again.timed == dataclasses.replace(wrong, pressure=1.0)
+    assert CostFile(here.file.path.parent, "another").read() == there.timed
 
 
 def test_other_work_is_no_part_of_what_a_search_costs():
     clock = plan_timing.Clock()
-    took_us = clock.mean_us(lambda _: time.sleep(0.002), np.zeros((2, 1), np.float32))
-    assert took_us < 1000
+    asleep = plan_timing.Way(lambda _: time.sleep(0.002), np.zeros((2, 1), np.float32))
+    assert clock.run([asleep])
+    assert asleep.mean_us < 1000
     assert clock.pressure > plan_costs.BUSY
 
 

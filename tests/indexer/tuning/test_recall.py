@@ -192,7 +192,10 @@ def test_a_scan_is_timed_with_rows_that_no_scan_before_has_read(monkeypatch: pyt
         seen.append(rows_R)
 
     monkeypatch.setattr(plan_timing, "exact_search", search)
-    plan_timing._exact_costs(vectors_ND, np.random.default_rng(0), plan_timing.Clock())
+    scored = plan_timing._Scored(vectors_ND, np.random.default_rng(0))
+    cold = [scored._one, scored._few, scored._many]
+    plan_timing.Clock().run(cold)
+    assert len(seen) == plan_timing.TIMED_ROUNDS * len(cold)
     for one, other in itertools.pairwise(seen):
         assert not set(one.tolist()) & set(other.tolist())
         assert (np.diff(one) > 0).all()

@@ -41,7 +41,7 @@ from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.request.write import parse_upsert
 from scannery.serving.services.creation import Creation
 from scannery.v1 import index_pb2 as pb
-from tests.data import ROOT
+from tests.data import ROOT, first_quick
 from tests.live.named_vectors.named_index import GIVEN, TEXTS, Named, datapoint, opened
 from tests.served import MINILM
 
@@ -288,7 +288,7 @@ with opened(Path(sys.argv[1])) as index:
 """
 
 
-@pytest.mark.parametrize("after", [3, 25])
+@pytest.mark.parametrize("after", first_quick([25, 3]))
 def test_a_writer_that_is_killed_loses_no_vector_that_was_acknowledged(
     index: Named, path: Path, store: Store, after: int
 ) -> None:

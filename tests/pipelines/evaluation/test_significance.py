@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from scannery.pipelines.evaluation.significance import (
     RESAMPLES,
@@ -31,6 +30,9 @@ def test_intervals_hold_the_mean_as_often_as_they_say() -> None:
 def test_intervals_agree_with_those_of_scipy(count: int) -> None:
     values_Q = np.random.default_rng(count).beta(0.4, 0.6, count)
     mine = interval_of(values_Q)
+    # Scipy takes a second to import, in each process that collects tests.
+    from scipy import stats
+
     theirs = stats.bootstrap(
         (values_Q,),
         np.mean,

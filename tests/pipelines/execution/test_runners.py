@@ -142,6 +142,7 @@ def test_a_portable_job_service_with_workers_of_its_own(store, write, tmp_path):
 
 
 @pytest.mark.timeout(4 * DEADLINE_S)
+@pytest.mark.long
 def test_a_dask_cluster_that_loses_a_worker(store, write, tmp_path):
     pytest.importorskip("distributed")
     path = write("a.jsonl", [*vector_records(0, 3000), "{broken", vector_records(5, 6)[0]])

@@ -254,16 +254,16 @@ def test_looking_for_the_next_element_takes_linear_time(piece):
 )
 def test_elements_whose_brackets_stay_open_take_linear_time(tmp_path, pair):
     path = tmp_path / "a.json"
-    path.write_text('[{"id": 0}, ' + pair * ((1 << 18) // len(pair)) + '{"id": 2}]')
+    path.write_text('[{"id": 0}, ' + pair * ((1 << 16) // len(pair)) + '{"id": 2}]')
     started = time.process_time()
     found, letters = read(path, limit=1 << 24)
-    assert time.process_time() - started < 12  # before, 64 kB took minutes
+    assert time.process_time() - started < 4  # before, it took minutes
     assert found
     assert letters
 
 
 def test_after_many_open_brackets_the_other_records_are_still_found(tmp_path):
     path = tmp_path / "a.json"
-    path.write_text("[" + ",".join(['{"id": 1}', '{"id": [}'] * 10_000 + ['{"id": 2}']) + "]")
+    path.write_text("[" + ",".join(['{"id": 1}', '{"id": [}'] * 2_500 + ['{"id": 2}']) + "]")
     found, letters = read(path, limit=1 << 24)
-    assert (len(found), len(letters)) == (10_001, 10_000)
+    assert (len(found), len(letters)) == (2_501, 2_500)

@@ -283,14 +283,14 @@ def test_a_pipeline_of_many_units_is_small_and_each_unit_is_in_one_run(tmp_path)
     store = Store.open(tmp_path / "store", create=True)
     job = new_unit_list(job_of(store.uri))
     part = Part(base="/input", path="a.jsonl", format="jsonl", digest="0" * 32)
-    units = [WorkUnit(i, f"{i:032x}", (part,)) for i in range(100_000)]
+    units = [WorkUnit(i, f"{i:032x}", (part,)) for i in range(20_000)]
     runs = write_unit_list(units, job, store)
     assert len(runs) <= MOST_RUNS
     pipeline = beam.Pipeline()
     add_build(pipeline, job, runs, new_encoder_handle())
     assert len(pipeline.to_runner_api().SerializeToString()) < 2**20
     found = [unit for element in runs[::500] for unit in read_run(element, job, store) or ()]
-    assert {unit.ordinal for unit in found} <= set(range(100_000))
+    assert {unit.ordinal for unit in found} <= set(range(20_000))
     size = len(units) // len(runs) + 1
     assert found[:size] == units[:size]
     every = sum(int(element.split()[2]) for element in runs)

@@ -39,7 +39,7 @@ from scannery.serving import (
 from scannery.serving.security import KeyFile
 from scannery.v1.search_pb2_grpc import SearchServiceStub
 from tests.data import ROOT, datapoints
-from tests.served import MINILM, SENTENCES, TEXTS, copied, publish_version
+from tests.served import MINILM, PAUSE_S, SENTENCES, TEXTS, copied, publish_version
 from tests.serving.named_index import make_told_store
 from tests.serving.process.test_supervisor import children, wait_until
 
@@ -270,7 +270,7 @@ def test_a_kill_of_the_encoder_under_load_is_not_seen_through_the_sdk(texts: Pat
 
         def ask(number: int) -> None:
             asked = 0
-            while not done.is_set():
+            while not done.wait(PAUSE_S):
                 asked += 1
                 try:
                     # Never the same text twice: the cache must not answer for the encoder.

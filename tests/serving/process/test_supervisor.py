@@ -26,7 +26,7 @@ from scannery.serving import BindError, ConfigError, ServerConfig, serve
 from scannery.serving.config import RemoteConfig
 from scannery.serving.security import KeyFile
 from tests.data import ROOT
-from tests.served import DIMENSIONS, serving
+from tests.served import DIMENSIONS, PAUSE_S, serving
 
 VECTOR = np.ones(DIMENSIONS, np.float32)
 
@@ -73,8 +73,15 @@ def answers(address: str) -> bool:
         return len(client.index("library").search(VECTOR, 3)) == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("workers", "number"),
+    [
+        ("1", signal.SIGINT),
+        ("2", signal.SIGTERM),
+        pytest.param("1", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("2", signal.SIGINT, marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_ends_the_server_cleanly(library: Path, workers: str, number: signal.Signals) -> None:
     with started(library, "--workers", workers) as (process, address):
         assert answers(address)
@@ -242,7 +249,7 @@ def test_reloads_and_deaths_under_load_are_not_seen_through_the_sdk(library: Pat
         client = scannery.connect(address, api_key=key, timeout_s=60)
 
         def ask() -> None:
-            while not done.is_set():
+            while not done.wait(PAUSE_S):
                 try:
                     assert len(client.index("library").search(VECTOR, 3)) == 3
                     answered[0] += 1

@@ -330,6 +330,9 @@ def test_queries_and_writes_go_on_while_it_is_altered(store: Store) -> None:
     ):
         index = first.create_index("notes", dimensions=8)
         index.upsert(points(0, 20))
+        end_s = time.monotonic() + 30
+        while not second.indexes() and time.monotonic() < end_s:  # until the other server has seen it
+            time.sleep(0.02)
         done = threading.Event()
 
         def work(client: scannery.Client, name: str) -> None:

@@ -23,7 +23,7 @@ from scannery.serving.process.os_calls import allow_open_files
 from scannery.serving.transport.grpc import grpc_server
 from scannery.v1 import search_pb2, search_pb2_grpc
 from tests import http2
-from tests.served import DIMENSIONS, ROWS, serving
+from tests.served import DIMENSIONS, PAUSE_S, ROWS, serving
 
 VECTOR = np.ones(DIMENSIONS, np.float32)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -46,7 +46,7 @@ def _well_behaved_callers_notice_nothing(server: Server) -> Iterator[None]:
 
     def ask() -> None:
         with scannery.connect(server.address, retries=False) as client:
-            while not done.is_set():
+            while not done.wait(PAUSE_S):
                 started_s = time.monotonic()
                 try:
                     assert len(client.index("library").search(VECTOR, 3, timeout_s=30)) == 3

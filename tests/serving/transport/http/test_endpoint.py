@@ -21,7 +21,7 @@ from scannery.serving.security import KeyFile
 from scannery.serving.transport.http import connection as http_connection
 from scannery.serving.transport.http import server as http_server
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, idle
-from tests.served import DIMENSIONS, ROWS, serving
+from tests.served import DIMENSIONS, PAUSE_S, ROWS, serving
 from tests.serving.process.test_supervisor import Log, started
 from tests.serving.security.test_tls import Authority, secure
 
@@ -296,7 +296,7 @@ def test_a_reload_is_seen_as_closed_connections_only(library: Path) -> None:
 
         def ask() -> None:
             http = Http(port)
-            while not done.is_set():
+            while not done.wait(PAUSE_S):
                 try:
                     statuses.add(http.post(SEARCH, BODY).status)
                 except OSError as error:

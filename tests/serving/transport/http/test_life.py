@@ -11,7 +11,7 @@ import numpy as np
 
 import scannery
 from tests.client.test_http_served import by_http, endpoint_of
-from tests.served import DIMENSIONS
+from tests.served import DIMENSIONS, PAUSE_S
 from tests.serving.process.test_supervisor import Log, children, started, wait_until
 
 QUERIES = np.random.default_rng(0).normal(size=(50, DIMENSIONS)).astype(np.float32)
@@ -30,7 +30,7 @@ class Caller(threading.Thread):
 
     def run(self) -> None:
         client = scannery.connect(self._url, timeout_s=30)
-        while not self.done.is_set():
+        while not self.done.wait(PAUSE_S):
             index = client.index("library")
             try:
                 index.search(QUERIES[self.answered % 50], 3, where={"year": {"$gte": 2010}})

@@ -1,0 +1,81 @@
+"""A table in memory that the processes of a server share: one word for each name, and some numbers of each process.
+
+The word of a name is read and written whole by all processes. The numbers of a process belong to one state of the word,
+its tag, and only that process writes them. So there is no lock that a killed process could hold.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import zlib
+from collections.abc import Sequence
+
+__all__ = ["SharedTable"]
+
+NAMES = 256
+"""Most names in a table; further ones have no place."""
+NUMBERS = 20
+"""Most numbers of one process for one name."""
+_WORD_BYTES = 8
+
+
+class SharedTable:
+    """Words and numbers by name. Created before the fork; safe to use from several threads and processes."""
+
+    def __init__(self, processes: int = 1) -> None:
+        """Reserve shared memory, whose pages are used when they are first written.
+
+        Args:
+            processes: number of processes that write numbers.
+
+        """
+        self.processes = processes
+        self.words = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
+        """The word of each place; 0 at the beginning."""
+        self._names = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
+        self._row = struct.Struct(f"<Q{NUMBERS}dQ")
+        self._rows = mmap.mmap(-1, processes * NAMES * self._row.size)
+
+    def place(self, name: str) -> int | None:
+        """Return the place of a name, which it keeps; None: all places are taken."""
+        mark = _mark(name)
+        first = mark % NAMES
+        for step in range(NAMES):
+            place = (first + step) % NAMES
+            if self._names[place] == 0:
+                self._names[place] = mark
+            if self._names[place] == mark:  # another process may have taken the place meanwhile
+                return place
+        return None
+
+    def write(self, process: int, place: int, tag: int, numbers: Sequence[float]) -> None:
+        """Replace the numbers of a process, which belong to a state of the word.
+
+        Args:
+            process: its number, below `processes`.
+            place: of the name.
+            tag: the word, not 0.
+            numbers: at most NUMBERS.
+
+        """
+        start = self._start(process, place)
+        # A reader takes the row only if both tags are equal and those it looks for.
+        struct.pack_into("<Q", self._rows, start, 0)
+        filled = [*numbers, *([0.0] * (NUMBERS - len(numbers)))]
+        self._row.pack_into(self._rows, start, 0, *filled, tag)
+        struct.pack_into("<Q", self._rows, start, tag)
+
+    def read(self, place: int, tag: int) -> list[tuple[float, ...]]:
+        """Return the numbers of all processes that belong to a state of the word."""
+        rows = (self._row.unpack_from(self._rows, self._start(each, place)) for each in range(self.processes))
+        return [row[1:-1] for row in rows if row[0] == tag == row[-1]]
+
+    def _start(self, process: int, place: int) -> int:
+        return (process * NAMES + place) * self._row.size
+
+
+def _mark(name: str) -> int:
+    """Return 64 bits that stand for a name, not 0."""
+    data = name.encode()
+    return (zlib.crc32(data) << 32 | zlib.crc32(data[::-1] + b"\x01")) or 1

@@ -1,0 +1,1 @@
+"""Holding recall: the estimate from live queries, and the control of the settings by it."""

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+
+from scannery.indexer.kernels import leaf_kernels
+
+GENERATOR = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 3, 16, 490, 1414])
+@pytest.mark.parametrize("kind", ["even", "tied", "outlier", "infinite", "negative"])
+def test_leaves_are_ordered_by_prediction_then_number(leaves: int, kind: str) -> None:
+    predicted_L = GENERATOR.standard_normal(leaves).astype(np.float32)
+    if kind == "tied":
+        predicted_L = np.round(predicted_L)
+    elif kind == "outlier":
+        predicted_L[0] = 1e9
+    elif kind == "infinite":
+        predicted_L[-1] = -np.inf
+    elif kind == "negative":
+        predicted_L = -np.abs(predicted_L) - 1000
+    order_L = np.empty(leaves, np.int64)
+    leaf_kernels.order_leaves(predicted_L, order_L)
+    assert sorted(order_L) == list(range(leaves))
+    steps = predicted_L[order_L]
+    if kind in {"even", "negative"} and leaves > 1:
+        step = (predicted_L.max() - predicted_L.min()) / (leaves - 1)
+        assert (np.diff(steps) <= 1.01 * step).all()
+    leaf_kernels.sort_leaves(predicted_L, order_L, 0, leaves)
+    np.testing.assert_array_equal(order_L, np.argsort(-predicted_L, kind="stable"))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.05])
+@pytest.mark.parametrize("squared", [False, True])
+def test_rows_by_number_and_by_mask_give_the_same_hits(share: float, squared: bool) -> None:
+    rows, leaves, dimensions, k = 600, 20, 8, 10
+    vectors_ND = GENERATOR.standard_normal((rows, dimensions)).astype(np.float32)
+    query_D = vectors_ND[5] + np.float32(0.1)
+    starts_L = np.arange(leaves) * (rows // leaves)
+    sizes_L = np.full(leaves, rows // leaves)
+    mask_N = GENERATOR.random(rows) < share
+    mask_N[:30] = True  # a leaf of which all are allowed
+    mask_N[30:60] = False  # and one of which none is
+    allowed_L = np.add.reduceat(mask_N, starts_L, dtype=np.int64)
+    before_L = np.cumsum(allowed_L) - allowed_L
+    predicted_L, spread_L = np.zeros(leaves, np.float32), np.ones(leaves, np.float32)
+    tails_BT = np.ones((leaves.bit_length() + 1, 512), np.float32)
+    found = []
+    for mask, numbers in ((mask_N, np.zeros(0, np.int64)), (np.zeros(0, bool), np.flatnonzero(mask_N))):
+        rows_K, scores_K = np.empty(k, np.int64), np.empty(k, np.float32)
+        searched, scanned, missed = leaf_kernels.scan_leaves(
+            vectors_ND, query_D, squared, starts_L, predicted_L, spread_L, sizes_L, mask, numbers, before_L,
+            allowed_L, tails_BT, 0.0, np.zeros(0, np.int64), rows_K, scores_K,
+        )  # fmt: skip
+        assert (scanned, missed) == (mask_N.sum(), 0)
+        assert searched >= 0.9 * leaves
+        found.append((rows_K, scores_K))
+    scores_N = -np.square(vectors_ND - query_D).sum(axis=1) if squared else vectors_ND @ query_D
+    scores_N[~mask_N] = -np.inf
+    for rows_K, scores_K in found:
+        np.testing.assert_array_equal(rows_K, np.argsort(-scores_N, kind="stable")[:k])
+        np.testing.assert_allclose(scores_K, scores_N[rows_K], rtol=1e-4, atol=1e-4)
+
+
+def test_fewer_hits_than_wanted_end_with_no_row() -> None:
+    vectors_ND = np.ones((4, 8), np.float32)
+    one_L, rows_K, scores_K = np.array([4]), np.empty(3, np.int64), np.empty(3, np.float32)
+    leaf_kernels.scan_leaves(
+        vectors_ND, vectors_ND[0], False, np.array([0]), np.zeros(1, np.float32), np.ones(1, np.float32), one_L,
+        np.zeros(0, bool), np.array([2]), np.array([0]), np.array([1]), np.ones((2, 512), np.float32), 0.0,
+        np.zeros(0, np.int64), rows_K, scores_K,
+    )  # fmt: skip
+    assert rows_K.tolist() == [2, -1, -1]
+    assert scores_K.tolist() == [8, -np.inf, -np.inf]

@@ -1,0 +1,41 @@
+"""The table that processes share: places, words, and numbers that belong to a word."""
+
+from __future__ import annotations
+
+import os
+
+from scannery.runtime.shared_blobs import SharedBlobs
+from scannery.runtime.shared_table import NAMES, NUMBERS, SharedTable
+
+
+def test_a_name_keeps_its_place_and_a_full_table_has_none() -> None:
+    table = SharedTable()
+    places = {table.place(f"index-{number}") for number in range(NAMES)}
+    assert places == set(range(NAMES))
+    assert table.place("index-7") == table.place("index-7")
+    assert table.place("one more") is None
+
+
+def test_numbers_are_read_by_other_processes_while_their_word_stands() -> None:
+    table = SharedTable(2)
+    place = table.place("live")
+    assert place is not None
+    table.write(0, place, 5, [1.0, 2.0])
+    child = os.fork()
+    if child == 0:
+        table.words[place] = 6
+        table.write(1, place, 5, [10.0])
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert table.words[place] == 6
+    assert [row[:2] for row in table.read(place, 5)] == [(1.0, 2.0), (10.0, 0.0)]
+    assert {len(row) for row in table.read(place, 5)} == {NUMBERS}
+    table.write(1, place, 6, [0.5])
+    assert [row[0] for row in table.read(place, 6)] == [0.5], "numbers of another word do not count"
+
+
+def test_bytes_that_do_not_fit_leave_the_slot_as_it_is() -> None:
+    blobs = SharedBlobs(2, 64)
+    assert blobs.write(1, b"kept")
+    assert not blobs.write(1, bytes(100))
+    assert (blobs.read(0), blobs.read(1)) == (b"", b"kept")

@@ -1,0 +1,110 @@
+"""A server holds the recall of an index that was tuned with its own rows, when it is asked with other questions."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import scannery
+from scannery.indexer import Store, parse_spec
+from scannery.serving import Server
+from tests.data import clustered, datapoints
+from tests.served import copied, publish_version, serving
+
+TARGET = 0.95
+ROWS, DIMENSIONS = 6000, 24
+SPEC = parse_spec(
+    {
+        "index": "i",
+        "source": {"id": "id", "vector": "v"},
+        "scann": {"exact_below_rows": 1000},
+        "target_recall": TARGET,
+    }
+)
+ROWS_ND = clustered(ROWS, DIMENSIONS, clusters=200)
+QUESTIONS_QD = np.random.default_rng(3).standard_normal((2000, DIMENSIONS)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("held")
+    publish_version(
+        Store.open(folder / "store", create=True),
+        SPEC,
+        datapoints(SPEC, ROWS_ND),
+        folder,
+        queries=ROWS_ND[:100],
+    )
+    return folder / "store"
+
+
+def recall(index: scannery.Index, queries_QD: np.ndarray, truth: list[set[str]]) -> float:
+    """Return the recall of a default search."""
+    found = [{hit.id for hit in index.search(query_D, fields=[])} for query_D in queries_QD]
+    return float(np.mean([len(a & b) / 10 for a, b in zip(found, truth, strict=True)]))
+
+
+def settle(server: Server, index: scannery.Index, queries_QD: np.ndarray, most: int, *, up: bool) -> int:
+    """Ask until the settings rest, and return after how many queries that was."""
+    control = server._recall and server._recall.control("i")
+    assert control
+    first = control.step
+    for number in range(most):
+        index.search(queries_QD[number % len(queries_QD)], fields=[])
+        moved = control.step > first if up else control.step == 0
+        if moved and not (up and control.is_undecided):
+            return number
+        time.sleep(0.002)
+    raise AssertionError(f"at step {control.step} after {most} queries: {control.estimate()}")
+
+
+def test_it_reaches_the_target_and_goes_back_down_for_easier_questions(
+    built: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with serving(copied(built, tmp_path), recall_share=1.0) as server:
+        index = scannery.connect(server.address).index("i")
+        truth = [{hit.id for hit in index.search(query_D, exact=True)} for query_D in QUESTIONS_QD[:400]]
+        before = recall(index, QUESTIONS_QD[:100], truth[:100])
+        assert before < TARGET - 0.03, "the curve of the rows is not that of the questions"
+        settle(server, index, QUESTIONS_QD, 2000, up=True)
+        assert recall(index, QUESTIONS_QD[:400], truth) >= TARGET - 0.015
+        how = index.search(QUESTIONS_QD[0], explain=True).explanation
+        assert how is not None
+        assert how.recall_steps > 0
+        assert how.target_recall == pytest.approx(TARGET)
+        assert TARGET < (how.effective_target_recall or 0) <= 1
+        low = index.search(QUESTIONS_QD[0], explain=True, target_recall=0.8).explanation
+        assert low is not None
+        assert low.recall_steps == how.recall_steps
+        assert (low.effective_target_recall or 0) < (
+            how.effective_target_recall or 0
+        ) or how.effective_target_recall == 1
+        for fixed in (
+            index.search(QUESTIONS_QD[0], explain=True, leaves=2),
+            index.search(QUESTIONS_QD[0], explain=True, exact=True),
+        ):
+            assert fixed.explanation is not None
+            assert (fixed.explanation.recall_steps, fixed.explanation.target_recall) == (0, None)
+        assert "is below the target 0.950" in caplog.text
+        easy_QD = ROWS_ND[:2000] + 0.01
+        settle(server, index, easy_QD, 6000, up=False)
+        assert "would also reach the target" in caplog.text
+        dump = server.metrics.registry.dump()
+        assert dump["scannery_recall_effective_target"]["i"] == pytest.approx(TARGET)
+        assert {"i\x1fup", "i\x1fdown"} == dump["scannery_recall_steps_total"].keys()
+
+
+def test_it_can_be_turned_off(built: Path, tmp_path: Path) -> None:
+    with serving(copied(built, tmp_path), recall_share=1.0, hold_recall=False) as server:
+        index = scannery.connect(server.address).index("i")
+        for query_D in QUESTIONS_QD[:300]:
+            index.search(query_D, fields=[])
+        how = index.search(QUESTIONS_QD[0], explain=True).explanation
+        assert how is not None
+        assert how.recall_steps == 0
+        assert how.effective_target_recall == pytest.approx(TARGET)
+        assert not server.metrics.registry.dump()["scannery_recall_effective_target"]

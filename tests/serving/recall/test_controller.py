@@ -1,0 +1,107 @@
+"""The state of an index that workers share: moves, versions, and evidence of several workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from scannery.indexer import OpenIndex, Store, open_index, parse_spec
+from scannery.runtime.shared_table import SharedTable
+from scannery.serving.recall.controller import IndexControl, RecallController, trying
+from tests.data import clustered, datapoints
+from tests.served import publish_version
+
+SPEC = parse_spec(
+    {"index": "i", "source": {"id": "id", "vector": "v"}, "scann": {"exact_below_rows": 1000}, "live": {}}
+)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> OpenIndex:
+    folder = tmp_path_factory.mktemp("controlled")
+    store = Store.open(folder / "store", create=True)
+    publish_version(store, SPEC, datapoints(SPEC, clustered(2000, 8)), folder)
+    return open_index(store, "i")
+
+
+def later(index: OpenIndex, **changes: object) -> OpenIndex:
+    """Return the index as another version, with changes."""
+    manifest = index.manifest.model_copy(update={"version": index.manifest.version + 1, **changes})
+    return OpenIndex(manifest, index.segments, index.alive)
+
+
+def controlled(
+    table: SharedTable, index: OpenIndex, process: int = 0
+) -> tuple[RecallController, IndexControl]:
+    controller = RecallController(table, process=process, workers=2)
+    controller.opened(index)
+    control = controller.control("i")
+    assert control is not None
+    return controller, control
+
+
+def record(control: IndexControl, count: int, deviation: float) -> None:
+    for _ in range(count):
+        control.record(control.word, deviation, None if control.step_below is None else deviation, fresh=True)
+
+
+def test_the_evidence_of_all_workers_moves_the_settings_of_all(index: OpenIndex, caplog) -> None:
+    caplog.set_level("INFO")
+    table = SharedTable(2)
+    (_, one), (other_controller, other) = (controlled(table, index, number) for number in range(2))
+    read = other_controller.reader(index.manifest)
+    record(one, 30, -0.1)
+    assert one.decide() == 0
+    record(other, 30, -0.1)
+    assert other.decide() == 1, "neither has enough queries alone"
+    assert one.step == other.step == read() == one.steps[1]
+    assert "is below the target 0.950: 0.850" in caplog.text
+    assert one.is_undecided
+    record(one, 10, -0.1)
+    assert one.decide() == 0, "evidence of the step before does not count"
+    assert one.estimate().queries == pytest.approx(10, abs=0.5)
+    with trying(0):
+        assert read() == 0
+    record(one, 200, 0.05)
+    assert one.decide() == -1
+    assert read() == 0
+
+
+def test_evidence_of_another_state_is_dropped(index: OpenIndex) -> None:
+    _, control = controlled(SharedTable(), index)
+    word = control.word
+    record(control, 60, -0.2)
+    control.decide()
+    for _ in range(100):
+        control.record(word, -0.2, None, fresh=True)
+    assert control.decide() == 0
+
+
+def test_a_version_with_the_same_curves_keeps_the_step_and_one_with_others_begins_anew(
+    index: OpenIndex,
+) -> None:
+    table = SharedTable(2)
+    controller, control = controlled(table, index)
+    record(control, 60, -0.2)
+    assert control.decide() == 1
+    sealed = later(index)
+    controller.opened(sealed)
+    assert controller.reader(sealed.manifest)() == control.steps[1]
+    assert control.step == control.steps[1], "queries on the version before keep their settings"
+    assert controller.reader(index.manifest)() == 0
+    entry = index.manifest.segments[0]
+    tuned = later(
+        sealed, segments=(entry.model_copy(update={"curve": entry.curve[1:]}), *index.manifest.segments[1:])
+    )
+    controller.opened(tuned)
+    assert controller.reader(tuned.manifest)() == 0
+    _, restarted = controlled(table, tuned, 1)
+    assert restarted.step == 0
+
+
+def test_a_new_worker_takes_the_step_in_force(index: OpenIndex) -> None:
+    table = SharedTable(2)
+    _, control = controlled(table, index)
+    record(control, 60, -0.2)
+    control.decide()
+    _, new = controlled(table, index, 1)
+    assert new.step == control.step > 0

@@ -1,0 +1,212 @@
+"""Costs of plans that are wrong heal while a server runs."""
+
+import dataclasses
+import itertools
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import scannery
+from scannery.indexer import (
+    Manifest,
+    OpenIndex,
+    Segment,
+    SegmentCache,
+    Store,
+    datapoint_schema,
+    open_index,
+    parse_spec,
+)
+from scannery.indexer.planning.plan_book import EVERY, FEWEST_AUDITS
+from scannery.indexer.planning.plan_costs import Costs
+from scannery.indexer.planning.planner import Planner
+from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.services.plan_keeper import IdleMachine, PlanKeeper
+from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.telemetry.metrics import ServerMetrics
+from tests.data import clustered
+from tests.served import publish_version, serving
+from tests.serving.process.test_supervisor import wait_until
+
+ROWS, DIMENSIONS = 12_000, 32
+SPEC = parse_spec(
+    {
+        "index": "planned",
+        "source": {"vector": "v"},
+        "distance": "dot",
+        "attributes": {"part": "float"},
+        "scann": {"exact_below_rows": 1000},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planned")
+    schema = datapoint_schema(SPEC, DIMENSIONS)
+    ids = [str(row) for row in range(ROWS)]
+    given = {
+        "id": ids,
+        "document_id": ids,
+        "part": np.random.default_rng(1).permutation(ROWS) / ROWS,
+        "embedding": list(clustered(ROWS, DIMENSIONS)),
+    }
+    arrays = [pa.array(given.get(field.name, [None] * ROWS), field.type) for field in schema]
+    publish_version(Store.open(folder / "store", create=True), SPEC, pa.table(arrays, schema=schema), folder)
+    return folder / "store"
+
+
+@pytest.fixture
+def segment(store: Path, tmp_path: Path) -> Segment:
+    return open_index(Store.open(store), "planned", cache=SegmentCache(tmp_path)).segments[0]
+
+
+def ask(segment: Segment, share: float, count: int) -> list[str]:
+    """Search among a share of the rows; return the plans."""
+    mask_N = np.random.default_rng(2).random(ROWS) < share
+    mask_N.setflags(write=False)
+    allowed, settings = segment.allow(mask_N), segment.settings_for(0.9)
+    queries_QD = clustered(ROWS, DIMENSIONS)[:count]
+    return [
+        segment.find(queries_QD[i : i + 1], 10, settings=settings, allowed=allowed).plans[0]
+        for i in range(count)
+    ]
+
+
+def keeper_of(segment: Segment, **options: Any) -> tuple[PlanKeeper, ServerMetrics]:
+    """Return a keeper of a snapshot with this segment, not started."""
+    manifest = Manifest(
+        index="planned",
+        version=1,
+        parent=None,
+        created_at=datetime.now(timezone.utc),
+        spec=SPEC,
+        dimensions=DIMENSIONS,
+        shards=1,
+        segments=(segment.entry,),
+    )
+    snapshot = Snapshot(OpenIndex(manifest, (segment,), (None,)), EncoderPool())
+    metrics = ServerMetrics()
+    given = {"busy": lambda: False, "idle": lambda: True, **options}
+    return PlanKeeper(lambda: [snapshot], metrics, **given), metrics
+
+
+def planner_of(segment: Segment) -> Planner:
+    assert segment.planner is not None
+    return segment.planner
+
+
+def spoil(segment: Segment, plan: str, factor: float) -> Costs:
+    """Write wrong costs of one plan to the cache, and return the true ones."""
+    book = planner_of(segment).book
+    assert book.timed is not None
+    true = dataclasses.replace(book.timed, pressure=1.0)
+    book.replace(true.scaled({plan: factor}))
+    return true
+
+
+@pytest.mark.parametrize("factor", [10.0, 0.02])
+def test_wrong_costs_heal_in_service(segment: Segment, factor: float) -> None:
+    share = 0.7
+    right = ask(segment, share, 1)
+    [plan] = right if factor > 1 else ["exact_allowed"]
+    true = spoil(segment, plan, factor).by_plan(1, int(share * ROWS), share, 10)
+    assert ask(segment, share, 1) != right
+    # Never idle: only what is asked tells.
+    keeper, metrics = keeper_of(segment, idle=lambda: False, waited_s=-1.0)
+    for _ in range(2 * FEWEST_AUDITS):
+        ask(segment, share, EVERY)
+        keeper._work()
+    book = planner_of(segment).book
+    assert book.drifted
+    # Two plans may cost the same.
+    assert true[ask(segment, share, 1)[0]] <= 1.5 * true[right[0]]
+    assert metrics.plan_correction.dump()["planned\x1f" + plan] != 1
+    assert metrics.plan_measured.dump()
+    assert metrics.plan_predicted.dump().keys() == metrics.plan_measured.dump().keys()
+    # The first idle moment times them anew.
+    keeper, metrics = keeper_of(segment)
+    keeper._work()
+    assert set(book.factors.values()) == {1.0}
+    assert metrics.plans_timed.dump() == {"planned": 1}
+    assert true[ask(segment, share, 1)[0]] <= 1.5 * true[right[0]]
+    assert book.file is not None
+    assert book.file.read() == book.timed
+
+
+def test_costs_that_other_processes_disturbed_are_timed_again_when_idle(segment: Segment) -> None:
+    book = planner_of(segment).book
+    assert book.timed is not None
+    book.replace(dataclasses.replace(book.timed, pressure=1000.0))
+    idle = False
+    keeper, _ = keeper_of(segment, idle=lambda: idle)
+    keeper._work()
+    assert book.timed.pressure == 1000
+    idle = True
+    keeper._work()
+    assert book.timed.pressure < 1000
+
+
+def test_timing_ends_when_a_request_comes_and_waits_longer_each_time(segment: Segment) -> None:
+    book = planner_of(segment).book
+    assert book.timed is not None
+    book.replace(dataclasses.replace(book.timed, pressure=1000.0))
+    now, looks = [0.0], itertools.count()
+    keeper, _ = keeper_of(segment, busy=lambda: next(looks) % 3 == 2, clock=lambda: now[0], again_s=10.0)
+    keeper._work()
+    assert book.timed.pressure == 1000
+    keeper._busy = lambda: False
+    now[0] = 9.0
+    keeper._work()
+    assert book.timed.pressure == 1000
+    now[0] = 11.0
+    keeper._work()
+    assert book.timed.pressure < 1000
+
+
+def test_an_idle_machine_is_told_by_the_time_of_its_processors(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 100 1000 0 0 0 0 0 0\ncpu0 1 2 3\n")
+    idle = IdleMachine(stat)
+    stat.write_text("cpu  105 0 105 1090 0 0 0 0 0 0\n")
+    assert idle()
+    stat.write_text("cpu  150 0 105 1100 0 0 0 0 0 0\n")
+    assert not idle()
+    stat.unlink()
+    assert idle() in (True, False)
+
+
+def test_a_server_heals_the_costs_in_its_cache_and_tells_times(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCANNERY_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(IdleMachine, "__call__", lambda self: True)
+    monkeypatch.setattr("scannery.serving.services.plan_keeper.EVERY_S", 0.02)
+    opened = open_index(Store.open(store), "planned").segments[0]
+    true = spoil(opened, "leaves", 10.0)
+    file = planner_of(opened).book.file
+    assert file is not None
+    with serving(store) as server, scannery.connect(server.address) as client:
+        index, query = client.index("planned"), clustered(ROWS, DIMENSIONS)[3]
+
+        def healed() -> bool:
+            for _ in range(EVERY):
+                index.search(query, where={"part": {"$lt": 0.2}})
+            costs = file.read()
+            return costs is not None and costs.scan_us[2] < 5 * true.scan_us[2]
+
+        wait_until(healed)
+        explained = index.search(query, where={"part": {"$lt": 0.2}}, explain=True).explanation
+        assert explained is not None
+        [step] = explained.segments
+        assert step.predicted_us > 0
+        assert step.measured_us > 0
+        explained = index.search(query, explain=True).explanation
+        assert explained is not None
+        [step] = explained.segments
+        assert (step.plan, step.predicted_us) == ("scann", 0)
+        assert step.measured_us > 0
