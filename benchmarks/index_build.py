@@ -77,7 +77,10 @@ def spec_of(distance: Distance) -> dict[str, Any]:
 
 
 def prepare(folder: Path, vectors_ND: np.ndarray, distance: Distance) -> None:
-    """Write the input of all builds."""
+    """Write the input of all builds.
+
+    ScaNN alone trains at the parameters from which a build starts; the build may choose others by trial.
+    """
     spec = spec_of(distance)
     rows, dimensions = vectors_ND.shape
     config = choose_config(rows, dimensions, distance, parse_spec(spec).scann)

@@ -1,4 +1,6 @@
-"""Baseline of a build of vectors: read them, build with ScaNN alone at Scannery's parameters, write both.
+"""Baseline of a build of vectors: read them, build with ScaNN alone, write both.
+
+The parameters are those from which Scannery's builds start, before a trial; ScaNN uses its SSE4 kernels.
 
 `python -m benchmarks.raw_scann FOLDER` reads `vectors.npy` and `job.json`, and writes to `raw/`. It imports nothing of
 Scannery, which would add to its time and memory.

@@ -14,6 +14,7 @@ from scannery.indexer.spec.spec import IndexSpec
 
 __all__ = [
     "FORMAT_VERSION",
+    "ConfigTrial",
     "CurvePoint",
     "DeletedRows",
     "DepthCurve",
@@ -22,6 +23,7 @@ __all__ = [
     "NamedVectorsInfo",
     "Recall",
     "SegmentEntry",
+    "TriedConfig",
     "documents_in",
 ]
 
@@ -54,6 +56,9 @@ class CurvePoint(_Record):
     """Standard error of `recall`."""
     query_us: float
     """Time of one query in a batch on one core, in microseconds."""
+    recalls: dict[str, float] = {}
+    """Mean recall@k of each kind of queries, of which `recall` is the least: `stored` vectors, and `given` queries
+    (or questions made from texts), or points `between` vectors; empty in manifests of earlier releases."""
 
 
 class DepthCurve(_Record):
@@ -63,6 +68,40 @@ class DepthCurve(_Record):
     """Hits per query."""
     curve: tuple[CurvePoint, ...]
     """Recall@k against cost, cheapest first."""
+
+
+class TriedConfig(_Record):
+    """A configuration of ScaNN that was tried on a sample, at its cheapest setting that reaches the target recall."""
+
+    leaves: int
+    soar: bool
+    dimensions_per_block: int
+    anisotropic_threshold: float | None
+    """None with `squared_l2`, which does not use it."""
+    searched: int
+    """Leaves searched."""
+    rescore: int
+    """Candidates rescored with exact vectors."""
+    recall: float
+    """Estimated recall@10 in the segment."""
+    query_us: float | None
+    """Estimated time of one query, in microseconds (tuning/search_cost.py); None: no setting reaches the target."""
+    chosen: bool = False
+
+
+class ConfigTrial(_Record):
+    """How a segment's ScaNN configuration was chosen (tuning/config_trial.py)."""
+
+    rows: int
+    """Rows of the sample."""
+    segment_rows: int
+    """Rows of the segment that was tried: this one, or an earlier one of the index (`scann.config.config_like`)."""
+    target: float
+    """Target recall of the spec."""
+    queries: dict[str, int]
+    """Number of queries of each kind, named as in `CurvePoint.recalls`."""
+    tried: tuple[TriedConfig, ...]
+    """In the order of the trial; one is chosen."""
 
 
 class DeletedRows(_Record):
@@ -97,6 +136,8 @@ class SegmentEntry(_Record):
     """Recall@10 against cost, cheapest first; empty for `exact`."""
     depth_curves: tuple[DepthCurve, ...] = ()
     """The same for other numbers of hits, ascending; empty for `exact`, and in manifests of the first releases."""
+    trial: ConfigTrial | None = None
+    """How the ScaNN configuration was chosen; None: from the number of rows and the spec alone."""
     deleted: DeletedRows | None = None
     """Deleted rows of the file; None: no row is deleted."""
     named: dict[str, SegmentEntry] = {}

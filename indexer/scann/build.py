@@ -7,8 +7,10 @@ import math
 import os
 import signal
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from typing_extensions import Self
@@ -16,15 +18,27 @@ from typing_extensions import Self
 from scannery.indexer.errors import BuildError
 from scannery.indexer.local.child_processes import python_command, python_environment
 from scannery.indexer.local.fork_server import ForkedProcess, ForkServer
-from scannery.indexer.manifest import CurvePoint, DepthCurve
+from scannery.indexer.manifest import ConfigTrial, CurvePoint, DepthCurve
 from scannery.indexer.scann.config import CODEBOOK_ROWS, SOAR_LAMBDA, ScannConfig
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
 
-__all__ = ["QUERIES_FILE", "VECTORS_FILE", "ScannBuild", "Tuning", "measured_again"]
+__all__ = [
+    "QUERIES_FILE",
+    "TRIAL_FILE",
+    "TRIED_FILE",
+    "VECTORS_FILE",
+    "ScannBuild",
+    "Tuning",
+    "config_by_trial",
+    "measured_again",
+]
 
 VECTORS_FILE = "vectors.npy"
 QUERIES_FILE = "queries.npy"
+TRIAL_FILE = "trial.json"
+"""Input of a trial of configurations, which then writes TRIED_FILE."""
+TRIED_FILE = "tried.json"
 _STDERR_SHOWN = 2000
 # Run by its path: as a module it would import the package.
 _SCRIPT = Path(__file__).with_name("build_child.py")
@@ -46,6 +60,59 @@ class Tuning:
     """Time of tuning after the build, in seconds."""
     fresh_recall: float | None
     """Recall of the default setting for queries that were not used in tuning; None: not measured."""
+
+
+def config_by_trial(
+    config: ScannConfig,
+    changes: Sequence[Mapping[str, Any]],
+    distance: Distance,
+    *,
+    folder: Path,
+    target: float,
+    threads: int | None = None,
+    seed: int = 0,
+) -> tuple[ScannConfig, ConfigTrial | None]:
+    """Return the configuration that is cheapest on a sample, and what was tried.
+
+    `config` and None if that failed, or would take too large a share of the time of training.
+
+    Args:
+        config: to start from; without SOAR if that is tried.
+        changes: to try, in this order.
+        distance: of the index.
+        folder: as of `ScannBuild`.
+        target: recall@10 to reach.
+        threads: None: all cores.
+        seed: of the sample and its queries.
+
+    """
+    # The cheaper build is the start, so that rows in two leaves must pay for theirs.
+    start = config if all("soar" not in change for change in changes) else replace(config, soar=False)
+    job = {
+        "config": start.to_dict(),
+        "changes": changes,
+        "soar_lambda": SOAR_LAMBDA,
+        "codebook_rows": CODEBOOK_ROWS,
+        "distance": distance,
+        "threads": threads or len(os.sched_getaffinity(0)),
+        "seed": seed,
+        "target": target,
+    }
+    (folder / TRIAL_FILE).write_text(json.dumps(job))
+    with (folder / "trial.txt").open("wb") as output:
+        process = _TUNERS.start(folder, output.fileno())
+    try:
+        failed = process.wait()
+    finally:
+        process.close()
+        (folder / TRIAL_FILE).unlink()
+    # A sample may be worse to train than all rows, such as one of a few distinct vectors.
+    if failed:
+        return config, None
+    found = json.loads((folder / TRIED_FILE).read_text())
+    if found["trial"] is None:
+        return config, None
+    return ScannConfig.from_dict(found["config"]), ConfigTrial.model_validate(found["trial"])
 
 
 class ScannBuild:

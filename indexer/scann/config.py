@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from scannery.indexer.manifest import ConfigTrial
 from scannery.indexer.spec.spec import Distance, ScannSpec
 
-__all__ = ["CODEBOOK_ROWS", "SOAR_LAMBDA", "Effort", "ScannConfig", "choose_config"]
+__all__ = [
+    "CODEBOOK_ROWS",
+    "SOAR_LAMBDA",
+    "Effort",
+    "ScannConfig",
+    "choose_config",
+    "config_changes",
+    "config_like",
+]
 
 Effort = Literal["none", "light", "full"]
 """Effort of a build. `light` is for a segment that will soon be merged: it has half the leaves, and no row is in two of
@@ -23,7 +33,13 @@ CODEBOOK_ROWS = 20_000
 build of 80,000 × 384 took 10.7 s of processor time instead of 8.3, and recall was the same."""
 
 SOAR_FROM_ROWS = 100_000
-"""Rows from which on SOAR is used: at 200,000 × 128 it reached recall 0.978 in the time that 0.973 took without."""
+"""Rows from which on SOAR is used without a trial: at 200,000 × 128 it reached recall 0.978 in the time that 0.973 took
+without."""
+
+TRIAL_FROM_ROWS = 20_000
+"""Rows from which on a configuration is chosen by trial: a trial takes about as long as training so many rows."""
+SIMILAR_ROWS = 4.0
+"""Ratio of rows up to which a segment gets what was chosen for another one of the same index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +98,57 @@ def choose_config(
         anisotropic_threshold=math.nan if squared else chosen.anisotropic_threshold,
         soar=not squared and soar,
     )
+
+
+def config_changes(
+    config: ScannConfig, rows: int, dimensions: int, distance: Distance, chosen: ScannSpec, effort: Effort
+) -> list[dict[str, Any]]:
+    """Return the changes of a configuration to try on a sample (tuning/config_trial.py), in this order.
+
+    None for `light` effort and for small segments, and none of a value that the spec fixes.
+
+    Args:
+        config: of `choose_config`.
+        rows: of the segment.
+        dimensions: of its vectors.
+        distance: of the index.
+        chosen: values of the spec.
+        effort: of the build.
+
+    """
+    if effort != "full" or rows < TRIAL_FROM_ROWS:
+        return []
+    changes: list[dict[str, Any]] = []
+    if chosen.dimensions_per_block is None and dimensions >= 4 * config.dimensions_per_block:
+        changes.append({"dimensions_per_block": 2 * config.dimensions_per_block})
+    if chosen.soar is None and distance != "squared_l2":
+        changes.append({"soar": True})
+    if chosen.leaves is None:
+        changes.append({"leaves": round(config.leaves / 2)})
+    return changes
+
+
+def config_like(
+    config: ScannConfig, changes: Sequence[Mapping[str, Any]], rows: int, earlier: ConfigTrial | None
+) -> ScannConfig | None:
+    """Return a configuration with what an earlier trial chose; None if there is no trial of similarly many rows.
+
+    Args:
+        config: of `choose_config`.
+        changes: of `config_changes`: only values that would be tried are taken from the earlier trial.
+        rows: of the segment.
+        earlier: trial of another segment of the same index.
+
+    """
+    if earlier is None or not 1 / SIMILAR_ROWS <= rows / earlier.segment_rows <= SIMILAR_ROWS:
+        return None
+    chosen = next((one for one in earlier.tried if one.chosen), None)
+    if chosen is None:
+        return None
+    found: dict[str, Any] = {
+        "leaves": max(1, round(config.leaves * chosen.leaves / earlier.tried[0].leaves)),
+        "soar": chosen.soar,
+        "dimensions_per_block": chosen.dimensions_per_block,
+    }
+    tried = {name for change in changes for name in change}
+    return replace(config, **{name: value for name, value in found.items() if name in tried})

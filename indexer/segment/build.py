@@ -60,6 +60,7 @@ def build_segment(
     measured: bool = False,
     named_queries: Mapping[str, np.ndarray] | None = None,
     effort: Effort = "full",
+    earlier: SegmentEntry | None = None,
 ) -> BuiltSegment:
     """Write datapoints of one shard as the files of a segment: all of them with an unnamed vector, or all without one.
 
@@ -77,6 +78,8 @@ def build_segment(
             were not used in tuning.
         named_queries: as `queries`, for named vectors.
         effort: of training; less than `full` for segments that will soon be merged.
+        earlier: another segment of the index; ScaNN gets the configuration that was chosen for it by trial, if any was
+            and its rows were similarly many.
 
     Raises:
         BuildError: only some rows have an unnamed vector, a vector is not finite or has another number of components,
@@ -92,6 +95,7 @@ def build_segment(
         queries=queries,
         measured=measured,
         effort=effort,
+        earlier=earlier.trial if earlier else None,
     )
     given = named_queries or {}
     names = names_in(table)
@@ -105,6 +109,7 @@ def build_segment(
             threads=threads,
             queries=given.get(name),
             effort=effort,
+            earlier=earlier.named[name].trial if earlier and name in earlier.named else None,
         )
         for name in names
     }

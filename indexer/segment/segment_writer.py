@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,10 @@ from scannery.indexer.datapoints.schema import REVISION_COLUMN, SPOKEN_COLUMN, d
 from scannery.indexer.datapoints.vector_presence import is_vectorless
 from scannery.indexer.errors import BuildError, NotFoundError
 from scannery.indexer.lexical.inverted_index import with_terms
-from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
+from scannery.indexer.manifest import FORMAT_VERSION, ConfigTrial, SegmentEntry
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
-from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE, ScannBuild, Tuning
-from scannery.indexer.scann.config import Effort, ScannConfig, choose_config
+from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE, ScannBuild, Tuning, config_by_trial
+from scannery.indexer.scann.config import Effort, ScannConfig, choose_config, config_changes, config_like
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.arrays import taken
@@ -64,6 +64,7 @@ def write_segment(
     queries: np.ndarray | None = None,
     measured: bool = False,
     effort: Effort = "full",
+    earlier: ConfigTrial | None = None,
 ) -> WrittenSegment:
     """Write datapoints of one shard as a segment file: all of them with a vector, or all without one.
 
@@ -80,6 +81,8 @@ def write_segment(
         measured: whether the statistics have the recall of the default setting for FRESH_QUERIES queries near rows that
             were not used in tuning.
         effort: of training; less than `full` for segments that will soon be merged.
+        earlier: trial of another segment of the index, whose choice is used in place of a trial if its rows were
+            similarly many.
 
     Raises:
         BuildError: only some rows have a vector, a vector is not finite, two rows have one id, ScaNN failed, or the
@@ -95,7 +98,15 @@ def write_segment(
     with _disk_errors(name, directory):
         if config is None:
             return _exact_segment(table, spec, shard, directory)
-        return _scann_segment(table, spec, config, shard, directory, name, threads, queries, measured)
+        changes = config_changes(config, table.num_rows, dimensions, spec.distance, spec.scann, effort)
+        known = config_like(config, changes, table.num_rows, earlier) if changes else None
+        if known is None:
+            earlier = None
+        else:
+            config, changes = known, []
+        return _scann_segment(
+            table, spec, config, changes, shard, directory, name, threads, queries, measured, earlier
+        )
 
 
 @contextmanager
@@ -110,12 +121,14 @@ def _scann_segment(
     table: pa.Table,
     spec: IndexSpec,
     config: ScannConfig,
+    changes: Sequence[Mapping[str, Any]],
     shard: int,
     directory: Path,
     name: str,
     threads: int | None,
     queries: np.ndarray | None,
     measured: bool,
+    trial: ConfigTrial | None,
 ) -> WrittenSegment:
     with tempfile.TemporaryDirectory(prefix="scann-", dir=directory) as place:
         folder = Path(place)
@@ -124,6 +137,12 @@ def _scann_segment(
         middle_D = write_search_vectors(folder / VECTORS_FILE, table, spec.distance)
         if queries is not None:
             np.save(folder / QUERIES_FILE, queries if middle_D is None else queries - middle_D)
+        trying = time.perf_counter()
+        if changes:
+            config, trial = config_by_trial(
+                config, changes, spec.distance, folder=folder, target=spec.target_recall, threads=threads
+            )
+        trial_s = time.perf_counter() - trying
         with ScannBuild(
             config,
             spec.distance,
@@ -134,7 +153,7 @@ def _scann_segment(
             measured_for=spec.target_recall if measured else None,
         ) as build:
             trained_s = build.train()
-            seconds = {"train": time.perf_counter() - started, "scann": trained_s}
+            seconds = {"train": time.perf_counter() - started, "scann": trained_s, "trial": trial_s}
             build.tune()
             order_N = row_order(build.folder)
             path, leaves_used = _write_scann(
@@ -146,7 +165,9 @@ def _scann_segment(
     statistics = {"seconds": seconds, "scann": config.to_dict(), "leaves_used": leaves_used}
     if measured:
         statistics["fresh"] = {"target": spec.target_recall, "recall": tuning.fresh_recall}
-    entry = _entry(path, table, shard, tuning)
+    if trial:
+        statistics["trial"] = trial.model_dump(mode="json")
+    entry = _entry(path, table, shard, tuning, trial)
     return WrittenSegment(path=path, entry=entry, statistics=statistics, order_N=order_N)
 
 
@@ -328,7 +349,9 @@ def _ordered_leaves(table: pa.Table, name: str) -> list[str]:
     return [] if _is_list(table, name) else [name]
 
 
-def _entry(path: Path, table: pa.Table, shard: int, tuning: Tuning | None) -> SegmentEntry:
+def _entry(
+    path: Path, table: pa.Table, shard: int, tuning: Tuning | None, trial: ConfigTrial | None = None
+) -> SegmentEntry:
     return SegmentEntry(
         key=f"segments/{path.name}",
         shard=shard,
@@ -340,4 +363,5 @@ def _entry(path: Path, table: pa.Table, shard: int, tuning: Tuning | None) -> Se
         vectors=_dimensions(table) > 0,
         curve=tuning.curve if tuning else (),
         depth_curves=tuning.depth_curves if tuning else (),
+        trial=trial,
     )

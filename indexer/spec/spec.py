@@ -102,19 +102,19 @@ class ScannSpec(SpecModel):
     """Segments with fewer rows are scanned, which is as fast and needs no training."""
 
     leaves: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Leaves of the partitioning tree of a segment; default: twice the square root of its rows."""
+    """Leaves of the partitioning tree of a segment; default: by trial, once or twice the square root of its rows."""
 
     training_rows: Annotated[int, Field(ge=1000)] | None = None
     """Rows that the tree is trained on; default: 100 per leaf, at least 100,000."""
 
     dimensions_per_block: Annotated[int, Field(ge=1, le=16)] | None = None
-    """Dimensions that share a code of four bits; default: 2, or 1 for vectors below 16 dimensions."""
+    """Dimensions that share a code of four bits; default: by trial, 2 or 4 (1 or 2 for vectors below 16 dimensions)."""
 
     anisotropic_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Threshold of anisotropic quantization: how much errors parallel to a vector count; not used with `squared_l2`."""
 
     soar: bool | None = None
-    """Whether each row is also in a second leaf; default: from 100,000 rows on. Never with `squared_l2`."""
+    """Whether each row is also in a second leaf; default: by trial. Never with `squared_l2`."""
 
     rescore: Annotated[int, Field(ge=20, le=10_000)] | None = None
     """Candidates that are rescored with exact vectors, for ten hits; default: chosen by tuning, 20 to 640."""

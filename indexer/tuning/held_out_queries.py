@@ -109,6 +109,13 @@ class HeldOut:
 
     alike: LabelledQueries
     apart: LabelledQueries
+    given: bool = False
+    """Whether the queries apart were given (or made from texts), and not made from vectors."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of both kinds in `CurvePoint.recalls`."""
+        return "stored", "given" if self.given else "between"
 
     @property
     def kinds(self) -> tuple[LabelledQueries, LabelledQueries]:
@@ -122,7 +129,7 @@ class HeldOut:
 
     def first(self, k: int) -> HeldOut:
         """Return the same queries with the first k hits."""
-        return HeldOut(alike=self.alike.first(k), apart=self.apart.first(k))
+        return HeldOut(alike=self.alike.first(k), apart=self.apart.first(k), given=self.given)
 
 
 def held_out_queries(
@@ -152,7 +159,8 @@ def held_out_queries(
     rows_N = _nonzero_rows(vectors_ND)
     count = min(count, len(rows_N))
     rows_Q, one_Q, other_Q = (np.sort(generator.choice(rows_N, count, replace=False)) for _ in range(3))
-    if apart_QD is None or not len(apart_QD):
+    given = apart_QD is not None and len(apart_QD) > 0
+    if apart_QD is None or not given:
         apart_QD = 0.7 * vectors_ND[one_Q] + 0.3 * vectors_ND[generator.permutation(other_Q)]
     else:
         apart_QD = apart_QD[:: -(-len(apart_QD) // (4 * count))]
@@ -165,6 +173,7 @@ def held_out_queries(
     magnitudes_QK = _magnitudes(vectors_ND, queries_QD, rows_QK, distance)
     mine_QK = _without_own(rows_QK[:count], rows_Q)
     return HeldOut(
+        given=given,
         alike=LabelledQueries(
             queries_QD=alike_QD,
             own_Q=rows_Q,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,7 +16,9 @@ import numpy as np
 
 from scannery.indexer.manifest import CurvePoint, DepthCurve
 from scannery.indexer.scann.search import ScannSearcher
+from scannery.indexer.tuning.curve_refinement import pareto, refine
 from scannery.indexer.tuning.held_out_queries import HeldOut, LabelledQueries
+from scannery.indexer.tuning.search_cost import SearchCost
 from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.indexer.vectors.exact_search import NO_ROW
 
@@ -40,10 +42,12 @@ DEEPER = (20, 50, 100, 200, 500, 1000)
 """Numbers of hits above ten that are measured."""
 PER_HIT = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of candidates per hit that are tried for more than ten hits."""
+MOST_PER_HIT = (4, PER_HIT[-1])
+"""Numbers of candidates per hit up to which they are tried: the second only if the last of the first still help."""
 LEVELS = (0.6, 0.8, 0.9, 0.95, 0.96, 0.97, 0.98, 0.99, 0.999)
-"""For more than ten hits, the setting estimated cheapest for each of these recalls is measured."""
-PROPOSED_ROWS = 16
-"""Rows from which ScaNN proposes in the time of rescoring one row with its vector."""
+"""The setting estimated cheapest for each of these recalls is measured."""
+DEEPER_MEASURED = 3
+"""Most settings that are measured between these, for each number of hits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,29 +65,28 @@ def measure_curves(
     queries: HeldOut,
     deep: HeldOut,
     *,
-    leaves: int,
-    rows: int,
+    cost: SearchCost,
     threads: int,
     rescore: int | None = None,
 ) -> Curves:
     """Return for each number of hits the settings that no cheaper one beats, cheapest first.
 
-    Each has its recall and its time in one thread. Settings are tried from cheap to expensive, with more candidates and
-    more leaves until recall gains less than WORTHWHILE. A third of the queries explores them; those that seem best are
-    measured with all queries.
+    "Cheap" is by `cost` and not by measured time: a moment at which other processes run would decide otherwise. Each
+    has its recall and its processor time. Settings are tried with more candidates and more leaves until recall gains
+    less than WORTHWHILE. A third of the queries explores them; those that seem best are measured with all queries, and
+    further ones between them (curve_refinement.py).
 
     Args:
         searcher: of the segment.
         queries: for one hit and ten.
         deep: fewer queries, for more hits.
-        leaves: of ScaNN's tree.
-        rows: of the segment.
+        cost: of searches of the segment.
         threads: searches that run at once.
         rescore: number of candidates of all settings, for ten hits (in proportion for more); None: several are tried.
 
     """
     with ThreadPoolExecutor(threads) as pool:
-        tuner = _Tuner(searcher, pool, threads, leaves=leaves, rows=rows)
+        tuner = _Tuner(searcher, pool, threads, cost)
         first, ten = tuner.first_ten(queries, rescore)
         deeper = [DepthCurve(k=k, curve=curve) for k, curve in tuner.deeper(deep, rescore).items() if curve]
     return Curves(ten=ten, others=(DepthCurve(k=1, curve=first), *deeper))
@@ -95,20 +98,13 @@ class _Setting:
     rescore: int
     recall: float
 
-    def beats(self, other: _Setting) -> bool:
-        """Return whether this setting has at least the recall of another one, with no more leaves and candidates."""
-        cheaper = self.leaves <= other.leaves and self.rescore <= other.rescore
-        return self is not other and cheaper and self.recall >= other.recall
-
 
 class _Tuner:
     """Tries settings of one searcher."""
 
-    def __init__(
-        self, searcher: ScannSearcher, pool: Executor, parts: int, *, leaves: int, rows: int
-    ) -> None:
+    def __init__(self, searcher: ScannSearcher, pool: Executor, parts: int, cost: SearchCost) -> None:
         self._searcher, self._pool, self._parts = searcher, pool, parts
-        self._leaves, self._rows = leaves, rows
+        self._search_cost, self._leaves, self._rows = cost, cost.config.leaves, cost.rows
 
     def first_ten(
         self, queries: HeldOut, rescore: int | None
@@ -120,8 +116,15 @@ class _Tuner:
             if settings[-1].recall >= 1 - WORTHWHILE:
                 break
         ks = (1, queries.k)
-        points = [self._measure(queries, one, ks) for one in _unbeaten(settings)]
-        one, ten = (tuple(_pareto(each[number] for each in points)) for number in range(len(ks)))
+
+        def measure(leaves: int, candidates: int) -> Sequence[CurvePoint]:
+            return self._measure(queries, leaves, candidates, ks, self._pool)
+
+        points: list[Sequence[CurvePoint]] = [
+            measure(one.leaves, one.rescore) for one in self._likely(settings)
+        ]
+        points = refine(points, measure, cost=self._cost)
+        one, ten = (tuple(pareto((each[number] for each in points), self._cost)) for number in range(len(ks)))
         return one, ten
 
     def deeper(self, queries: HeldOut, rescore: int | None) -> dict[int, tuple[CurvePoint, ...]]:
@@ -135,38 +138,51 @@ class _Tuner:
             ks = [k for k in open_ks if leaves * self._rows >= k * self._leaves]
             if not ks:
                 continue
-            depths = {k: self._depths(k, rescore) for k in ks}
+            for k, settings in self._by_depth(queries, leaves, ks, rescore).items():
+                tried[k] += settings
+        # The deepest first: they take the most time.
+        curves = self._pool.map(lambda k: self._deep_curve(queries, k, tried[k]), reversed(wanted))
+        return dict(sorted(zip(reversed(wanted), curves, strict=True)))
+
+    def _by_depth(
+        self, queries: HeldOut, leaves: int, ks: Sequence[int], rescore: int | None
+    ) -> dict[int, list[_Setting]]:
+        """Return the settings with `leaves` leaves for each number of hits: with many candidates only if they help."""
+        for most in MOST_PER_HIT:
+            depths = {k: self._depths(k, rescore, most) for k in ks}
             proposed = self._proposed(queries, leaves, max(depths[ks[-1]]))
-            for k in ks:
-                tried[k] += _settings(queries.first(k), proposed, leaves, depths[k])
-        return {k: self._deep_curve(queries, k, tried[k]) for k in wanted}
+            found = {k: _settings(queries.first(k), proposed, leaves, depths[k]) for k in ks}
+            if rescore is not None or all(len(_helpful(one)) < len(one) for one in found.values()):
+                break
+        return found
 
     def _deep_curve(self, queries: HeldOut, k: int, tried: Sequence[_Setting]) -> tuple[CurvePoint, ...]:
-        """Return the settings for k hits that no cheaper one beats, by ascending estimated cost.
+        """Return the settings for k hits that no cheaper one beats, cheapest first; in one thread."""
 
-        Several are measured at once, so their times are not used as costs.
-        """
-        measured = self._pool.map(lambda one: self._measure(queries, one, (k,))[0], self._likely(tried))
-        return tuple(_rising(measured))
+        def measure(leaves: int, candidates: int) -> Sequence[CurvePoint]:
+            return self._measure(queries, leaves, candidates, (k,))
 
-    def _depths(self, k: int, rescore: int | None) -> list[int]:
+        points: list[Sequence[CurvePoint]] = [measure(one.leaves, one.rescore) for one in self._likely(tried)]
+        points = refine(points, measure, most=DEEPER_MEASURED, cost=self._cost)
+        return tuple(pareto((point for [point] in points), self._cost))
+
+    def _cost(self, one: CurvePoint | _Setting) -> float:
+        return self._search_cost.query_us(one.leaves, one.rescore)
+
+    def _depths(self, k: int, rescore: int | None, most_per_hit: float) -> list[int]:
         """Return the numbers of candidates to try for k hits."""
         if rescore is not None:
             return [max(k, math.ceil(rescore * k / TUNED_K))]
         most = max(k, int(MOST_SHARE * self._rows))
-        return sorted({min(math.ceil(each * k), most) for each in PER_HIT})
+        return sorted({min(math.ceil(each * k), most) for each in PER_HIT if each <= most_per_hit})
 
     def _likely(self, settings: Sequence[_Setting]) -> list[_Setting]:
         """Return the setting estimated cheapest for each of LEVELS, and the one of highest recall."""
-
-        def cost(one: _Setting) -> float:
-            return one.rescore + one.leaves * self._rows / self._leaves / PROPOSED_ROWS
-
-        chosen = {max(settings, key=lambda one: (one.recall, -cost(one)))} if settings else set()
+        chosen = {max(settings, key=lambda one: (one.recall, -self._cost(one)))} if settings else set()
         for level in LEVELS:
             if good := [one for one in settings if one.recall >= level]:
-                chosen.add(min(good, key=cost))
-        return sorted(chosen, key=cost)
+                chosen.add(min(good, key=self._cost))
+        return sorted(chosen, key=self._cost)
 
     def _worthwhile(self, queries: HeldOut, leaves: int, rescore: int | None) -> list[_Setting]:
         """Return the settings with `leaves` leaves, up to the first that gains less than WORTHWHILE."""
@@ -198,30 +214,48 @@ class _Tuner:
         found = list(self._pool.map(part, itertools.chain(*parts)))
         return [np.concatenate(found[: len(parts[0])]), np.concatenate(found[len(parts[0]) :])]
 
-    def _measure(self, queries: HeldOut, setting: _Setting, ks: Sequence[int]) -> list[CurvePoint]:
-        """Return the measured point of a setting for each number of hits in `ks`."""
-        leaves = setting.leaves
-        started = time.perf_counter()
-        found = [
-            self._searcher.search(kind.queries_QD, max(ks) + 1, rescore=setting.rescore, leaves=leaves)
-            for kind in queries.kinds
-        ]
-        elapsed = time.perf_counter() - started
-        query_us = elapsed / sum(len(rows_QK) for rows_QK, _ in found) * 1e6
+    def _measure(
+        self,
+        queries: HeldOut,
+        leaves: int,
+        rescore: int,
+        ks: Sequence[int],
+        pool: Executor | None = None,
+    ) -> Sequence[CurvePoint]:
+        """Return the measured point of a setting for each number of hits in `ks`.
+
+        `pool` searches for parts of the queries at once; None: this thread searches.
+        """
+
+        def search(asked: LabelledQueries) -> tuple[np.ndarray, np.ndarray, float]:
+            started = time.thread_time()
+            hits = self._searcher.search(asked.queries_QD, max(ks) + 1, rescore=rescore, leaves=leaves)
+            return *hits, time.thread_time() - started
+
+        divided = [kind.parts(self._parts if pool else 1) for kind in queries.kinds]
+        parts = list(itertools.chain(*divided))
+        done = list(pool.map(search, parts) if pool else map(search, parts))
+        both = done[: len(divided[0])], done[len(divided[0]) :]
+        found = [tuple(np.concatenate([part[place] for part in kind]) for place in (0, 1)) for kind in both]
+        query_us = sum(part[2] for part in done) / sum(len(part[0]) for part in done) * 1e6
         points = []
         for k in ks:
             kinds = [kind.first(k) for kind in queries.kinds]
-            recall, error = min(
-                _mean_and_error(kind.recalls(*hits), kind.alike)
-                for kind, hits in zip(kinds, found, strict=True)
-            )
+            measured = [
+                _mean_and_error(kind.recalls(rows_QK, scores_QK), kind.alike)
+                for kind, (rows_QK, scores_QK) in zip(kinds, found, strict=True)
+            ]
+            recall, error = min(measured)
             points.append(
                 CurvePoint(
                     leaves=leaves,
-                    rescore=setting.rescore,
+                    rescore=rescore,
                     recall=round(recall, 5),
                     error=round(error, 5),
                     query_us=round(query_us, 1),
+                    recalls={
+                        name: round(mean, 5) for name, (mean, _) in zip(queries.names, measured, strict=True)
+                    },
                 )
             )
         return points
@@ -251,10 +285,6 @@ def _helpful(settings: list[_Setting]) -> list[_Setting]:
     return settings
 
 
-def _unbeaten(settings: Sequence[_Setting]) -> list[_Setting]:
-    return [one for one in settings if not any(other.beats(one) for other in settings)]
-
-
 def _share(hits_QC: np.ndarray, true_QK: np.ndarray) -> float:
     """Return the share of the true hits that are found; infinite scores are no hits."""
     wanted_Q = np.isfinite(true_QK).sum(axis=1)
@@ -273,16 +303,3 @@ def _mean_and_error(recalls_Q: np.ndarray, alike: float) -> tuple[float, float]:
 
 def _leaves_searched(leaves: int) -> list[int]:
     return sorted({max(1, round(share * leaves)) for share in LEAF_SHARES})
-
-
-def _pareto(points: Iterable[CurvePoint]) -> Iterable[CurvePoint]:
-    return _rising(sorted(points, key=lambda p: (p.query_us, -p.recall)))
-
-
-def _rising(points: Iterable[CurvePoint]) -> Iterable[CurvePoint]:
-    """Yield the points, given cheapest first, whose recall is above that of all points before."""
-    best = -1.0
-    for point in points:
-        if point.recall > best:
-            best = point.recall
-            yield point

@@ -1,14 +1,16 @@
-"""The process that tunes a ScaNN build, forked by a server (local/fork_server.py).
+"""The process that tunes a ScaNN build, or tries configurations before it, forked by a server (local/fork_server.py).
 
-Its folder has the input of `scann/build_child.py`, and optionally `queries.npy`; this process writes `tuned.json`. It
-starts together with training, and first finds the true hits of its queries by exact search: in a thread of the lowest
-priority, since training would take a sixth longer otherwise. End of standard input means that `scann/` is complete.
+With TRIAL_FILE in its folder, it chooses a configuration (config_trial.py). Otherwise its folder has the input of
+`scann/build_child.py`, and optionally `queries.npy`; this process writes `tuned.json`. It starts together with
+training, and first finds the true hits of its queries by exact search: in a thread of the lowest priority, since
+training would take a sixth longer otherwise. End of standard input means that `scann/` is complete.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -20,14 +22,26 @@ from typing import get_args
 
 import numpy as np
 
-from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE
+from scannery.indexer.scann.build import QUERIES_FILE, TRIAL_FILE, TRIED_FILE, VECTORS_FILE
+from scannery.indexer.scann.config import ScannConfig
+from scannery.indexer.scann.instructions import use_vector_instructions
 from scannery.indexer.scann.search import ScannSearcher, load_kernels, load_searcher
 from scannery.indexer.spec.spec import Distance
+from scannery.indexer.tuning.config_trial import (
+    TRIAL_CODEBOOK_ROWS,
+    TRIAL_ITERATIONS,
+    TRIAL_QUERIES,
+    affordable,
+    choose_by_trial,
+    sample_rows,
+)
 from scannery.indexer.tuning.held_out_queries import FreshQueries, held_out_queries
 from scannery.indexer.tuning.recall_curve import DEEPER, Curves, measure_curves
+from scannery.indexer.tuning.search_cost import SearchCost
 from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.indexer.tuning.settings_choice import pick_point
 from scannery.indexer.vectors.arrays import mapped
+from scannery.indexer.vectors.tie_order import BY_ROW
 
 __all__ = ["main", "warm"]
 
@@ -40,6 +54,44 @@ _DEEPEST_SHARE = 0.125
 
 
 def main(folder: Path) -> None:
+    """Choose a configuration, or measure a build with one."""
+    use_vector_instructions()  # as servers do, and before the first searcher is made
+    if (folder / TRIAL_FILE).exists():
+        _try_configs(folder)
+    else:
+        _tune(folder)
+
+
+def _try_configs(folder: Path) -> None:
+    """Choose a configuration on a sample, and write it to TRIED_FILE with what was tried."""
+    job = json.loads((folder / TRIAL_FILE).read_text())
+    vectors_ND, distance = mapped(folder / VECTORS_FILE), job["distance"]
+    given = folder / QUERIES_FILE
+    apart_QD = mapped(given) if given.exists() else None
+    if apart_QD is not None:
+        apart_QD = apart_QD[:: -(-len(apart_QD) // (2 * TRIAL_QUERIES))]
+    queries = held_out_queries(vectors_ND, distance, seed=job["seed"], apart_QD=apart_QD, count=TRIAL_QUERIES)
+    config = ScannConfig.from_dict(job["config"])
+
+    def train(vectors_SD: np.ndarray, tried: ScannConfig) -> ScannSearcher:
+        from scannery.indexer.scann.build_child import trained
+
+        less = {"iterations": TRIAL_ITERATIONS, "codebook_rows": TRIAL_CODEBOOK_ROWS}
+        made = trained(vectors_SD, job | less | {"config": tried.to_dict()})
+        return ScannSearcher(made, vectors_SD, distance, BY_ROW)
+
+    sample = sample_rows(vectors_ND, queries, config.leaves, seed=job["seed"])
+    count = affordable(sample.rows, len(sample.rows_S), len(job["changes"]))
+    found: dict[str, object] = {"config": None, "trial": None}
+    if count is not None:
+        chosen, trial = choose_by_trial(
+            sample, queries, config, job["changes"][:count], train, target=job["target"]
+        )
+        found = {"config": chosen.to_dict(), "trial": trial.model_dump()}
+    (folder / TRIED_FILE).write_text(json.dumps(found))
+
+
+def _tune(folder: Path) -> None:
     """Measure the recall of settings, and write the curves to `tuned.json`."""
     job = json.loads((folder / "job.json").read_text())
     if job.get("low_priority"):
@@ -67,8 +119,7 @@ def main(folder: Path) -> None:
         searcher,
         held_out,
         deep,
-        leaves=job["config"]["leaves"],
-        rows=rows,
+        cost=_search_cost(folder / "scann", job["config"]["leaves"], vectors_ND),
         threads=job["threads"],
         rescore=job["rescore"],
     )
@@ -79,6 +130,21 @@ def main(folder: Path) -> None:
         "seconds": time.perf_counter() - started,
     }
     (folder / "tuned.json").write_text(json.dumps(result))
+
+
+def _search_cost(scann: Path, leaves: int, vectors_ND: np.ndarray) -> SearchCost:
+    """Return the cost of searches of a trained searcher, from its files: they are all that is known of an old one."""
+    rows, dimensions = vectors_ND.shape
+    second = scann / "hashed_dataset_soar.npy"
+    blocks = np.load(scann / "hashed_dataset.npy", mmap_mode="r").shape[1]
+    config = ScannConfig(
+        leaves=leaves,
+        training_rows=rows,
+        dimensions_per_block=math.ceil(dimensions / max(1, blocks)),
+        anisotropic_threshold=math.nan,
+        soar=second.exists() and len(np.load(second, mmap_mode="r")) > 0,
+    )
+    return SearchCost(config=config, rows=rows, dimensions=dimensions)
 
 
 def warm() -> None:

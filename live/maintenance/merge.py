@@ -39,7 +39,7 @@ from scannery.indexer import (
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.versions.leases import working
 from scannery.indexer.versions.versions import hold_current
-from scannery.live.maintenance.merge_policy import due, full_tiers
+from scannery.live.maintenance.merge_policy import due, full_tiers, largest_tried
 from scannery.live.row_tables import live_rows, stored_schema
 
 __all__ = ["MergeReport", "merge"]
@@ -163,7 +163,13 @@ def _build_merged(
     if not table.num_rows:
         return None
     return build_segment(
-        table, spec=manifest.spec, shard=group[0].shard, directory=folder, threads=threads, effort=effort
+        table,
+        spec=manifest.spec,
+        shard=group[0].shard,
+        directory=folder,
+        threads=threads,
+        effort=effort,
+        earlier=largest_tried(manifest.segments),
     )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from scannery.indexer import Effort, IndexSpec, LiveSpec, Manifest, SegmentEntry
 
-__all__ = ["PATIENCE", "due", "full_tiers", "seal_effort", "untrained_limit"]
+__all__ = ["PATIENCE", "due", "full_tiers", "largest_tried", "seal_effort", "untrained_limit"]
 
 Group = tuple[SegmentEntry, ...]
 
@@ -51,6 +51,11 @@ def seal_effort(manifest: Manifest, rows: int, *, filling: bool) -> Effort:
         return "full"
     untrained = _untrained_rows(manifest.segments, manifest.spec) + rows
     return "none" if untrained <= untrained_limit(manifest) else "light"
+
+
+def largest_tried(entries: Sequence[SegmentEntry]) -> SegmentEntry | None:
+    """Return the largest segment whose ScaNN configuration was chosen by trial: new ones need no trial then."""
+    return max((entry for entry in entries if entry.trial), key=lambda entry: entry.rows, default=None)
 
 
 def due(manifest: Manifest, *, filling: bool = False) -> list[Group]:

@@ -36,7 +36,7 @@ from scannery.indexer.versions.leases import WorkLease, read_leases, working
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.log.home import LogPlace
 from scannery.live.log.mutation_log import MutationLog
-from scannery.live.maintenance.merge_policy import seal_effort
+from scannery.live.maintenance.merge_policy import largest_tried, seal_effort
 from scannery.live.memtable import LiveState, begin
 from scannery.live.replay import state_after
 from scannery.live.row_tables import live_rows, stored_schema
@@ -184,6 +184,7 @@ def _build_segments(store: Store, state: LiveState, threads: int | None, filling
                     directory=folder,
                     threads=threads,
                     effort=effort,
+                    earlier=largest_tried(manifest.segments),
                 )
                 store_segment(store, manifest.index, built)
                 entries.append(built.entry)

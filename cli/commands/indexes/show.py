@@ -17,6 +17,7 @@ from scannery.cli.output import size_text
 from scannery.client import IndexInfo
 from scannery.client.response.notebook import vectors_text
 from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store, StoreError
+from scannery.indexer.manifest import ConfigTrial
 from scannery.indexer.tuning.settings_choice import named_recalls, pick_point
 
 __all__ = ["documents_of", "print_version", "time_text", "unsealed_batches"]
@@ -179,6 +180,8 @@ def _print_curve(console: Console, manifest: Manifest) -> None:
     largest = max(curves, key=lambda entry: entry.rows)
     target = manifest.spec.target_recall
     console.print(_curve(largest, target))
+    if largest.trial:
+        console.print(_trial(largest.trial))
     if largest.depth_curves and pick_point(largest.curve, target)[1]:
         console.print(_other_hits(largest, target))
 
@@ -187,10 +190,37 @@ def _curve(entry: SegmentEntry, target: float) -> Table:
     default, reached = pick_point(entry.curve, target)
     note = "" if reached else f"; none reaches {target}: searched exactly"
     title = f"segment {entry.sha256[:12]}: recall@10 against cost{note}"
-    table = Table("leaves", "candidates", "recall", "µs a query", "", title=title, title_justify="left")
+    kinds = list(entry.curve[0].recalls)
+    heads = ("leaves", "candidates", "recall", "µs a query", *kinds)
+    table = Table(*heads, "", title=title, title_justify="left")
     for point in entry.curve:
         mark = "default" if reached and point is default else ""
-        table.add_row(*_point(point), mark)
+        own = (f"{point.recalls[kind]:.4f}" if kind in point.recalls else "" for kind in kinds)
+        table.add_row(*_point(point), *own, mark)
+    return table
+
+
+def _trial(trial: ConfigTrial) -> Table:
+    """Return the ScaNN configurations that were tried on a sample."""
+    asked = ", ".join(f"{count:,} {name}" for name, count in trial.queries.items())
+    title = (
+        f"ScaNN's parameters, tried on {trial.rows:,} rows for recall {trial.target:g} with queries: {asked}"
+    )
+    heads = (
+        "leaves",
+        "soar",
+        "dimensions per block",
+        "threshold",
+        "leaves searched",
+        "candidates",
+        "µs a query",
+    )
+    table = Table(*heads, "", title=title, title_justify="left")
+    for one in trial.tried:
+        threshold = "" if one.anisotropic_threshold is None else f"{one.anisotropic_threshold:g}"
+        took = f"recall {one.recall:.3f}" if one.query_us is None else f"{one.query_us:,.0f}"
+        what = (f"{one.leaves:,}", "yes" if one.soar else "no", str(one.dimensions_per_block), threshold)
+        table.add_row(*what, f"{one.searched:,}", f"{one.rescore:,}", took, "chosen" if one.chosen else "")
     return table
 
 

@@ -10,8 +10,15 @@ from itertools import count
 import pytest
 
 from scannery.indexer import LiveSpec, Manifest, SegmentEntry, parse_spec
-from scannery.indexer.manifest import DeletedRows
-from scannery.live.maintenance.merge_policy import PATIENCE, due, full_tiers, seal_effort, untrained_limit
+from scannery.indexer.manifest import ConfigTrial, DeletedRows, TriedConfig
+from scannery.live.maintenance.merge_policy import (
+    PATIENCE,
+    due,
+    full_tiers,
+    largest_tried,
+    seal_effort,
+    untrained_limit,
+)
 
 SEAL, FACTOR = 1_000, 4
 LIVE = {"seal_rows": SEAL, "max_rows": 20_000, "merge_segments": FACTOR}
@@ -181,3 +188,14 @@ def tiers(rows: int) -> int:
     while most < rows:
         found, most = found + 1, most * live.merge_segments
     return found
+
+
+def test_the_largest_segment_with_a_trial_tells_what_to_use() -> None:
+    tried = TriedConfig(
+        leaves=90, soar=False, dimensions_per_block=2, anisotropic_threshold=0.2, searched=5, rescore=20,
+        recall=0.95, query_us=1.0, chosen=True,
+    )  # fmt: skip
+    trial = ConfigTrial(rows=500, segment_rows=2000, target=0.95, queries={"stored": 60}, tried=(tried,))
+    small, large = (entry(rows).model_copy(update={"trial": trial}) for rows in (2000, 4000))
+    assert largest_tried([small, entry(9000), large]) is large
+    assert largest_tried([entry(9000)]) is None
