@@ -213,7 +213,9 @@ def test_plans_timed_on_a_busy_machine_are_timed_again(
     measure = plan_timing.measure_costs
 
     def measured(*arguments: Any, **options: Any) -> plan_costs.Costs:
-        return dataclasses.replace(measure(*arguments, **options), pressure=next(pressures))  # type: ignore[type-var]
+        costs = measure(*arguments, **options)
+        assert costs is not None
+        return dataclasses.replace(costs, pressure=next(pressures))
 
     monkeypatch.setattr("scannery.indexer.segment.segment.measure_costs", measured)
     cache = SegmentCache(tmp_path / "cache")

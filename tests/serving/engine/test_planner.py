@@ -131,14 +131,15 @@ def by_scann(
     settings = settings or segment.settings_for(TARGET)
     assert segment._planner is not None
     assert settings is not None
-    assert segment._planner._costs is not None
+    costs = segment._planner.book.timed
+    assert costs is not None
     return segment._planner.propose(
         search_ready(query_1D, segment.distance),
         K,
         allowed,
         settings,
         TARGET,
-        more_leaves=segment._planner._costs.more_leaves(allowed.share),
+        more_leaves=costs.more_leaves(allowed.share),
     )
 
 
