@@ -260,9 +260,6 @@ def latency(_: argparse.Namespace) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "SentenceTransformer.encode": lambda: reference.encode([question], show_progress_bar=False),
         f"Scannery {encoder.dtype}": lambda: encoder.encode_queries([question]),
-        f"Scannery {encoder.dtype}, one core": partial(
-            Encoder.load(MODEL, device="cpu", threads=1).encode_queries, [question]
-        ),
     }
     for peer in peers(Encoder.load(MODEL, device="cpu", dtype="float32")):
         if "latency, 1024" in peer.name or "all cores" in peer.name:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -37,7 +38,7 @@ from benchmarks.serve_load import (
 )
 from benchmarks.serve_overload import overload
 from benchmarks.serve_wires import wires
-from scannery.client import Index
+from scannery.client import Index, Mode
 from scannery.indexer import OpenIndex, Store, exact_search, open_index
 from scannery.v1.search_pb2 import SearchResponse
 from scannery.v1.types_pb2 import Datapoint
@@ -200,7 +201,7 @@ def _scann(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], object]
 
 
 def texts(store: str, name: str, seconds: float) -> None:
-    """Text queries: single, concurrent, and repeated."""
+    """Text queries: single (dense, and in the mode of the index), concurrent, and repeated."""
     from scannery.embed import Encoder
 
     opened = open_index(Store.open(store), name)
@@ -209,44 +210,60 @@ def texts(store: str, name: str, seconds: float) -> None:
     fresh = iter([f"what did they say about topic {number} in the last episode" for number in range(200_000)])
     encoder.encode_queries(["warm"])
     lock = threading.Lock()
-    rates: dict[str, list[float]] = {label: [] for label in ("one", "many", "cached", "vector")}
-    halves: dict[str, list[float]] = {"alone": [], "one": []}
     _, queries_QD = queries_of(opened)
     # Texts go over the wire one by one, and so do the vectors that they are compared with.
     with served(store) as (_, address, _), scannery.connect(address) as client:
         index = client.index(name)
 
-        def ask(number: int) -> None:
+        def ask(number: int, mode: Mode = "dense") -> None:
             with lock:
                 text = next(fresh)
-            index.search(text, K, fields=[])
+            index.search(text, K, fields=[], mode=mode)
 
-        def ask_again(number: int) -> None:
-            index.search("warm", K, fields=[])
-
-        ask_again(0)
+        calls: dict[str, tuple[Callable[[int], object], int]] = {
+            ALONE: (lambda number: encoder.encode_queries([next(fresh)]), 1),
+            PAUSED: (lambda number: encoder.encode_queries([next(fresh)]), 1),
+            "dense text search, 1 caller": (ask, 1),
+            "vector search, 1 caller": (unary(index, queries_QD, []), 1),
+            "dense text search, 32 callers": (ask, 32),
+            f"text search from the cache, {CALLERS} callers": (
+                lambda number: index.search("warm", K, fields=[], mode="dense"), CALLERS,
+            ),
+            f"vector search, {CALLERS} callers": (unary(index, queries_QD, []), CALLERS),
+        }  # fmt: skip
+        if opened.spec.lexical:
+            calls["hybrid text search, 1 caller"] = (partial(ask, mode="hybrid"), 1)
+        rates: dict[str, list[float]] = {label: [] for label in calls}
+        halves: dict[str, list[float]] = {label: [] for label in calls}
+        for call, _ in calls.values():
+            call(0)
         for _ in range(ROUNDS):
-            alone = throughput(lambda number: encoder.encode_queries([next(fresh)]), 1, seconds)[1]
-            one, latencies = throughput(ask, 1, seconds)
-            halves["alone"].append(1000 * median(alone))
-            halves["one"].append(1000 * median(latencies))
-            rates["one"].append(one)
-            rates["many"].append(throughput(ask, 32, seconds)[0])
-            rates["cached"].append(throughput(ask_again, CALLERS, seconds)[0])
-            rates["vector"].append(throughput(unary(index, queries_QD, []), CALLERS, seconds)[0])
-    p50 = {label: f"{median(values):.2f}" for label, values in halves.items()}
-    rate = {label: f"{median(values):.0f}" for label, values in rates.items()}
+            for label, (call, callers) in calls.items():
+                pause_s = PAUSE_S if label == PAUSED else 0.0
+                rate, latencies = throughput(call, callers, seconds, pause_s=pause_s)
+                rates[label].append(rate)
+                halves[label].append(1000 * median(latencies))
     rows = [
-        ("encoding one query in process", "", p50["alone"]),
-        ("text search, 1 caller", rate["one"], p50["one"]),
-        ("text search, 32 callers", rate["many"], ""),
-        (f"text search from the cache, {CALLERS} callers", rate["cached"], ""),
-        (f"vector search, {CALLERS} callers", rate["vector"], ""),
+        (label, f"{median(rates[label]):.0f}", f"{median(halves[label]):.2f}", spread(halves[label]))
+        for label in calls
     ]
-    print(table(("", "queries/s", "p50 ms"), rows))
-    slower = median(one / other for one, other in zip(halves["one"], halves["alone"], strict=True))
-    faster = median(one / other for one, other in zip(rates["many"], rates["one"], strict=True))
-    print(f"\np50 / encoding alone: {slower:.2f}; 32 callers / 1 caller: {faster:.2f}", flush=True)
+    print(table(("", "queries/s", "p50 ms", "least and most of the rounds"), rows))
+    one = halves["dense text search, 1 caller"]
+    for label in (ALONE, PAUSED):
+        ratios = [mine / other for mine, other in zip(one, halves[label], strict=True)]
+        print(f"\ndense text search, 1 caller / {label}: {median(ratios):.2f} ({spread(ratios)})")
+    many = rates["dense text search, 32 callers"], rates["dense text search, 1 caller"]
+    print(f"\n32 callers / 1 caller: {median(np.divide(*many)):.2f}", flush=True)
+
+
+ALONE, PAUSED = "encoding in process", "encoding in process, after a pause"
+PAUSE_S = 0.001
+"""For about as long a server and its caller do other things between two texts."""
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the least and the largest value."""
+    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def workers(store: str, name: str, seconds: float) -> None:

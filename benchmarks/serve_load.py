@@ -68,12 +68,16 @@ def served(store: str, *options: str) -> AbstractContextManager[tuple[int, str, 
     return started("scannery.cli.main", "serve", *arguments)
 
 
-def throughput(ask: Callable[[int], object], callers: int, seconds: float) -> tuple[float, list[float]]:
-    """Return calls per second of concurrent callers, and the latencies in seconds."""
+def throughput(
+    ask: Callable[[int], object], callers: int, seconds: float, *, pause_s: float = 0.0
+) -> tuple[float, list[float]]:
+    """Return calls per second of concurrent callers who pause before each, and the latencies in seconds."""
     numbers, latencies, done = itertools.count(), list[float](), threading.Event()
 
     def work() -> None:
         while not done.is_set():
+            if pause_s:
+                time.sleep(pause_s)
             started_s = time.perf_counter()
             ask(next(numbers))
             latencies.append(time.perf_counter() - started_s)

@@ -329,17 +329,22 @@ class Encoder:
             started = time.perf_counter()
             _refuse(problems, at, invalid)
             vectors_ND, padding_tokens = self._compute(tokens, prepared.items, prepared.lengths_N)
-            problems |= {int(row): NOT_FINITE for row in np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))}
-            _refuse(problems, at, invalid)
-            vectors_ND[list(problems)] = np.nan
+            if problems or not np.isfinite(vectors_ND).all():
+                bad_N = np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))
+                problems.update(dict.fromkeys(bad_N.tolist(), NOT_FINITE))
+                _refuse(problems, at, invalid)
+                vectors_ND[list(problems)] = np.nan
             at += len(window)
             if len(window) == self._device.window_texts:
                 give_back_memory()
             ended = time.perf_counter()
-            self._count(seconds=ended - started)
+            total = int(prepared.lengths_N.sum())
+            self._count(
+                texts=len(window), tokens=total, padding_tokens=padding_tokens, seconds=ended - started
+            )
             yield EncodedWindow(
                 vectors_ND=vectors_ND, cut_N=prepared.cut_N, problems=problems,
-                tokens=int(prepared.lengths_N.sum()), padding_tokens=padding_tokens,
+                tokens=total, padding_tokens=padding_tokens,
                 tokenise_s=tokenise_s, wait_s=started - before, compute_s=ended - started,
             )  # fmt: skip
             before = time.perf_counter()
@@ -361,9 +366,7 @@ class Encoder:
 
         self._device.run(work(), emit)
         computed = sum(batch.bucket.rows * batch.bucket.width for batch in batches)
-        total = int(lengths_N.sum())
-        self._count(texts=len(items), tokens=total, padding_tokens=computed - total)
-        return vectors_ND, computed - total
+        return vectors_ND, computed - int(lengths_N.sum())
 
     def _forward(self, model: Any, features: Features) -> Any:
         vectors_BD = model(features, task=features["task"])["sentence_embedding"]

@@ -90,10 +90,14 @@ def even_batches(lengths_N: np.ndarray, budget: int, enough: int, cores: int) ->
         cores: batches that are computed at once.
 
     """
+    total = int(lengths_N.sum())
     order_N = np.argsort(-lengths_N, kind="stable")
+    if total < cores * enough:
+        if len(order_N):
+            yield Batch(order_N, Bucket(1, total, packed=True))
+        return
     ends_N = np.cumsum(lengths_N[order_N])
-    total = int(ends_N[-1]) if len(ends_N) else 0
-    count = 1 if total < cores * enough else cores * -(-total // (cores * budget))
+    count = cores * -(-total // (cores * budget))
     # Where the next text would end nearer to the end of the batch than this one, it belongs to it.
     middles_N = ends_N - lengths_N[order_N] / 2
     starts = np.searchsorted(middles_N, np.arange(count) * (total / count))

@@ -79,7 +79,13 @@ class EncoderStatistics:
         return asdict(self) | {name: round(getattr(self, name), 4) for name in rates}
 
     def __add__(self, other: EncoderStatistics) -> EncoderStatistics:
-        return EncoderStatistics(**{key: value + getattr(other, key) for key, value in asdict(self).items()})
+        # Written out: this is a part of the time of a single text.
+        return EncoderStatistics(
+            texts=self.texts + other.texts,
+            tokens=self.tokens + other.tokens,
+            padding_tokens=self.padding_tokens + other.padding_tokens,
+            seconds=self.seconds + other.seconds,
+        )
 
     def __sub__(self, other: EncoderStatistics) -> EncoderStatistics:
         return EncoderStatistics(**{key: value - getattr(other, key) for key, value in asdict(self).items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 from scannery.embed.devices.busy_neighbours import computing
 
-__all__ = ["give_back_memory", "on_cores", "on_idle_cores", "on_one_core"]
+__all__ = ["give_back_memory", "in_this_thread", "on_cores", "on_idle_cores", "on_one_core"]
 
 T = TypeVar("T")
 
@@ -97,6 +98,34 @@ def on_idle_cores(work: Callable[[], T], threads: int | None = None) -> T:
             1, thread_name_prefix="scannery-all-cores"
         )
         return _Executors.on_all.submit(_on, most, work).result()
+
+
+def in_this_thread(work: Callable[[], T]) -> T:
+    """Return `work()`, run on one core in the calling thread, which a short text need not leave and come back to.
+
+    Only for work whose loops are all of OpenMP: MKL has its own number of threads. Calls of several threads run one at
+    a time, as those of `on_idle_cores`.
+    """
+    import torch
+
+    seen = torch.get_num_threads()
+    if seen == 1:
+        return work()
+    set_threads = _omp_set_num_threads()
+    if set_threads is None:
+        return on_idle_cores(work, 1)
+    with _Executors.lock, computing():
+        set_threads(1)  # of the calling thread only, unlike torch's own setting
+        try:
+            return work() if torch.get_num_threads() == 1 else on_one_core(work)
+        finally:
+            set_threads(seen)
+
+
+@functools.cache
+def _omp_set_num_threads() -> Callable[[int], object] | None:
+    """Return the function of the OpenMP that torch loaded; None if the process shows none."""
+    return getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
 
 
 def _on(threads: int, work: Callable[[], T]) -> T:

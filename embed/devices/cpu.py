@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scannery.embed.batching import Batch, snug_batches
-from scannery.embed.devices.cores import on_cores, on_idle_cores, on_one_core
+from scannery.embed.devices.cores import in_this_thread, on_cores, on_idle_cores, on_one_core
 from scannery.embed.devices.precision import (
     FAITHFUL_COSINE,
     has_fast_bfloat16,
@@ -98,8 +98,10 @@ class CpuDevice:
         if second is None:
             only = first  # such as a query
             bucket = only[0].bucket
-            few = self._packs and bucket.width <= SHORT_TOKENS
-            on_idle_cores(lambda: self._compute(only, emit), 1 if few else self._threads)
+            if self._packs and bucket.width <= SHORT_TOKENS:
+                in_this_thread(lambda: self._compute(only, emit))
+            else:
+                on_idle_cores(lambda: self._compute(only, emit), self._threads)
             return
         queue = _Queue([first, second], work)
         try:

@@ -13,8 +13,9 @@ import pytest
 
 from scannery.embed import Encoder
 from scannery.embed.devices import busy_neighbours as neighbours
+from scannery.embed.devices import cores
 from scannery.embed.devices.busy_neighbours import Neighbours, computing, live_with
-from scannery.embed.devices.cores import on_cores, on_idle_cores
+from scannery.embed.devices.cores import in_this_thread, on_cores, on_idle_cores
 from tests.served import MINILM
 
 T = TypeVar("T")
@@ -87,6 +88,28 @@ def test_one_core_while_others_compute(company: Neighbours, *, works: bool) -> N
     assert on_idle_cores(torch.get_num_threads) == (1 if works else 2)
     # Neither is what other threads use from now on.
     assert in_a_thread(torch.get_num_threads) == torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_one_core_in_this_thread_changes_no_setting() -> None:
+    import torch
+
+    here = in_this_thread(lambda: (threading.get_ident(), torch.get_num_threads()))
+    assert here == (threading.get_ident(), 1)
+    assert in_a_thread(torch.get_num_threads) == torch.get_num_threads() == 2
+    with pytest.raises(ZeroDivisionError):
+        in_this_thread(lambda: 1 / 0)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_one_core_in_another_thread_without_a_setting_for_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    for without in (None, lambda threads: None):  # no OpenMP, and one that torch does not use
+        monkeypatch.setattr(cores, "_omp_set_num_threads", lambda without=without: without)
+        assert in_this_thread(torch.get_num_threads) == 1
+        assert torch.get_num_threads() == 2
 
 
 def test_who_uses_one_core_waits_for_nobody() -> None:
