@@ -11,8 +11,6 @@ import os
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
-
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import query_vectors
 from scannery.serving.engine.search import search
@@ -84,7 +82,8 @@ class Batches:
         size = PART_QUERIES if self._idle.helps else ALONE
         if prepared.cost_class is CostClass.SCANNED:
             size = min(LARGER_PARTS, max(size, math.ceil(count / self._cores)))
-        bounds = np.linspace(0, count, max(1, round(count / size)) + 1).astype(int).tolist()
+        parts = max(1, round(count / size))
+        bounds = [count * part // parts for part in range(parts + 1)]
         return [
             replace(batch, queries=queries[start:end], paths=batch.paths[start:end], stats=QueryStats())
             for start, end in pairwise(bounds)
@@ -93,6 +92,8 @@ class Batches:
 
 def _encoded(prepared: PreparedSearch, batch: QueryBatch) -> QueryBatch:
     """Return a batch of texts that is searched by vector alone as one of vectors: all of them are encoded together."""
+    if isinstance(batch.queries, Vectors):
+        return batch
     options = prepared.options
     texts = [query for query in batch.queries if isinstance(query, ByText)]
     if len(texts) < len(batch.queries) or options.by_mode or len(options.vectors) != 1:
