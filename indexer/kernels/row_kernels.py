@@ -238,10 +238,7 @@ def rescore_one(
     """
     k = rows_K.shape[0]
     found, scored, depth = 0, 0, 0
-    last = candidates_C.shape[0] - 1
     for position in range(candidates_C.shape[0]):
-        # The address of a negative row is not read, either.
-        prefetch(vectors_ND, int(candidates_C[min(position + AHEAD, last)]))
         row = int(candidates_C[position])
         if row < 0 or (mask_N.shape[0] > 0 and not mask_N[row]):
             continue
