@@ -102,8 +102,8 @@ def callers(python: str, store: str, queries: Path) -> Iterator[tuple[Process, P
     """Yield two callers of a server, all of some Python."""
     arguments = ("--store", store, "--listen", "127.0.0.1:0", "--recall-share", "0", "--workers", "auto")
     with started("scannery.cli.main", "serve", *arguments, python=python) as (_, address, _):
-        arguments = ("search_many_caller.py", address, INDEX, str(queries))
-        both = Process(python, *arguments), Process(python, *arguments)
+        asking = ("search_many_caller.py", address, INDEX, str(queries))
+        both = Process(python, *asking), Process(python, *asking)
         try:
             yield both
         finally:
@@ -253,7 +253,7 @@ def beside(versions: dict[str, tuple[Process, Process]], seconds: float, rounds:
             for version, (batching, single) in versions.items():
                 rate = 0.0
                 if count:
-                    job = {"fields": [], "look": "ids", "callers": count, "size": 100}
+                    job: dict[str, Any] = {"fields": [], "look": "ids", "callers": count, "size": 100}
                     batching.start(measure="batches", **job, seconds=seconds + 0.3)
                 latency = single.ask(measure="singles", pause_s=0.004, seconds=seconds)
                 if count:

@@ -95,7 +95,13 @@ def test_many_threads_answer_what_one_does(
 def test_queries_with_filters_of_their_own_are_searched_in_parts(
     alone: Service, spread: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = [{}, {"show": "gotime"}, {"show": "no such show"}, {"live": True}, {"show": "gotime"}] * 20
+    own: list[dict[str, Any]] = [
+        {},
+        {"show": "gotime"},
+        {"show": "no such show"},
+        {"live": True},
+        {"show": "gotime"},
+    ] * 20
     request = search_many("library", QUERIES, 5, exact=True, where={"live": True}).request
     request.where_each.extend(build_filter(where) for where in own)
     parts: list[int] = []
