@@ -120,8 +120,8 @@ class Segment:
         """
         named = {name: vectors.with_entry(entry.named[name]) for name, vectors in self.named.items()}
         same = all(vectors is self.named[name] for name, vectors in named.items())
-        entry = entry.model_copy(update={"deleted": None})
-        if same and entry == self.entry:
+        own = self.entry
+        if same and (own.curve, own.depth_curves) == (entry.curve, entry.depth_curves):
             return self
         changed = copy.copy(self)
         changed.entry, changed.named = entry, named
