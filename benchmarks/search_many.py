@@ -4,14 +4,14 @@
 
 Passages and questions are those of `benchmarks.real_questions` in FOLDER; half of the questions tune the index, and
 the others ask. The index has the leaves, SOAR and the threshold of the first of RAW. With `--before`, a server and an
-SDK of another worktree take turns with these. Server and callers share the cores; ScaNN has them for itself.
+SDK of another worktree take turns with these. Server and callers share the cores; ScaNN has them for itself. It runs in
+processes of its own, as its wheel does, and with the vector instructions that Scannery lets it use.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.real_questions import real_questions
 from benchmarks.report import environment, table
-from benchmarks.serve_load import hundred, started, throughput
+from benchmarks.serve_load import started
 from scannery.indexer import Store, exact_search, open_index
 
 K = 10
@@ -35,6 +35,7 @@ INDEX = "passages"
 TARGET = 0.95
 RAW = ((404, True, 0.1), (200, False, 0.2))
 """Leaves, SOAR and quantisation threshold of the configurations of ScaNN."""
+INSTRUCTIONS = {"wheel": "ScaNN's wheel", "vector": "ScaNN with vector instructions"}
 SPEC = f"""
 index: {INDEX}
 source: {{id: id, text: text, vector: embedding}}
@@ -59,28 +60,25 @@ class Raw:
     """ScaNN in process."""
 
     label: str
-    searcher: Any
+    process: Process
     leaves: int
     rescored: int
     recall: float
 
 
-class Caller:
-    """A process that asks, with the SDK of some Python."""
+class Process:
+    """A script beside this one, which measures what it is told to."""
 
-    def __init__(self, python: str, address: str, queries: Path) -> None:
-        script = str(Path(__file__).with_name("search_many_caller.py"))
+    def __init__(self, python: str, script: str, *arguments: str) -> None:
+        path = str(Path(__file__).with_name(script))
         self._process = subprocess.Popen(
-            [python, "-P", script, address, INDEX, str(queries)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [python, "-P", path, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def start(self, measure: str, **job: object) -> None:
+    def start(self, **job: object) -> None:
         """Begin a measurement."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"measure": measure, **job}) + "\n")
+        self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
 
     def result(self) -> Any:
@@ -88,9 +86,9 @@ class Caller:
         assert self._process.stdout is not None
         return json.loads(self._process.stdout.readline())
 
-    def ask(self, measure: str, **job: object) -> Any:
+    def ask(self, **job: object) -> Any:
         """Measure."""
-        self.start(measure, **job)
+        self.start(**job)
         return self.result()
 
     def close(self) -> None:
@@ -100,16 +98,27 @@ class Caller:
 
 
 @contextmanager
-def callers(python: str, store: str, queries: Path) -> Iterator[tuple[Caller, Caller]]:
+def callers(python: str, store: str, queries: Path) -> Iterator[tuple[Process, Process]]:
     """Yield two callers of a server, all of some Python."""
     arguments = ("--store", store, "--listen", "127.0.0.1:0", "--recall-share", "0", "--workers", "auto")
     with started("scannery.cli.main", "serve", *arguments, python=python) as (_, address, _):
-        both = Caller(python, address, queries), Caller(python, address, queries)
+        asking = ("search_many_caller.py", address, INDEX, str(queries))
+        both = Process(python, *asking), Process(python, *asking)
         try:
             yield both
         finally:
             for caller in both:
                 caller.close()
+
+
+@contextmanager
+def raw_process(folder: Path, queries: Path, instructions: str) -> Iterator[Process]:
+    """Yield a process with a searcher of ScaNN."""
+    process = Process(sys.executable, "search_many_raw.py", str(queries), str(folder), instructions)
+    try:
+        yield process
+    finally:
+        process.close()
 
 
 def built(folder: Path, store: Path, asked_QD: np.ndarray) -> None:
@@ -135,24 +144,30 @@ def recall(found: Sequence[Sequence[object]], truth: Sequence[Sequence[object]])
 
 
 def raws(
-    folder: Path, vectors_ND: np.ndarray, queries_QD: np.ndarray, truth_QK: np.ndarray, least: float
+    folder: Path,
+    vectors_ND: np.ndarray,
+    queries: Path,
+    truth_QK: np.ndarray,
+    least: float,
+    stack: ExitStack,
 ) -> list[Raw]:
     """Return the configurations of ScaNN, each with its fastest setting of at least this recall.
 
     Searchers and recalls are kept in the folder: another run needs no build.
     """
-    cores, found = len(os.sched_getaffinity(0)), []
+    queries_QD, found = np.load(queries), []
     for leaves, soar, threshold in RAW:
-        label = f"{leaves} leaves{', SOAR' if soar else ''}, threshold {threshold}"
-        searcher = _searcher(folder / f"raw-{leaves}", vectors_ND, leaves, soar, threshold)
-        settings = [
-            Raw(label, searcher, *setting)
-            for setting in _recalls(folder / f"raw-{leaves}.json", searcher, leaves, queries_QD, truth_QK)
-            if setting[2] >= least
-        ]
+        own = folder / f"raw-{leaves}"
+        searcher = _searcher(own, vectors_ND, leaves, soar, threshold)
+        tried = _recalls(folder / f"raw-{leaves}.json", searcher, leaves, queries_QD, truth_QK)
+        enough = [setting for setting in tried if setting[2] >= least]
         # The cheapest by the work that it does, and those near it, are timed.
-        settings.sort(key=lambda raw: raw.leaves + raw.rescored / 2)
-        found.append(max(settings[:4], key=lambda raw: _rate(raw, queries_QD, 0.2, cores)))
+        enough.sort(key=lambda setting: setting[0] + setting[1] / 2)
+        for instructions, name in INSTRUCTIONS.items():
+            process = stack.enter_context(raw_process(own, queries, instructions))
+            label = f"{name}: {leaves} leaves{', SOAR' if soar else ''}, threshold {threshold}"
+            settings = [Raw(label, process, *setting) for setting in enough[:4]]
+            found.append(max(settings, key=lambda raw: _rate(raw, 0.2)))
     return found
 
 
@@ -190,13 +205,10 @@ def _recall_of(
     return recall(rows_QK.tolist(), truth_QK.tolist())
 
 
-def _rate(raw: Raw, queries_QD: np.ndarray, seconds: float, threads: int) -> float:
+def _rate(raw: Raw, seconds: float) -> float:
     """Return queries/s of ScaNN in batches of 100, of a thread per core."""
-
-    def ask(number: int) -> None:
-        raw.searcher.search_batched(hundred(queries_QD, number), K, raw.rescored, raw.leaves)
-
-    return 100 * throughput(ask, threads, seconds)[0]
+    rate: float = raw.process.ask(leaves=raw.leaves, rescored=raw.rescored, seconds=seconds)
+    return rate
 
 
 def medians(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
@@ -208,34 +220,32 @@ def medians(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, 
     return found
 
 
-def compared(
-    versions: dict[str, Caller], raw: list[Raw], held_QD: np.ndarray, seconds: float, rounds: int
-) -> str:
-    """Return a table of the rates, beside the best of ScaNN."""
-    cores = len(os.sched_getaffinity(0))
-    measures: dict[str, Callable[[], float]] = {
-        each.label: partial(_rate, each, held_QD, seconds, cores) for each in raw
-    }
+def compared(versions: dict[str, Process], raw: list[Raw], seconds: float, rounds: int) -> str:
+    """Return a table of the rates, beside the best of ScaNN by each of the instructions."""
+    measures: dict[str, Callable[[], float]] = {each.label: partial(_rate, each, seconds) for each in raw}
     for count in (1, 4):
         for case, (fields, look) in CASES.items():
             for version, caller in versions.items():
                 job = {"fields": fields, "look": look, "callers": count, "size": 100, "seconds": seconds}
                 measures[f"{version}, {count} caller(s), {case}"] = partial(_served_rate, caller, job)
     found = medians(measures, rounds)
-    best = max((each.label for each in raw), key=lambda label: median(found[label]))
+    best = [
+        max((label for label in found if label.startswith(name)), key=lambda label: median(found[label]))
+        for name in INSTRUCTIONS.values()
+    ]
     rows = []
     for label, rates in found.items():
-        share = median(np.divide(rates, found[best]))
-        rows.append((label, f"{median(rates):,.0f}", f"{share:.2f}"))
-    return table(("batches of 100", "queries/s", "of the best of ScaNN"), rows)
+        shares = (median(np.divide(rates, found[other])) for other in best)
+        rows.append((label, f"{median(rates):,.0f}", *(f"{share:.2f}" for share in shares)))
+    return table(("batches of 100", "queries/s", *(f"of {name}" for name in INSTRUCTIONS.values())), rows)
 
 
-def _served_rate(caller: Caller, job: dict[str, Any]) -> float:
-    rate: float = caller.ask("batches", **job)["rate"]
+def _served_rate(caller: Process, job: dict[str, Any]) -> float:
+    rate: float = caller.ask(measure="batches", **job)["rate"]
     return rate
 
 
-def beside(versions: dict[str, tuple[Caller, Caller]], seconds: float, rounds: int) -> str:
+def beside(versions: dict[str, tuple[Process, Process]], seconds: float, rounds: int) -> str:
     """Return a table of the latency of single queries: alone, and beside callers of batches."""
     found: dict[str, list[list[float]]] = {}
     for _ in range(rounds):
@@ -243,10 +253,9 @@ def beside(versions: dict[str, tuple[Caller, Caller]], seconds: float, rounds: i
             for version, (batching, single) in versions.items():
                 rate = 0.0
                 if count:
-                    batching.start(
-                        "batches", fields=[], look="ids", callers=count, size=100, seconds=seconds + 0.3
-                    )
-                latency = single.ask("singles", pause_s=0.004, seconds=seconds)
+                    job: dict[str, Any] = {"fields": [], "look": "ids", "callers": count, "size": 100}
+                    batching.start(measure="batches", **job, seconds=seconds + 0.3)
+                latency = single.ask(measure="singles", pause_s=0.004, seconds=seconds)
                 if count:
                     rate = batching.result()["rate"]
                 figures = [latency["p50_ms"], latency["p99_ms"], rate]
@@ -290,19 +299,19 @@ def _compare(options: argparse.Namespace, store: Path, held: Path, stack: ExitSt
         label: stack.enter_context(callers(python, str(store), held)) for label, python in pythons.items()
     }
     recalls = {
-        label: recall(both[0].ask("ids"), [[names[row] for row in rows] for rows in truth_QK.tolist()])
+        label: recall(
+            both[0].ask(measure="ids"), [[names[row] for row in rows] for rows in truth_QK.tolist()]
+        )
         for label, both in servers.items()
     }
     print(f"{len(vectors_ND):,} × {vectors_ND.shape[1]}, recall@{K} of the service: {recalls}\n", flush=True)
     if "batches" in options.parts:
         # At the recall of the service: ScaNN's would be faster at the target itself, and so would the service.
-        raw = raws(store, vectors_ND, data.held_QD, truth_QK, min(recalls.values()) - 0.002)
+        raw = raws(store, vectors_ND, held, truth_QK, min(recalls.values()) - 0.002, stack)
         for each in raw:
-            print(
-                f"ScaNN, {each.label}: {each.leaves} searched, {each.rescored} rescored, recall {each.recall:.3f}"
-            )
+            print(f"{each.label}: {each.leaves} searched, {each.rescored} rescored, recall {each.recall:.3f}")
         firsts = {label: both[0] for label, both in servers.items()}
-        print("\n" + compared(firsts, raw, data.held_QD, options.seconds, options.rounds), flush=True)
+        print("\n" + compared(firsts, raw, options.seconds, options.rounds), flush=True)
     if "singles" in options.parts:
         print("\n" + beside(servers, options.seconds, options.rounds), flush=True)
 

@@ -19,7 +19,7 @@ from scannery.client.request.queries import (
     QueryLike,
     build_fields,
     build_options,
-    build_queries,
+    put_queries,
 )
 from scannery.client.request.repeated_searches import search_request
 from scannery.client.request.unicode import refuses_surrogates
@@ -133,9 +133,8 @@ def search_many(
     index: str, queries: Queries, k: int, *, timeout_s: float | None = None, **options: Any
 ) -> Call[search_pb2.SearchManyRequest, search_pb2.SearchManyResponse, list[Hits]]:
     """Return the call for many queries; `options` are those of `SearchOptions`."""
-    request = search_pb2.SearchManyRequest(
-        index=index, options=build_options(k, **options), **build_queries(queries)
-    )
+    request = search_pb2.SearchManyRequest(index=index, options=build_options(k, **options))
+    put_queries(request, queries)
     return Call(SEARCH_MANY, request, parse_many, timeout_s)
 
 

@@ -19,7 +19,7 @@ from scannery.client.request.filters import Where, build_filter
 from scannery.client.request.identifiers import Identifier, as_identifier
 from scannery.client.request.named_vectors import VectorChoices, build_choices
 from scannery.v1 import search_pb2 as pb
-from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
+from scannery.v1.types_pb2 import SparseVector, Vector
 
 __all__ = [
     "Blend",
@@ -32,9 +32,9 @@ __all__ = [
     "SearchOptions",
     "Sparse",
     "build_options",
-    "build_queries",
     "build_query",
     "build_sparse",
+    "put_queries",
 ]
 
 Mode = Literal["dense", "lexical", "hybrid"]
@@ -190,8 +190,10 @@ def _group(blend: Blend, path: str) -> pb.QueryGroup:
     return pb.QueryGroup(queries=queries, weights=weights)
 
 
-def build_queries(queries: Queries) -> dict[str, Any]:
-    """Return the fields of a SearchManyRequest that hold the queries: a matrix for an array, else a list.
+def put_queries(request: pb.SearchManyRequest, queries: Queries) -> None:
+    """Set the queries of a request: a matrix for an array, else a list.
+
+    Megabytes of vectors are copied once: a message that is made apart would be copied into the request.
 
     Raises:
         InvalidArgumentError: names the first query that is none.
@@ -200,11 +202,12 @@ def build_queries(queries: Queries) -> dict[str, Any]:
     if isinstance(queries, (str, bytes, Like, Blend, Sparse)):
         raise _invalid("queries", f"must be a list of queries, got one: {queries!r:.80}")
     if isinstance(queries, Sequence):
-        return {"queries": [build_query(query, path=f"queries[{i}]") for i, query in enumerate(queries)]}
+        request.queries.extend(build_query(query, path=f"queries[{i}]") for i, query in enumerate(queries))
+        return
     vectors_QD = _array(queries, "queries")
     if vectors_QD.ndim != 2 or vectors_QD.shape[1] == 0:
         raise _invalid("queries", f"must have the shape (queries, dimensions), got {vectors_QD.shape}")
-    return {"vectors": Matrix(packed=vectors_QD.tobytes(), dimensions=vectors_QD.shape[1])}
+    request.vectors.packed, request.vectors.dimensions = vectors_QD.tobytes(), vectors_QD.shape[1]
 
 
 _OPTIONS_OF_PEERS = {

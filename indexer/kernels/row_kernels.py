@@ -285,14 +285,15 @@ def rescore(
 
 
 @compiled
-def count_repeated(candidates_C: np.ndarray, twins_2N: np.ndarray) -> int:
-    """Return the number of candidates that have the same vector as an earlier row in the order of ids."""
-    repeated = 0
-    for position in range(candidates_C.shape[0]):
-        row = int(candidates_C[position])
-        if row >= 0 and twins_2N[0, row] >= 0 and twins_2N[0, row] != row:
-            repeated += 1
-    return repeated
+def count_repeated(candidates_QC: np.ndarray, twins_2N: np.ndarray, repeated_Q: np.ndarray) -> None:
+    """Write the number of candidates that have the same vector as an earlier row in the order of ids (int64)."""
+    for query in range(candidates_QC.shape[0]):
+        repeated = 0
+        for position in range(candidates_QC.shape[1]):
+            row = int(candidates_QC[query, position])
+            if row >= 0 and twins_2N[0, row] >= 0 and twins_2N[0, row] != row:
+                repeated += 1
+        repeated_Q[query] = repeated
 
 
 @compiled

@@ -150,12 +150,10 @@ class ScannSearcher:
         twins_2N = self._ties.twins_2N
         if not twins_2N.shape[1]:
             return []
-        most = MOST_REPEATED * candidates_QC.shape[1]
-        return [
-            query
-            for query, candidates_C in enumerate(candidates_QC)
-            if row_kernels.count_repeated(candidates_C, twins_2N) > most
-        ]
+        repeated_Q = np.empty(len(candidates_QC), np.int64)
+        row_kernels.count_repeated(candidates_QC, twins_2N, repeated_Q)
+        found: list[int] = np.flatnonzero(repeated_Q > MOST_REPEATED * candidates_QC.shape[1]).tolist()
+        return found
 
     def propose(self, queries_QD: np.ndarray, count: int, *, leaves: int) -> tuple[np.ndarray, np.ndarray]:
         """Return candidates in ScaNN's order, rows_QC int64 (NO_ROW after the last), and their exact scores.

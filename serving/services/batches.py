@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-
-import numpy as np
+from typing import TypeAlias
 
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import query_vectors
 from scannery.serving.engine.search import search
+from scannery.serving.request.filter import Node
 from scannery.serving.request.options import CostClass
 from scannery.serving.request.query import ByText, Vectors
 from scannery.serving.scheduling.affinity import on_all_cores
@@ -35,6 +36,9 @@ ALONE = 100
 """Queries of a part if the thread of the caller searches alone; between two parts, the deadline is checked."""
 _RESULTS = SearchManyResponse.RESULTS_FIELD_NUMBER
 
+Filters: TypeAlias = Sequence[Node | None]
+_Part: TypeAlias = tuple[QueryBatch, Filters | None]
+
 
 class Batches:
     """Searches batches on all cores that are idle. Safe to use from several threads."""
@@ -53,26 +57,34 @@ class Batches:
         """End the threads."""
         self._idle.close()
 
-    def framed(self, prepared: PreparedSearch, batch: QueryBatch) -> list[memoryview]:
+    def framed(
+        self, prepared: PreparedSearch, batch: QueryBatch, filters: Filters | None = None
+    ) -> list[memoryview]:
         """Return the hits of the queries as fields `results` of a SearchManyResponse, in pieces to be joined.
+
+        Args:
+            prepared: the options, prepared for the snapshot of the batch.
+            batch: the queries.
+            filters: of each query; None: all have that of the options.
 
         Raises what `search` does, DeadlineError between two parts, and CallerGoneError if the caller hung up.
         """
         wanted = still_wanted()
 
-        def work(part: QueryBatch) -> memoryview:
-            part.deadline.check()
+        def work(part: _Part) -> memoryview:
+            queries, own = part
+            queries.deadline.check()
             if not wanted():
                 raise CallerGoneError
-            return search(prepared, part).framed(_RESULTS)
+            return search(prepared, queries, own).framed(_RESULTS)
 
         with on_all_cores():
-            parts = self._parts(prepared, _encoded(prepared, batch))
+            parts = self._parts(prepared, _encoded(prepared, batch), filters)
             pieces = self._idle.run(work, parts)
-        batch.stats.plan = parts[0].stats.plan
+        batch.stats.plan = parts[0][0].stats.plan
         return pieces
 
-    def _parts(self, prepared: PreparedSearch, batch: QueryBatch) -> list[QueryBatch]:
+    def _parts(self, prepared: PreparedSearch, batch: QueryBatch, filters: Filters | None) -> Sequence[_Part]:
         count, queries = len(batch.queries), batch.queries
         # Texts are encoded together, and further stages report to the request as a whole.
         if (
@@ -80,19 +92,26 @@ class Batches:
             or prepared.cost_class is CostClass.STAGED
             or not isinstance(queries, Vectors)
         ):
-            return [batch]
+            return [(batch, filters)]
         size = PART_QUERIES if self._idle.helps else ALONE
-        if prepared.cost_class is CostClass.SCANNED:
+        # Queries with one filter are searched together, and may be compared with all rows that it allows.
+        if filters is not None or prepared.cost_class is CostClass.SCANNED:
             size = min(LARGER_PARTS, max(size, math.ceil(count / self._cores)))
-        bounds = np.linspace(0, count, max(1, round(count / size)) + 1).astype(int).tolist()
+        parts = max(1, round(count / size))
+        bounds = [count * part // parts for part in range(parts + 1)]
         return [
-            replace(batch, queries=queries[start:end], paths=batch.paths[start:end], stats=QueryStats())
+            (
+                replace(batch, queries=queries[start:end], paths=batch.paths[start:end], stats=QueryStats()),
+                None if filters is None else filters[start:end],
+            )
             for start, end in pairwise(bounds)
         ]
 
 
 def _encoded(prepared: PreparedSearch, batch: QueryBatch) -> QueryBatch:
     """Return a batch of texts that is searched by vector alone as one of vectors: all of them are encoded together."""
+    if isinstance(batch.queries, Vectors):
+        return batch
     options = prepared.options
     texts = [query for query in batch.queries if isinstance(query, ByText)]
     if len(texts) < len(batch.queries) or options.by_mode or len(options.vectors) != 1:

@@ -213,10 +213,10 @@ class Service(MethodRegistry):
         prepared = snapshot.derived(options, PreparedSearch)
         paths = [f"queries[{number}]" for number in range(len(queries))]
         batch = QueryBatch(snapshot, queries, paths, deadline, stats)
-        if options.explain or filters is not None:
-            results = _results(prepared, batch, filters)
+        if options.explain:
+            results: Sequence[bytes | memoryview] = _explained(prepared, batch, filters)
         else:
-            results = self._batches.framed(prepared, batch)
+            results = self._batches.framed(prepared, batch, filters)
         rest = search_pb2.SearchManyResponse(
             version=snapshot.manifest.version,
             sequence=snapshot.sequence,
@@ -266,14 +266,12 @@ class Service(MethodRegistry):
         return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
 
 
-def _results(
+def _explained(
     prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None] | None
-) -> Sequence[bytes | memoryview]:
-    """Return the hits of a batch whose queries have filters of their own, or are explained, to be joined."""
+) -> list[bytes]:
+    """Return the hits of a batch whose queries are explained, in pieces to be joined."""
     with on_all_cores():
         written = search(prepared, batch, filters)
-    if not prepared.options.explain:
-        return [written.framed(_RESULTS)]
     explained = (
         explanation(batch.stats, path, batch.snapshot, prepared.options.of(query))
         for path, query in zip(batch.paths, batch.queries, strict=True)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from scannery.client.request.calls import search_many
+from scannery.client.request.filters import build_filter
 from scannery.indexer import Segment, Store, parse_spec
 from scannery.runtime.deadline import Deadline
 from scannery.serving import DeadlineError
@@ -91,6 +92,38 @@ def test_many_threads_answer_what_one_does(
     assert (whole.version, whole.sequence, whole.modes) == (parts.version, parts.sequence, parts.modes)
 
 
+def test_queries_with_filters_of_their_own_are_searched_in_parts(
+    alone: Service, spread: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own: list[dict[str, Any]] = [
+        {},
+        {"show": "gotime"},
+        {"show": "no such show"},
+        {"live": True},
+        {"show": "gotime"},
+    ] * 20
+    request = search_many("library", QUERIES, 5, exact=True, where={"live": True}).request
+    request.where_each.extend(build_filter(where) for where in own)
+    parts: list[int] = []
+    searched = engine.search
+
+    def search(prepared: Any, batch: Any, filters: Any) -> Any:
+        parts.append(len(filters))
+        return searched(prepared, batch, filters)
+
+    monkeypatch.setattr(batches, "search", search)
+    answer = spread.search_many(request, Deadline.after(60))
+    assert parts == [25, 25, 25, 25]
+    monkeypatch.setattr(batches, "ALONE", 1000)
+    monkeypatch.setattr(batches, "LARGER_PARTS", 1000)
+    whole = alone.search_many(request, Deadline.after(60))
+    assert parts[4:] == [100]
+    assert [[hit.datapoint.id for hit in hits.hits] for hits in answer.results] == [
+        [hit.datapoint.id for hit in hits.hits] for hits in whole.results
+    ]
+    assert [len(hits.hits) for hits in answer.results[:4]] == [5, 5, 0, 5]
+
+
 @pytest.mark.parametrize("count", [1, 2, 24, 25, 37, 38, 51, 99])
 def test_every_query_has_an_answer_in_its_place(spread: Service, count: int) -> None:
     answer = ask(spread, QUERIES[:count], exact=True, fields=[])
@@ -123,9 +156,9 @@ def test_texts_are_encoded_together_and_searched_in_parts(
     parts: list[int] = []
     searched = engine.search
 
-    def search(prepared: Any, batch: Any) -> Any:
+    def search(prepared: Any, batch: Any, *filters: Any) -> Any:
         parts.append(len(batch.queries))
-        return searched(prepared, batch)
+        return searched(prepared, batch, *filters)
 
     monkeypatch.setattr(batches, "search", search)
     monkeypatch.setattr(batches, "ALONE", 10)
@@ -176,10 +209,10 @@ def test_an_error_in_one_part_is_the_error_of_the_batch(
 ) -> None:
     searched = engine.search
 
-    def search(prepared: Any, batch: Any) -> Any:
+    def search(prepared: Any, batch: Any, *filters: Any) -> Any:
         if "queries[40]" in batch.paths:
             raise DeadlineError("part of query 40")
-        return searched(prepared, batch)
+        return searched(prepared, batch, *filters)
 
     monkeypatch.setattr(batches, "search", search)
     with pytest.raises(DeadlineError, match="query 40"):
