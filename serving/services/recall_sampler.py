@@ -5,7 +5,8 @@
 The exact hits of a query are found once, for many queries together: one pass over the vectors of a segment serves all.
 Then the query is repeated with the settings in force, and with those of a step below (recall/controller.py). The latest
 queries are kept with the score that a true hit reaches, so that after a move the new settings are measured at once.
-They stay in the memory of the process, and no call returns them.
+They stay in the memory of the process, and no call returns them. All searches of a unit of work are of one snapshot,
+so that writes change nothing between them; the true hits of kept queries are found again if the rows have changed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -29,7 +31,6 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.periodic_task import PeriodicTask
 from scannery.serving import limits
 from scannery.serving.recall.controller import RecallController, trying
-from scannery.serving.request.query import count_queries
 from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.v1 import search_pb2, types_pb2
@@ -74,6 +75,8 @@ _Hits: TypeAlias = tuple[Sequence[search_pb2.Hit], int, int]
 """Hits, with version and sequence."""
 Search = Callable[[search_pb2.SearchRequest, Deadline], search_pb2.SearchResponse]
 SearchMany = Callable[[search_pb2.SearchManyRequest, Deadline], search_pb2.SearchManyResponse]
+Pinned = Callable[[str], AbstractContextManager[object]]
+_Request: TypeAlias = search_pb2.SearchRequest | search_pb2.SearchManyRequest
 
 _EXACT_PLANS = frozenset({"exact", "exact_allowed", "none"})
 
@@ -115,6 +118,7 @@ class RecallSampler(PeriodicTask):
         busy: Callable[[], bool],
         distance_of: Callable[[str], Distance],
         search_many: SearchMany | None = None,
+        pinned: Pinned = nullcontext,
         controller: RecallController | None = None,
         texts_are_dense: Callable[[str], bool] = lambda index: True,
         random: Callable[[], float] = random.random,
@@ -129,6 +133,7 @@ class RecallSampler(PeriodicTask):
             busy: returns whether requests are in flight.
             distance_of: returns the distance of an index by its name.
             search_many: answers a request of many queries; None: each is asked alone.
+            pinned: gives a context in which the searches of this thread of an index are of one snapshot.
             controller: moves the settings by the evidence; None: they stay.
             texts_are_dense: returns whether an index is searched by vector for a text without a mode, alone or in a
                 hybrid search.
@@ -139,11 +144,14 @@ class RecallSampler(PeriodicTask):
         super().__init__("recall-sampler", self._work, every_s=pause_s)
         self._search, self._metrics, self._distance_of = search, metrics, distance_of
         self._search_many, self._controller, self._texts_are_dense = search_many, controller, texts_are_dense
+        self._pinned = pinned
         self._share, self._busy, self._random = share, busy, random
         self._waiting: deque[_Sampled] = deque()
         self._known: dict[str, deque[_Known]] = defaultdict(lambda: deque(maxlen=KEPT))
         self._repeats: dict[str, deque[_Known]] = {}
         """Known queries that are to be repeated with the settings in force, by index."""
+        self._gone: deque[str] = deque()
+        """Indexes whose queries the thread is to forget."""
         self._words: dict[str, int] = {}
         """The state of each index for which known queries were last repeated."""
         self._saved_s, self._spent_s, self._refilled_s = 0.0, 0.0, time.monotonic()
@@ -152,16 +160,25 @@ class RecallSampler(PeriodicTask):
         if share:
             self.start()
 
-    def offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
-        """Sample an answered query, or some of a batch, with probability `share`; all if the estimate is uncertain."""
+    def offer(self, index: str, queries: int, request_of: Callable[[], _Request]) -> None:
+        """Sample an answered query, or some of a batch, with probability `share`; all if the estimate is uncertain.
+
+        Args:
+            index: that answered.
+            queries: number of queries of the request.
+            request_of: returns the request; called only if it is sampled, since it may have to be parsed.
+
+        """
         if not self._share or len(self._waiting) >= WAITING:
             return
-        control = self._controller.control(request.index) if self._controller else None
+        control = self._controller.control(index) if self._controller else None
         # A controlled index is sampled as far as the share of a core allows, so that a change of the questions is seen.
         spared = self._saved_s >= SPARED_S
         share = 1.0 if control and (control.is_undecided or spared) else self._share
-        queries = count_queries(request) if isinstance(request, search_pb2.SearchManyRequest) else 1
-        if self._random() >= share * queries or not _is_samplable(request):
+        if self._random() >= share * queries:
+            return
+        request = request_of()
+        if not _is_samplable(request):
             return
         principal, mode = CURRENT.get(), request.options.mode
         wanted = min(max(1, round(share * queries)), WAITING - len(self._waiting))
@@ -171,8 +188,14 @@ class RecallSampler(PeriodicTask):
             place = (first + number * queries // wanted) % queries
             self._waiting.append(_Sampled(_one_of(request, place), mode, principal))
 
+    def forget(self, index: str) -> None:
+        """Forget the queries of an index that is gone."""
+        self._gone.append(index)
+
     def _work(self) -> float | None:
         self._refill()
+        while self._gone:
+            self._forget(self._gone.popleft())
         if not (self._due() or self._waiting):
             return IDLE_S
         if self._saved_s <= 0 or self._gathers():
@@ -191,6 +214,14 @@ class RecallSampler(PeriodicTask):
         self._gather_until_s = time.monotonic() + GATHER_S
         self._busy_until_s = time.monotonic() + max(MOST_BUSY_S, self._spent_s / SHARE_OF_CORE)
         return None
+
+    def _forget(self, name: str) -> None:
+        for of_indexes in (self._known, self._repeats, self._words):
+            of_indexes.pop(name, None)
+        for _ in range(len(self._waiting)):  # others append meanwhile
+            sampled = self._waiting.popleft()
+            if sampled.request.index != name:
+                self._waiting.append(sampled)
 
     def _refill(self) -> None:
         now = time.monotonic()
@@ -231,7 +262,8 @@ class RecallSampler(PeriodicTask):
             if not repeats:
                 del self._repeats[name]
             if group:
-                self._record(name, group, fresh=False)
+                with self._pinned(name):
+                    self._record(name, self._as_of_now(group), fresh=False)
                 return
         first = self._waiting[0].request
         alike = first.options.SerializeToString()
@@ -241,11 +273,9 @@ class RecallSampler(PeriodicTask):
             if request.index != first.index or request.options.SerializeToString() != alike:
                 break
             group_of.append(self._waiting.popleft())
-        started_s, worked_s = time.monotonic(), time.process_time()
-        known_now = self._labelled(group_of)
-        # Exact search may use several threads, other threads may work meanwhile, and other processes.
-        self._spent_s += min(time.monotonic() - started_s, time.process_time() - worked_s)
-        self._record(first.index, known_now, fresh=True)
+        with self._pinned(first.index):
+            known_now = self._labelled(group_of)
+            self._record(first.index, known_now, fresh=True)
         self._known[first.index].extend(known_now)
 
     def _measure(self, request: search_pb2.SearchRequest) -> None:
@@ -253,15 +283,29 @@ class RecallSampler(PeriodicTask):
         sampled = _Sampled(_one_of(request, 0), request.options.mode, None)
         self._record(request.index, self._labelled([sampled]), fresh=True)
 
+    def _as_of_now(self, group: Sequence[_Known]) -> list[_Known]:
+        """Return known queries of one index with what their hits must reach among the present rows."""
+        with _as_caller(group[0].sampled):
+            now = self._search(group[0].sampled.request, Deadline.after(TIMEOUT_S))
+        state = now.version, now.sequence
+        current = [each for each in group if (each.version, each.sequence) == state]
+        changed = [each.sampled for each in group if (each.version, each.sequence) != state]
+        for _, alike in groupby(changed, lambda each: each.request.options.SerializeToString()):
+            current += self._labelled(list(alike))
+        return current
+
     def _labelled(self, group: Sequence[_Sampled]) -> list[_Known]:
         """Return queries of one index and equal options with what their hits must reach."""
         group = [each for each in group if self._is_dense(each)]
         if not group:
             return []
+        started_s, worked_s = time.monotonic(), time.process_time()
         if self._search_many is None or len(group) == 1:
             lists = [self._true_hits(each) for each in group]
         else:
             lists = self._many_true_hits(self._search_many, group)
+        # Exact search may use several threads, other threads may work meanwhile, and other processes.
+        self._spent_s += min(time.monotonic() - started_s, time.process_time() - worked_s)
         known = []
         for each, (hits, version, sequence) in zip(group, lists, strict=True):
             if hits and not any(hit.vector_scores for hit in hits):  # an index with named vectors alone
