@@ -47,11 +47,11 @@ CALLERS = (8, 1)
 class Version:
     """A server of one version and a process of its callers."""
 
-    def __init__(self, tree: Path, store: Path, queries: Path) -> None:
+    def __init__(self, tree: Path, store: Path, queries: Path, *options: str) -> None:
         python = str(tree / ".venv/bin/python")
-        options = ("--listen", "127.0.0.1:0", "--recall-share", "0", "--workers", "auto")
+        serve = ("-m", "scannery.cli.main", "serve", "--store", str(store), "--listen", "127.0.0.1:0")
         self._server = subprocess.Popen(
-            [python, "-m", "scannery.cli.main", "serve", "--store", str(store), *options],
+            [python, *serve, "--workers", "auto", *options],
             cwd=tree,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -225,7 +225,9 @@ def main() -> None:
     with ExitStack() as stack:
         trees = {"before": wanted.before, "after": Path(sys.prefix).parent}
         versions = {
-            label: stack.enter_context(closing(Version(tree, wanted.folder / "store", queries)))
+            label: stack.enter_context(
+                closing(Version(tree, wanted.folder / "store", queries, "--recall-share", "0"))
+            )
             for label, tree in trees.items()
             if tree is not None
         }

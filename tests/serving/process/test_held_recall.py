@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +15,7 @@ import pytest
 import scannery
 from scannery.indexer import Store, parse_spec
 from scannery.serving import Server
+from scannery.serving.services import recall_sampler
 from tests.data import clustered, datapoints
 from tests.served import copied, publish_version, serving
 
@@ -96,6 +101,54 @@ def test_it_reaches_the_target_and_goes_back_down_for_easier_questions(
         dump = server.metrics.registry.dump()
         assert dump["scannery_recall_effective_target"]["i"] == pytest.approx(TARGET)
         assert {"i\x1fup", "i\x1fdown"} == dump["scannery_recall_steps_total"].keys()
+
+
+@contextmanager
+def writing(index: scannery.Index, per_second: float) -> Iterator[list[int]]:
+    """Replace rows all the time; yield a list of what was written."""
+    written: list[int] = []
+    done = threading.Event()
+
+    def write() -> None:
+        begun = time.monotonic()
+        while not done.is_set():
+            row = len(written) % ROWS
+            index.upsert([{"id": f"d{row % 500}", "vector": ROWS_ND[row % 500]}])
+            written.append(row)
+            time.sleep(max(0.0, begun + len(written) / per_second - time.monotonic()))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield written
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_it_reaches_the_target_beside_constant_writes(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More quickly than beside other work.
+    monkeypatch.setattr(recall_sampler, "SHARE_OF_CORE", 0.5)
+    monkeypatch.setattr(recall_sampler, "MOST_BUSY_S", 0.02)
+    with serving(copied(built, tmp_path), recall_share=1.0) as server:
+        index = scannery.connect(server.address).index("i")
+        begun = time.monotonic()
+        with writing(index, 200) as written:
+            control = server._recall and server._recall.control("i")
+            assert control
+            for query_D in itertools.chain(QUESTIONS_QD, QUESTIONS_QD):
+                index.search(query_D, fields=[])
+                time.sleep(0.002)
+                found = control.estimate()
+                if control.step and found.queries > 100 and found.recall >= TARGET - found.error:
+                    break
+            rate = len(written) / (time.monotonic() - begun)
+        assert rate > 80, "rows are written all the time"
+        assert found.queries > 100, found
+        truth = [{hit.id for hit in index.search(query_D, exact=True)} for query_D in QUESTIONS_QD[:300]]
+        assert recall(index, QUESTIONS_QD[:300], truth) >= TARGET - 0.02
 
 
 def test_it_can_be_turned_off(built: Path, tmp_path: Path) -> None:
