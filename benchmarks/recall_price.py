@@ -60,7 +60,9 @@ class Stoppable(Version):
 
 
 def _children(pid: int) -> list[int]:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], check=False, capture_output=True, text=True
+    )
     return [int(each) for each in found.stdout.split() if Path(f"/proc/{each}").exists()]
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import fcntl
 import mmap
+import os
 import struct
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -40,9 +40,8 @@ class SharedTable:
         self.words = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
         """The word of each place; 0 at the beginning."""
         self._names = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
-        self._lock, file = threading.Lock(), tempfile.TemporaryFile()
-        self._file = file.fileno()
-        weakref.finalize(self, file.close)
+        self._lock, self._file = threading.Lock(), os.memfd_create("scannery-places")
+        weakref.finalize(self, os.close, self._file)
         self._row = struct.Struct(f"<Q{NUMBERS}dQ")
         self._rows = mmap.mmap(-1, processes * NAMES * self._row.size)
 

@@ -311,7 +311,9 @@ class RecallController:
                 return
             place = self._table.place(_identity(name, index_id))
             if place is None:
-                _LOG.warning("index %s: its recall is not held: too many indexes have settings to choose", name)
+                _LOG.warning(
+                    "index %s: its recall is not held: too many indexes have settings to choose", name
+                )
                 return
             control = IndexControl(self._table, place, self._process, self._workers, index)
             if before is not None:

@@ -192,15 +192,15 @@ class KeptQueries(PeriodicTask):
         with self._publishing:
             with self._lock:  # searches wait for it
                 self._changed = False
-                samples = [(name, replace(each, vectors=[*each.vectors])) for name, each in self._reservoirs.items()]
+                samples = [
+                    (name, replace(each, vectors=[*each.vectors])) for name, each in self._reservoirs.items()
+                ]
             self._blobs.write(self._slot, _encoded(samples))
 
 
 def _encoded(samples: Sequence[tuple[str, _Reservoir]]) -> bytes:
     """Return samples as bytes."""
-    heads = [
-        [name, each.index_id, each.dimensions, each.seen, len(each.vectors)] for name, each in samples
-    ]
+    heads = [[name, each.index_id, each.dimensions, each.seen, len(each.vectors)] for name, each in samples]
     head = json.dumps(heads).encode()
     bodies = [vector_D.tobytes() for _, each in samples for vector_D in each.vectors]
     return _LENGTH.pack(len(head)) + head + b"".join(bodies)
