@@ -359,9 +359,9 @@ class BaseCatalog(ABC):
             if entry.live is not None:
                 entry.live.dropped = dropped
             entry.close(finish=finish and self.finishes_maintenance)
-            self._opener.closed(name)
             self.on_gone(name)
-            if not self._closed:
+            if not self._closed:  # after a reload, other processes have it open
+                self._opener.closed(name)
                 _LOG.info("index %s is gone", name)
 
     def _chosen(self) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from scannery.serving import Server
 from scannery.serving.services import recall_sampler
 from tests.data import clustered, datapoints
 from tests.served import copied, publish_version, serving
+from tests.serving.process.test_supervisor import Log, children, started, wait_until
 
 TARGET = 0.95
 ROWS, DIMENSIONS = 6000, 24
@@ -161,3 +163,35 @@ def test_it_can_be_turned_off(built: Path, tmp_path: Path) -> None:
         assert how.recall_steps == 0
         assert how.effective_target_recall == pytest.approx(TARGET)
         assert not server.metrics.registry.dump()["scannery_recall_effective_target"]
+
+
+def test_workers_move_together_and_a_reload_keeps_the_step(built: Path, tmp_path: Path) -> None:
+    options = ("--workers", "2", "--recall-share", "1")
+    with started(copied(built, tmp_path), *options) as (process, address):
+        log = Log(process)
+
+        def steps(connections: int = 8) -> set[int]:
+            """Return the steps of searches over several connections, which the kernel spreads over the workers."""
+            found = set()
+            for _ in range(connections):
+                with scannery.connect(address) as client:
+                    how = client.index("i").search(QUESTIONS_QD[0], explain=True).explanation
+                    assert how is not None
+                    found.add(how.recall_steps)
+            return found
+
+        clients = [scannery.connect(address) for _ in range(4)]
+        for number, query_D in enumerate(QUESTIONS_QD):
+            clients[number % 4].index("i").search(query_D, fields=[])
+            time.sleep(0.002)
+            if log.said("effective target") > 1:
+                break
+        assert log.said("is below the target 0.950") > 0
+        assert min(steps()) > 0
+        for client in clients:
+            client.close()
+        first = {*children(process.pid)}
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: log.said("the new workers are ready"))
+        wait_until(lambda: not first & {*children(process.pid)})
+        assert min(steps()) > 0
