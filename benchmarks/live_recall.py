@@ -146,7 +146,7 @@ def main() -> None:
             questions_QD = data.questions_QD[order]
             asking.ask("questions", questions_QD[:ROUND])
             asking.ask(f"questions, {BATCH} at once", questions_QD[ROUND:], batch=BATCH)
-            asking.ask("rows with noise", _rows(data, generator, ROUND))
+            asking.ask("rows with noise", rows_with_noise(data, generator, ROUND))
             asking.ask("questions", questions_QD[:ROUND])
         print("\nThe server's log:\n")
         for line in log.read_text().splitlines():
@@ -154,7 +154,7 @@ def main() -> None:
                 print(f"    {line}")
 
 
-def _rows(data: RealQuestions, generator: np.random.Generator, count: int) -> np.ndarray:
+def rows_with_noise(data: RealQuestions, generator: np.random.Generator, count: int) -> np.ndarray:
     """Return rows with a little noise, float32 (count, dimensions), of length 1."""
     picked_QD = data.vectors_ND[generator.choice(len(data.vectors_ND), count, replace=False)]
     noise_QD = generator.standard_normal(picked_QD.shape)

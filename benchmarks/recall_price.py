@@ -3,8 +3,9 @@
     python -m benchmarks.recall_price FOLDER [--index plain] [--seconds 4] [--rounds 10] [--callers 8]
 
 FOLDER is that of `benchmarks.lone_caller`, with its indexes. Two servers with a worker per core take turns: one with
-`--recall-share 0`, one with the defaults. While one is asked, the processes of the other are stopped. The first
-turns of a fresh server are while its estimate is uncertain; the others after it is settled. Medians are reported.
+`--recall-share 0`, one with the defaults. They are asked with rows and a little noise, which meet the target,
+so that both search with the same settings. While one is asked, the processes of the other are stopped. The first turns
+of a fresh server are while its estimate is uncertain; the others after it is settled. Medians are reported.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.live_recall import rows_with_noise
 from benchmarks.lone_caller import Version
 from benchmarks.real_questions import real_questions
 from benchmarks.report import environment, table
@@ -78,8 +80,8 @@ def main() -> None:
     parser.add_argument("--callers", type=int, default=8)
     wanted = parser.parse_args()
     print(environment("scann", "uvloop", "httptools"), "\n", flush=True)
-    queries = wanted.folder / "held.npy"
-    np.save(queries, real_questions(wanted.folder).held_QD[:1000])
+    queries = wanted.folder / "rows.npy"
+    np.save(queries, rows_with_noise(real_questions(wanted.folder), np.random.default_rng(0), 1000))
     options = {"fields": list[str]()}
     ratios: dict[str, list[float]] = {"undecided": [], "settled": []}
     with ExitStack() as stack:
@@ -94,6 +96,7 @@ def main() -> None:
             for asked, other in zip(turns, reversed(turns), strict=True):
                 other.stop()
                 asked.go_on()
+                asked.ask(wanted.index, options, wanted.callers, 1.0)  # it was not busy while it was stopped
                 figures = asked.ask(wanted.index, options, wanted.callers, wanted.seconds)
                 rates[asked], spent[asked] = figures[0], figures[3]
                 if asked is default:

@@ -61,7 +61,7 @@ SHARE_OF_CORE = 0.05
 """Most share of a core for these searches, over time."""
 SHARE_SETTLED_BUSY = 0.02
 """The same of a busy server whose estimate is certain."""
-BUSY_LOAD = 0.4
+BUSY_LOAD = 0.15
 """Share of a core for requests from which on a server is busy, even if none is in flight at the moment."""
 LOAD_S = 0.25
 """Seconds over which it is measured."""
@@ -184,7 +184,8 @@ class RecallSampler(PeriodicTask):
         if self._random() >= share * queries:
             return
         request = request_of()
-        if not is_samplable(request):
+        fixed = request.options.HasField("knobs")  # says nothing of the settings that are controlled
+        if not is_samplable(request) or (fixed and share > self._share and self._random() >= self._share):
             return
         principal, mode = CURRENT.get(), request.options.mode
         wanted = min(max(1, round(share * queries)), WAITING - len(self._waiting))
@@ -213,12 +214,13 @@ class RecallSampler(PeriodicTask):
         # On Linux a priority belongs to a thread.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
         self._spent_s, share = 0.0, SHARE_OF_CORE if self._doubts() else SHARE_SETTLED_BUSY
+        worked_s = time.thread_time()
         try:
             self._unit(AT_ONCE_BUSY if busy else AT_ONCE)
         except Exception as error:  # noqa: BLE001  only samples are lost; the queries themselves were answered
             _LOG.debug("a sampled query could not be repeated: %s", error)
         self._saved_s -= self._spent_s
-        self._own_s += self._spent_s
+        self._own_s += time.thread_time() - worked_s
         self._gather_until_s = time.monotonic() + GATHER_S
         self._busy_until_s = time.monotonic() + max(MOST_BUSY_S, self._spent_s / share)
         return None
@@ -250,8 +252,9 @@ class RecallSampler(PeriodicTask):
             return True
         if not self._waiting or self._controller is None:
             return False
-        control = self._controller.control(self._waiting[0].request.index)
-        return control is not None and control.is_undecided
+        first = self._waiting[0].request
+        control = self._controller.control(first.index)
+        return control is not None and control.is_undecided and not first.options.HasField("knobs")
 
     def _gathers(self) -> bool:
         """Return whether more queries should come before some are repeated together."""
