@@ -105,6 +105,12 @@ def test_it_reaches_the_target_and_goes_back_down_for_easier_questions(
         assert {"i\x1fup", "i\x1fdown"} == dump["scannery_recall_steps_total"].keys()
 
 
+@pytest.fixture(autouse=True)
+def without_the_load_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller is in the process of the server here, which would be busy."""
+    monkeypatch.setattr(recall_sampler, "BUSY_LOAD", 2.0)
+
+
 @contextmanager
 def writing(index: scannery.Index, per_second: float) -> Iterator[list[int]]:
     """Replace rows all the time; yield a list of what was written."""
