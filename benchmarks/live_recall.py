@@ -5,12 +5,14 @@
 FOLDER is that of `benchmarks.real_questions`. The index is tuned with its own rows, since it was built without texts
 and queries. A real server process is asked with questions that no index was tuned with, one at a time and then in
 batches; then with rows and a little noise, which are easier; then with questions again. Recall is against brute force,
-of all queries, in windows of 200. `--off` shows the same without the control.
+of all queries, in windows of 200. With several workers, several connections take
+turns. `--off` shows the same without the control.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import subprocess
 import sys
@@ -40,10 +42,12 @@ ROUND = 2000
 class Asking:
     """Asks a server, and prints a line for each window."""
 
-    def __init__(self, data: RealQuestions, address: str, metrics: str, pace: float) -> None:
+    def __init__(
+        self, data: RealQuestions, address: str, metrics: str, pace: float, connections: int
+    ) -> None:
         """Connect; `pace` is queries per second, 0: as fast as one caller can."""
         self._data, self._metrics, self._pace = data, metrics, pace
-        self._index = scannery.connect(address).index("live")
+        self._indexes = itertools.cycle([scannery.connect(address).index("live") for _ in range(connections)])
         self.asked = 0
         self._started = time.monotonic()
 
@@ -56,12 +60,13 @@ class Asking:
             for first in range(start, min(start + WINDOW, len(queries_QD)), batch):
                 if self._pace:
                     time.sleep(max(0.0, begun + first / self._pace - time.monotonic()))
+                index = next(self._indexes)
                 asked_BD = queries_QD[first : first + batch]
                 called = time.perf_counter()
                 lists = (
-                    self._index.search_many(asked_BD, k=K, fields=[])
+                    index.search_many(asked_BD, k=K, fields=[])
                     if batch > 1
-                    else [self._index.search(asked_BD[0], k=K, fields=[])]
+                    else [index.search(asked_BD[0], k=K, fields=[])]
                 )
                 spent += time.perf_counter() - called
                 for hits, true_K in zip(lists, truth_QK[first : first + batch], strict=True):
@@ -134,12 +139,14 @@ def main() -> None:
         print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
         generator = np.random.default_rng(0)
         with served(store, metrics, log, *options) as address:
-            asking = Asking(data, address, metrics, given.pace)
+            # The kernel spreads connections over the workers.
+            connections = 1 if given.workers == 1 else 4 * given.workers
+            asking = Asking(data, address, metrics, given.pace, connections)
             order = generator.permutation(len(data.questions_QD))
             questions_QD = data.questions_QD[order]
             asking.ask("questions", questions_QD[:ROUND])
             asking.ask(f"questions, {BATCH} at once", questions_QD[ROUND:], batch=BATCH)
-            asking.ask("rows with noise", _rows(data, generator, ROUND))
+            asking.ask("rows with noise", rows_with_noise(data, generator, ROUND))
             asking.ask("questions", questions_QD[:ROUND])
         print("\nThe server's log:\n")
         for line in log.read_text().splitlines():
@@ -147,7 +154,7 @@ def main() -> None:
                 print(f"    {line}")
 
 
-def _rows(data: RealQuestions, generator: np.random.Generator, count: int) -> np.ndarray:
+def rows_with_noise(data: RealQuestions, generator: np.random.Generator, count: int) -> np.ndarray:
     """Return rows with a little noise, float32 (count, dimensions), of length 1."""
     picked_QD = data.vectors_ND[generator.choice(len(data.vectors_ND), count, replace=False)]
     noise_QD = generator.standard_normal(picked_QD.shape)

@@ -9,7 +9,7 @@ environment of its own in `.venv`. Servers have a worker per core; callers are t
 the server's version (callers.py). Compared ones take turns; medians are reported. Filters allow a share of the rows.
 
 `as built`: each version builds an index with its own defaults for recall 0.95, tuned with half of the questions, and is
-asked without a setting; its recall of the other half is printed.
+asked without a setting, by a server with its defaults; its recall of the other half is printed.
 
 Shapes: N passages, Q questions, D dimensions, K hits.
 """
@@ -55,11 +55,11 @@ attributes: {part: float}
 class Version:
     """A server of one version and a process of its callers."""
 
-    def __init__(self, tree: Path, store: Path, queries: Path) -> None:
+    def __init__(self, tree: Path, store: Path, queries: Path, *options: str) -> None:
         python = str(tree / ".venv/bin/python")
-        options = ("--listen", "127.0.0.1:0", "--recall-share", "0", "--workers", "auto")
+        serve = ("-m", "scannery.cli.main", "serve", "--store", str(store), "--listen", "127.0.0.1:0")
         self._server = subprocess.Popen(
-            [python, "-m", "scannery.cli.main", "serve", "--store", str(store), *options],
+            [python, *serve, "--workers", "auto", *options],
             cwd=tree,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -274,10 +274,11 @@ def main() -> None:
     with ExitStack() as stack:
         peers = stack.enter_context(pgvector(wanted.folder, data)) if wanted.pgvector else []
 
-        def started(store: Path, label: str) -> Version:
-            return stack.enter_context(closing(Version(labels[label], store, queries)))
+        def started(store: Path, label: str, *options: str) -> Version:
+            return stack.enter_context(closing(Version(labels[label], store, queries, *options)))
 
-        versions = {label: started(wanted.folder / "store", label) for label in labels}
+        fixed = ("--recall-share", "0")
+        versions = {label: started(wanted.folder / "store", label, *fixed) for label in labels}
         as_built = {label: started(store, label) for label, store in stores.items()}
         for label, version in as_built.items():
             recall = recall_of(version.hits("tuned", {"fields": []}), data)

@@ -38,10 +38,13 @@ class SharedBlobs:
             return False
         start = slot * self._slot_bytes
         # Seqlock: odd while writing. A reader that sees an odd or a changed number reads again.
-        number = _HEADER.unpack_from(self._memory, start)[0] | 1
+        number, size = _HEADER.unpack_from(self._memory, start)
+        number |= 1
         _HEADER.pack_into(self._memory, start, number, 0)
         body = start + _HEADER.size
         self._memory[body : body + len(data)] = data
+        if size > len(data):  # what was there is not kept
+            self._memory[body + len(data) : body + size] = bytes(size - len(data))
         _HEADER.pack_into(self._memory, start, number + 1, len(data))
         return True
 

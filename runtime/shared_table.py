@@ -1,19 +1,25 @@
 """A table in memory that the processes of a server share: one word for each name, and some numbers of each process.
 
 The word of a name is read and written whole by all processes. The numbers of a process belong to one state of the word,
-its tag, and only that process writes them. So there is no lock that a killed process could hold.
+its tag, and only that process writes them. So there is no lock that a killed process could hold; that of the places is
+released by the kernel.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
+import os
 import struct
-import zlib
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
 
 __all__ = ["SharedTable"]
 
-NAMES = 256
+NAMES = 1024
 """Most names in a table; further ones have no place."""
 NUMBERS = 20
 """Most numbers of one process for one name."""
@@ -34,20 +40,31 @@ class SharedTable:
         self.words = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
         """The word of each place; 0 at the beginning."""
         self._names = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
+        self._lock, self._file = threading.Lock(), os.memfd_create("scannery-places")
+        weakref.finalize(self, os.close, self._file)
         self._row = struct.Struct(f"<Q{NUMBERS}dQ")
         self._rows = mmap.mmap(-1, processes * NAMES * self._row.size)
 
     def place(self, name: str) -> int | None:
         """Return the place of a name, which it keeps; None: all places are taken."""
         mark = _mark(name)
-        first = mark % NAMES
-        for step in range(NAMES):
-            place = (first + step) % NAMES
-            if self._names[place] == 0:
-                self._names[place] = mark
-            if self._names[place] == mark:  # another process may have taken the place meanwhile
-                return place
-        return None
+        with self._locked():
+            names = self._names.tolist()
+            wanted = mark if mark in names else 0
+            if wanted not in names:
+                return None
+            place = names.index(wanted)
+            self._names[place] = mark
+            return place
+
+    def release(self, name: str) -> None:
+        """Free the place of a name, whose word becomes 0; without effect if it has none."""
+        mark = _mark(name)
+        with self._locked():
+            names = self._names.tolist()
+            if mark in names:
+                self.words[names.index(mark)] = 0
+                self._names[names.index(mark)] = 0
 
     def write(self, process: int, place: int, tag: int, numbers: Sequence[float]) -> None:
         """Replace the numbers of a process, which belong to a state of the word.
@@ -71,11 +88,19 @@ class SharedTable:
         rows = (self._row.unpack_from(self._rows, self._start(each, place)) for each in range(self.processes))
         return [row[1:-1] for row in rows if row[0] == tag == row[-1]]
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)  # of the process, also where the file is inherited
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
+
     def _start(self, process: int, place: int) -> int:
         return (process * NAMES + place) * self._row.size
 
 
 def _mark(name: str) -> int:
     """Return 64 bits that stand for a name, not 0."""
-    data = name.encode()
-    return (zlib.crc32(data) << 32 | zlib.crc32(data[::-1] + b"\x01")) or 1
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1

@@ -116,6 +116,8 @@ class BaseCatalog(ABC):
         self._aliases = AliasTable(store, clock)
         self.on_failure: Callable[[str], object] = lambda task: None
         """Called with the name of each background task that fails."""
+        self.on_gone: Callable[[str], object] = lambda name: None
+        """Called with the name of each index that is closed, or replaced by another one of its name."""
 
     @abstractmethod
     def _names(self) -> Collection[str]:
@@ -357,7 +359,9 @@ class BaseCatalog(ABC):
             if entry.live is not None:
                 entry.live.dropped = dropped
             entry.close(finish=finish and self.finishes_maintenance)
-            if not self._closed:
+            self.on_gone(name)
+            if not self._closed:  # after a reload, other processes have it open
+                self._opener.closed(name)
                 _LOG.info("index %s is gone", name)
 
     def _chosen(self) -> set[str]:
@@ -397,10 +401,13 @@ class BaseCatalog(ABC):
         return entry
 
     def _move(self, entry: CatalogEntry, version: int) -> None:
+        before = entry.snapshot
         try:
             if not self._opener.is_open(entry, version):
                 index = self._opener.move(entry, version, lambda snapshot: self._prepare(entry, snapshot))
                 manifest = index.manifest
+                if before is not None and before.manifest.index_id != manifest.index_id:
+                    self.on_gone(entry.name)
                 _LOG.info("index %s: version %d, %d datapoints", entry.name, manifest.version, manifest.rows)
         except Exception as error:  # noqa: BLE001  the open version and other indexes keep serving
             entry.opening.failed(f"index {entry.name}: version {version} cannot be opened", error)

@@ -47,7 +47,7 @@ class BaseServer:
         *,
         services: Sequence[str],
         context: WorkerContext,
-        offer: Offer = lambda request: None,
+        offer: Offer = lambda index, queries, request_of: None,
     ) -> None:
         """Prepare; `start` binds the ports.
 
@@ -56,7 +56,7 @@ class BaseServer:
             methods: the RPC methods.
             services: names of the services, for reflection.
             context: of the worker that this process is.
-            offer: called with each answered search.
+            offer: called with each answered search: its index, its number of queries, and a function that returns it.
 
         """
         self.address = config.listen

@@ -95,6 +95,7 @@ class Server(BaseServer):
             busy=lambda: self.admission.in_flight > 0,
             distance_of=lambda index: self._catalog.snapshot(index).manifest.spec.distance,
             search_many=service.search_many,
+            pinned=service.pinned,
             controller=self._recall,
             texts_are_dense=self._texts_are_dense,
         )
@@ -102,6 +103,7 @@ class Server(BaseServer):
         self._keeper = PlanKeeper(
             self._catalog.snapshots, self.metrics, busy=lambda: self.admission.in_flight > 0
         )
+        self._catalog.on_gone = self._forget
         self._watcher = Watcher(self._catalog, every_s=config.check_every_s, after=self._report_health)
         self._measure()
 
@@ -147,10 +149,18 @@ class Server(BaseServer):
         catalog.on_failure = lambda task: metrics.background_failures.inc((task,))
         catalog.encoders.observer.report_to(metrics)
 
-    def _offer(self, request: SearchRequest | SearchManyRequest) -> None:
-        self._sampler.offer(request)
+    def _offer(
+        self, index: str, queries: int, request_of: Callable[[], SearchRequest | SearchManyRequest]
+    ) -> None:
+        self._sampler.offer(index, queries, request_of)
         if self._kept is not None:
-            self._kept.offer(request)
+            self._kept.offer(request_of())
+
+    def _forget(self, index: str) -> None:
+        """Forget the queries of an index that is gone, or was replaced by another one of its name."""
+        self._sampler.forget(index)
+        if self._kept is not None:
+            self._kept.forget(index)
 
     def _texts_are_dense(self, index: str) -> bool:
         snapshot = self._catalog.snapshot(index)

@@ -19,7 +19,7 @@ from scannery.indexer import Manifest, OpenIndex
 from scannery.runtime.shared_table import SharedTable
 from scannery.serving.recall.decision import FAST_WINDOW, SLOW_WINDOW, Findings, is_undecided, next_move
 from scannery.serving.recall.evidence import FIELDS, Evidence
-from scannery.serving.recall.steps import distinct_steps, raised_target
+from scannery.serving.recall.steps import distinct_steps, has_choice, raised_target
 
 __all__ = ["Estimate", "IndexControl", "RecallController", "no_step", "trying"]
 
@@ -130,7 +130,7 @@ class IndexControl:
 
         """
         self._table, self._place, self._process, self._workers = table, place, process, workers
-        self.index = index.manifest.index
+        self.index, self.index_id = index.manifest.index, index.manifest.index_id
         self.target = index.spec.target_recall
         self.version = _version_of(index.manifest)
         self.curves = _curves(index.manifest)
@@ -297,20 +297,39 @@ class RecallController:
         self._lock = threading.Lock()
 
     def opened(self, index: OpenIndex) -> None:
-        """Control a version that is about to serve."""
-        name = index.manifest.index
+        """Control a version that is about to serve, unless all its segments are searched exactly anyway."""
+        name, index_id = index.manifest.index, index.manifest.index_id
         with self._lock:
             before = self._controls.get(name)
             if before is not None and before.version == _version_of(index.manifest):
                 return
-            place = self._table.place(name)
+            if before is not None and before.index_id != index_id:
+                self._release(name)
+                before = None
+            if not has_choice(index.settings_for, index.spec.target_recall):
+                self._release(name)
+                return
+            place = self._table.place(_identity(name, index_id))
             if place is None:
+                _LOG.warning(
+                    "index %s: its recall is not held: too many indexes have settings to choose", name
+                )
                 return
             control = IndexControl(self._table, place, self._process, self._workers, index)
             if before is not None:
                 before.read()  # it answers queries on its version with this step until these are gone
             control.begin(before)
             self._controls[name] = control
+
+    def closed(self, name: str) -> None:
+        """Control an index no longer: it is gone."""
+        with self._lock:
+            self._release(name)
+
+    def _release(self, name: str) -> None:
+        control = self._controls.pop(name, None)
+        if control is not None:
+            self._table.release(_identity(name, control.index_id))
 
     def reader(self, manifest: Manifest) -> Callable[[], int]:
         """Return the function that returns the step in force, for the snapshots of a version."""
@@ -325,7 +344,7 @@ class RecallController:
 
     def estimates(self) -> Mapping[str, Estimate]:
         """Return what is known of the recall of each index that has settings to choose from."""
-        return {name: one.estimate() for name, one in list(self._controls.items()) if len(one.steps) > 1}
+        return {name: one.estimate() for name, one in list(self._controls.items())}
 
 
 def no_step() -> int:
@@ -336,6 +355,11 @@ def no_step() -> int:
 def _version_of(manifest: Manifest) -> int:
     """Return a number of 24 bits that stands for a version, also of an index that took the name of another."""
     return (zlib.crc32(f"{manifest.index_id}/{manifest.version}".encode()) & 0xFFFFFF) or 1
+
+
+def _identity(name: str, index_id: str | None) -> str:
+    """Return what stands for an index, and not for another one that takes its name later."""
+    return f"{name}/{index_id}"
 
 
 def _curves(manifest: Manifest) -> dict[str, tuple[str, int]]:

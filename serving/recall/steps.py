@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-__all__ = ["EXACT_STEP", "distinct_steps", "raised_target"]
+__all__ = ["EXACT_STEP", "distinct_steps", "has_choice", "raised_target"]
 
 MISSES_KEPT = 0.8
 EXACT_STEP = 32
@@ -21,6 +21,11 @@ SettingsT = TypeVar("SettingsT")
 def raised_target(target: float, step: int) -> float:
     """Return the effective target, 1 for exact search."""
     return 1.0 if step >= EXACT_STEP else 1 - (1 - target) * MISSES_KEPT**step
+
+
+def has_choice(settings_for: Callable[[float], Sequence[SettingsT | None]], target: float) -> bool:
+    """Return whether a target has settings other than exact search in some segment."""
+    return any(each is not None for each in settings_for(target))
 
 
 def distinct_steps(
@@ -35,9 +40,9 @@ def distinct_steps(
         target: of the index.
 
     """
-    steps, last = [0], settings_for(target)
-    if all(each is None for each in last):
+    if not has_choice(settings_for, target):
         return (0,)  # exact anyway
+    steps, last = [0], settings_for(target)
     for step in range(1, EXACT_STEP):
         settings = settings_for(raised_target(target, step))
         if settings == last:

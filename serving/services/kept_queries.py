@@ -2,7 +2,8 @@
 
 Only servers that were started with `--keep-queries` keep any: queries can be personal data. Each worker keeps a uniform
 sample of its queries per index (reservoir sampling), in memory only, and copies it to memory that the workers share, so
-that one call returns the queries of all.
+that one call returns the queries of all. They are forgotten when the index is dropped or replaced. The memory of a
+worker for them is bounded: beyond it, the largest samples become smaller.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import json
 import random
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from scannery.indexer import Manifest
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import InvalidRequestError, UnknownIndexError
 from scannery.runtime.periodic_task import PeriodicTask
 from scannery.runtime.shared_blobs import SharedBlobs
 from scannery.serving.catalog.base_catalog import BaseCatalog
@@ -32,6 +33,8 @@ __all__ = ["KeptQueries", "KeptQueryMethods"]
 
 EVERY_S = 1.0
 MOST_RETURNED = 10_000
+INDEX_BYTES = 512
+"""Counted for each index, besides its vectors."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -41,9 +44,23 @@ class _Reservoir:
 
     index_id: str | None
     dimensions: int
+    most: int
+    """Size of the sample; it only becomes smaller."""
     seen: int = 0
     """Queries that were asked."""
     vectors: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Memory for the vectors."""
+        return 4 * self.dimensions * len(self.vectors)
+
+    def make_smaller(self, random: Callable[[], float]) -> None:
+        """Forget a vector; the others remain a uniform sample."""
+        place = int(random() * len(self.vectors))
+        self.vectors[place] = self.vectors[-1]
+        self.vectors.pop()
+        self.most = len(self.vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +99,9 @@ class KeptQueries(PeriodicTask):
         self._most, self._blobs, self._slot = most, blobs, slot
         self._manifest_of, self._known_vector, self._random = manifest_of, known_vector, random
         self._reservoirs: dict[str, _Reservoir] = {}
-        self._lock = threading.Lock()
+        self._lock, self._publishing = threading.Lock(), threading.Lock()
+        self._bytes = 0
+        """Of all samples, at most those of the shared memory."""
         self._changed = False
         self.start()
 
@@ -90,24 +109,59 @@ class KeptQueries(PeriodicTask):
         """Keep some of the queries of an answered request, each with the probability that makes the sample uniform."""
         if request.options.vectors or request.options.mode == search_pb2.MODE_LEXICAL:
             return
-        manifest = self._manifest_of(request.index)
+        try:
+            manifest = self._manifest_of(request.index)
+        except UnknownIndexError:  # dropped since it answered
+            return
         with self._lock:
-            reservoir = self._reservoirs.get(request.index)
-            if reservoir is None or reservoir.index_id != manifest.index_id:
-                reservoir = _Reservoir(manifest.index_id, manifest.dimensions)
-                self._reservoirs[request.index] = reservoir
+            reservoir = self._reservoir_of(manifest)
             for vector_of in _queries_of(request, self._known_vector):
                 reservoir.seen += 1
-                if len(reservoir.vectors) < self._most:
-                    place = len(reservoir.vectors)
-                else:
+                place = len(reservoir.vectors)
+                if place >= reservoir.most:
                     place = int(self._random() * reservoir.seen)
-                    if place >= self._most:
+                    if place >= reservoir.most:
                         continue
                 vector_D = vector_of()
                 if vector_D is not None and len(vector_D) == reservoir.dimensions:
+                    before = reservoir.bytes
                     reservoir.vectors[place : place + 1] = [vector_D]
+                    self._bytes += reservoir.bytes - before
+                    self._bound()
                     self._changed = True
+
+    def forget(self, name: str) -> None:
+        """Forget the queries of an index that is gone."""
+        with self._lock:
+            self._changed |= self._remove(name)
+        self._publish_changed()
+
+    def _reservoir_of(self, manifest: Manifest) -> _Reservoir:
+        reservoir = self._reservoirs.get(manifest.index)
+        if reservoir is None or (reservoir.index_id, reservoir.dimensions) != (
+            manifest.index_id,
+            manifest.dimensions,
+        ):
+            self._remove(manifest.index)
+            reservoir = _Reservoir(manifest.index_id, manifest.dimensions, self._most)
+            self._reservoirs[manifest.index] = reservoir
+            self._bytes += INDEX_BYTES
+        return reservoir
+
+    def _remove(self, name: str) -> bool:
+        reservoir = self._reservoirs.pop(name, None)
+        if reservoir is not None:
+            self._bytes -= INDEX_BYTES + reservoir.bytes
+        return reservoir is not None
+
+    def _bound(self) -> None:
+        while self._bytes > self._blobs.most_bytes:
+            largest = max(self._reservoirs.values(), key=lambda each: each.bytes)
+            if not largest.vectors:
+                break
+            before = largest.bytes
+            largest.make_smaller(self._random)
+            self._bytes += largest.bytes - before
 
     def of(self, manifest: Manifest, limit: int) -> tuple[np.ndarray, int]:
         """Return queries of all workers for an index, float32 (at most `limit`, D), and how many were asked."""
@@ -133,22 +187,23 @@ class KeptQueries(PeriodicTask):
         return np.concatenate([each.vectors_QD for each in found])[best], sum(each.seen for each in found)
 
     def _publish_changed(self) -> None:
-        if self._changed:
-            with self._lock:
+        if not self._changed:
+            return
+        with self._publishing:
+            with self._lock:  # searches wait for it
                 self._changed = False
-                self._blobs.write(self._slot, self._encoded())
+                samples = [
+                    (name, replace(each, vectors=[*each.vectors])) for name, each in self._reservoirs.items()
+                ]
+            self._blobs.write(self._slot, _encoded(samples))
 
-    def _encoded(self) -> bytes:
-        """Return all samples as bytes; of those that are too large together, the same share of each."""
-        size = sum(4 * each.dimensions * len(each.vectors) for each in self._reservoirs.values())
-        share = min(1.0, 0.9 * self._blobs.most_bytes / max(size, 1))
-        heads, bodies = [], []
-        for name, each in self._reservoirs.items():
-            vectors = each.vectors[: int(share * len(each.vectors))] if share < 1 else each.vectors
-            heads.append([name, each.index_id, each.dimensions, each.seen, len(vectors)])
-            bodies += [vector_D.tobytes() for vector_D in vectors]
-        head = json.dumps(heads).encode()
-        return _LENGTH.pack(len(head)) + head + b"".join(bodies)
+
+def _encoded(samples: Sequence[tuple[str, _Reservoir]]) -> bytes:
+    """Return samples as bytes."""
+    heads = [[name, each.index_id, each.dimensions, each.seen, len(each.vectors)] for name, each in samples]
+    head = json.dumps(heads).encode()
+    bodies = [vector_D.tobytes() for _, each in samples for vector_D in each.vectors]
+    return _LENGTH.pack(len(head)) + head + b"".join(bodies)
 
 
 def _queries_of(

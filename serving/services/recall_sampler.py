@@ -5,7 +5,8 @@
 The exact hits of a query are found once, for many queries together: one pass over the vectors of a segment serves all.
 Then the query is repeated with the settings in force, and with those of a step below (recall/controller.py). The latest
 queries are kept with the score that a true hit reaches, so that after a move the new settings are measured at once.
-They stay in the memory of the process, and no call returns them.
+They stay in the memory of the process, and no call returns them. All searches of a unit of work are of one snapshot,
+so that writes change nothing between them; the true hits of kept queries are found again if the rows have changed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -27,12 +29,11 @@ from scannery.indexer import Distance
 from scannery.indexer.tuning.settings_choice import magnitude_of, score_to_reach
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.periodic_task import PeriodicTask
-from scannery.serving import limits
 from scannery.serving.recall.controller import RecallController, trying
-from scannery.serving.request.query import count_queries
+from scannery.serving.recall.sampled_query import exact_options, is_exact, is_samplable, one_query, vector_of
 from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.telemetry.metrics import ServerMetrics
-from scannery.v1 import search_pb2, types_pb2
+from scannery.v1 import search_pb2
 
 __all__ = ["RecallSampler"]
 
@@ -58,6 +59,12 @@ GIVE_WAY_S = 0.001
 """Waits between two searches of a unit of work, each of this many seconds, while the server is busy."""
 SHARE_OF_CORE = 0.05
 """Most share of a core for these searches, over time."""
+SHARE_SETTLED_BUSY = 0.02
+"""The same of a busy server whose estimate is certain."""
+BUSY_LOAD = 0.15
+"""Share of a core for requests from which on a server is busy, even if none is in flight at the moment."""
+LOAD_S = 0.25
+"""Seconds over which it is measured."""
 SHARE_UNDECIDED = 0.5
 """The same while the estimate is uncertain, or settings are about to move, and the server is idle."""
 MOST_SAVED_S = 2.0
@@ -67,15 +74,14 @@ SPARED_S = 0.1
 GATHER_S = 2.0
 """While nothing is in doubt, this long is waited until half of AT_ONCE queries have come: together they cost less."""
 TIMEOUT_S = 30.0
-MAX_K = 100
 LOW_PRIORITY = 19
 
 _Hits: TypeAlias = tuple[Sequence[search_pb2.Hit], int, int]
 """Hits, with version and sequence."""
 Search = Callable[[search_pb2.SearchRequest, Deadline], search_pb2.SearchResponse]
 SearchMany = Callable[[search_pb2.SearchManyRequest, Deadline], search_pb2.SearchManyResponse]
-
-_EXACT_PLANS = frozenset({"exact", "exact_allowed", "none"})
+Pinned = Callable[[str], AbstractContextManager[object]]
+_Request: TypeAlias = search_pb2.SearchRequest | search_pb2.SearchManyRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,7 @@ class RecallSampler(PeriodicTask):
         busy: Callable[[], bool],
         distance_of: Callable[[str], Distance],
         search_many: SearchMany | None = None,
+        pinned: Pinned = nullcontext,
         controller: RecallController | None = None,
         texts_are_dense: Callable[[str], bool] = lambda index: True,
         random: Callable[[], float] = random.random,
@@ -129,6 +136,7 @@ class RecallSampler(PeriodicTask):
             busy: returns whether requests are in flight.
             distance_of: returns the distance of an index by its name.
             search_many: answers a request of many queries; None: each is asked alone.
+            pinned: gives a context in which the searches of this thread of an index are of one snapshot.
             controller: moves the settings by the evidence; None: they stay.
             texts_are_dense: returns whether an index is searched by vector for a text without a mode, alone or in a
                 hybrid search.
@@ -139,29 +147,45 @@ class RecallSampler(PeriodicTask):
         super().__init__("recall-sampler", self._work, every_s=pause_s)
         self._search, self._metrics, self._distance_of = search, metrics, distance_of
         self._search_many, self._controller, self._texts_are_dense = search_many, controller, texts_are_dense
+        self._pinned = pinned
         self._share, self._busy, self._random = share, busy, random
         self._waiting: deque[_Sampled] = deque()
         self._known: dict[str, deque[_Known]] = defaultdict(lambda: deque(maxlen=KEPT))
         self._repeats: dict[str, deque[_Known]] = {}
         """Known queries that are to be repeated with the settings in force, by index."""
+        self._gone: deque[str] = deque()
+        """Indexes whose queries the thread is to forget."""
         self._words: dict[str, int] = {}
         """The state of each index for which known queries were last repeated."""
         self._saved_s, self._spent_s, self._refilled_s = 0.0, 0.0, time.monotonic()
         self._gather_until_s = self._busy_until_s = 0.0
         """While the server is busy, no work before this time."""
+        self._load = self._own_s = 0.0
+        """Share of a core that requests took lately, and processor time of this thread since it was measured."""
+        self._measured_s, self._used_s = time.monotonic(), time.process_time()
         if share:
             self.start()
 
-    def offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
-        """Sample an answered query, or some of a batch, with probability `share`; all if the estimate is uncertain."""
+    def offer(self, index: str, queries: int, request_of: Callable[[], _Request]) -> None:
+        """Sample an answered query, or some of a batch, with probability `share`; all if the estimate is uncertain.
+
+        Args:
+            index: that answered.
+            queries: number of queries of the request.
+            request_of: returns the request; called only if it is sampled, since it may have to be parsed.
+
+        """
         if not self._share or len(self._waiting) >= WAITING:
             return
-        control = self._controller.control(request.index) if self._controller else None
+        control = self._controller.control(index) if self._controller else None
         # A controlled index is sampled as far as the share of a core allows, so that a change of the questions is seen.
         spared = self._saved_s >= SPARED_S
         share = 1.0 if control and (control.is_undecided or spared) else self._share
-        queries = count_queries(request) if isinstance(request, search_pb2.SearchManyRequest) else 1
-        if self._random() >= share * queries or not _is_samplable(request):
+        if self._random() >= share * queries:
+            return
+        request = request_of()
+        fixed = request.options.HasField("knobs")  # says nothing of the settings that are controlled
+        if not is_samplable(request) or (fixed and share > self._share and self._random() >= self._share):
             return
         principal, mode = CURRENT.get(), request.options.mode
         wanted = min(max(1, round(share * queries)), WAITING - len(self._waiting))
@@ -169,28 +193,45 @@ class RecallSampler(PeriodicTask):
         first = int(self._random() * queries)
         for number in range(wanted):
             place = (first + number * queries // wanted) % queries
-            self._waiting.append(_Sampled(_one_of(request, place), mode, principal))
+            self._waiting.append(_Sampled(one_query(request, place), mode, principal))
+
+    def forget(self, index: str) -> None:
+        """Forget the queries of an index that is gone."""
+        self._gone.append(index)
 
     def _work(self) -> float | None:
         self._refill()
+        self._measure_load()
+        while self._gone:
+            self._forget(self._gone.popleft())
         if not (self._due() or self._waiting):
             return IDLE_S
         if self._saved_s <= 0 or self._gathers():
             return None
-        busy = self._busy()
+        busy = self._busy() or self._load > BUSY_LOAD
         if busy and time.monotonic() < self._busy_until_s:
             return BUSY_S
         # On Linux a priority belongs to a thread.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-        self._spent_s = 0.0
+        self._spent_s, share = 0.0, SHARE_OF_CORE if self._doubts() else SHARE_SETTLED_BUSY
+        worked_s = time.thread_time()
         try:
             self._unit(AT_ONCE_BUSY if busy else AT_ONCE)
         except Exception as error:  # noqa: BLE001  only samples are lost; the queries themselves were answered
             _LOG.debug("a sampled query could not be repeated: %s", error)
         self._saved_s -= self._spent_s
+        self._own_s += time.thread_time() - worked_s
         self._gather_until_s = time.monotonic() + GATHER_S
-        self._busy_until_s = time.monotonic() + max(MOST_BUSY_S, self._spent_s / SHARE_OF_CORE)
+        self._busy_until_s = time.monotonic() + max(MOST_BUSY_S, self._spent_s / share)
         return None
+
+    def _forget(self, name: str) -> None:
+        for of_indexes in (self._known, self._repeats, self._words):
+            of_indexes.pop(name, None)
+        for _ in range(len(self._waiting)):  # others append meanwhile
+            sampled = self._waiting.popleft()
+            if sampled.request.index != name:
+                self._waiting.append(sampled)
 
     def _refill(self) -> None:
         now = time.monotonic()
@@ -198,14 +239,22 @@ class RecallSampler(PeriodicTask):
         self._saved_s = min(self._saved_s + share * (now - self._refilled_s), MOST_SAVED_S)
         self._refilled_s = now
 
+    def _measure_load(self) -> None:
+        now_s = time.monotonic()
+        if (wall_s := now_s - self._measured_s) >= LOAD_S:
+            used_s = time.process_time()
+            self._load = (used_s - self._used_s - self._own_s) / wall_s
+            self._measured_s, self._used_s, self._own_s = now_s, used_s, 0.0
+
     def _doubts(self) -> bool:
         """Return whether the settings may be about to move."""
         if self._repeats:
             return True
         if not self._waiting or self._controller is None:
             return False
-        control = self._controller.control(self._waiting[0].request.index)
-        return control is not None and control.is_undecided
+        first = self._waiting[0].request
+        control = self._controller.control(first.index)
+        return control is not None and control.is_undecided and not first.options.HasField("knobs")
 
     def _gathers(self) -> bool:
         """Return whether more queries should come before some are repeated together."""
@@ -231,7 +280,8 @@ class RecallSampler(PeriodicTask):
             if not repeats:
                 del self._repeats[name]
             if group:
-                self._record(name, group, fresh=False)
+                with self._pinned(name):
+                    self._record(name, self._as_of_now(group), fresh=False)
                 return
         first = self._waiting[0].request
         alike = first.options.SerializeToString()
@@ -241,27 +291,39 @@ class RecallSampler(PeriodicTask):
             if request.index != first.index or request.options.SerializeToString() != alike:
                 break
             group_of.append(self._waiting.popleft())
-        started_s, worked_s = time.monotonic(), time.process_time()
-        known_now = self._labelled(group_of)
-        # Exact search may use several threads, other threads may work meanwhile, and other processes.
-        self._spent_s += min(time.monotonic() - started_s, time.process_time() - worked_s)
-        self._record(first.index, known_now, fresh=True)
+        with self._pinned(first.index):
+            known_now = self._labelled(group_of)
+            self._record(first.index, known_now, fresh=True)
         self._known[first.index].extend(known_now)
 
     def _measure(self, request: search_pb2.SearchRequest) -> None:
         """Repeat one query."""
-        sampled = _Sampled(_one_of(request, 0), request.options.mode, None)
+        sampled = _Sampled(one_query(request, 0), request.options.mode, None)
         self._record(request.index, self._labelled([sampled]), fresh=True)
+
+    def _as_of_now(self, group: Sequence[_Known]) -> list[_Known]:
+        """Return known queries of one index with what their hits must reach among the present rows."""
+        with _as_caller(group[0].sampled):
+            now = self._search(group[0].sampled.request, Deadline.after(TIMEOUT_S))
+        state = now.version, now.sequence
+        current = [each for each in group if (each.version, each.sequence) == state]
+        changed = [each.sampled for each in group if (each.version, each.sequence) != state]
+        for _, alike in groupby(changed, lambda each: each.request.options.SerializeToString()):
+            current += self._labelled(list(alike))
+        return current
 
     def _labelled(self, group: Sequence[_Sampled]) -> list[_Known]:
         """Return queries of one index and equal options with what their hits must reach."""
         group = [each for each in group if self._is_dense(each)]
         if not group:
             return []
+        started_s, worked_s = time.monotonic(), time.process_time()
         if self._search_many is None or len(group) == 1:
             lists = [self._true_hits(each) for each in group]
         else:
             lists = self._many_true_hits(self._search_many, group)
+        # Exact search may use several threads, other threads may work meanwhile, and other processes.
+        self._spent_s += min(time.monotonic() - started_s, time.process_time() - worked_s)
         known = []
         for each, (hits, version, sequence) in zip(group, lists, strict=True):
             if hits and not any(hit.vector_scores for hit in hits):  # an index with named vectors alone
@@ -278,7 +340,7 @@ class RecallSampler(PeriodicTask):
     def _true_hits(self, sampled: _Sampled) -> _Hits:
         request = sampled.request
         exact = search_pb2.SearchRequest(
-            index=request.index, query=request.query, options=_exact(request.options)
+            index=request.index, query=request.query, options=exact_options(request.options)
         )
         with _as_caller(sampled):
             found = self._search(exact, Deadline.after(TIMEOUT_S))
@@ -286,7 +348,7 @@ class RecallSampler(PeriodicTask):
 
     def _many_true_hits(self, search_many: SearchMany, group: Sequence[_Sampled]) -> list[_Hits]:
         first = group[0].request
-        many = search_pb2.SearchManyRequest(index=first.index, options=_exact(first.options))
+        many = search_pb2.SearchManyRequest(index=first.index, options=exact_options(first.options))
         many.queries.extend(each.request.query for each in group)
         with _as_caller(group[0]):
             found = search_many(many, Deadline.after(TIMEOUT_S))
@@ -329,11 +391,11 @@ class RecallSampler(PeriodicTask):
         """Return whether the settings that are controlled change the hits of a query."""
         if known.sampled.request.options.HasField("knobs"):  # its caller chose the settings
             return False
-        if not _is_exact(found):
+        if not is_exact(found):
             return True
         # A filter that few rows pass is searched exactly whatever the settings.
         first = self._found_at(0, known)
-        return first is not None and not _is_exact(first)
+        return first is not None and not is_exact(first)
 
     def _found_at(self, step: int, known: _Known) -> search_pb2.SearchResponse | None:
         with trying(step):
@@ -354,8 +416,8 @@ class RecallSampler(PeriodicTask):
 
     def _reach(self, request: search_pb2.SearchRequest, worst: search_pb2.Hit) -> float:
         """Return the score from which a hit counts as a true neighbour; `worst` is the last of these."""
-        row_D = _vector_of(worst.datapoint.vector)
-        query_D = _vector_of(request.query.vector) if request.query.HasField("vector") else None
+        row_D = vector_of(worst.datapoint.vector)
+        query_D = vector_of(request.query.vector) if request.query.HasField("vector") else None
         magnitude = magnitude_of(self._distance_of(request.index), row_D, query_D)
         return float(score_to_reach(np.array([[worst.score]]), magnitude)[0, 0])
 
@@ -369,73 +431,7 @@ def _as_caller(sampled: _Sampled) -> Iterator[None]:
         CURRENT.reset(token)
 
 
-def _is_samplable(request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> bool:
-    """Return whether the recall of a request can be measured: that of the unnamed vector, for few hits."""
-    options = request.options
-    if options.exact or options.vectors or options.mode == search_pb2.MODE_LEXICAL:
-        return False
-    if options.k + options.offset > MAX_K or options.HasField("crowding"):
-        return False
-    if isinstance(request, search_pb2.SearchManyRequest):
-        return not request.where_each and all(each.WhichOneof("kind") for each in request.queries[:1])
-    return request.query.WhichOneof("kind") is not None
-
-
-def _one_of(
-    request: search_pb2.SearchRequest | search_pb2.SearchManyRequest, number: int
-) -> search_pb2.SearchRequest:
-    """Return one query of a request, by vector, without what does not change its hits.
-
-    Reranking is left out: it only reorders candidates, with other scores. Of a hybrid search, the dense part counts.
-    """
-    copy = search_pb2.SearchRequest(index=request.index, options=request.options)
-    if isinstance(request, search_pb2.SearchRequest):
-        copy.query.CopyFrom(request.query)
-    elif request.queries:
-        copy.query.CopyFrom(request.queries[number])
-    else:
-        size = 4 * request.vectors.dimensions
-        copy.query.vector.packed = request.vectors.packed[number * size : (number + 1) * size]
-    copy.query.ClearField("sparse_vector")
-    options = copy.options
-    wanted = options.k if options.HasField("k") else limits.DEFAULT_K
-    deepest = max(wanted + options.offset, _reranked(options))
-    options.k, options.offset, options.explain = min(deepest, MAX_K), 0, True
-    for name in ("rerank", "fusion", "return_fields", "return_vector", "highlight", "min_sequence"):
-        options.ClearField(name)
-    options.return_fields.append("id")
-    options.mode = search_pb2.MODE_DENSE
-    return copy
-
-
-def _exact(options: search_pb2.SearchOptions) -> search_pb2.SearchOptions:
-    exact = search_pb2.SearchOptions()
-    exact.CopyFrom(options)
-    for name in ("knobs", "target_recall", "explain"):
-        exact.ClearField(name)
-    exact.exact, exact.return_vector = True, True
-    return exact
-
-
-def _is_exact(found: search_pb2.SearchResponse) -> bool:
-    return all(segment.plan in _EXACT_PLANS for segment in found.explanation.segments)
-
-
 def _share_of(found: search_pb2.SearchResponse, known: _Known) -> float:
     """Return the recall of a query. By score, so that any of several tied hits counts."""
     hits = sum(hit.score >= known.reach for hit in found.hits)
     return min(hits, known.wanted) / known.wanted
-
-
-def _reranked(options: search_pb2.SearchOptions) -> int:
-    """Return the number of candidates that are reranked."""
-    if not options.HasField("rerank"):
-        return 0
-    given = options.rerank.HasField("candidates")
-    return options.rerank.candidates if given else limits.DEFAULT_RERANK_CANDIDATES
-
-
-def _vector_of(message: types_pb2.Vector) -> np.ndarray:
-    return (
-        np.frombuffer(message.packed, np.float32) if message.packed else np.array(message.values, np.float32)
-    )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -68,6 +70,10 @@ MAX_COALESCED = 32
 _RESULTS = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
 
 
+class _Pinned(threading.local):
+    snapshot: Snapshot | None = None
+
+
 class Service(MethodRegistry):
     """Every RPC method, over one catalog. Safe to use from several threads."""
 
@@ -93,6 +99,7 @@ class Service(MethodRegistry):
             concurrency=at_once or len(os.sched_getaffinity(0)), max_weight=MAX_COALESCED
         )
         self._batches = Batches()
+        self._pinned = _Pinned()
         writes = Writes(catalog)
         unary = {
             f"/{SEARCH_SERVICE}/Search": UnaryMethod(
@@ -125,6 +132,15 @@ class Service(MethodRegistry):
         """Close the catalog, and end the threads."""
         self._batches.close()
         self._catalog.close()
+
+    @contextmanager
+    def pinned(self, index: str) -> Iterator[None]:
+        """Give a context in which the searches of this thread of an index are of its present snapshot."""
+        self._pinned.snapshot = self._catalog.snapshot(index)
+        try:
+            yield
+        finally:
+            self._pinned.snapshot = None
 
     def search(self, request: search_pb2.SearchRequest, deadline: Deadline) -> search_pb2.SearchResponse:
         """Answer one query."""
@@ -263,6 +279,9 @@ class Service(MethodRegistry):
         )
 
     def _snapshot(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
+        pinned = self._pinned.snapshot
+        if pinned is not None and pinned.manifest.index == index and pinned.sequence >= min_sequence:
+            return pinned
         return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
 
 

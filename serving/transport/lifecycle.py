@@ -54,7 +54,8 @@ MIN_PER_CORE = 4
 
 MessageT = TypeVar("MessageT", bound=Message)
 Decode: TypeAlias = Callable[[type[Message], bytes], Message]
-Offer: TypeAlias = Callable[[search_pb2.SearchRequest | search_pb2.SearchManyRequest], object]
+Search: TypeAlias = search_pb2.SearchRequest | search_pb2.SearchManyRequest
+Offer: TypeAlias = Callable[[str, int, Callable[[], Search]], object]
 
 
 class ActiveRequest:
@@ -100,7 +101,7 @@ class RequestLifecycle:
             config: limits.
             metrics: of this process.
             workers: number of processes at the same address.
-            offer: called with each answered search.
+            offer: called with each answered search: its index, its number of queries, and a function that returns it.
 
         """
         self.methods, self._metrics, self._offer = methods, metrics, offer
@@ -150,7 +151,12 @@ class RequestLifecycle:
             if isinstance(request, search_pb2.SearchManyRequest):
                 active.ticket.weigh(count_queries(request))
             response = self.handled(active.path, request, permit.deadline, active.stats)
-        self.answered(active, request)
+        if isinstance(request, search_pb2.SearchManyRequest):
+            self.answered(active, count_queries(request), lambda: request)
+        elif isinstance(request, search_pb2.SearchRequest):
+            self.answered(active, 1, lambda: request)
+        else:
+            self.answered(active)
         return response
 
     def handled(
@@ -160,10 +166,19 @@ class RequestLifecycle:
         check_visible(getattr(request, "index", ""))
         return self.methods.call_on_wire(path, request, deadline, stats)
 
-    def answered(self, active: ActiveRequest, request: Message) -> None:
-        """Report an answered request to admission, and a search to `offer`."""
-        if isinstance(request, (search_pb2.SearchRequest, search_pb2.SearchManyRequest)):
-            self._offer(request)
+    def answered(
+        self, active: ActiveRequest, queries: int = 0, request_of: Callable[[], Search] | None = None
+    ) -> None:
+        """Report an answered request to admission, and a search to `offer`.
+
+        Args:
+            active: the request.
+            queries: of a search.
+            request_of: returns the search with the name of the index in place of its alias; None: it was none.
+
+        """
+        if request_of is not None:
+            self._offer(active.index, queries, request_of)
         took_s = time.monotonic() - active.taken_s
         self.admission.answered(active.ticket, (active.path, active.size.bit_length()), took_s)
 

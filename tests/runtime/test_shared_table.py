@@ -39,3 +39,38 @@ def test_bytes_that_do_not_fit_leave_the_slot_as_it_is() -> None:
     assert blobs.write(1, b"kept")
     assert not blobs.write(1, bytes(100))
     assert (blobs.read(0), blobs.read(1)) == (b"", b"kept")
+
+
+def test_a_released_place_is_for_another_name() -> None:
+    table = SharedTable()
+    for number in range(10 * NAMES):
+        place = table.place(f"index-{number}")
+        assert place is not None
+        assert table.words[place] == 0, "nothing is left of the name before"
+        table.words[place] = number + 1
+        table.release(f"index-{number}")
+    for number in range(NAMES):
+        table.place(f"index-{number}")
+    table.release("unknown")
+    assert table.place("one more") is None
+    table.release("index-3")
+    assert table.place("index-9") != table.place("one more") is not None
+
+
+def test_processes_take_places_at_once_without_sharing_one() -> None:
+    table = SharedTable(4)
+    children = []
+    for process in range(4):
+        child = os.fork()
+        if child == 0:
+            for number in range(200):
+                # Half of the names are those of the others, in another order.
+                table.place(f"all-{(number * 7 + process * 50) % 200}")
+                table.place(f"{process}-{number}")
+                table.release(f"{process}-{number}")
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    places = [table.place(f"all-{number}") for number in range(200)]
+    assert len({*places}) == 200
+    assert table.place("one more") not in places

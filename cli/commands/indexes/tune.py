@@ -13,7 +13,7 @@ from scannery.cli.commands.indexes.lifecycle import index_app
 from scannery.cli.commands.indexes.versions import JsonOption, NameArgument, StoreOption, index_of
 from scannery.cli.output import print_json
 from scannery.cli.progress import counting_bar
-from scannery.client import connect
+from scannery.client import UnimplementedError, connect
 from scannery.indexer import Manifest, Store, read_manifest
 
 if TYPE_CHECKING:
@@ -94,7 +94,13 @@ def _from_server(address: str, name: str, timeout_s: float) -> np.ndarray:
     from scannery.pipelines.errors import CollectionError
 
     with connect(address, timeout_s=timeout_s, **remote_options()) as client:
-        vectors_QD = client.index(name).kept_queries()
+        try:
+            vectors_QD = client.index(name).kept_queries()
+        except UnimplementedError as error:
+            raise CollectionError(
+                f"queries: the server at {address} is of an older version, which keeps no queries",
+                field="queries",
+            ) from error
     if not len(vectors_QD):
         raise CollectionError(
             f"queries: the server at {address} has kept none of index {name!r}: start it with --keep-queries, and ask "

@@ -255,9 +255,7 @@ class Handler:
             return
         for (exchange, _), response in zip(batch, answers, strict=True):
             self._send(exchange, *self._encoded(exchange.head, response, MAX_GZIP_AT_ONCE_BYTES))
-            request = SearchRequest.FromString(bytes(exchange.body))
-            request.index = exchange.active.index
-            self._lifecycle.answered(exchange.active, request)
+            self._lifecycle.answered(exchange.active, 1, partial(_search_of, exchange))
             self._lifecycle.ended(exchange.active, StatusCode.OK)
 
     def _answer(self, exchange: Exchange) -> None:
@@ -338,6 +336,13 @@ class Handler:
         headers = _error_headers(error, detail.SerializeToString())
         self._reply(exchange, connect.HTTP_STATUS[code], body, JSON, headers)
         return code
+
+
+def _search_of(exchange: Exchange) -> SearchRequest:
+    """Return the search of an exchange, with the name of the index that it asked."""
+    request = SearchRequest.FromString(bytes(exchange.body))
+    request.index = exchange.active.index
+    return request
 
 
 def _call(exchanges: Sequence[Exchange], reply: Callable[[], object]) -> None:

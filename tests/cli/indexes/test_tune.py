@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -13,6 +17,8 @@ import scannery
 from scannery.cli.main import main
 from scannery.indexer import Store, alter_index, altered_spec, parse_spec, read_manifest
 from scannery.pipelines.tuning.index_tuning import tune_index
+from scannery.serving import SecurityConfig
+from scannery.serving.security import KeyFile
 from tests.data import clustered, datapoints
 from tests.served import copied, publish_version, serving
 
@@ -149,8 +155,76 @@ def test_a_server_takes_the_curves_over_and_keeps_its_writes(
         assert live.segments[0].entry.curve == read_manifest(Store.open(store), "i").segments[0].curve
 
 
-def test_a_server_without_kept_queries_says_so(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(store) as server:
-        scannery.connect(server.address).index("i").search(QUERIES_QD[0])
-        status, _, err = tune(capsys, store, "i", "--from-server", server.address)
-        assert (status, "start it with --keep-queries" in err) == (2, True), err
+def other_store(folder: Path, dimensions: int) -> Path:
+    """Return a store with another index of the same name."""
+    store = Store.open(folder / "other", create=True)
+    publish_version(store, SPEC, datapoints(SPEC, clustered(60, dimensions)), folder)
+    return folder / "other"
+
+
+@contextmanager
+def server_without_methods() -> Iterator[str]:
+    """Yield the address of a gRPC server that knows no method, as one of before `GetKeptQueries`."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
+@contextmanager
+def server_that(what: str, store: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Yield an address where no fitting queries can be read."""
+    if what == "is not there":
+        with server_without_methods() as address:
+            pass
+        yield address
+    elif what == "is older":
+        with server_without_methods() as address:
+            yield address
+    elif what == "asks for admin":
+        file = KeyFile(folder / "keys.json")
+        monkeypatch.setenv("SCANNERY_API_KEY", file.create("reader", scopes=["read", "write"])[1])
+        with serving(store, keep_queries=9, security=SecurityConfig(keys_file=str(file.path))) as server:
+            yield server.address
+    elif what == "keeps none":
+        with serving(store) as server:
+            scannery.connect(server.address).index("i").search(QUERIES_QD[0])
+            yield server.address
+    elif what == "has no such index":
+        Store.open(folder / "empty", create=True)
+        with serving(folder / "empty", keep_queries=9) as server:
+            yield server.address
+    else:
+        with serving(other_store(folder, 8), keep_queries=9) as server:
+            scannery.connect(server.address).index("i").search(QUERIES_QD[0, :8])
+            yield server.address
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "words"),
+    [
+        ("is not there", 4, "127.0.0.1"),
+        ("is older", 2, "is of an older version, which keeps no queries"),
+        ("asks for admin", 6, "do not have the scope 'admin'"),
+        ("keeps none", 2, "start it with --keep-queries"),
+        ("has no such index", 3, "there is no index 'i'"),
+        ("has another index", 2, "have 8 dimensions, the index has 16"),
+    ],
+)
+def test_a_server_that_has_no_queries_for_the_index(
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    status: int,
+    words: str,
+) -> None:
+    with server_that(what, store, tmp_path, monkeypatch) as address:
+        found, _, err = tune(capsys, store, "i", "--from-server", address, "--timeout", "2")
+    assert (found, words in err) == (status, True), err
+    assert "Traceback" not in err
+    assert read_manifest(Store.open(store), "i").version == 1

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +16,10 @@ import pytest
 import scannery
 from scannery.indexer import Store, parse_spec
 from scannery.serving import Server
+from scannery.serving.services import recall_sampler
 from tests.data import clustered, datapoints
 from tests.served import copied, publish_version, serving
+from tests.serving.process.test_supervisor import Log, children, started, wait_until
 
 TARGET = 0.95
 ROWS, DIMENSIONS = 6000, 24
@@ -98,6 +105,60 @@ def test_it_reaches_the_target_and_goes_back_down_for_easier_questions(
         assert {"i\x1fup", "i\x1fdown"} == dump["scannery_recall_steps_total"].keys()
 
 
+@pytest.fixture(autouse=True)
+def without_the_load_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller is in the process of the server here, which would be busy."""
+    monkeypatch.setattr(recall_sampler, "BUSY_LOAD", 2.0)
+
+
+@contextmanager
+def writing(index: scannery.Index, per_second: float) -> Iterator[list[int]]:
+    """Replace rows all the time; yield a list of what was written."""
+    written: list[int] = []
+    done = threading.Event()
+
+    def write() -> None:
+        begun = time.monotonic()
+        while not done.is_set():
+            row = len(written) % ROWS
+            index.upsert([{"id": f"d{row % 500}", "vector": ROWS_ND[row % 500]}])
+            written.append(row)
+            time.sleep(max(0.0, begun + len(written) / per_second - time.monotonic()))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield written
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_it_reaches_the_target_beside_constant_writes(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More quickly than beside other work.
+    monkeypatch.setattr(recall_sampler, "SHARE_OF_CORE", 0.5)
+    monkeypatch.setattr(recall_sampler, "MOST_BUSY_S", 0.02)
+    with serving(copied(built, tmp_path), recall_share=1.0) as server:
+        index = scannery.connect(server.address).index("i")
+        begun = time.monotonic()
+        with writing(index, 200) as written:
+            control = server._recall and server._recall.control("i")
+            assert control
+            for query_D in itertools.chain(QUESTIONS_QD, QUESTIONS_QD):
+                index.search(query_D, fields=[])
+                time.sleep(0.002)
+                found = control.estimate()
+                if control.step and found.queries > 100 and found.recall >= TARGET - found.error:
+                    break
+            rate = len(written) / (time.monotonic() - begun)
+        assert rate > 80, "rows are written all the time"
+        assert found.queries > 100, found
+        truth = [{hit.id for hit in index.search(query_D, exact=True)} for query_D in QUESTIONS_QD[:300]]
+        assert recall(index, QUESTIONS_QD[:300], truth) >= TARGET - 0.02
+
+
 def test_it_can_be_turned_off(built: Path, tmp_path: Path) -> None:
     with serving(copied(built, tmp_path), recall_share=1.0, hold_recall=False) as server:
         index = scannery.connect(server.address).index("i")
@@ -108,3 +169,35 @@ def test_it_can_be_turned_off(built: Path, tmp_path: Path) -> None:
         assert how.recall_steps == 0
         assert how.effective_target_recall == pytest.approx(TARGET)
         assert not server.metrics.registry.dump()["scannery_recall_effective_target"]
+
+
+def test_workers_move_together_and_a_reload_keeps_the_step(built: Path, tmp_path: Path) -> None:
+    options = ("--workers", "2", "--recall-share", "1")
+    with started(copied(built, tmp_path), *options) as (process, address):
+        log = Log(process)
+
+        def steps(connections: int = 8) -> set[int]:
+            """Return the steps of searches over several connections, which the kernel spreads over the workers."""
+            found = set()
+            for _ in range(connections):
+                with scannery.connect(address) as client:
+                    how = client.index("i").search(QUESTIONS_QD[0], explain=True).explanation
+                    assert how is not None
+                    found.add(how.recall_steps)
+            return found
+
+        clients = [scannery.connect(address) for _ in range(4)]
+        for number, query_D in enumerate(QUESTIONS_QD):
+            clients[number % 4].index("i").search(query_D, fields=[])
+            time.sleep(0.002)
+            if log.said("effective target") > 1:
+                break
+        assert log.said("is below the target 0.950") > 0
+        assert min(steps()) > 0
+        for client in clients:
+            client.close()
+        first = {*children(process.pid)}
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: log.said("the new workers are ready"))
+        wait_until(lambda: not first & {*children(process.pid)})
+        assert min(steps()) > 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from scannery.indexer import OpenIndex, Store, open_index, parse_spec
-from scannery.runtime.shared_table import SharedTable
+from scannery.runtime.shared_table import NAMES, SharedTable
 from scannery.serving.recall.controller import IndexControl, RecallController, trying
 from tests.data import clustered, datapoints
 from tests.served import publish_version
@@ -105,3 +107,88 @@ def test_a_new_worker_takes_the_step_in_force(index: OpenIndex) -> None:
     control.decide()
     _, new = controlled(table, index, 1)
     assert new.step == control.step > 0
+
+
+def named(index: OpenIndex, name: str, index_id: str = "1") -> OpenIndex:
+    """Return the index with another name."""
+    return OpenIndex(
+        index.manifest.model_copy(update={"index": name, "index_id": index_id}), index.segments, index.alive
+    )
+
+
+def test_indexes_that_come_and_go_leave_their_places(index: OpenIndex) -> None:
+    table = SharedTable(2)
+    one, other = (RecallController(table, process=process, workers=2) for process in range(2))
+    for number in range(2 * NAMES):
+        each = named(index, f"i{number}")
+        for controller in (one, other):
+            controller.opened(each)
+            assert controller.control(f"i{number}") is not None
+        one.closed(f"i{number}")
+        other.closed(f"i{number}")
+    assert not one.estimates()
+    assert not any(table.words)
+
+
+def test_an_index_without_a_place_is_searched_by_its_curve(
+    index: OpenIndex, caplog: pytest.LogCaptureFixture
+) -> None:
+    controller = RecallController()
+    for number in range(NAMES):
+        controller.opened(named(index, f"i{number}"))
+    first = controller.control("i0")
+    assert first is not None
+    record(first, 60, -0.2)
+    assert first.decide() == 1
+    late = named(index, "late")
+    controller.opened(late)
+    assert controller.control("late") is None
+    assert controller.reader(late.manifest)() == 0
+    assert "its recall is not held" in caplog.text
+    controller.closed("i7")
+    controller.opened(late)
+    control = controller.control("late")
+    assert control is not None
+    assert (control.step, first.step) == (0, first.steps[1])
+
+
+def test_an_index_of_the_same_name_begins_anew_though_a_worker_has_the_old_one_open(index: OpenIndex) -> None:
+    table = SharedTable(2)
+    one, other = (RecallController(table, process=process, workers=2) for process in range(2))
+    old, new = named(index, "i", "old"), named(index, "i", "new")
+    for controller in (one, other):
+        controller.opened(old)
+    before = other.control("i")
+    assert before is not None
+    record(before, 60, -0.2)
+    assert before.decide() == 1
+    one.opened(new)
+    assert one.reader(new.manifest)() == 0
+    stale_step = before.step
+    record(before, 500, -0.2)
+    before.decide()
+    assert one.reader(new.manifest)() == 0, "evidence of the old index moves nothing"
+    assert before.step == stale_step
+    other.closed("i")
+    control = one.control("i")
+    assert control is not None
+    record(control, 60, -0.2)
+    assert control.decide() == 1, "the place of the new index is still its own"
+
+
+def test_an_index_that_is_searched_exactly_needs_no_place(index: OpenIndex, tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store", create=True)
+    publish_version(store, SPEC, datapoints(SPEC, clustered(50, 8)), tmp_path)
+    small = open_index(store, "i")
+    table = SharedTable()
+    controller = RecallController(table)
+    controller.opened(named(small, "small"))
+    assert controller.control("small") is None
+    controller.opened(named(index, "i"))
+    assert any(table.words)
+    emptied = OpenIndex(
+        later(small).manifest.model_copy(update={"index_id": "1"}), small.segments, small.alive
+    )
+    controller.opened(emptied)
+    assert controller.control("i") is None
+    assert not any(table.words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,14 @@ import pytest
 
 import scannery
 from scannery.client.request.calls import search_many
-from scannery.indexer import Store, read_manifest
+from scannery.indexer import Manifest, Store, read_manifest
+from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.shared_blobs import SharedBlobs
-from scannery.serving import ServerConfig
+from scannery.serving import SecurityConfig, ServerConfig
+from scannery.serving.security import KeyFile
+from scannery.serving.security.principal import Scope
 from scannery.serving.services.kept_queries import KeptQueries
-from tests.served import DIMENSIONS, WIRES, connected, make_library_store, serving
+from tests.served import DIMENSIONS, WIRES, connected, copied, make_library_store, serving
 
 QUERIES_QD = np.eye(DIMENSIONS, dtype=np.float32)
 
@@ -94,6 +98,98 @@ def test_queries_of_a_dropped_index_are_not_given_to_another_of_its_name(tmp_pat
             client.drop_index("i")
 
 
-def test_it_needs_the_scope_of_administrators(store: Path) -> None:
-    with serving(store, keep_queries=5) as server:
-        assert server._lifecycle.methods.scope_of("/scannery.v1.IndexService/GetKeptQueries") == "admin"
+def test_they_are_forgotten_in_memory_with_their_index(tmp_path: Path) -> None:
+    Store.open(tmp_path / "store", create=True)
+    asked_D = np.array([0.12345, 0.5, 0.25, 0.75], np.float32)
+    with serving(tmp_path / "store", keep_queries=5, recall_share=1.0) as server:
+        client = scannery.connect(server.address)
+        index = client.create_index("i", dimensions=4)
+        index.upsert([{"id": "a", "vector": [1, 0, 0, 0]}])
+        index.search(asked_D)
+        assert len(index.kept_queries()) == 1
+        kept = server._kept
+        assert kept is not None
+        assert asked_D.tobytes() in kept._blobs._memory[:]
+        client.drop_index("i")
+        assert not kept._reservoirs
+        assert kept._bytes == 0
+        assert asked_D.tobytes() not in kept._blobs._memory[:]
+        for _ in range(200):
+            if not (server._sampler._gone or server._sampler._known or server._sampler._waiting):
+                break
+            time.sleep(0.02)
+        else:
+            raise AssertionError("the sampler still has its queries")
+
+
+def test_an_index_that_is_dropped_before_its_query_is_kept_changes_nothing(store: Path) -> None:
+    def gone(name: str) -> Manifest:
+        raise UnknownIndexError("there is no such index", field="index")
+
+    queries = KeptQueries(5, SharedBlobs(1, 1 << 16), 0, manifest_of=gone, known_vector=lambda *_: None)
+    queries.offer(search_many("library", QUERIES_QD, 3).request)
+    queries.forget("library")
+    queries.stop()
+
+
+def test_their_memory_is_bounded_and_the_samples_stay_uniform(store: Path) -> None:
+    base = read_manifest(Store.open(store), "library")
+    blobs = SharedBlobs(1, 1 << 16)
+    manifests = {name: base.model_copy(update={"index": name}) for name in ("large", "small")}
+    queries = KeptQueries(
+        10_000, blobs, 0, manifest_of=manifests.__getitem__, known_vector=lambda index, text: None
+    )
+    marked_QD = np.zeros((6000, DIMENSIONS), np.float32)
+    marked_QD[:, 0] = np.arange(6000)
+    try:
+        for start in range(0, 6000, 500):
+            queries.offer(search_many("large", marked_QD[start : start + 500], 3).request)
+        queries.offer(search_many("small", marked_QD[:50], 3).request)
+        held = sum(4 * DIMENSIONS * len(each.vectors) for each in queries._reservoirs.values())
+        assert held < queries._bytes <= blobs.most_bytes
+        large_QD, seen = queries.of(manifests["large"], 10_000)
+        assert 100 < len(large_QD) < (1 << 16) / DIMENSIONS / 4
+        assert seen == 6000
+        error = 6000 / np.sqrt(12 * len(large_QD))
+        assert abs(large_QD[:, 0].mean() - 3000) < 4 * error
+        assert len({*large_QD[:, 0].tolist()}) == len(large_QD)
+        assert len(queries.of(manifests["small"], 10_000)[0]) == 50, "the largest sample gives way"
+    finally:
+        queries.stop()
+
+
+def test_they_are_in_no_file_and_no_log(
+    store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    place = copied(store, tmp_path)
+    asked_D = np.zeros(DIMENSIONS, np.float32)
+    asked_D[:3] = 0.271828, 0.314159, 0.577215
+    with serving(place, keep_queries=5, recall_share=1.0) as server:
+        index = scannery.connect(server.address).index("library")
+        index.search(asked_D)
+        assert len(index.kept_queries()) == 1
+    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert files
+    assert not [each for each in files if asked_D.tobytes()[:12] in each.read_bytes()]
+    assert not [number for number in ("0.27182", "0.31415") if number in caplog.text]
+
+
+@pytest.mark.parametrize("scope", ["read", "write", "admin"])
+def test_only_administrators_of_the_index_can_read_them(store: Path, tmp_path: Path, scope: Scope) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    _, mine = file.create("mine", scopes=[scope], indexes=["library"])
+    _, others = file.create("others", scopes=["admin"], indexes=["flat"])
+    security = SecurityConfig(keys_file=str(file.path))
+    with serving(store, keep_queries=5, security=security) as server:
+        with (
+            scannery.connect(server.address, api_key=others) as client,
+            pytest.raises(scannery.NotFoundError),
+        ):
+            client.index("library").kept_queries()
+        with scannery.connect(server.address, api_key=mine) as client:
+            if scope == "admin":
+                assert len(client.index("library").kept_queries()) == 0
+            else:
+                with pytest.raises(scannery.PermissionDeniedError, match="admin"):
+                    client.index("library").kept_queries()

@@ -40,10 +40,11 @@ def test_it_looks_at_one_of_the_queries_of_a_call(asked: str) -> None:
     )
     single = search("i", VECTORS[2], 3, where={"a": 1}).request
     if asked == "single":
-        sampler.offer(single)
+        sampler.offer("i", 1, lambda: single)
     else:
         queries = VECTORS if asked == "matrix" else list(VECTORS)
-        sampler.offer(search_many("i", queries, 3, where={"a": 1}).request)
+        many = search_many("i", queries, 3, where={"a": 1}).request
+        sampler.offer("i", len(VECTORS), lambda: many)
     if asked == "single":
         # 0.5 is not below a share of 0.3; of four queries, one is drawn four times as often.
         with pytest.raises(queue.Empty):
@@ -71,7 +72,7 @@ def test_queries_with_a_filter_each_or_named_vectors_are_left_alone(change: str)
         request.options.vectors.add(name="title")
     else:
         request.where_each.add()
-    sampler.offer(request)
+    sampler.offer("i", 3, lambda: request)
     assert not sampler._waiting
     sampler.stop()
 

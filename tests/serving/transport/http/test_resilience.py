@@ -20,6 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
+from scannery.serving.transport.http import handler
+from scannery.serving.transport.http.exchange import Exchange
+from scannery.v1.search_pb2 import SearchRequest
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, head, idle
 from tests.served import DIMENSIONS, serving
 
@@ -139,6 +142,24 @@ def test_the_recall_of_searches_over_http_is_estimated(library: Path) -> None:
         assert http.post(SEARCH_MANY, MANY).status == 200
         eventually(lambda: sum(wanted.dump().values()) >= 6)
         assert wanted.dump().keys() == {"library"}
+
+
+@pytest.mark.parametrize(("share", "parsed"), [(0.0, False), (1.0, True)])
+def test_an_answered_search_is_parsed_again_only_if_it_is_sampled(
+    library: Path, monkeypatch: pytest.MonkeyPatch, share: float, parsed: bool
+) -> None:
+    times: list[int] = []
+    original = handler._search_of
+
+    def counted(exchange: Exchange) -> SearchRequest:
+        times.append(1)
+        return original(exchange)
+
+    monkeypatch.setattr(handler, "_search_of", counted)
+    with serving(library, recall_share=share) as server, Http(server.http_port) as http:
+        for _ in range(20):
+            assert http.post(SEARCH, BODY).status == 200
+    assert (len(times) > 10) == parsed == bool(times)
 
 
 def test_a_caller_with_a_key_has_the_share_of_the_key(library: Path, tmp_path: Path) -> None:
