@@ -19,7 +19,7 @@ import numpy as np
 
 from scannery.indexer import Manifest
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import InvalidRequestError, UnknownIndexError
 from scannery.runtime.periodic_task import PeriodicTask
 from scannery.runtime.shared_blobs import SharedBlobs
 from scannery.serving.catalog.base_catalog import BaseCatalog
@@ -78,7 +78,7 @@ class KeptQueries(PeriodicTask):
             random: returns a number from 0 to 1.
 
         """
-        super().__init__("kept-queries", self._publish_changed, every_s=EVERY_S)
+        super().__init__("kept-queries", self._work, every_s=EVERY_S)
         self._most, self._blobs, self._slot = most, blobs, slot
         self._manifest_of, self._known_vector, self._random = manifest_of, known_vector, random
         self._reservoirs: dict[str, _Reservoir] = {}
@@ -131,6 +131,23 @@ class KeptQueries(PeriodicTask):
         )
         best = np.argsort(-keys)[:limit]
         return np.concatenate([each.vectors_QD for each in found])[best], sum(each.seen for each in found)
+
+    def _work(self) -> None:
+        self._forget_dropped()
+        self._publish_changed()
+
+    def _forget_dropped(self) -> None:
+        """Drop the queries of indexes that do not exist any more: they can be personal data."""
+        for name, reservoir in list(self._reservoirs.items()):
+            try:
+                same = self._manifest_of(name).index_id == reservoir.index_id
+            except UnknownIndexError:
+                same = False
+            if not same:
+                with self._lock:
+                    if self._reservoirs.get(name) is reservoir:
+                        del self._reservoirs[name]
+                        self._changed = True
 
     def _publish_changed(self) -> None:
         if self._changed:

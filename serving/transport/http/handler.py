@@ -257,6 +257,7 @@ class Handler:
             self._send(exchange, *self._encoded(exchange.head, response, MAX_GZIP_AT_ONCE_BYTES))
             request = SearchRequest.FromString(bytes(exchange.body))
             request.index = exchange.active.index
+            CURRENT.set(exchange.principal)  # a sampled query is repeated as its caller
             self._lifecycle.answered(exchange.active, request)
             self._lifecycle.ended(exchange.active, StatusCode.OK)
 

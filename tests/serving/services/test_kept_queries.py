@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from scannery.indexer import Store, read_manifest
 from scannery.runtime.shared_blobs import SharedBlobs
 from scannery.serving import ServerConfig
 from scannery.serving.services.kept_queries import KeptQueries
-from tests.served import DIMENSIONS, WIRES, connected, make_library_store, serving
+from tests.served import DIMENSIONS, WIRES, connected, copied, make_library_store, serving
 
 QUERIES_QD = np.eye(DIMENSIONS, dtype=np.float32)
 
@@ -97,3 +98,19 @@ def test_queries_of_a_dropped_index_are_not_given_to_another_of_its_name(tmp_pat
 def test_it_needs_the_scope_of_administrators(store: Path) -> None:
     with serving(store, keep_queries=5) as server:
         assert server._lifecycle.methods.scope_of("/scannery.v1.IndexService/GetKeptQueries") == "admin"
+
+
+def test_those_of_a_dropped_index_are_forgotten(store: Path, tmp_path: Path) -> None:
+    with serving(copied(store, tmp_path), keep_queries=5) as server:
+        client = scannery.connect(server.address)
+        client.index("library").search(QUERIES_QD[0])
+        assert len(client.index("library").kept_queries()) == 1
+        kept_queries = server._kept
+        assert kept_queries is not None
+        client.drop_index("library")
+        deadline_s = time.monotonic() + 10
+        while kept_queries._reservoirs:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        kept_queries._publish_changed()
+        assert QUERIES_QD[0].tobytes() not in kept_queries._blobs.read(0)

@@ -199,5 +199,17 @@ def test_a_request_is_remembered_only_if_it_was_read_whole_and_alone() -> None:
     assert not known.fits(b"x" + sent(body(1))[1:])
     assert not known.fits(sent(body(1)) + b"x")
     assert known.vector_of(sent(body(1))).tolist() == [QUERIES_QD[1].tolist()]
+    long = head("POST", SEARCH, [("x", "y" * 9000)]) + body()
+    assert repeated_request(NO_HEAD, template, long, body()) is None, "a connection keeps little"
     for other in (data + data, data[1:] + b"x", b"", b"GET / HTTP/1.1\r\n\r\n" + data):
         assert repeated_request(NO_HEAD, template, other, body()) is None
+
+
+def test_an_idle_connection_keeps_nothing_that_it_read(server: Server) -> None:
+    long = head("POST", "/unknown", [("content-length", "60000"), ("content-type", "application/proto")])
+    with Http(server.http_port) as http:
+        http.send(long + b"x" * 60_000)
+        assert http.response().status != 200
+        listening = server._http._server
+        assert listening is not None
+        assert [len(each._read) for each in listening._connections.values()] == [0]
