@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scannery.indexer.datapoints.schema import MAX_MAGNITUDE
 from scannery.indexer.errors import AlreadyExistsError, ReplacedError
 from scannery.indexer.maintenance import measure_recall
 from scannery.indexer.manifest import Manifest, SegmentEntry
@@ -77,7 +78,7 @@ def tune_index(
 
     Raises:
         NotFoundError: there is no such index.
-        CollectionError: the queries are not finite, have other dimensions, or there are none.
+        CollectionError: no search could ask the queries, they have other dimensions, or there are none.
         NothingToTuneError: no segment of the index has ScaNN data, so all searches are exact.
         BuildError: the process that measures failed.
         CorruptError, FormatError, StoreError: the index cannot be read or written.
@@ -147,6 +148,14 @@ def _checked(queries_QD: np.ndarray, manifest: Manifest) -> np.ndarray:
         )
     if not np.isfinite(queries_QD).all():
         raise CollectionError("queries: must have finite vectors, one for each query", field="queries")
+    largest_Q = np.abs(queries_QD).max(axis=1)
+    if largest_Q.max() > MAX_MAGNITUDE:
+        raise CollectionError(f"queries: vectors must be within ±{MAX_MAGNITUDE:g}", field="queries")
+    if manifest.spec.distance == "cosine" and not largest_Q.all():
+        raise CollectionError(
+            "queries: a vector is all zero, which an index with distance `cosine` cannot be asked with",
+            field="queries",
+        )
     step = -(-len(queries_QD) // MOST_QUERIES)
     return np.ascontiguousarray(queries_QD[::step], np.float32)
 

@@ -58,7 +58,7 @@ def read_queries(path: str | Path, encoder: PlannedEncoder | None) -> np.ndarray
     """
     values = _thinned(_values(Path(path)))
     if not len(values):
-        raise CollectionError(f"queries: {path} has none", field="queries")
+        raise CollectionError(f"queries: {path} has no queries", field="queries")
     if isinstance(values, np.ndarray):
         return _checked(values, path)
     if all(isinstance(value, str) for value in values):
@@ -130,6 +130,10 @@ def _values(path: Path) -> Sequence[Any] | np.ndarray:
         raise InputNotFoundError(f"queries: there is no file {path}", field="queries") from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise CollectionError(f"queries: cannot read {path}: {error}", field="queries") from error
+    except (MemoryError, RecursionError) as error:
+        raise CollectionError(
+            f"queries: cannot read {path}: it is damaged, or larger than memory", field="queries"
+        ) from error
 
 
 def _column(table: pa.Table, path: Path) -> Sequence[Any]:

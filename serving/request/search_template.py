@@ -46,10 +46,13 @@ def template_of(request: SearchRequest, body: bytes) -> SearchTemplate | None:
 
     """
     packed = request.query.vector.packed
-    # In one place only: bytes that occur twice could also be those of another field.
-    if len(packed) < _FLOAT32.itemsize or len(packed) % _FLOAT32.itemsize or body.count(packed) != 1:
+    if len(packed) < _FLOAT32.itemsize or len(packed) % _FLOAT32.itemsize:
         return None
-    start = body.index(packed)
+    # In one place only: bytes that occur twice could also be those of another field. The places may overlap: the length
+    # in front of a vector of equal bytes can be such a byte, too.
+    start = body.find(packed)
+    if start < 0 or body.rfind(packed) != start:
+        return None
     options = request.options
     return SearchTemplate(
         request.index, options.SerializeToString(), options.min_sequence, start, start + len(packed)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["index_app"]
 
+FEW_QUERIES = 100
+"""Fewer say little about the recall of others."""
+
 
 @index_app.command("tune", no_args_is_help=True)
 def tune_command(
@@ -56,6 +59,12 @@ def tune_command(
     manifest = read_manifest(opened, name)
     check_tunable(manifest)
     vectors_QD = _from_file(queries, manifest) if queries else _from_server(str(from_server), name, timeout)
+    if len(vectors_QD) < FEW_QUERIES:
+        typer.echo(
+            f"warning: queries: {len(vectors_QD):,} are few, and the recall of others may differ: give {FEW_QUERIES} "
+            "or more. `scannery index rollback` takes the new curves back.",
+            err=True,
+        )
     with counting_bar("segments measured") as bar:
         report = tune_index(opened, name, vectors_QD, on_progress=bar)
     if as_json:

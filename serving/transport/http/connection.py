@@ -154,14 +154,15 @@ class Connection(asyncio.Protocol):
             if self._has_enough():
                 self._held = data[start:]
                 self._transport.pause_reading()
-                return
+                break
             piece = data if len(data) <= PIECE_BYTES else data[start : start + PIECE_BYTES]
             try:
                 self._parser.feed(piece)
             except Exception as error:  # noqa: BLE001  the table of statuses has every one
                 self._break_off(error)
             if self._last:
-                return
+                break
+        self._read = b""  # an idle connection must not keep it
 
     def _has_enough(self) -> bool:
         waiting = self._waiting

@@ -255,6 +255,7 @@ class Handler:
             return
         for (exchange, _), response in zip(batch, answers, strict=True):
             self._send(exchange, *self._encoded(exchange.head, response, MAX_GZIP_AT_ONCE_BYTES))
+            CURRENT.set(exchange.principal)  # a sampled query is repeated as its caller
             self._lifecycle.answered(exchange.active, 1, partial(_search_of, exchange))
             self._lifecycle.ended(exchange.active, StatusCode.OK)
 

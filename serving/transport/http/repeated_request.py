@@ -14,6 +14,8 @@ __all__ = ["RepeatedRequest", "repeated_request"]
 _END = b"\r\n\r\n"
 MAX_BYTES = 1 << 16
 """Longest request that a connection remembers."""
+MAX_KEPT_BYTES = 1 << 13
+"""Most bytes of it besides the vector, which are kept: a server has many connections."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,4 +60,6 @@ def repeated_request(
     if not whole or head.expects_continue:
         return None
     first, last = start + template.start, start + template.stop
+    if len(data) - (last - first) > MAX_KEPT_BYTES:
+        return None
     return RepeatedRequest(head, template, data[:first], data[last:], len(data), start)

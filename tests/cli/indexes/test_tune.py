@@ -82,7 +82,9 @@ def test_the_curves_are_measured_with_the_queries_and_the_files_stay(
     [
         ("i", QUERIES_QD[:, :5], 2, "have 5 dimensions, the index has 16"),
         ("i", np.full((3, 16), np.nan, np.float32), 2, "must have finite vectors"),
-        ("i", np.empty((0, 16), np.float32), 2, "has none"),
+        ("i", np.empty((0, 16), np.float32), 2, "has no queries"),
+        ("i", QUERIES_QD * 1e16, 2, "vectors must be within ±1e+15"),
+        ("i", np.zeros((3, 16), np.float32), 2, "a vector is all zero"),
         ("small", QUERIES_QD, 2, "no segment of index 'small' has ScaNN data"),
         ("unknown", QUERIES_QD, 3, "there is no index 'unknown'"),
         ("i", None, 3, "there is no file"),
@@ -108,6 +110,12 @@ def test_what_is_wrong_is_said_and_changes_nothing(
     found, _, err = tune(capsys, store, name, "--queries", str(path))
     assert (found, words in err) == (status, True), err
     assert sorted(each for each in store.rglob("*") if each.is_file()) == files
+
+
+def test_few_queries_are_warned_of(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "q.npy", QUERIES_QD[:2])
+    found, _, err = tune(capsys, store, "i", "--queries", str(tmp_path / "q.npy"))
+    assert (found, "warning: queries: 2 are few" in err) == (0, True)
 
 
 def test_one_source_of_queries_is_needed(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

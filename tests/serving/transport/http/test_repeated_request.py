@@ -173,6 +173,21 @@ def test_a_template_needs_its_vector_in_one_place() -> None:
     assert template_of(SearchRequest(index="library"), b"") is None
 
 
+def test_a_vector_of_bytes_that_equal_its_length_has_no_template(server: Server) -> None:
+    size = 4 * DIMENSIONS
+    same_D = np.frombuffer(bytes([size]) * size, np.float32)
+    data = calls.search("library", same_D, 3).request.SerializeToString()
+    assert template_of(SearchRequest.FromString(data), data) is None
+    # One byte further, its bytes would be another valid vector.
+    bytes_D4 = np.random.default_rng(0).integers(0, 256, (DIMENSIONS, 4), dtype=np.uint8)
+    bytes_D4[:, 2], bytes_D4[:, 3] = np.resize([0x3F, 0xBF, 0x40, 0xC0], DIMENSIONS), size
+    other = calls.search("library", bytes_D4.view(np.float32)[:, 0], 3).request.SerializeToString()
+    with Http(server.http_port) as http:
+        [expected] = answers(http, [other])
+    with Http(server.http_port) as http:
+        assert answers(http, [data, other])[1] == expected
+
+
 def test_a_request_is_remembered_only_if_it_was_read_whole_and_alone() -> None:
     data = sent(body())
     template = template_of(SearchRequest.FromString(body()), body())
@@ -184,5 +199,17 @@ def test_a_request_is_remembered_only_if_it_was_read_whole_and_alone() -> None:
     assert not known.fits(b"x" + sent(body(1))[1:])
     assert not known.fits(sent(body(1)) + b"x")
     assert known.vector_of(sent(body(1))).tolist() == [QUERIES_QD[1].tolist()]
+    long = head("POST", SEARCH, [("x", "y" * 9000)]) + body()
+    assert repeated_request(NO_HEAD, template, long, body()) is None, "a connection keeps little"
     for other in (data + data, data[1:] + b"x", b"", b"GET / HTTP/1.1\r\n\r\n" + data):
         assert repeated_request(NO_HEAD, template, other, body()) is None
+
+
+def test_an_idle_connection_keeps_nothing_that_it_read(server: Server) -> None:
+    long = head("POST", "/unknown", [("content-length", "60000"), ("content-type", "application/proto")])
+    with Http(server.http_port) as http:
+        http.send(long + b"x" * 60_000)
+        assert http.response().status != 200
+        listening = server._http._server
+        assert listening is not None
+        assert [len(each._read) for each in listening._connections.values()] == [0]
