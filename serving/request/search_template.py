@@ -46,10 +46,12 @@ def template_of(request: SearchRequest, body: bytes) -> SearchTemplate | None:
 
     """
     packed = request.query.vector.packed
-    # In one place only: bytes that occur twice could also be those of another field.
-    if len(packed) < _FLOAT32.itemsize or len(packed) % _FLOAT32.itemsize or body.count(packed) != 1:
+    if len(packed) < _FLOAT32.itemsize or len(packed) % _FLOAT32.itemsize:
         return None
-    start = body.index(packed)
+    start = body.find(packed)
+    # In one place only: bytes that occur twice could also be those of another field, or begin with the vector's length.
+    if start < 0 or body.find(packed, start + 1) >= 0:
+        return None
     options = request.options
     return SearchTemplate(
         request.index, options.SerializeToString(), options.min_sequence, start, start + len(packed)
