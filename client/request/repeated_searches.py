@@ -21,7 +21,9 @@ MAX_KEPT = 256
 MAX_KEY_BYTES = 4096
 """Longer options, such as filters with thousands of values, are built for each search."""
 _PLAIN = 2
-"""A format of `marshal` in which equal values have equal bytes, and values of different types never have."""
+"""A format of `marshal` in which equal values have equal bytes, and values of different types never have, if all are of
+these types: NumPy's are written as their bytes, without type and unit."""
+_TYPES = frozenset((str, int, float, bool, type(None)))
 
 _kept: dict[tuple[str, int, bytes], tuple[bytes, bytes]] = {}
 
@@ -39,7 +41,9 @@ def _around(index: str, size: int, k: int, options: dict[str, Any]) -> tuple[byt
     """Return the bytes of a request before and after a vector of some bytes."""
     try:
         key = (index, size, marshal.dumps((k, options), _PLAIN))
-    except ValueError:  # other objects than those of JSON
+    except ValueError:  # objects of classes, or a list that contains itself
+        return _split(index, size, build_options(k, **options))
+    if not _is_plain((k, options)):
         return _split(index, size, build_options(k, **options))
     found = _kept.get(key)
     if found is None:
@@ -49,6 +53,21 @@ def _around(index: str, size: int, k: int, options: dict[str, Any]) -> tuple[byt
         if len(key[2]) <= MAX_KEY_BYTES:
             _kept[key] = found
     return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value that does not contain itself has only values as JSON has them."""
+    waiting = [value]
+    for each in waiting:  # which grows
+        kind = type(each)
+        if kind is dict:
+            waiting += each
+            waiting += each.values()
+        elif kind is list or kind is tuple:
+            waiting += each
+        elif kind not in _TYPES:
+            return False
+    return True
 
 
 def _split(index: str, size: int, options: SearchOptions) -> tuple[bytes, bytes]:

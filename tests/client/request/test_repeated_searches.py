@@ -52,6 +52,23 @@ def test_options_of_other_types_and_values_are_others() -> None:
         assert search("i", vector, 3, **options).request.options == build_options(3, **options)
 
 
+def test_values_of_numpy_with_equal_bytes_are_others() -> None:
+    vector = np.ones(4, np.float32)
+    filters: list[Any] = [
+        {"$gte": np.datetime64(1000, "s")},
+        {"$gte": np.datetime64(1000, "ms")},
+        np.float32(1),
+        np.array(1, np.float32).view(np.int32)[()],
+        np.bool_(True),
+        np.int8(1),
+        {"$in": np.array([1, 2])},
+        {"$in": np.array([1, 2]).view(np.int32)},
+    ]
+    for value in filters:
+        found = search("i", vector, 3, where={"a": value}).request.options
+        assert found == build_options(3, where={"a": value})
+
+
 def test_a_list_that_changes_is_another_one() -> None:
     fields = ["text"]
     vector = np.ones(4, np.float32)

@@ -171,6 +171,9 @@ def test_a_template_needs_its_vector_in_one_place() -> None:
     unknown_field = bytes([15 << 3 | 2, len(packed)]) + packed
     assert template_of(request, unknown_field + body()) is None
     assert template_of(SearchRequest(index="library"), b"") is None
+    # The length in front of these 16 bytes is 16.
+    alike = SearchRequest(index="library", query={"vector": {"packed": b"\x10" * 16}})
+    assert template_of(alike, alike.SerializeToString()) is None
 
 
 def test_a_vector_of_bytes_that_equal_its_length_has_no_template(server: Server) -> None:
