@@ -108,6 +108,7 @@ def tune_index(
                     raise
                 parent = read_manifest(store, index)
                 check_tunable(parent)
+                _checked(queries_QD, parent)  # a build may have changed the encoder
                 continue
         return TuneReport(
             index=index,
