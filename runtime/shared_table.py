@@ -14,7 +14,7 @@ from collections.abc import Sequence
 __all__ = ["SharedTable"]
 
 NAMES = 256
-"""Most names in a table; further ones have no place."""
+"""Most names in a table, unless it says otherwise; further ones have no place."""
 NUMBERS = 20
 """Most numbers of one process for one name."""
 _WORD_BYTES = 8
@@ -25,26 +25,27 @@ _CHECKSUM = struct.Struct("<Q")
 class SharedTable:
     """Words and numbers by name. Created before the fork; safe to use from several threads and processes."""
 
-    def __init__(self, processes: int = 1) -> None:
+    def __init__(self, processes: int = 1, *, names: int = NAMES) -> None:
         """Reserve shared memory, whose pages are used when they are first written.
 
         Args:
             processes: number of processes that write numbers.
+            names: most names.
 
         """
-        self.processes = processes
-        self.words = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
+        self.processes, self._most = processes, names
+        self.words = memoryview(mmap.mmap(-1, names * _WORD_BYTES)).cast("Q")
         """The word of each place; 0 at the beginning."""
-        self._names = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
+        self._names = memoryview(mmap.mmap(-1, names * _WORD_BYTES)).cast("Q")
         self._row = struct.Struct(f"<Q{NUMBERS}d")
-        self._rows = mmap.mmap(-1, processes * NAMES * self._row_bytes)
+        self._rows = mmap.mmap(-1, processes * names * self._row_bytes)
 
     def place(self, name: str) -> int | None:
         """Return the place of a name, which it keeps; None: all places are taken."""
         mark = _mark(name)
-        first = mark % NAMES
-        for step in range(NAMES):
-            place = (first + step) % NAMES
+        first = mark % self._most
+        for step in range(self._most):
+            place = (first + step) % self._most
             if self._names[place] == 0:
                 self._names[place] = mark
             if self._names[place] == mark:  # another process may have taken the place meanwhile
@@ -84,7 +85,7 @@ class SharedTable:
         return self._row.size + _CHECKSUM.size
 
     def _start(self, process: int, place: int) -> int:
-        return (process * NAMES + place) * self._row_bytes
+        return (process * self._most + place) * self._row_bytes
 
 
 def _mark(name: str) -> int:

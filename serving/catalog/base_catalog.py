@@ -353,6 +353,7 @@ class BaseCatalog(ABC):
     def _forget(self, name: str, *, finish: bool = True, dropped: bool = False) -> None:
         entry = self._entries.pop(name, None)
         self.held.forget(name)
+        self._opener.forget(name)
         if entry is not None:
             if entry.live is not None:
                 entry.live.dropped = dropped

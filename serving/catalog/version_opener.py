@@ -84,6 +84,11 @@ class VersionOpener:
                 return index
         raise gap
 
+    def forget(self, name: str) -> None:
+        """Note that an index is gone."""
+        if self.recall is not None:
+            self.recall.forget(name)
+
     def opened(self, current: OpenIndex, version: int) -> OpenIndex:
         """Return any version of the index of an open one, open; raises as `open_index`."""
         if version == current.manifest.version:
