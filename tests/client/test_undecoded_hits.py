@@ -192,7 +192,7 @@ def test_a_payload_that_cannot_be_read_is_an_error_of_the_server() -> None:
 
 def test_a_thread_that_asks_for_the_length_while_another_one_makes_the_hits_gets_it() -> None:
     hits = found()
-    begun = UndecodedHits.__len__  # looked up before the hits are made, called after
+    begun: Callable[[Any], int] = UndecodedHits.__len__  # looked up before the hits are made, called after
     list(hits)
     assert begun(hits) == COUNT
 
