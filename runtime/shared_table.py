@@ -13,6 +13,7 @@ import os
 import struct
 import threading
 import weakref
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -24,6 +25,8 @@ NAMES = 1024
 NUMBERS = 20
 """Most numbers of one process for one name."""
 _WORD_BYTES = 8
+_CHECKSUM = struct.Struct("<Q")
+"""Of a row: it stays aligned to words."""
 
 
 class SharedTable:
@@ -42,8 +45,8 @@ class SharedTable:
         self._names = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
         self._lock, self._file = threading.Lock(), os.memfd_create("scannery-places")
         weakref.finalize(self, os.close, self._file)
-        self._row = struct.Struct(f"<Q{NUMBERS}dQ")
-        self._rows = mmap.mmap(-1, processes * NAMES * self._row.size)
+        self._row = struct.Struct(f"<Q{NUMBERS}d")
+        self._rows = mmap.mmap(-1, processes * NAMES * self._row_bytes)
 
     def place(self, name: str) -> int | None:
         """Return the place of a name, which it keeps; None: all places are taken."""
@@ -76,17 +79,27 @@ class SharedTable:
             numbers: at most NUMBERS.
 
         """
+        row = self._row.pack(tag, *numbers, *([0.0] * (NUMBERS - len(numbers))))
         start = self._start(process, place)
-        # A reader takes the row only if both tags are equal and those it looks for.
-        struct.pack_into("<Q", self._rows, start, 0)
-        filled = [*numbers, *([0.0] * (NUMBERS - len(numbers)))]
-        self._row.pack_into(self._rows, start, 0, *filled, tag)
-        struct.pack_into("<Q", self._rows, start, tag)
+        self._rows[start : start + self._row_bytes] = row + _CHECKSUM.pack(zlib.crc32(row))
 
     def read(self, place: int, tag: int) -> list[tuple[float, ...]]:
         """Return the numbers of all processes that belong to a state of the word."""
-        rows = (self._row.unpack_from(self._rows, self._start(each, place)) for each in range(self.processes))
-        return [row[1:-1] for row in rows if row[0] == tag == row[-1]]
+        found = []
+        for each in range(self.processes):
+            start = self._start(each, place)
+            data = self._rows[start : start + self._row_bytes]
+            row = data[: self._row.size]
+            # A row that is just being written, or that a killed process wrote in part, has another checksum.
+            if _CHECKSUM.pack(zlib.crc32(row)) == data[self._row.size :]:
+                written, *numbers = self._row.unpack(row)
+                if written == tag:
+                    found.append(tuple(numbers))
+        return found
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._row.size + _CHECKSUM.size
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -98,7 +111,7 @@ class SharedTable:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def _start(self, process: int, place: int) -> int:
-        return (process * NAMES + place) * self._row.size
+        return (process * NAMES + place) * self._row_bytes
 
 
 def _mark(name: str) -> int:

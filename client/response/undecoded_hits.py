@@ -28,8 +28,8 @@ class UndecodedHits(Hits):
         """Return their number, without making them."""
         try:
             return len(self._found.hits)
-        except AttributeError:  # another thread has just made them
-            return super().__len__()
+        except AttributeError:  # another thread has just made them, so `super()` would refuse the class
+            return list.__len__(self)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Pickle and copy as an ordinary `Hits`."""
@@ -47,9 +47,12 @@ def _ordinary(hits: Hits) -> Hits:
     """Return the same object, with its hits made."""
     with _LOCK:
         if type(hits) is UndecodedHits:
-            list.extend(hits, map(_hit, hits._found.hits))
-            hits.__class__ = Hits  # type: ignore[assignment]  # an ordinary list from now on
-            del hits._found
+            made = list(map(_hit, hits._found.hits))
+            # Code that runs in between, such as a signal's, may have made them, too.
+            if type(hits) is UndecodedHits:
+                list.__setitem__(hits, slice(None), made)  # all or, if interrupted before, none
+                hits.__class__ = Hits  # type: ignore[assignment]  # an ordinary list from now on
+                vars(hits).pop("_found", None)
     return hits
 
 
@@ -97,13 +100,14 @@ UndecodedHits.__radd__ = _added_to  # type: ignore[attr-defined]
 UndecodedHits.__hash__ = None  # as of every list
 UndecodedHits.__name__ = UndecodedHits.__qualname__ = Hits.__name__
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
+"""Reentrant: a finalizer or a signal may look at hits while this thread makes some."""
 
 
 def _renewed() -> None:
     # Another thread of the parent may have held the lock at the fork.
     global _LOCK  # noqa: PLW0603
-    _LOCK = threading.Lock()
+    _LOCK = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renewed)

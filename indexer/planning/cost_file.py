@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,8 +38,10 @@ class CostFile:
 
     def read(self) -> Costs | None:
         """Return the costs; None if there are none, the file is damaged, or another release wrote it."""
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            if self.path.stat().st_size <= _MOST_BYTES:
+        # Nested deeply, JSON is a RecursionError; a number of hundreds of digits is an OverflowError when it is used.
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError, OverflowError):
+            found = self.path.stat()
+            if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES:  # a named pipe would never end
                 return Costs.from_json(self.path.read_text())
         return None
 
@@ -72,10 +75,13 @@ class CostFile:
             yield False
             return
         try:
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield True
-                return
-            yield False
+            yield _locked(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False

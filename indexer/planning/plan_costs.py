@@ -130,7 +130,7 @@ class Costs:
 
         Raises:
             TypeError: another release wrote other fields.
-            ValueError: a value is not a cost.
+            ValueError, OverflowError: a value is not a cost.
 
         """
         costs = cls(**json.loads(text))
@@ -138,7 +138,7 @@ class Costs:
         numbers = [costs.row_us, costs.cached_row_us, costs.gather_us, costs.product_us, costs.pressure]
         numbers += [costs.row_bytes, *(value for values in lists for value in values)]
         if any(len(values) != len(SHARES) for values in lists) or not all(
-            0 <= value < math.inf for value in numbers
+            value >= 0 and float(value) < math.inf for value in numbers
         ):
             raise ValueError("not the costs of plans")
         return costs

@@ -109,6 +109,7 @@ def tune_index(
                     raise
                 parent = read_manifest(store, index)
                 check_tunable(parent)
+                _checked(queries_QD, parent)  # a build may have changed the encoder
                 continue
         return TuneReport(
             index=index,

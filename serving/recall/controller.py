@@ -25,7 +25,9 @@ __all__ = ["Estimate", "IndexControl", "RecallController", "no_step", "trying"]
 
 _LOG = logging.getLogger(__name__)
 
-_STEP_BITS, _EPOCH_BITS, _VERSION_BITS = 8, 24, 24
+_EPOCHS = 1 << 16
+_NUMBERS = 1 << 16
+"""Of versions: later ones begin at 0 again."""
 MOST_TAKEN_BACK = 127
 
 
@@ -48,7 +50,7 @@ def trying(step: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The word of an index: version (24 bits), epoch (24), step (8), moves taken back (7), last move was down (1)."""
+    """The word of an index: version (32 bits), epoch (16), step (8), moves taken back (7), last move was down (1)."""
 
     version: int
     epoch: int
@@ -58,11 +60,11 @@ class _State:
 
     @classmethod
     def of(cls, word: int) -> _State:
-        return cls(word >> 40, word >> 16 & 0xFFFFFF, word >> 8 & 0xFF, word >> 1 & 0x7F, bool(word & 1))
+        return cls(word >> 32, word >> 16 & 0xFFFF, word >> 8 & 0xFF, word >> 1 & 0x7F, bool(word & 1))
 
     @property
     def word(self) -> int:
-        return self.version << 40 | self.epoch << 16 | self.step << 8 | self.taken_back << 1 | self.down
+        return self.version << 32 | self.epoch << 16 | self.step << 8 | self.taken_back << 1 | self.down
 
     def moved(self, step: int) -> _State:
         """Return the state after a move to another step."""
@@ -78,7 +80,7 @@ class _State:
 
     @property
     def _next_epoch(self) -> int:
-        return self.epoch % 0xFFFFFF + 1  # never 0: a word is not 0 then
+        return self.epoch % (_EPOCHS - 1) + 1  # never 0: a word is not 0 then
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +153,22 @@ class IndexControl:
         state = self._state
         if state.version == self.version and state.epoch:
             return
-        stays = before is not None and state.version == before.version and self._has_curves_of(before)
+        alike = before is not None and self._has_curves_of(before)
+        goes_on = before is not None and _is_later(self.version, before.version)
+        if before is not None and goes_on and _is_later(state.version, self.version):
+            # Other workers have a later version open. The state is theirs, and this worker follows soon.
+            self._last = state.step if alike else 0
+            return
+        known = before is not None and state.version == before.version
+        # Another worker may have opened a version between that before and this one.
+        known |= goes_on and _is_later(self.version, state.version)
         # The allowed misses of each step are the same share of the target's.
-        self._set(state.of_version(self.version, stays=stays))
+        self._set(state.of_version(self.version, stays=alike and known))
+
+    @property
+    def table(self) -> SharedTable:
+        """The table with the state."""
+        return self._table
 
     @property
     def step(self) -> int:
@@ -161,7 +176,7 @@ class IndexControl:
         if _TRYING.step is not None:
             return _TRYING.step
         word = self._table.words[self._place]
-        if word >> 40 == self.version:
+        if word >> 32 == self.version:
             self._last = word >> 8 & 0xFF
         return self._last
 
@@ -353,8 +368,14 @@ def no_step() -> int:
 
 
 def _version_of(manifest: Manifest) -> int:
-    """Return a number of 24 bits that stands for a version, also of an index that took the name of another."""
-    return (zlib.crc32(f"{manifest.index_id}/{manifest.version}".encode()) & 0xFFFFFF) or 1
+    """Return 16 bits that stand for the index, also for one that took the name of another, and 16 of its version."""
+    index = zlib.crc32(str(manifest.index_id).encode()) & 0xFFFF
+    return index << 16 | manifest.version % _NUMBERS
+
+
+def _is_later(one: int, other: int) -> bool:
+    """Return whether a version is a later one of the same index."""
+    return one >> 16 == other >> 16 and 0 < (one - other) % _NUMBERS < _NUMBERS // 2
 
 
 def _identity(name: str, index_id: str | None) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 import scannery
 from scannery.client import Hit, Hits
+from scannery.client.response import undecoded_hits
 from scannery.client.response.decoding import parse_hits, parse_many
 from scannery.client.response.undecoded_hits import LIST_METHODS, UndecodedHits
 from scannery.v1 import search_pb2 as pb
@@ -187,3 +188,43 @@ def test_a_payload_that_cannot_be_read_is_an_error_of_the_server() -> None:
     for _ in range(2):  # it does not become a datapoint without a payload
         with pytest.raises(scannery.InternalError, match="cannot be read"):
             _ = hits[0].payload
+
+
+def test_a_thread_that_asks_for_the_length_while_another_one_makes_the_hits_gets_it() -> None:
+    hits = found()
+    begun: Callable[[Any], int] = UndecodedHits.__len__  # looked up before the hits are made, called after
+    list(hits)
+    assert begun(hits) == COUNT
+
+
+def test_an_interruption_while_hits_are_made_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    hits, make = found(), undecoded_hits._hit
+
+    def interrupted(message: pb.Hit) -> Hit:
+        if message.datapoint.id == "a3":
+            raise KeyboardInterrupt
+        return make(message)
+
+    with monkeypatch.context() as context:
+        context.setattr(undecoded_hits, "_hit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(hits)
+    assert hits == expected()
+
+
+def test_a_finalizer_may_look_at_hits_while_its_thread_makes_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    hits, others, make = found(), found(), undecoded_hits._hit
+    looked: list[list[Hit]] = []
+
+    def collected(message: pb.Hit) -> Hit:
+        if not looked:
+            looked.append([])
+            looked.extend([list(others), list(hits)])
+        return make(message)
+
+    monkeypatch.setattr(undecoded_hits, "_hit", collected)
+    thread = threading.Thread(target=lambda: looked.append(list(hits)), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert looked[1:] == [expected()] * 3
+    assert hits == expected()

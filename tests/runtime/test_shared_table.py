@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 
 from scannery.runtime.shared_blobs import SharedBlobs
 from scannery.runtime.shared_table import NAMES, NUMBERS, SharedTable
@@ -74,3 +76,23 @@ def test_processes_take_places_at_once_without_sharing_one() -> None:
     places = [table.place(f"all-{number}") for number in range(200)]
     assert len({*places}) == 200
     assert table.place("one more") not in places
+
+
+def test_numbers_that_are_being_written_or_whose_writer_was_killed_are_not_read() -> None:
+    table = SharedTable(1)
+    place = table.place("torn")
+    assert place is not None
+    child = os.fork()
+    if child == 0:
+        number = 0.0
+        while True:  # the same state, so the same tag
+            number += 1
+            table.write(0, place, 5, [number] * NUMBERS)
+    until = time.monotonic() + 0.7
+    rows = []
+    while time.monotonic() < until:
+        rows += table.read(place, 5)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert rows
+    assert all(len(set(row)) == 1 for row in [*rows, *table.read(place, 5)])

@@ -1,6 +1,9 @@
 import dataclasses
+import json
 import math
+import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -131,3 +134,44 @@ def test_rows_in_the_caches_cost_less() -> None:
     assert COSTS.exact(few, 1) == pytest.approx(few * COSTS.cached_row_us)
     assert COSTS.exact(many, 1) == pytest.approx(many * COSTS.row_us)
     assert dataclasses.replace(COSTS, row_bytes=1 << 20).exact(few, 1) == pytest.approx(few * COSTS.row_us)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"row_us": 1',
+        "null",
+        "[" * 60_000,
+        json.dumps(dataclasses.asdict(COSTS) | {"row_bytes": 10**400}),
+        json.dumps(dataclasses.asdict(COSTS) | {"scan_us": "00000"}),
+        json.dumps(dataclasses.asdict(COSTS) | {"row_us": math.nan}),
+    ],
+    ids=["empty", "truncated", "null", "deep", "huge", "digits", "nan"],
+)
+def test_a_damaged_file_has_no_costs(tmp_path: Path, text: str) -> None:
+    file = CostFile(tmp_path)
+    file.path.write_text(text)
+    book = PlanBook(file)
+    assert (book.costs, book.due, book.choose(1, 10, 0.1, 10)) == (None, True, "exact_allowed")
+    book.replace(COSTS)
+    assert file.read() == COSTS
+
+
+def test_a_named_pipe_has_no_costs(tmp_path: Path) -> None:
+    file = CostFile(tmp_path)
+    os.mkfifo(file.path)
+    signal.alarm(20)
+    try:
+        assert file.read() is None
+    finally:
+        signal.alarm(0)
+
+
+def test_an_error_while_plans_are_timed_is_raised_as_it_is(tmp_path: Path) -> None:
+    file = CostFile(tmp_path)
+    with pytest.raises(OSError, match="no space"), file.claimed() as alone:
+        assert alone
+        raise OSError("no space")
+    with file.claimed() as again:
+        assert again

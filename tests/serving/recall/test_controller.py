@@ -192,3 +192,41 @@ def test_an_index_that_is_searched_exactly_needs_no_place(index: OpenIndex, tmp_
     controller.opened(emptied)
     assert controller.control("i") is None
     assert not any(table.words)
+
+
+@pytest.mark.parametrize("opened", [(1, 2), (2,)], ids=["late", "skips a version"])
+def test_a_worker_that_opens_versions_later_than_another_one_keeps_the_step(
+    index: OpenIndex, opened: tuple[int, ...]
+) -> None:
+    table = SharedTable(2)
+    (quick_controller, quick), (slow_controller, _) = (controlled(table, index, number) for number in (0, 1))
+    record(quick, 60, -0.2)
+    assert quick.decide() == 1
+    step, versions = quick.step, [index, later(index), later(later(index))]
+    quick_controller.opened(versions[1])
+    if opened == (1, 2):
+        quick_controller.opened(versions[2])
+    for number in opened:
+        slow_controller.opened(versions[number])
+        assert slow_controller.reader(versions[number].manifest)() == step
+    quick_controller.opened(versions[2])
+    assert quick_controller.reader(versions[2].manifest)() == step
+
+
+def test_a_version_that_was_restored_from_a_backup_is_controlled(index: OpenIndex) -> None:
+    table = SharedTable(2)
+    controller, _ = controlled(table, later(later(index)))
+    controller.opened(index)
+    control = controller.control("i")
+    assert control is not None
+    assert control.is_current
+
+
+def test_a_dropped_index_has_no_estimate(index: OpenIndex) -> None:
+    controller, control = controlled(SharedTable(2), index)
+    record(control, 60, 0.01)
+    assert list(controller.estimates()) == ["i"]
+    controller.closed("i")
+    assert (controller.estimates(), controller.control("i")) == ({}, None)
+    controller.opened(index)
+    assert controller.reader(index.manifest)() == 0
