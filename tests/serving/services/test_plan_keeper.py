@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -109,22 +110,38 @@ def spoil(segment: Segment, plan: str, factor: float) -> Costs:
     return true
 
 
+def costs_of(costs: Costs | None, share: float) -> dict[str, float]:
+    """Return the finite costs of the plans of one query, in microseconds."""
+    assert costs is not None
+    found = costs.by_plan(1, int(share * ROWS), share, 10)
+    return {plan: cost for plan, cost in found.items() if 0 < cost < math.inf}
+
+
+def distortion(costs: Costs | None, true: Costs, share: float) -> float:
+    """Return by what factor costs prefer one plan to another one, where true costs do not."""
+    now, before = costs_of(costs, share), costs_of(true, share)
+    ratios = [now[plan] / before[plan] for plan in before]
+    return max(ratios) / min(ratios)
+
+
 @pytest.mark.parametrize("factor", [10.0, 0.02])
 def test_wrong_costs_heal_in_service(segment: Segment, factor: float) -> None:
     share = 0.7
-    right = ask(segment, share, 1)
-    [plan] = right if factor > 1 else ["exact_allowed"]
-    true = spoil(segment, plan, factor).by_plan(1, int(share * ROWS), share, 10)
-    assert ask(segment, share, 1) != right
+    [right] = ask(segment, share, 1)
+    timed = costs_of(planner_of(segment).book.timed, share)
+    plan = right if factor > 1 else max(timed, key=lambda each: timed[each])
+    true = spoil(segment, plan, factor)
+    book = planner_of(segment).book
+    assert ask(segment, share, 1) != [right]
+    assert distortion(book.costs, true, share) == pytest.approx(max(factor, 1 / factor))
     # Never idle: only what is asked tells.
     keeper, metrics = keeper_of(segment, idle=lambda: False, waited_s=-1.0)
     for _ in range(2 * FEWEST_AUDITS):
         ask(segment, share, EVERY)
         keeper._work()
-    book = planner_of(segment).book
     assert book.drifted
-    # Two plans may cost the same.
-    assert true[ask(segment, share, 1)[0]] <= 1.5 * true[right[0]]
+    # Other processes may have disturbed the first timing, too: what is compared is not the plan that is chosen.
+    assert distortion(book.costs, true, share) < 5
     assert metrics.plan_correction.dump()["planned\x1f" + plan] != 1
     assert metrics.plan_measured.dump()
     assert metrics.plan_predicted.dump().keys() == metrics.plan_measured.dump().keys()
@@ -133,7 +150,7 @@ def test_wrong_costs_heal_in_service(segment: Segment, factor: float) -> None:
     keeper._work()
     assert set(book.factors.values()) == {1.0}
     assert metrics.plans_timed.dump() == {"planned": 1}
-    assert true[ask(segment, share, 1)[0]] <= 1.5 * true[right[0]]
+    assert distortion(book.costs, true, share) < 5
     assert book.file is not None
     assert book.file.read() == book.timed
 
@@ -185,20 +202,26 @@ def test_a_server_heals_the_costs_in_its_cache_and_tells_times(
 ) -> None:
     monkeypatch.setenv("SCANNERY_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(IdleMachine, "__call__", lambda self: True)
-    monkeypatch.setattr("scannery.serving.services.plan_keeper.EVERY_S", 0.02)
     opened = open_index(Store.open(store), "planned").segments[0]
     true = spoil(opened, "leaves", 10.0)
     file = planner_of(opened).book.file
     assert file is not None
     with serving(store) as server, scannery.connect(server.address) as client:
         index, query = client.index("planned"), clustered(ROWS, DIMENSIONS)[3]
+        keeper = server._keeper
+        keeper._every_s = keeper._again_s = 0.02
 
-        def healed() -> bool:
+        def corrected() -> bool:
             for _ in range(EVERY):
                 index.search(query, where={"part": {"$lt": 0.2}})
+            return keeper._corrections().get(("planned", "leaves"), 1.0) != 1
+
+        def healed() -> bool:
             costs = file.read()
             return costs is not None and costs.scan_us[2] < 5 * true.scan_us[2]
 
+        wait_until(corrected)
+        # Requests end a timing: it is complete when none comes.
         wait_until(healed)
         explained = index.search(query, where={"part": {"$lt": 0.2}}, explain=True).explanation
         assert explained is not None

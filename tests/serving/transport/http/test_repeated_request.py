@@ -17,7 +17,8 @@ from scannery.serving.security import KeyFile
 from scannery.serving.transport.http.handler import Handler
 from scannery.serving.transport.http.head import NO_HEAD
 from scannery.serving.transport.http.repeated_request import repeated_request
-from scannery.v1.search_pb2 import SearchRequest, SearchResponse
+from scannery.v1.search_pb2 import Query, SearchRequest, SearchResponse
+from scannery.v1.types_pb2 import Vector
 from tests.http1 import SEARCH, Http, head
 from tests.served import DIMENSIONS, serving
 
@@ -172,7 +173,7 @@ def test_a_template_needs_its_vector_in_one_place() -> None:
     assert template_of(request, unknown_field + body()) is None
     assert template_of(SearchRequest(index="library"), b"") is None
     # The length in front of these 16 bytes is 16.
-    alike = SearchRequest(index="library", query={"vector": {"packed": b"\x10" * 16}})
+    alike = SearchRequest(index="library", query=Query(vector=Vector(packed=b"\x10" * 16)))
     assert template_of(alike, alike.SerializeToString()) is None
 
 
