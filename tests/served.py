@@ -186,8 +186,8 @@ def serving(store: Path, **options: Any) -> Iterator[Server]:
 
 
 def copied(store: Path, folder: Path) -> Path:
-    """Return a copy of a store, to be changed."""
-    return Path(shutil.copytree(store, folder / "copy"))
+    """Return a copy of a store, to be changed. Clients of the original do not use it: their leases are left out."""
+    return Path(shutil.copytree(store, folder / "copy", ignore=shutil.ignore_patterns("leases")))
 
 
 WIRES = ("gRPC", "HTTP", "embedded")

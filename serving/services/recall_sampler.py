@@ -268,9 +268,7 @@ class RecallSampler(PeriodicTask):
             return False
         for name, known in list(self._known.items()):
             control = self._controller.control(name)
-            if control is None:  # the index was dropped
-                self._forget(name)
-            elif known and self._words.get(name) != control.word:
+            if control is not None and known and self._words.get(name) != control.word:
                 self._words[name] = control.word
                 self._repeats[name] = deque(known)
         return any(self._repeats.values())

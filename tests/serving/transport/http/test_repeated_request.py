@@ -94,9 +94,13 @@ def test_other_requests_between_them_are_parsed(server: Server, repeated: list[b
         assert repeated == [True, False], "a vector that may be invalid is parsed"
         fewer, one = answers(http, [body(3, k=1), body(4)])
         assert (len(fewer.hits), len(one.hits)) == (1, 3)
-        # Those of both kinds are known now.
-        answers(http, [body(5, k=1), body(6)])
-        assert repeated[2:] == [True, True, True]
+        # Those of both kinds are known soon: a request whose bytes came in two parts is not remembered.
+        for _ in range(20):
+            answers(http, [body(5, k=1), body(6)])
+            if repeated[-2:] == [True, True]:
+                break
+        else:
+            raise AssertionError("requests of one kind are always parsed")
 
 
 def test_parts_and_several_at_once(server: Server) -> None:
