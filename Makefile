@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-.PHONY: demo wheel test test-long torture model kills test-xla check proto spec-docs sync bench clean
+.PHONY: demo wheel test test-long torture model kills test-xla test-clients check proto spec-docs sync bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -57,6 +57,24 @@ $(XLA)/.ready: constraints-xla.txt
 test-xla: $(XLA)/.ready  ## The encoder on PyTorch/XLA, in an environment of its own; without a TPU, on XLA's CPU.
 	PYTHONPATH=src PJRT_DEVICE=$${PJRT_DEVICE:-CPU} SCANNERY_XLA_CACHE=$(CURDIR)/$(XLA)/cache SCANNERY_TEST_DEVICE=xla \
 		$(XLA)/bin/python -m pytest tests/embed/devices/test_xla.py tests/embed/models/test_architectures.py
+
+CLIENTS := .venv-clients
+
+# On top of the first environment, which stays free of their plug-ins: those load into every run of pytest.
+$(CLIENTS)/.ready: $(VENV)/.ready constraints-clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" \
+		> $(CLIENTS)/lib/python3.11/site-packages/scannery-environment.pth
+	$(CLIENTS)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-clients.txt \
+		--editable '.[test-clients]'
+	$(CLIENTS)/bin/python -m pip check
+	touch $@
+
+test-clients: export PYTHONDONTWRITEBYTECODE :=
+
+test-clients: $(CLIENTS)/.ready  ## Other people's clients and test suites, in an environment of their own.
+	SCANNERY_TEST_CLIENTS=1 HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=src $(CLIENTS)/bin/python -m pytest \
+		-o filterwarnings=default -n 2 --dist loadfile tests/adapters tests/serving/vertex
 
 check: $(VENV)/.ready  ## Format, lint, imports, types.
 	$(BIN)/ruff format --check .

@@ -81,6 +81,10 @@ class _Commands(LazyGroup):
             f"{_COMMANDS}.recall:recall",
             "Measure the share of an exact search's hits that a search finds.",
         ),
+        "compare": LazyCommand(
+            f"{_COMMANDS}.compare:compare",
+            "Compare answers that another system gave with those of an index, and both with an exact search.",
+        ),
         "serve": LazyCommand(
             f"{_COMMANDS}.serve:serve",
             "Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart.",

@@ -48,6 +48,6 @@ def _queries(file: str, ids: list[str]) -> Iterator[QueryLike]:
     """Yield the queries of a file, and append their ids: a query without one has its number."""
     from scannery.pipelines.evaluation.query_files import query_records
 
-    for number, (_, identifier, query) in enumerate(query_records(file), 1):
-        ids.append(str(number) if identifier is None else identifier)
-        yield query.text or "" if query.vector is None else query.vector
+    for number, record in enumerate(query_records(file), 1):
+        ids.append(str(number) if record.id is None else record.id)
+        yield record.query.text or "" if record.query.vector is None else record.query.vector

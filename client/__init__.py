@@ -24,7 +24,7 @@ from scannery.client.errors import (
     UnimplementedError,
 )
 from scannery.client.request.filters import Where
-from scannery.client.request.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
+from scannery.client.request.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse, Words
 from scannery.client.request.writes import NewDatapoint, Update
 from scannery.client.response.aggregations import AttributeStats, Facet, Facets, TypeStats
 from scannery.client.response.index_info import (
@@ -96,6 +96,7 @@ __all__ = [
     "UnimplementedError",
     "Update",
     "Where",
+    "Words",
     "Written",
     "aio",
     "connect",

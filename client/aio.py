@@ -8,14 +8,15 @@ from typing_extensions import Unpack
 
 from scannery.client._async.client import AsyncClient
 from scannery.client._async.index import AsyncIndex
-from scannery.client.connect import DEFAULT_TIMEOUT_S, connect_config
+from scannery.client._sync.client import Client
+from scannery.client.connect import DEFAULT_TIMEOUT_S, ConnectConfig, connect_config
 from scannery.client.request.calls import checked_timeout
-from scannery.client.transport.base import ThreadTransport
+from scannery.client.transport.base import AsyncTransport, ThreadTransport
 from scannery.client.transport.credentials import ConnectOptions
 from scannery.client.transport.embedded import EmbeddedTransport
 from scannery.client.transport.http.endpoint import Endpoint
 
-__all__ = ["AsyncClient", "AsyncIndex", "connect"]
+__all__ = ["AsyncClient", "AsyncIndex", "connect", "connect_beside"]
 
 
 def connect(
@@ -28,16 +29,43 @@ def connect(
     """Return an asynchronous client; see `scannery.connect`."""
     timeout_s = checked_timeout(timeout_s)
     config = connect_config(target, create=create, **options)
+    transport = _remote_transport(config) or ThreadTransport(EmbeddedTransport.open(target, create=create))
+    return AsyncClient(transport, timeout_s=timeout_s)
+
+
+def connect_beside(
+    client: Client,
+    target: str | Path,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    **options: Unpack[ConnectOptions],
+) -> AsyncClient:
+    """Return an asynchronous client beside a synchronous one: each of the two reads what the other has written.
+
+    Of a store, they share the open indexes, and closing one of them closes both.
+
+    Args:
+        client: of the same target.
+        target: as of `scannery.connect`, like the other arguments.
+        timeout_s: default timeout of a call, in seconds.
+        options: credentials, TLS and connections.
+
+    """
+    timeout_s = checked_timeout(timeout_s)
+    transport = _remote_transport(connect_config(target, **options)) or ThreadTransport(client._transport)
+    made = AsyncClient(transport, timeout_s=timeout_s)
+    made._sequences = client._sequences
+    return made
+
+
+def _remote_transport(config: ConnectConfig) -> AsyncTransport | None:
+    """Return the transport to a server; None for a store."""
     if isinstance(config.target, Endpoint):
         from scannery.client.transport._async.http import AsyncHttpTransport
 
-        return AsyncClient(
-            AsyncHttpTransport(config.target, config.credentials, retries=config.retries), timeout_s=timeout_s
-        )
+        return AsyncHttpTransport(config.target, config.credentials, retries=config.retries)
     if config.target is not None:
         from scannery.client.transport._async.grpc import AsyncGrpcTransport
 
-        return AsyncClient(
-            AsyncGrpcTransport(config.target, config.credentials, **config.grpc), timeout_s=timeout_s
-        )
-    return AsyncClient(ThreadTransport(EmbeddedTransport.open(target, create=create)), timeout_s=timeout_s)
+        return AsyncGrpcTransport(config.target, config.credentials, **config.grpc)
+    return None

@@ -4,6 +4,8 @@ ServingError
 ├── InvalidRequestError       a field of the request is invalid; `field` names it
 ├── UnknownIndexError         the server has no such index
 ├── UnknownDatapointError     a query by id names a datapoint that does not exist
+├── UnknownResourceError      there is no endpoint, operation, … of this name
+├── StaleEtagError            the resource has changed since the caller read it
 ├── UnsupportedError          the server does not implement the method or field
 ├── EncoderUnavailableError   text was given, and the index has no usable encoder
 ├── EncoderUnreachableError   text was given, and the encoder process does not respond now
@@ -42,9 +44,11 @@ __all__ = [
     "RerankerUnavailableError",
     "ServingError",
     "SnapshotGoneError",
+    "StaleEtagError",
     "UnauthenticatedError",
     "UnknownDatapointError",
     "UnknownIndexError",
+    "UnknownResourceError",
     "UnsupportedError",
     "VectorsUnavailableError",
 ]
@@ -92,6 +96,14 @@ class UnknownIndexError(ServingError, LookupError):
 
 class UnknownDatapointError(ServingError, LookupError):
     """A query by id names a datapoint that does not exist."""
+
+
+class UnknownResourceError(ServingError, LookupError):
+    """There is no resource of this name, or the caller may not see it."""
+
+
+class StaleEtagError(ServingError):
+    """The resource has changed since the caller read it; nothing was written."""
 
 
 class UnsupportedError(ServingError):

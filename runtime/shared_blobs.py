@@ -17,7 +17,7 @@ _LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
 
 
 def blobs_for(processes: int, vectors: int) -> SharedBlobs:
-    """Return slots for processes that share about so many vectors per index each."""
+    """Return a slot for each of some processes, each of which shares up to `vectors` vectors per index."""
     return SharedBlobs(processes, min(max(vectors * BYTES_PER_VECTOR, _LEAST_BYTES), _MOST_BYTES))
 
 

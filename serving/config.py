@@ -7,10 +7,11 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from scannery.indexer.contents import ContentsReader
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.paths import make_absolute
 from scannery.runtime.shared_blobs import SharedBlobs
@@ -23,6 +24,7 @@ __all__ = [
     "ListenConfig",
     "RemoteConfig",
     "ServerConfig",
+    "VertexConfig",
     "WorkerContext",
     "is_loopback",
     "joined_address",
@@ -258,6 +260,33 @@ class RemoteConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VertexConfig:
+    """Options of the managed service's APIs. Raises ConfigError."""
+
+    address: str = ""
+    """`host:port` that clients are told for queries; empty: that of the server."""
+
+    private: str = ""
+    """`host:port` of the private endpoint, without TLS; clients use port 10000. Empty: none."""
+
+    contents: tuple[str, ...] = ()
+    """Folders and bucket prefixes below which requests may name folders of contents."""
+
+    models: Mapping[str, str] = field(default_factory=dict)
+    """The encoder that each of the service's models stands for: a name, or a local folder."""
+
+    reader: ContentsReader | None = None
+    """Reads folders of contents; None: none are read."""
+
+    def __post_init__(self) -> None:
+        for name in ("address", "private"):
+            if getattr(self, name):
+                split_address(getattr(self, name), field=f"vertex_{name}")
+        if self.contents and self.reader is None:
+            raise ConfigError("vertex_contents: needs a reader", field="vertex_contents")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig(ListenConfig):
     """The options of a server."""
 
@@ -292,11 +321,34 @@ class ServerConfig(ListenConfig):
     models: tuple[str, ...] = ()
     """Models that requests may name for new indexes, besides those of the served indexes: names, or local folders."""
 
+    vertex: VertexConfig | None = None
+    """The managed service's APIs on the gRPC port; None: they are not served."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        _ = self.private  # checks its address
         self._check("recall_share", 0, 1)
         self._check("keep_queries", 0, 10_000)
         make_absolute(self, "store", "log")
+
+    @property
+    def private(self) -> ServerConfig | None:
+        """The options of the private endpoint, which has no TLS; None: there is none.
+
+        Raises:
+            ConfigError: credentials would be sent to other machines in the clear, or none be asked for there.
+
+        """
+        if self.vertex is None or not self.vertex.private:
+            return None
+        plain = replace(self.security, tls_cert="", tls_key="", client_ca="")
+        return replace(self, listen=self.vertex.private, security=plain, vertex=None)
+
+    def with_private_port(self, port: int) -> ServerConfig:
+        """Return these options with the actual port of the private endpoint."""
+        assert self.vertex is not None
+        host, _ = split_address(self.vertex.private)
+        return replace(self, vertex=replace(self.vertex, private=joined_address(host, port)))
 
     def check_reload(self) -> None:
         """As `ListenConfig.check_reload`; with an encoder process, workers hold no chips."""

@@ -30,7 +30,10 @@ def pytest_collection_finish() -> None:
 _BY_LIBRARY = (
     "tests/embed/",
     "tests/cli/test_evaluate.py",
+    "tests/client/test_named_vectors.py",
+    "tests/live/named_vectors/test_encoded_texts.py",
     "tests/live/test_transcripts.py",
+    "tests/pipelines/named_vectors/test_encoded_texts.py",
     "tests/pipelines/planning/test_padded_widths.py",
     "tests/pipelines/tuning/test_fusion_weight.py",
     "tests/serving/catalog/test_broken_indexes.py",
@@ -54,7 +57,6 @@ _FIRST = (
     "tests/model/test_model.py",
     "tests/live/test_disks.py",
     "tests/live/test_torture.py",
-    "tests/live/named_vectors/test_encoded_texts.py",
     "tests/pipelines/test_kill.py",
     "tests/pipelines/test_bit_rot.py",
     "tests/cli/test_foreign_files.py",
@@ -97,6 +99,15 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("SCANNERY_CACHE_DIR", str(cache))
         patch.setenv("TMPDIR", temporary)
         patch.setattr(tempfile, "tempdir", temporary)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_encoders() -> Iterator[None]:
+    from tests.embed.shared_encoders import share_encoders
+
+    with pytest.MonkeyPatch.context() as patch:
+        share_encoders(patch)
         yield
 
 

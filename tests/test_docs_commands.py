@@ -80,12 +80,16 @@ SLOW = {
 """Pages that only `make test-long` runs, each with the reason."""
 
 ELSEWHERE = {
+    "docs/adapters.md": "needs frameworks; tests/adapters has them (`make test-clients`)",
     "docs/evaluate.md": "tests/test_docs_evaluate.py runs it",
     "docs/embedding.md": "needs a TPU and models that are not installed",
     "docs/podcasts.md": "needs transcripts that are not in the repository",
     "docs/operations/dataflow.md": "needs a cloud; tests/pipelines/execution makes the job without submitting it",
     "docs/operations/flink.md": "needs a cluster",
     "docs/operations/spark.md": "needs a cluster",
+    "docs/vertex-collections.md": "needs other people's clients; tests/serving/vertex runs them",
+    "docs/vertex.md": "needs other people's clients; tests/serving/vertex runs what it says with them",
+    "docs/migrating.md": "needs other people's clients and services",
     "docs/operations/runners.md": "needs clusters; tests/pipelines runs two of the engines",
 }
 """Other pages with commands, each with the reason."""

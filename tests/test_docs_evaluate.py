@@ -48,11 +48,12 @@ def test_the_commands_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
+    Path("answers.jsonl").write_text('{"text": "how do eruptions happen", "hits": [{"id": "volcano"}]}\n')
     reader = Reader(capsys)
     for block in blocks(PATH):
         with typed(b"23100" * 20):
             reader.run(block)
-    assert len(reader.outputs) == 7
+    assert len(reader.outputs) == 8
     assert {path.name for path in folder.iterdir()} >= {
         "qrels.tsv", "alpha.png", "queries.csv", "run.dense.trec", "run.hybrid.trec", "evaluation.json",
     }  # fmt: skip

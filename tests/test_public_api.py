@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 import scannery
 from scannery.client.request.queries import SearchOptions, build_options
+from tests.data import ROOT
 
 NAMES = {
     "AlreadyExistsError", "Blend", "CancelledError", "Client", "DataLossError", "Datapoint", "DeadlineExceededError",
     "FailedPreconditionError", "Hit", "Hits", "Index", "IndexInfo", "InternalError", "InvalidArgumentError", "Like",
     "NotFoundError", "PermissionDeniedError", "ResourceExhaustedError", "ScanneryError", "Sparse",
-    "UnauthenticatedError", "UnavailableError", "UnimplementedError", "__version__", "aio", "connect",
+    "UnauthenticatedError", "UnavailableError", "UnimplementedError", "Words", "__version__", "aio", "connect",
 }  # fmt: skip
 
 CLIENT_NAMES = NAMES - {"__version__"} | {
@@ -37,7 +43,7 @@ def test_exported_names_are_exactly_these() -> None:
     assert all(hasattr(scannery, name) for name in NAMES)
     assert set(scannery.client.__all__) == CLIENT_NAMES
     assert all(hasattr(scannery.client, name) for name in CLIENT_NAMES)
-    assert set(scannery.aio.__all__) == {"AsyncClient", "AsyncIndex", "connect"}
+    assert set(scannery.aio.__all__) == {"AsyncClient", "AsyncIndex", "connect", "connect_beside"}
 
 
 @pytest.mark.parametrize(
@@ -82,3 +88,26 @@ def test_every_module_says_what_it_exports(room: str) -> None:
         if any(isinstance(n, (ast.FunctionDef, ast.ClassDef)) for n in tree.body):
             assert "__all__" in assigned, path
         assert ast.get_docstring(tree), path
+
+
+@pytest.mark.parametrize(("module", "framework"), [("llama_index", "llama_index"), ("mteb", "mteb")])
+def test_a_missing_framework_is_named_with_its_extra(module: str, framework: str) -> None:
+    if find_spec(framework) is not None:
+        pytest.skip(f"{framework} is installed")
+    with pytest.raises(ImportError, match=rf"pip install 'scannery\[{module.replace('_', '-')}\]'"):
+        import_module(f"scannery.adapters.{module}")
+
+
+def test_no_framework_is_imported_unasked() -> None:
+    code = (
+        "import sys, scannery, scannery.client, scannery.adapters\n"
+        "print(*{name.partition('.')[0] for name in sys.modules} & {'llama_index', 'mteb', 'apache_beam', 'torch'})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.stdout.strip() == ""

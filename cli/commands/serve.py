@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from scannery.cli import server_options as options
+from scannery.cli import vertex_options
 
 __all__ = ["serve"]
 
@@ -105,6 +106,12 @@ def serve(
     public_health: options.PublicHealthOption = True,
     reflection: options.ReflectionOption = None,
     insecure: options.InsecureOption = False,
+    vertex: vertex_options.VertexOption = False,
+    vertex_address: vertex_options.AddressOption = "",
+    vertex_contents: vertex_options.ContentsOption = None,
+    vertex_private: vertex_options.PrivateOption = "",
+    vertex_model: vertex_options.ModelOption = None,
+    tls_dev: vertex_options.TlsDevOption = "",
 ) -> None:
     """Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart."""
     given = dict(locals())
@@ -114,6 +121,8 @@ def serve(
     options.become_server(log_json)
     if (encoder_key or encoder_ca) and not encoder:
         raise typer.BadParameter("--encoder-key and --encoder-ca need --encoder")
+    if tls_dev:
+        given |= vertex_options.development_certificate(tls_dev, **given)
     config = ServerConfig(
         store=store,
         listen=listen,
@@ -134,5 +143,6 @@ def serve(
         reranker=reranker,
         models=tuple(model or ()),
         drain_s=drain,
+        vertex=vertex_options.vertex_config(**given),
     )
     run(config, workers=options.worker_count(workers), ready=options.announce)

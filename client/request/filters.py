@@ -45,11 +45,14 @@ _COMPARISONS = {
     "$prefix": pb.OPERATOR_PREFIX,
     "$ieq": pb.OPERATOR_IEQ,
     "$iprefix": pb.OPERATOR_IPREFIX,
+    "$substring": pb.OPERATOR_SUBSTRING,
+    "$isubstring": pb.OPERATOR_ISUBSTRING,
 }
 _LISTS = {"$in": pb.OPERATOR_IN, "$nin": pb.OPERATOR_NIN, "$all": pb.OPERATOR_ALL}
 _TAKE_NULL = (pb.OPERATOR_EQ, pb.OPERATOR_NE, pb.OPERATOR_IN, pb.OPERATOR_NIN)
 """Operators for which null is a value: it equals "not set"."""
-_FIELD_OPERATORS = (*_COMPARISONS, *_LISTS, *GEO_OPERATORS, "$exists", "$not")
+_FLAGS = {"$exists": pb.OPERATOR_EXISTS, "$empty": pb.OPERATOR_EMPTY}
+_FIELD_OPERATORS = (*_COMPARISONS, *_LISTS, *GEO_OPERATORS, *_FLAGS, "$not")
 _LOGICAL_OPERATORS = ("$and", "$or", "$not")
 
 
@@ -118,10 +121,10 @@ def _operator(name: str, key: object, operand: object, path: str, depth: int) ->
         raise _invalid(here, f"unknown operator; {_nearest(str(key), _FIELD_OPERATORS)}")
     if key == "$not":
         return pb.Filter(negation=_field(name, operand, here, depth + 1))
-    if key == "$exists":
+    if key in _FLAGS:
         if not isinstance(operand, (bool, np.bool_)):
             raise _invalid(here, f"must be true or false, got {_shown(operand)}")
-        return _condition(name, pb.OPERATOR_EXISTS, [pb.Value(bool_value=bool(operand))])
+        return _condition(name, _FLAGS[key], [pb.Value(bool_value=bool(operand))])
     if key in GEO_OPERATORS:
         operator, values_of = GEO_OPERATORS[key]
         return _condition(name, operator, values_of(operand, here))
@@ -229,15 +232,17 @@ _BUILDERS: tuple[tuple[tuple[type, ...], Callable[[Any, str], pb.Value]], ...] =
 
 
 _ABSENT = {
-    "$regex": "patterns are not matched; use $prefix for the beginning of a value, or mode='lexical' for words",
+    "$regex": "patterns are not matched; use $substring for a part of a value, or mode='lexical' for words",
     "$text": "for words in texts, search with mode='lexical'",
     "$nor": "use $not with $or",
     "$between": "use $gte and $lte together",
     "$any": "for a list that has any of several values, use $in",
     "$has": "use $contains",
     "$startswith": "use $prefix, or $iprefix without regard to case",
-    "$ilike": "use $ieq or $iprefix",
-    "$size": "lengths of lists are not indexed",
+    "$ilike": "use $ieq, $iprefix or $isubstring",
+    "$size": "lengths of lists are not indexed; use $empty for lists without values",
+    "$icontains": "use $isubstring",
+    "$is_empty": "use $empty",
     "$near": "use $geo_radius: {lat, lon, radius_m}",
     "$box": "use $geo_box: {south, west, north, east}",
 }
@@ -250,7 +255,7 @@ _ABSENT |= dict.fromkeys(("$geonear", "$nearsphere", "$geo_distance", "$geodista
 _ABSENT |= dict.fromkeys(("$geowithin", "$geo_bounding_box"), _ABSENT["$box"])
 _ABSENT |= {
     "$range": _ABSENT["$between"],
-    "$icontains": _ABSENT["$ilike"],
+    "$isempty": _ABSENT["$is_empty"],
     "$starts_with": _ABSENT["$startswith"],
 }
 

@@ -17,7 +17,7 @@ from scannery.client.request.specs import (
     keeps_existing,
 )
 from scannery.client.request.unicode import refuses_surrogates
-from scannery.client.response.decoding import parse_index
+from scannery.client.response.decoding import parse_index, parse_vectors
 from scannery.client.response.index_info import IndexInfo
 from scannery.v1 import index_pb2
 
@@ -139,12 +139,7 @@ def kept_queries(
         if isinstance(limit, bool) or not 0 < int(limit) <= MAX_KEPT:
             raise InvalidArgumentError(f"limit: must be 1 to {MAX_KEPT}, got {limit!r:.80}", field="limit")
         request.limit = limit
-    return Call(KEPT_QUERIES, request, _vectors, timeout_s)
-
-
-def _vectors(response: index_pb2.GetKeptQueriesResponse) -> np.ndarray:
-    dimensions = response.vectors.dimensions
-    return np.frombuffer(response.vectors.packed, "<f4").reshape(-1, dimensions or 1).astype(np.float32)
+    return Call(KEPT_QUERIES, request, lambda response: parse_vectors(response.vectors), timeout_s)
 
 
 def _name(value: object, field: str) -> str:

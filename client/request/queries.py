@@ -16,6 +16,7 @@ import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import Where, build_filter
+from scannery.client.request.freed_memory import keep_freed_memory
 from scannery.client.request.identifiers import Identifier, as_identifier
 from scannery.client.request.named_vectors import VectorChoices, build_choices
 from scannery.v1 import search_pb2 as pb
@@ -31,6 +32,7 @@ __all__ = [
     "QueryLike",
     "SearchOptions",
     "Sparse",
+    "Words",
     "build_options",
     "build_query",
     "build_sparse",
@@ -77,14 +79,30 @@ class Sparse:
     """What the dense side of a hybrid search is asked."""
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A text for the lexical side of a search, beside a query by vector: `mode="hybrid"`, or `"lexical"`.
+
+    For vectors that you make yourself. Reranking and highlighting take the text, too.
+
+    >>> Words("how do bees fly", [0.25, 0.5]).text
+    'how do bees fly'
+    """
+
+    text: str
+    """Its words are searched; it is not encoded."""
+    query: QueryLike | None = None
+    """What the dense side is asked."""
+
+
 class SupportsArray(Protocol):
     """An array or tensor of numbers."""
 
     def __array__(self) -> np.ndarray: ...
 
 
-QueryLike: TypeAlias = str | Like | Blend | Sparse | Sequence[float] | np.ndarray | SupportsArray
-"""A text, a vector (anything array-like), `Like(id)`, several of them as a `Blend`, or `Sparse` weights."""
+QueryLike: TypeAlias = str | Like | Blend | Sparse | Words | Sequence[float] | np.ndarray | SupportsArray
+"""A text, a vector (anything array-like), `Like(id)`, several of them as a `Blend`, `Sparse` weights or `Words`."""
 
 Queries: TypeAlias = Sequence[QueryLike] | np.ndarray | SupportsArray
 """Several queries, or a float array `(queries, dimensions)`."""
@@ -154,6 +172,8 @@ def build_query(query: QueryLike, *, path: str = "query") -> pb.Query:
         return pb.Query(id=_text(as_identifier(query.id, path), path))
     if isinstance(query, Sparse):
         return _sparse(query, path)
+    if isinstance(query, Words):
+        return _words(query, path)
     if isinstance(query, Blend):
         return pb.Query(group=_group(query, f"{path}.group"))
     vector_D = _array(query, path)
@@ -165,6 +185,16 @@ def build_query(query: QueryLike, *, path: str = "query") -> pb.Query:
 def _sparse(sparse: Sparse, path: str) -> pb.Query:
     message = pb.Query() if sparse.query is None else build_query(sparse.query, path=path)
     message.sparse_vector.CopyFrom(build_sparse(sparse.weights, path=f"{path}.sparse_vector"))
+    return message
+
+
+def _words(words: Words, path: str) -> pb.Query:
+    message = pb.Query() if words.query is None else build_query(words.query, path=path)
+    if message.words:
+        raise _invalid(path, "Words cannot be the query of other Words")
+    message.words = _text(words.text, f"{path}.words")
+    if not message.words:
+        raise _invalid(f"{path}.words", "must not be empty")
     return message
 
 
@@ -199,7 +229,7 @@ def put_queries(request: pb.SearchManyRequest, queries: Queries) -> None:
         InvalidArgumentError: names the first query that is none.
 
     """
-    if isinstance(queries, (str, bytes, Like, Blend, Sparse)):
+    if isinstance(queries, (str, bytes, Like, Blend, Sparse, Words)):
         raise _invalid("queries", f"must be a list of queries, got one: {queries!r:.80}")
     if isinstance(queries, Sequence):
         request.queries.extend(build_query(query, path=f"queries[{i}]") for i, query in enumerate(queries))
@@ -207,6 +237,7 @@ def put_queries(request: pb.SearchManyRequest, queries: Queries) -> None:
     vectors_QD = _array(queries, "queries")
     if vectors_QD.ndim != 2 or vectors_QD.shape[1] == 0:
         raise _invalid("queries", f"must have the shape (queries, dimensions), got {vectors_QD.shape}")
+    keep_freed_memory()
     request.vectors.packed, request.vectors.dimensions = vectors_QD.tobytes(), vectors_QD.shape[1]
 
 

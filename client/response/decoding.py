@@ -43,6 +43,7 @@ __all__ = [
     "parse_many",
     "parse_page",
     "parse_value",
+    "parse_vectors",
 ]
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
@@ -97,8 +98,17 @@ def parse_page(response: search_pb2.ScanResponse) -> ScanPage:
 
 def parse_embed(response: embedding_pb2.EmbedResponse) -> np.ndarray:
     """Return the vectors of a response, float32 (texts, dimensions)."""
-    vectors = response.vectors
-    return np.frombuffer(vectors.packed, dtype="<f4").reshape(-1, vectors.dimensions).astype(np.float32)
+    return parse_vectors(response.vectors)
+
+
+def parse_vectors(message: types_pb2.Matrix) -> np.ndarray:
+    """Return vectors, float32 (vectors, dimensions), or (0, 1) without any; InternalError if they cannot be read."""
+    packed, dimensions = message.packed, message.dimensions
+    if packed and (not dimensions or len(packed) % (4 * dimensions)):
+        raise InternalError(
+            f"the server answered with vectors that cannot be read: {len(packed)} bytes, {dimensions} dimensions"
+        )
+    return np.frombuffer(packed, "<f4").reshape(-1, dimensions or 1).astype(np.float32)
 
 
 def parse_encoders(response: embedding_pb2.ListEncodersResponse) -> list[EncoderInfo]:

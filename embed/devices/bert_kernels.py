@@ -17,7 +17,7 @@ from typing import Any
 
 from scannery.embed.devices.llvm_ir import FLOATS, WORDS, Code, compiled, floats
 
-__all__ = ["BertKernels", "bert_kernels", "scratch_bytes"]
+__all__ = ["BertKernels", "add_norm_code", "attention_code", "bert_kernels", "has_flag", "scratch_bytes"]
 
 ROWS = 8
 """Tokens whose attention is computed together: their sums fill half of the 32 vector registers."""
@@ -46,10 +46,10 @@ class BertKernels:
 @functools.cache
 def bert_kernels(head_size: int) -> BertKernels | None:
     """Return the functions for heads of `head_size` dimensions; None if the processor or LLVM lacks what they need."""
-    if head_size % 32 or not 32 <= head_size <= 128 or not _has_avx512_bf16():
+    if head_size % 32 or not 32 <= head_size <= 128 or not has_flag("avx512_bf16"):
         return None
     try:
-        engine = compiled([_attention(head_size), _add_norm()])
+        engine = compiled([attention_code(head_size), add_norm_code()])
     except (
         RuntimeError,
         ImportError,
@@ -72,9 +72,10 @@ def scratch_bytes(longest: int, head_size: int, width: int) -> int:
     return max(columns * (4 * head_size + 6 * ROWS), 4 * width) + 64
 
 
-def _has_avx512_bf16() -> bool:
+def has_flag(name: str) -> bool:
+    """Return whether the processor has the instructions that Linux calls by this name."""
     try:
-        return "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+        return name in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     except OSError:
         return False
 
@@ -101,7 +102,7 @@ class _Text:
     """ROWS rows of float32 scores, and of bfloat16 weights."""
 
 
-def _attention(head_size: int) -> str:
+def attention_code(head_size: int) -> str:
     """Return the function `attend`."""
     code = Code()
     stride, attended_stride = code.times("%width", 6), code.times("%width", 2)
@@ -280,7 +281,7 @@ def _weighted_values(code: Code, text: _Text, sums: list[str], attended: list[st
                 code.put_rounded(mean, code.at(attended[row], 32 * number))
 
 
-def _add_norm() -> str:
+def add_norm_code() -> str:
     """Return the function `add_norm`."""
     code = Code()
     count = code.value("sitofp i64 %width to float")

@@ -8,6 +8,7 @@ So a process that finds another one computing uses one core, for the next 50 ms 
 from __future__ import annotations
 
 import mmap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,9 @@ class _State:
     number = 0
     one_core_until_s = 0.0
     """On the monotonic clock."""
+    computing = 0
+    """Threads of this process that do."""
+    lock = threading.Lock()
 
 
 def live_with(neighbours: Neighbours, number: int) -> None:
@@ -53,6 +57,8 @@ def live_with(neighbours: Neighbours, number: int) -> None:
     # A killed process that had this slot may have left its flag set.
     neighbours.work(number, works=False)
     _State.neighbours, _State.number = neighbours, number
+    # A thread of the parent may have held the lock.
+    _State.computing, _State.lock = 0, threading.Lock()
 
 
 @contextmanager
@@ -63,10 +69,16 @@ def computing() -> Iterator[bool]:
         yield True
         return
     now_s = time.monotonic()
-    neighbours.work(_State.number, works=True)
+    _count(neighbours, 1)
     try:
         if neighbours.others_work(_State.number):
             _State.one_core_until_s = now_s + ONE_CORE_S
         yield now_s >= _State.one_core_until_s
     finally:
-        neighbours.work(_State.number, works=False)
+        _count(neighbours, -1)
+
+
+def _count(neighbours: Neighbours, more: int) -> None:
+    with _State.lock:
+        _State.computing += more
+        neighbours.work(_State.number, works=_State.computing > 0)

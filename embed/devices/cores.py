@@ -7,13 +7,13 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
 from scannery.embed.devices.busy_neighbours import computing
 
-__all__ = ["give_back_memory", "in_this_thread", "on_cores", "on_idle_cores", "on_one_core"]
+__all__ = ["give_back_memory", "in_this_thread", "on_cores", "on_free_cores", "on_idle_cores", "on_one_core"]
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ def on_idle_cores(work: Callable[[], T], threads: int | None = None) -> T:
     most = threads or seen
     with _Executors.lock, computing() as undisturbed:
         if most == 1 or not undisturbed:
-            _Executors.on_one = _Executors.on_one or _one_core_executor()
+            _Executors.on_one = _Executors.on_one or _one_core_executor(1, "scannery-one-core")
             return _Executors.on_one.submit(work).result()
         _Executors.on_all = _Executors.on_all or ThreadPoolExecutor(
             1, thread_name_prefix="scannery-all-cores"
@@ -100,11 +100,70 @@ def on_idle_cores(work: Callable[[], T], threads: int | None = None) -> T:
         return _Executors.on_all.submit(_on, most, work).result()
 
 
-def in_this_thread(work: Callable[[], T]) -> T:
-    """Return `work()`, run on one core in the calling thread, which a short text need not leave and come back to.
+class _Helpers:
+    """Permanent threads that compute on one core each, besides the threads that ask, and how many compute now."""
 
-    Only for work whose loops are all of OpenMP: MKL has its own number of threads. Calls of several threads run one at
-    a time, as those of `on_idle_cores`.
+    lock = threading.Lock()
+    threads: ThreadPoolExecutor | None = None
+    count = 0
+    computing = 0
+    """Threads of this process, those that ask among them."""
+
+
+def on_free_cores(work: Callable[[], None], threads: int) -> None:
+    """Run `work()` in the calling thread, and in a helper for each of the `threads` cores that is free.
+
+    `work` takes parts until there are no more. Helpers that have not begun by then are not waited for, so a core that
+    another process has holds nothing up but the part that was begun on it. A core is free if no thread of this process
+    computes on it, and no neighbour process computes. Raises the first error. Only for work as of `in_this_thread`.
+    """
+    with computing() as undisturbed:
+        helpers = _begun(threads if undisturbed else 1, work)
+        try:
+            in_this_thread(work)
+        finally:
+            errors = [each.exception() for each in helpers if not _cancelled(each)]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def _begun(threads: int, work: Callable[[], None]) -> list[Future[None]]:
+    """Have helpers begin, as many as there are free cores besides that of the calling thread."""
+    with _Helpers.lock:
+        wanted = threads - 1 - _Helpers.computing
+        if wanted <= 0:
+            return []
+        if _Helpers.threads is None or _Helpers.count < wanted:
+            _Helpers.threads, _Helpers.count = _one_core_executor(wanted, "scannery-helper"), wanted
+        _Helpers.computing += wanted
+        return [_Helpers.threads.submit(_help, work) for _ in range(wanted)]
+
+
+def _help(work: Callable[[], None]) -> None:
+    try:
+        work()
+    finally:
+        _left()
+
+
+def _cancelled(helper: Future[None]) -> bool:
+    """Cancel a helper unless it has begun; return whether it never will."""
+    if not helper.cancel():
+        return False
+    _left()
+    return True
+
+
+def _left() -> None:
+    with _Helpers.lock:
+        _Helpers.computing -= 1
+
+
+def in_this_thread(work: Callable[[], T]) -> T:
+    """Return `work()`, run on one core in the calling thread, which a text need not leave and come back to.
+
+    Only for work whose loops are all of OpenMP: MKL has its own number of threads.
     """
     import torch
 
@@ -114,12 +173,15 @@ def in_this_thread(work: Callable[[], T]) -> T:
     set_threads = _omp_set_num_threads()
     if set_threads is None:
         return on_idle_cores(work, 1)
-    with _Executors.lock, computing():
+    with _Helpers.lock:
+        _Helpers.computing += 1
+    with computing():
         set_threads(1)  # of the calling thread only, unlike torch's own setting
         try:
             return work() if torch.get_num_threads() == 1 else on_one_core(work)
         finally:
             set_threads(seen)
+            _left()
 
 
 @functools.cache
@@ -136,15 +198,14 @@ def _on(threads: int, work: Callable[[], T]) -> T:
     return work()
 
 
-def _one_core_executor() -> ThreadPoolExecutor:
-    executor = ThreadPoolExecutor(1, thread_name_prefix="scannery-one-core", initializer=_use_one_core)
+def _one_core_executor(threads: int, name: str) -> ThreadPoolExecutor:
+    executor = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=_use_one_core)
+    started = threading.Barrier(threads + 1)
     with _default_threads_kept():
-        executor.submit(_start_thread).result()
+        for _ in range(threads):
+            executor.submit(started.wait)
+        started.wait()
     return executor
-
-
-def _start_thread() -> None:
-    """Do nothing: submitting it starts the thread."""
 
 
 @contextmanager
@@ -184,6 +245,7 @@ def _after_fork() -> None:
     # parent may have held the lock.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _Executors.lock, _Executors.on_all, _Executors.on_one = threading.Lock(), None, None
+    _Helpers.lock, _Helpers.threads, _Helpers.count, _Helpers.computing = threading.Lock(), None, 0, 0
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scannery.embed.batching import Batch, snug_batches
-from scannery.embed.devices.cores import in_this_thread, on_cores, on_idle_cores, on_one_core
+from scannery.embed.devices.cores import in_this_thread, on_cores, on_free_cores, on_idle_cores, on_one_core
 from scannery.embed.devices.precision import (
     FAITHFUL_COSINE,
     has_fast_bfloat16,
@@ -34,9 +34,8 @@ ENOUGH_TOKENS = 384
 """Tokens in a batch, measured (docs/benchmarks/embed.md): a core is slower below 384, and above 1,024 its cache
 overflows."""
 
-SHORT_TOKENS = 32
-"""Tokens of a packed batch up to which one core computes it: most of its time it reads weights. Two cores saved an
-eighth of the time, and took two to three times as long where something else used one of them."""
+PART_TOKENS = 16
+"""Tokens in a packed batch that are worth a core of its own."""
 
 EQUAL_COSINE = 0.999999
 """Least cosine to the model's own vectors at which the float32 layout of oneDNN is used."""
@@ -87,25 +86,27 @@ class CpuDevice:
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
         """Yield packed batches if the model takes them, else batches with little padding."""
         if self._packs:
-            return even_batches(lengths_N, BUDGET_TOKENS, ENOUGH_TOKENS, self._cores)
+            return even_batches(lengths_N, BUDGET_TOKENS, PART_TOKENS, self._cores)
         return snug_batches(lengths_N, BUDGET_TOKENS, ENOUGH_TOKENS)
 
     def run(self, work: Work, emit: Emit) -> None:
-        """Compute all batches, one thread per core; a single batch on all cores, or on one if it is short."""
+        """Compute all batches, each on one core; a single padded batch on all cores."""
         first, second = next(work, None), next(work, None)
         if first is None:
             return
         if second is None:
             only = first  # such as a query
-            bucket = only[0].bucket
-            if self._packs and bucket.width <= SHORT_TOKENS:
+            if self._packs:
                 in_this_thread(lambda: self._compute(only, emit))
             else:
                 on_idle_cores(lambda: self._compute(only, emit), self._threads)
             return
         queue = _Queue([first, second], work)
         try:
-            on_cores(self._cores, lambda: self._drain(queue, emit))
+            if self._packs:
+                on_free_cores(lambda: self._drain(queue, emit), self._cores)
+            else:
+                on_cores(self._cores, lambda: self._drain(queue, emit))
         finally:
             queue.close()  # also if the caller is interrupted while it waits
 

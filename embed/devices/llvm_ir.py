@@ -17,6 +17,7 @@ FLOATS, WORDS, BFLOATS, PAIRS = "<16 x float>", "<16 x i32>", "<16 x bfloat>", "
 
 DECLARATIONS = f"""
 declare i64 @llvm.smin.i64(i64, i64)
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 declare float @llvm.sqrt.f32(float)
 declare float @llvm.vector.reduce.fmax.v16f32({FLOATS})
 declare float @llvm.vector.reduce.fadd.v16f32(float, {FLOATS})
@@ -69,6 +70,10 @@ class Code:
     def put(self, kind: str, value: str, place: str, align: int = 4) -> None:
         """Store a value."""
         self.do(f"store {kind} {value}, ptr {place}, align {align}")
+
+    def fetch(self, place: str) -> None:
+        """Have the line of cache of a place read, which need not exist."""
+        self.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
 
     @contextmanager
     def loop(self, end: str, step: int) -> Iterator[str]:

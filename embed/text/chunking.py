@@ -253,6 +253,10 @@ class Chunker:
                 return start + int(reached.argmax())
         return start
 
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Return the number of tokens of some texts together, without special ones."""
+        return sum(self._count(list(texts)))
+
     def _count(self, texts: list[str]) -> list[int]:
         if (found := self._bulk.encode(texts)) is not None:
             return [*map(int, np.diff(found.bounds_B1))]

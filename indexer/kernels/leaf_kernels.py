@@ -167,6 +167,7 @@ def _enough(
     tails_BT: np.ndarray,
     score: np.float32,
     k: int,
+    tied: int,
     budget: float,
     above_L: np.ndarray,
     scanned: int,
@@ -178,7 +179,8 @@ def _enough(
     query, k divided by the expected number of all rows above `score`. `above_L` is a work array.
 
     Tails are averages over queries, and those of far leaves are too heavy for most. The first `scanned` leaves have k
-    allowed rows above `score`; if more were expected in them, as much fewer are expected in the others, but for chance.
+    allowed rows with at least `score`, and `tied` more that are not among the best k: of copies of one row there can be
+    any number. If more were expected in them, as much fewer are expected in the others, but for chance.
     """
     total, tail_class, next_class = np.float32(0), 0, 1
     for rank in range(order_L.shape[0]):
@@ -198,7 +200,7 @@ def _enough(
         above_L[rank] = min(allowed, above_L[rank] * max(near, allowed / np.float32(sizes_L[leaf])))
         if rank < scanned:
             expected += above_L[rank]
-    likely = np.float32(k + CHANCE * np.sqrt(k))
+    likely = np.float32(k + CHANCE * np.sqrt(k) + tied)
     fewer = min(np.float32(1.0), likely / max(expected, np.float32(1.0)))
     for rank in range(order_L.shape[0] - 1, -1, -1):
         more = missed + fewer * above_L[rank]
@@ -243,7 +245,7 @@ def scan_leaves(
     sort_leaves(predicted_L, order_L, 0, ordered)
     by_number = numbers_R.shape[0] > 0
     some_R = np.empty(0 if by_number else sizes_L.max() + 1, np.int64)
-    found, scanned, looked, needed, missed = 0, 0, 0, leaves, 0.0
+    found, tied, scanned, looked, needed, missed = 0, 0, 0, 0, leaves, 0.0
     looked_score = -np.float32(np.inf)
     for rank in range(leaves):
         if rank == ordered:
@@ -267,7 +269,9 @@ def scan_leaves(
                     at += mask_N[row]
                 rows_R = some_R[:count]
             scanned += count
-            found = _score_into(vectors_ND, query_D, squared, rows_R, ranks_N, rows_K, scores_K, found)
+            found, tied = _score_into(
+                vectors_ND, query_D, squared, rows_R, ranks_N, rows_K, scores_K, found, tied
+            )
         if found < k:
             continue
         # `_enough` visits all leaves. It is called if the k-th score rose, after as much work as it takes itself, and
@@ -287,6 +291,7 @@ def scan_leaves(
                 tails_BT,
                 looked_score,
                 k,
+                tied,
                 budget,
                 above_L,
                 rank + 1,
@@ -306,16 +311,26 @@ def _score_into(
     rows_K: np.ndarray,
     scores_K: np.ndarray,
     found: int,
-) -> int:
-    """Insert rows into the `found` best rows so far, by their score; return the new number of rows."""
+    tied: int,
+) -> tuple[int, int]:
+    """Insert rows into the `found` best rows so far, by their score; return the new number of rows.
+
+    And return how many rows, of these and the `tied` ones so far, have the score of the last of k without being among
+    them.
+    """
     k, last = rows_K.shape[0], rows_R.shape[0] - 1
     for position in range(rows_R.shape[0]):
         row = rows_R[position]
         prefetch(vectors_ND, rows_R[min(position + AHEAD, last)])
         value = score(vectors_ND, row, query_D, squared)
-        if found < k or value >= scores_K[k - 1]:
+        if found < k:
             found = insert(rows_K, scores_K, found, row, value, ranks_N)
-    return found
+        elif value >= scores_K[k - 1]:
+            before = scores_K[k - 1]
+            found = insert(rows_K, scores_K, found, row, value, ranks_N)
+            # One row with the score `before` is left out now: this one or the last.
+            tied = tied + 1 if scores_K[k - 1] == before else 0
+    return found, tied
 
 
 @compiled

@@ -20,7 +20,6 @@ from scannery.indexer.kernels.scoring import prefetch, score
 __all__ = [
     "AHEAD",
     "comes_before",
-    "count_repeated",
     "hash_rows",
     "insert",
     "longest",
@@ -35,7 +34,7 @@ __all__ = [
 
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 AHEAD = 4
-"""Rows given by number are fetched so many before they are scored: their addresses cannot be predicted."""
+"""Number of rows by which fetching is ahead of scoring, for rows given by number: the processor cannot predict them."""
 MINUS_ZERO = np.uint64(0x80000000)
 
 
@@ -228,19 +227,24 @@ def rescore_one(
     twins_2N: np.ndarray,
     rows_K: np.ndarray,
     scores_K: np.ndarray,
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int, int]:
     """Score candidate rows exactly, and write the best k to `rows_K` and `scores_K`, best first.
 
     Candidates are distinct integers; negative ones are skipped. A mask that is not empty restricts them. A candidate
     stands for all allowed rows with the same vector: ScaNN proposes any of these, and ids decide. Places after the last
-    row are not written. Returns the number of rows written, the number of candidates scored, and the number of
-    candidates up to the k-th that was scored.
+    row are not written. Returns the numbers of rows written, of candidates scored, of candidates up to the k-th that
+    was scored, and of candidates, allowed or not, that have the vector of an earlier row in the order of ids.
     """
     k = rows_K.shape[0]
-    found, scored, depth = 0, 0, 0
+    found, scored, depth, repeated = 0, 0, 0, 0
     for position in range(candidates_C.shape[0]):
         row = int(candidates_C[position])
-        if row < 0 or (mask_N.shape[0] > 0 and not mask_N[row]):
+        if row < 0:
+            continue
+        has_twins = twins_2N.shape[1] > 0 and twins_2N[0, row] >= 0
+        if has_twins and twins_2N[0, row] != row:
+            repeated += 1
+        if mask_N.shape[0] > 0 and not mask_N[row]:
             continue
         scored += 1
         if scored <= k:
@@ -248,11 +252,11 @@ def rescore_one(
         value = score(vectors_ND, row, query_D, squared)
         if found == k and (k == 0 or value < scores_K[k - 1]):
             continue
-        if twins_2N.shape[1] > 0 and twins_2N[0, row] >= 0:
+        if has_twins:
             found = _insert_twins(rows_K, scores_K, found, row, value, mask_N, ranks_N, twins_2N)
         else:
             found = insert(rows_K, scores_K, found, row, value, ranks_N)
-    return found, scored, depth
+    return found, scored, depth, repeated
 
 
 @partial(compiled, fastmath=False)
@@ -268,10 +272,11 @@ def rescore(
     scores_QK: np.ndarray,
     scored_Q: np.ndarray,
     depth_Q: np.ndarray,
+    repeated_Q: np.ndarray,
 ) -> None:
     """Call `rescore_one` for each query; `rows_QK` and `scores_QK` must be filled with "no row"."""
     for query in range(queries_QD.shape[0]):
-        _, scored_Q[query], depth_Q[query] = rescore_one(
+        _, scored_Q[query], depth_Q[query], repeated_Q[query] = rescore_one(
             vectors_ND,
             queries_QD[query],
             candidates_QC[query],
@@ -282,18 +287,6 @@ def rescore(
             rows_QK[query],
             scores_QK[query],
         )
-
-
-@compiled
-def count_repeated(candidates_QC: np.ndarray, twins_2N: np.ndarray, repeated_Q: np.ndarray) -> None:
-    """Write the number of candidates that have the same vector as an earlier row in the order of ids (int64)."""
-    for query in range(candidates_QC.shape[0]):
-        repeated = 0
-        for position in range(candidates_QC.shape[1]):
-            row = int(candidates_QC[query, position])
-            if row >= 0 and twins_2N[0, row] >= 0 and twins_2N[0, row] != row:
-                repeated += 1
-        repeated_Q[query] = repeated
 
 
 @compiled

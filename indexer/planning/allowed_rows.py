@@ -82,8 +82,8 @@ class AllowedRows:
         """The rows as kernels take them; only with leaves."""
         allowed_L = self.per_leaf
         before_L = np.cumsum(allowed_L) - allowed_L
-        numbered = self._by_number or self.share <= NUMBERED
-        mask_N, rows = (_NO_MASK, self.rows) if numbered else (self._allowed, _NO_ROWS)
+        chosen = self.numbers_or_mask()
+        mask_N, rows = (chosen, _NO_ROWS) if chosen.dtype == bool else (_NO_MASK, chosen)
         return RowsOfLeaves(mask_N, rows, before_L, allowed_L)
 
     @property

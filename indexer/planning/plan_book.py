@@ -33,7 +33,7 @@ __all__ = ["EVERY", "Asked", "PlanBook"]
 CHOSEN = 1024
 """Size of the cache of choices: filters repeat."""
 EVERY = 16
-"""One of so many searches is timed: the clock takes about half a microsecond."""
+"""One search in EVERY is timed: the clock takes about half a microsecond."""
 KEPT_QUERIES = 16
 AUDITS = 48
 """Audits that are remembered."""

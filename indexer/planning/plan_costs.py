@@ -99,7 +99,7 @@ class Costs:
         return rows * (self.gather_us + queries * self.product_us)
 
     def _scored_row(self, rows: int) -> float:
-        """Return the cost of a row of so many, interpolated by the logarithm of their size."""
+        """Return the cost of one of `rows` rows, interpolated by the logarithm of their size."""
         size = min(max(rows * self.row_bytes, CACHED_BYTES), UNCACHED_BYTES)
         part = math.log(size / CACHED_BYTES) / math.log(UNCACHED_BYTES / CACHED_BYTES)
         return self.cached_row_us + part * (self.row_us - self.cached_row_us)

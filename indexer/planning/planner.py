@@ -228,7 +228,7 @@ class Planner:
         leaves = min(leaves, self._all_leaves)
         deepest = (k + SURE * math.sqrt(k)) / allowed.share
         candidates = max(depth.rescore, deepest)
-        rows_QK, scores_QK, scored_Q, depth_Q = self._searcher.search_allowed(
+        rows_QK, scores_QK, scored_Q, depth_Q, _ = self._searcher.search_allowed(
             queries_QD, k, rescore=math.ceil(candidates), leaves=leaves, allowed_N=allowed.mask_N
         )
         found = Found(

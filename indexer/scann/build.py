@@ -99,8 +99,7 @@ def config_by_trial(
         "target": target,
     }
     (folder / TRIAL_FILE).write_text(json.dumps(job))
-    with (folder / "trial.txt").open("wb") as output:
-        process = _TUNERS.start(folder, output.fileno())
+    process = _started(folder, "trial")
     try:
         failed = process.wait()
     finally:
@@ -168,8 +167,7 @@ class ScannBuild:
         (folder / "job.json").write_text(json.dumps(job))
 
     def __enter__(self) -> Self:
-        with (self._place / "tune.txt").open("wb") as output:
-            self._tuner = _TUNERS.start(self._place, output.fileno())
+        self._tuner = _started(self._place, "tune")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -264,14 +262,19 @@ def measured_again(
     }
     (folder / "job.json").write_text(json.dumps(job))
     (folder / "trained.json").write_text("{}")  # the searcher is complete
-    with (folder / "tune.txt").open("wb") as output:
-        tuner = _TUNERS.start(folder, output.fileno())
+    tuner = _started(folder, "tune")
     try:
         tuner.end_input()
         _finish(tuner, folder / "tune.txt", f"{name}: tuning")
     finally:
         tuner.close()
     return _tuning(folder)
+
+
+def _started(folder: Path, log: str) -> ForkedProcess:
+    """Start tune_process.py in a folder, where it writes its output to a file with this name."""
+    with (folder / f"{log}.txt").open("wb") as output:
+        return _TUNERS.start(folder, output.fileno())
 
 
 def _tuning(folder: Path) -> Tuning:

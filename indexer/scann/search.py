@@ -47,6 +47,8 @@ class Rescored(NamedTuple):
     """Allowed candidates, which were scored with their vectors."""
     depth_Q: np.ndarray
     """Number of candidates, in ScaNN's order, up to the k-th allowed one."""
+    repeated_Q: np.ndarray
+    """Number of candidates, allowed or not, that repeat the vector of another row."""
 
 
 class ScannSearcher:
@@ -99,61 +101,46 @@ class ScannSearcher:
     ) -> Rescored:
         """Search as `search` does, and drop candidates that are not allowed (bool mask, read-only; empty: all are)."""
         if len(queries_QD) == 1:
-            rows_1K, scores_1K, scored, depth = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
-            return Rescored(rows_1K, scores_1K, np.array([scored]), np.array([depth]))
+            rows_1K, scores_1K, *counts = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
+            return Rescored(rows_1K, scores_1K, *(np.array([count]) for count in counts))
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
         found = _rescored(
             self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed_N, self._ties
         )
-        for query in self._repeating(candidates_QC):
-            rows_1K, scores_1K, found.scored_Q[query], found.depth_Q[query] = self._search_one(
-                queries_QD[query], k, rescore, leaves, allowed_N
-            )
-            found.rows_QK[query], found.scores_QK[query] = rows_1K[0], scores_1K[0]
+        if self._ties.twins_2N.shape[1]:
+            repeats_Q = found.repeated_Q > MOST_REPEATED * candidates_QC.shape[1]
+            for query in np.flatnonzero(repeats_Q).tolist():
+                asked = self._search_one(queries_QD[query], k, rescore, leaves, allowed_N)
+                for values, value in zip(found, asked, strict=True):
+                    values[query] = value
         return found
 
     def _search_one(
         self, query_D: np.ndarray, k: int, rescore: int, leaves: int, allowed_N: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, int, int]:
+    ) -> tuple[np.ndarray, np.ndarray, int, int, int]:
+        """Return what `Rescored` has, rows and scores as (1, K); with more candidates if most repeat a vector."""
         count = min(max(rescore, k), len(self._vectors_ND))
-        # A single search returns candidates without padding. A batch of one would take half as much time again.
         asked_D = query_D if self._middle_D is None else query_D - self._middle_D
-        candidates_C, _ = self._native.search(asked_D, count, count, leaves)
-        if self._ties.twins_2N.shape[1]:
-            candidates_C = self._widened(asked_D, candidates_C, count, leaves)
         rows_1K, scores_1K = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
-        found, scored, depth = row_kernels.rescore_one(
-            self._vectors_ND,
-            query_D,
-            candidates_C,
-            self._squared,
-            allowed_N,
-            *self._ties,
-            rows_1K[0],
-            scores_1K[0],
-        )
-        if found < k:
-            rows_1K[0, found:], scores_1K[0, found:] = NO_ROW, -np.inf
-        return rows_1K, scores_1K, scored, depth
-
-    def _widened(self, asked_D: np.ndarray, candidates_C: np.ndarray, count: int, leaves: int) -> np.ndarray:
-        """Return the candidates; if most repeat the vector of another one, those of a search for more."""
-        for _ in range(WIDENED):
-            if len(candidates_C) < count or not self._repeating(candidates_C[None]):
+        for _ in range(1 + WIDENED):
+            # A single search returns candidates without padding. A batch of one would take half as much time again.
+            candidates_C, _ = self._native.search(asked_D, count, count, leaves)
+            found, scored, depth, repeated = row_kernels.rescore_one(
+                self._vectors_ND,
+                query_D,
+                candidates_C,
+                self._squared,
+                allowed_N,
+                *self._ties,
+                rows_1K[0],
+                scores_1K[0],
+            )
+            if len(candidates_C) < count or repeated <= MOST_REPEATED * count:
                 break
             count = min(WIDENING * count, len(self._vectors_ND))
-            candidates_C, _ = self._native.search(asked_D, count, count, leaves)
-        return candidates_C
-
-    def _repeating(self, candidates_QC: np.ndarray) -> list[int]:
-        """Return the numbers of the queries with more than MOST_REPEATED repeated vectors in their candidates."""
-        twins_2N = self._ties.twins_2N
-        if not twins_2N.shape[1]:
-            return []
-        repeated_Q = np.empty(len(candidates_QC), np.int64)
-        row_kernels.count_repeated(candidates_QC, twins_2N, repeated_Q)
-        found: list[int] = np.flatnonzero(repeated_Q > MOST_REPEATED * candidates_QC.shape[1]).tolist()
-        return found
+        if found < k:
+            rows_1K[0, found:], scores_1K[0, found:] = NO_ROW, -np.inf
+        return rows_1K, scores_1K, scored, depth, repeated
 
     def propose(self, queries_QD: np.ndarray, count: int, *, leaves: int) -> tuple[np.ndarray, np.ndarray]:
         """Return candidates in ScaNN's order, rows_QC int64 (NO_ROW after the last), and their exact scores.
@@ -190,8 +177,7 @@ def _rescored(
     found = Rescored(
         np.full((len(queries_QD), k), NO_ROW, np.int64),
         np.full((len(queries_QD), k), -np.inf, np.float32),
-        np.empty(len(queries_QD), np.int64),
-        np.empty(len(queries_QD), np.int64),
+        *np.empty((3, len(queries_QD)), np.int64),
     )
     row_kernels.rescore(vectors_ND, queries_QD, candidates_QC, squared, allowed_N, *ties, *found)
     return found

@@ -11,9 +11,9 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from scannery.indexer.segment.named_vectors import NamedVectors
 
 __all__ = ["Segment"]
+
+Search: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""From queries, float32 (Q, D), to their best rows, int64 (Q, K), and scores, float32 (Q, K)."""
 
 _TIMED_TARGET = 0.95
 MOST_ROWS = 0.8
@@ -357,7 +360,7 @@ class Segment:
         """Search as `_proposed` does, and return the work too."""
         depth = settings.at(k)
         leaves = min(depth.leaves, self._all_leaves)
-        rows_QK, scores_QK, scored_Q, _ = searcher.search_allowed(
+        rows_QK, scores_QK, scored_Q, _, _ = searcher.search_allowed(
             queries_QD, k, rescore=depth.rescore, leaves=leaves
         )
         found = Found(
@@ -395,30 +398,55 @@ class Segment:
             ready: whether the queries are as `search_ready` returns them.
 
         """
-        if not self.has_vectors:
-            found = nothing_found(len(queries_QD), k)
-            return found.rows_QK, found.scores_QK
-        queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
-        exact = settings is None or allowed is not None or not settings.reaches(k)
-        if self._searcher is None or settings is None or exact:
+        if self.has_vectors and not ready:
+            queries_QD = search_ready(queries_QD, self.distance)
+        if self.has_vectors and allowed is not None:
             return self._exact(queries_QD, k, allowed)
-        return self._proposed(self._searcher, queries_QD, k, settings)
+        return self.searching(k, settings)(queries_QD)
 
-    def _proposed(
-        self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
+    @property
+    def tree_leaves(self) -> int:
+        """Number of leaves of ScaNN's tree; 0: the segment has none."""
+        return self._all_leaves
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether vectors were scaled to length 1 for the search: some were given with another length."""
+        return self.given_ND is not self.searched_ND
+
+    def search_given(
+        self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        leaves, rescore = settings.leaves, settings.rescore
-        if k != TUNED_K:
-            depth = settings.at(k)
-            leaves, rescore = depth.leaves, depth.rescore
-        leaves = min(leaves, self._all_leaves)
-        rows_QK, scores_QK = searcher.search(queries_QD, k, rescore=rescore, leaves=leaves)
+        """Return the best k rows by inner product with the vectors as they were given, exactly, as `search` does.
+
+        Args:
+            queries_QD: float32, contiguous.
+            k: hits per query.
+            allowed: bool (N,): rows to search; None: all.
+
+        """
+        return exact_search(self.given_ND, queries_QD, k, "dot", allowed, self.ties.ranks_N)
+
+    def searching(self, k: int, settings: SearchSettings | None) -> Search:
+        """Return what `search` does with these arguments and ready queries, for callers that search again and again."""
+        if not self.has_vectors:
+            return partial(_no_hits, k)
+        if self._searcher is None or settings is None or not settings.reaches(k):
+            return partial(self._exact, k=k)
+        depth = settings.at(k)
+        leaves = min(depth.leaves, self._all_leaves)
+        return partial(
+            self._proposed, partial(self._searcher.search, k=k, rescore=depth.rescore, leaves=leaves)
+        )
+
+    def _proposed(self, search: Search, queries_QD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows_QK, scores_QK = search(queries_QD)
         # For one query, without the fixed cost of NumPy's `min`.
         if (rows_QK[0, -1] if len(rows_QK) == 1 else rows_QK[:, -1].min()) >= 0:
             return rows_QK, scores_QK
         short_Q = self._short(rows_QK)
         if len(short_Q):
-            rows_QK[short_Q], scores_QK[short_Q] = self._exact(queries_QD[short_Q], k, None)
+            rows_QK[short_Q], scores_QK[short_Q] = self._exact(queries_QD[short_Q], rows_QK.shape[1])
         return rows_QK, scores_QK
 
     def _short(self, rows_QK: np.ndarray) -> np.ndarray:
@@ -426,7 +454,7 @@ class Segment:
         return np.flatnonzero(rows_QK[:, min(rows_QK.shape[1], self.rows) - 1] == NO_ROW)
 
     def _exact(
-        self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None
+        self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         return exact_search(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
 
@@ -511,3 +539,8 @@ class Segment:
             score_rows(self.postings, {}, 1.0)
         if self.sparse is not None:
             score_sparse(self.sparse, self.rows, np.zeros(0, np.uint32), np.zeros(0, np.float32))
+
+
+def _no_hits(k: int, queries_QD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    found = nothing_found(len(queries_QD), k)
+    return found.rows_QK, found.scores_QK

@@ -62,7 +62,7 @@ def read_queries(path: str | Path) -> dict[str, Query]:
     """
     queries: dict[str, Query] = {}
     hashed: set[str] = set()
-    for place, given, query in query_records(path):
+    for place, given, query, _ in query_records(path):
         if given is None and query.text is None:
             raise _wrong("queries", place, "needs `_id`, a string, where there is no text")
         identifier = query_id_of(f"{query}") if given is None else given

@@ -16,7 +16,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,31 +66,34 @@ class QueryRecord(NamedTuple):
     id: str | None
     """None if the file has none for it."""
     query: Query
+    fields: Mapping[str, Any]
+    """All fields of the record; of a table only those that were asked for."""
 
 
-def query_records(file: str | Path) -> Iterator[QueryRecord]:
+def query_records(file: str | Path, *, also: Sequence[str] = ()) -> Iterator[QueryRecord]:
     """Yield the queries of a file in its order.
 
     Args:
         file: a file, a pattern, a folder or a URI; `-`: standard input.
+        also: names of further fields that records of tables keep.
 
     Raises:
         InputNotFoundError: there is no such file, or it cannot be read.
         CollectionError: a record is no query; the message names its place, its field and what is allowed.
 
     """
-    for place, fields in _records(f"{file}"):
-        yield QueryRecord(place, _id_of(place, fields), _query_of(place, fields))
+    for place, fields in _records(f"{file}", also):
+        yield QueryRecord(place, _id_of(place, fields), _query_of(place, fields), fields)
 
 
-def _records(file: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _records(file: str, also: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if file == STDIN:
         lines = enumerate(sys.stdin, 1)
         yield from _parsed((number, line.encode("utf-8", "surrogateescape")) for number, line in lines)
         return
     path = Path(file)
     if path.is_dir() or (_ELSEWHERE.match(file) and not path.exists()):
-        yield from _tables(find_files([file]))
+        yield from _tables(find_files([file]), also)
         return
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".txt"]:
@@ -106,15 +109,18 @@ def _records(file: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         "npy",
     }:
         _lines_opened(path).close()
-        yield from _tables(find_files([file]), file)
+        yield from _tables(find_files([file]), also, file)
     else:
         with _lines_opened(path) as opened:
             yield from _parsed(enumerate(opened, 1), file)
 
 
-def _tables(files: Iterable[InputFile], shown: str | None = None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _tables(
+    files: Iterable[InputFile], also: Sequence[str], shown: str | None = None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     spec = parse_spec(_SPEC)
-    fields = dataclasses.replace(Fields.of(spec), names=frozenset((*_ID_KEYS, *_TEXT_KEYS, *_VECTOR_KEYS)))
+    names = frozenset((*_ID_KEYS, *_TEXT_KEYS, *_VECTOR_KEYS, *also))
+    fields = dataclasses.replace(Fields.of(spec), names=names)
     for file in arrange([*files], spec.source):
         for part in split_file(file, PART_BYTES):
             for item in read_part(part, fields):

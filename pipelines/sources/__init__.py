@@ -243,7 +243,7 @@ def _read(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
     elif part.format == "parquet":
         yield from columns.read_parquet(part, fields)
     elif part.format == "avro":
-        yield from columns.read_avro(part, fields)
+        yield from columns.read_avro(part)
     elif part.format in arrays.FORMATS:
         yield from arrays.read(part, fields)
     elif part.format in managed.FORMATS:

@@ -59,7 +59,7 @@ def read_parquet(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
                          message=f"{error}; rows {row} to {part.end} were not read")  # fmt: skip
 
 
-def read_avro(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
+def read_avro(part: Part) -> Iterator[Record | DeadLetter]:
     """Yield the rows of a part in order."""
     row = 0
     try:

@@ -31,7 +31,7 @@ from scannery.pipelines.sources.parts import Fields, Part, Record
 from scannery.pipelines.sources.ranges import file_digest
 from scannery.pipelines.sources.streams import lines_of, read_blocks
 
-__all__ = ["FORMATS", "arrange", "deletes_of", "format_of", "read", "split"]
+__all__ = ["FORMATS", "arrange", "deletes_of", "format_of", "raw_records", "read", "split"]
 
 FORMATS = frozenset({"managed-json", "managed-csv", "managed-avro", "managed-delete"})
 
@@ -102,12 +102,21 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
         return
     # The cache key is the stamp of the id files, not of the data file, so that all files of a batch share the ids.
     deleted = _deleted(part.base, part.companions, part.stamp.partition("|")[2])
-    for item in _raw(part, fields):
+    for item in raw_records(part):
         result = item if isinstance(item, DeadLetter) else to_record(item, fields)
         if isinstance(result, Record) and deleted and str(result.fields.get("id")) in deleted:
             result = result.reject("deleted_id", f"id: a file in {_DELETE}/ names it too", field="id",
                                    id=str(result.fields.get("id")))  # fmt: skip
         yield result
+
+
+def raw_records(part: Part) -> Iterator[Record | DeadLetter]:
+    """Yield the records of a part as the file has them; those of a file of ids have only an id."""
+    if part.format == "managed-delete":
+        return lines.read_lines(part, _parse_id)
+    if part.format == "managed-avro":
+        return columns.read_avro(part)
+    return lines.read_lines(part, lines.json_record if part.format == "managed-json" else csv_record)
 
 
 def deletes_of(file: InputFile) -> Iterator[str]:
@@ -123,12 +132,6 @@ def _deleted_ids(base: str, paths: Sequence[str]) -> Iterator[str]:
             item = None if line.isspace() else _parse_id(line, path, 0)
             if isinstance(item, Record):
                 yield item.fields["id"]
-
-
-def _raw(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
-    if part.format == "managed-avro":
-        return columns.read_avro(part, fields)
-    return lines.read_lines(part, lines.json_record if part.format == "managed-json" else csv_record)
 
 
 @functools.lru_cache(maxsize=2)

@@ -118,6 +118,11 @@ class ServerCatalog(BaseCatalog):
             finally:
                 self._looks.release()
             entry = self._entries.get(name)
+        if entry is not None and entry.live is None and entry.opening.error is None:
+            # It is being opened now by `refresh`, which holds the lock.
+            if self._lock.acquire(timeout=LOOK_WAIT_S):
+                self._lock.release()
+            entry = self._entries.get(name)
         return entry
 
     def _may_be_dropped(self, entry: CatalogEntry) -> bool:

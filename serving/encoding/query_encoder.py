@@ -6,6 +6,7 @@ Shapes: Q queries, D dimensions.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -53,6 +54,8 @@ CPU_LIMITS = BatchLimits(queries=64, documents=128)
 ACCELERATOR_LIMITS = BatchLimits(queries=1024, documents=256)
 """What fills the 32,768 tokens of a GPU's batch with short questions, and with passages of 128 tokens."""
 
+_SMALLEST = ChunkSpec(max_tokens=8, overlap_tokens=0)
+"""Of a chunker that only counts."""
 _NO_DEADLINE = Deadline.after(None)
 
 Encode = Callable[[Sequence[str], Deadline], Sequence[np.ndarray] | np.ndarray]
@@ -118,15 +121,20 @@ class QueryEncoder:
         self._encoder = encoder
         on_cpu = getattr(encoder, "device", "cpu") == "cpu"  # one in another process batches there
         self._limits = CPU_LIMITS if on_cpu else ACCELERATOR_LIMITS
+        self.most_queries = self._limits.queries
+        """Texts of several callers that are encoded together."""
+        self.at_once = 0
+        """Batches of queries that are encoded at the same time; 0: texts are sent to an encoder that makes batches."""
         self._observer = observer or Observer()
         self._queries: Encode = lambda texts, deadline: encoder.encode_queries(texts)
         self._documents: Encode = lambda texts, deadline: encoder.encode_documents(texts)
         if batched:
+            self.at_once = len(os.sched_getaffinity(0)) if on_cpu else 1
             self._queries, self._documents = (
-                TextBatcher(encode, max_texts=most, observe=self._encoding).encode
-                for encode, most in (
-                    (encoder.encode_queries, self._limits.queries),
-                    (encoder.encode_documents, self._limits.documents),
+                TextBatcher(encode, max_texts=most, observe=self._encoding, at_once=count).encode
+                for encode, most, count in (
+                    (encoder.encode_queries, self._limits.queries, self.at_once),
+                    (encoder.encode_documents, self._limits.documents, 1),
                 )
             )
         # By caller and text: response times must not reveal the queries of other callers.
@@ -154,6 +162,16 @@ class QueryEncoder:
             self._chunkers[key] = self._encoder.chunker(*key[:2], headings=key[2])
         return self._chunkers[key]
 
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Return the tokens of texts, without special ones; 0 if the encoder has no tokenizer that can be asked."""
+        from scannery.embed import InvalidArgumentError
+
+        try:
+            # Encoders of tests have no chunker.
+            return self.chunker(_SMALLEST).count_tokens(texts) if hasattr(self._encoder, "chunker") else 0
+        except InvalidArgumentError:  # its tokenizer gives no offsets
+            return 0
+
     def encode(
         self, texts: Sequence[str], *, path: str = "query", deadline: Deadline = _NO_DEADLINE
     ) -> np.ndarray:
@@ -165,23 +183,32 @@ class QueryEncoder:
             DeadlineError: the deadline passed before the texts were encoded.
 
         """
+        asked = [(_caller(), text) for text in texts]
+        return np.stack(self.encode_each(asked, path=path, deadline=deadline))
+
+    def encode_each(
+        self, asked: Sequence[tuple[str, str]], *, path: str = "query", deadline: Deadline = _NO_DEADLINE
+    ) -> list[np.ndarray]:
+        """Return the vector, float32 (D,), of each pair of a caller's name and a text; raises as `encode`."""
         from scannery.embed import DeviceError, InvalidTextError
 
-        caller = _caller()
-        known = {text: vector for text in texts if (vector := self._vectors.find((caller, text))) is not None}
-        missing = [text for text in dict.fromkeys(texts) if text not in known]
-        self._count_cached(len(texts) - len(missing), len(missing))
+        known = {pair: vector for pair in asked if (vector := self._vectors.find(pair)) is not None}
+        missing = [pair for pair in dict.fromkeys(asked) if pair not in known]
+        self._count_cached(len(asked) - len(missing), len(missing))
         if missing:
+            texts = list(dict.fromkeys(text for _, text in missing))
             try:
-                with waiting(), span("scannery.encode_texts", **{"scannery.texts": len(missing)}):
-                    vectors = self._queries(missing, deadline)
+                with waiting(), span("scannery.encode_texts", **{"scannery.texts": len(texts)}):
+                    vectors = dict(zip(texts, self._queries(texts, deadline), strict=True))
             except InvalidTextError as error:
                 raise InvalidRequestError.at(path, f"cannot be encoded: {error}") from error
             except DeviceError as error:
                 raise EncoderUnavailableError(f"texts cannot be encoded: {error}", field=path) from error
-            known |= dict(zip(missing, vectors, strict=True))
-            self._remember({text: known[text] for text in missing})
-        return np.stack([known[text] for text in texts])
+            for pair in missing:
+                # Copied: a row would keep the memory of its whole batch.
+                vector = known[pair] = np.array(vectors[pair[1]])
+                self._vectors.keep(pair, vector, vector.nbytes + sys.getsizeof(pair[1]))
+        return [known[pair] for pair in asked]
 
     def known(self, text: str) -> np.ndarray | None:
         """Return the cached vector of a query, float32 (D,); None: not cached."""
@@ -225,12 +252,6 @@ class QueryEncoder:
             self._observer.cached(True, hits)
         if misses:
             self._observer.cached(False, misses)
-
-    def _remember(self, vectors: dict[str, np.ndarray]) -> None:
-        caller = _caller()
-        for text, vector in vectors.items():
-            # Copied: a row would keep the memory of its whole batch.
-            self._vectors.keep((caller, text), np.array(vector), vector.nbytes + sys.getsizeof(text))
 
 
 def _caller() -> str:

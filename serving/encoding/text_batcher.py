@@ -16,20 +16,23 @@ Encode = Callable[[Sequence[str]], np.ndarray]
 
 
 class TextBatcher:
-    """Encodes one batch at a time. Safe to use from several threads."""
+    """Encodes a few batches at a time. Safe to use from several threads."""
 
-    def __init__(self, encode: Encode, *, max_texts: int, observe: Callable[[float], None]) -> None:
+    def __init__(
+        self, encode: Encode, *, max_texts: int, observe: Callable[[float], None], at_once: int = 1
+    ) -> None:
         """Prepare.
 
         Args:
             encode: returns the vectors of texts.
             max_texts: limit of texts in a batch of several callers.
             observe: called with the number of texts of each batch.
+            at_once: batches.
 
         """
         self._encode, self._observe = encode, observe
         self._coalescer: Coalescer[Sequence[str], list[np.ndarray]] = Coalescer(
-            concurrency=1, max_weight=max_texts
+            concurrency=at_once, max_weight=max_texts
         )
 
     def encode(self, texts: Sequence[str], deadline: Deadline) -> list[np.ndarray]:

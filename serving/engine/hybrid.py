@@ -32,7 +32,7 @@ from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale, dense_values
 from scannery.serving.engine.top_k import EMPTY, Ranking, by_score_and_id
 from scannery.serving.request.options import Fusion
 
-__all__ = ["DenseRankings", "fuse", "fusion_depth", "keys_in", "places_of"]
+__all__ = ["RANK_CONSTANT", "DenseRankings", "fuse", "fusion_depth", "keys_in", "places_of"]
 
 RANK_CONSTANT = 60
 DEEPER = 4

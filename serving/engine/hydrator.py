@@ -23,8 +23,10 @@ from scannery.serving.engine.top_k import Ranking
 from scannery.serving.engine.wire_fields import (
     NO_FIELDS,
     framed,
+    joined_fields,
     score_fields,
     score_head,
+    sparse_fields,
     vector_bytes,
     vector_fields,
     with_fields,
@@ -119,6 +121,7 @@ class Hydrator:
         """
         self._segments = segments
         self._names = tuple(spec.named_vectors) if fields.vector else ()
+        self._sparse = fields.vector and spec.source.sparse_vector is not None
         self._scored = scored
         self._score_head = np.frombuffer(score_head(scored[0]), np.uint8) if len(scored) == 1 else _NOTHING
         """Of the only entry of `Hit.vector_scores`, which where one vector is searched has the value of `score`."""
@@ -136,7 +139,7 @@ class Hydrator:
             return Written(_NOTHING, np.zeros(len(rankings) + 1, np.int64))
         alone = self._is_alone(whole)
         data_B, starts_H = self._put(whole, _scores(whole), self._score_head if alone else _NOTHING)
-        if self._names or (self._scored and not alone):
+        if self._names or self._sparse or (self._scored and not alone):
             by_vector_HS = None if alone else whole.by_vector
             data_B, starts_H = self._with_named(data_B, starts_H, whole.segments, whole.rows, by_vector_HS)
         ends_Q = np.cumsum([len(ranking) for ranking in rankings])
@@ -147,7 +150,7 @@ class Hydrator:
         queries, k = rows_QK.shape
         rows_H = rows_QK.reshape(-1)
         data_B, starts_H = self._put_one(number, rows_H, scores_QK.reshape(1, -1), self._score_head)
-        if self._names and len(starts_H):
+        if (self._names or self._sparse) and len(starts_H):
             numbers_H = np.full(rows_QK.size, number, np.int64)
             data_B, starts_H = self._with_named(data_B, starts_H, numbers_H, rows_H, None)
         if queries == 1:
@@ -170,7 +173,7 @@ class Hydrator:
 
         """
         data_B, starts_H = self._put(places, np.zeros((0, len(places)), np.float32), _NOTHING)
-        if self._names:
+        if self._names or self._sparse:
             data_B, starts_H = self._with_named(
                 data_B, starts_H, places.segments, places.rows, None, as_hits=False
             )
@@ -214,12 +217,16 @@ class Hydrator:
         *,
         as_hits: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return hits, or datapoints if not `as_hits`, with their named vectors and their scores by these."""
+        """Return hits, or datapoints if not `as_hits`, with named and sparse vectors, and scores by named ones."""
         of_datapoints = of_hits = NO_FIELDS
         if self._names:
             if len(data_B) + vector_bytes(self._segments, numbers_H) > MAX_ANSWER_BYTES:
                 raise _too_large()
             of_datapoints = vector_fields(self._segments, self._names, numbers_H, rows_H)
+        if self._sparse:
+            of_datapoints = joined_fields(of_datapoints, sparse_fields(self._segments, numbers_H, rows_H))
+            if len(data_B) + len(of_datapoints.data_B) > MAX_ANSWER_BYTES:
+                raise _too_large()
         if self._scored and by_vector_HS is not None:
             of_hits = score_fields(self._scored, by_vector_HS)
         return with_fields(data_B, starts_H, of_datapoints, of_hits, whole=as_hits)

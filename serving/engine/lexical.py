@@ -27,7 +27,7 @@ from scannery.indexer import (
 from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError
 from scannery.serving.engine.query_vectors import members_of
 from scannery.serving.engine.top_k import EMPTY, Ranking, best
-from scannery.serving.request.query import ById, ByText, Query, Single, WithSparse
+from scannery.serving.request.query import ById, ByText, Query, Single, WithSparse, WithWords
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["LexicalSearch", "analyser_of"]
@@ -153,6 +153,8 @@ def _weighted_terms(
     snapshot: Snapshot, query: Query, mode: str, path: str, analyser: Analyser
 ) -> dict[str, float]:
     """Return how often a query has each term; of a blend, the weighted mean of its members."""
+    if isinstance(query, WithWords):
+        return {term: float(count) for term, count in Counter(analyser.terms(query.text)).items()}
     weighted: dict[str, float] = {}
     members = members_of(query, path)
     least = min(weight for _, weight, _ in members)

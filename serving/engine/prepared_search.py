@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 
 from scannery.runtime.deadline import Deadline
 from scannery.serving.engine.hydrator import Hydrator
-from scannery.serving.engine.segment_search import SearchedSegments, searched_segments, settings_of
+from scannery.serving.engine.segment_search import (
+    ChosenSearch,
+    SearchedSegments,
+    searched_segments,
+    settings_of,
+)
 from scannery.serving.request.options import WIRE_MODES, CostClass, Options
 from scannery.serving.request.query import Query
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -68,9 +73,21 @@ class PreparedSearch:
         one_stage = self.cost_class is not CostClass.STAGED
         self.reads_one_segment = searches == 1 and options.drops_nothing and one_stage
         """Whether the best rows by vector of one segment are the answer."""
+        self.chosen: ChosenSearch | None = None
+        """The search that finds these; None: it is chosen for each query."""
+        if self.reads_one_segment and self._unfiltered is not None:
+            [only] = self._unfiltered.searches
+            if only.vectors is None:
+                self.chosen = only.chosen(options.offset + options.k)
         self.answers_at_once = self.reads_one_segment and options.highlight is None and not options.explain
         """Whether these are also all that the answer to a query by vector has."""
         self._latest_s: deque[float] = deque(maxlen=8)
+        self.is_quick = self.cost_class is CostClass.INDEXED
+        """Whether a search is expected to take at most QUICK_S, by the fastest of the latest ones.
+
+        A single slow search says more about the machine. Without a measurement, those are quick that use the tuned
+        plan: a filter may need a scan.
+        """
         self.first_stage: PreparedSearch | None = None
         """The search for the candidates of a reranking."""
         if options.rerank is not None:
@@ -83,19 +100,7 @@ class PreparedSearch:
             return self._unfiltered
         return searched_segments(snapshot, self.options, self._spaces, self._settings, deadline)
 
-    @property
-    def is_quick(self) -> bool:
-        """Whether a search is expected to take at most QUICK_S, by the fastest of the latest ones.
-
-        A single slow search says more about the machine. Without a measurement, those are quick that use the tuned
-        plan: a filter may need a scan.
-        """
-        if self.cost_class is CostClass.STAGED:
-            return False
-        if self._latest_s:
-            return min(self._latest_s) <= QUICK_S
-        return self.cost_class is CostClass.INDEXED
-
     def took(self, seconds: float) -> None:
         """Record how long a search took."""
         self._latest_s.append(seconds)
+        self.is_quick = self.cost_class is not CostClass.STAGED and min(self._latest_s) <= QUICK_S

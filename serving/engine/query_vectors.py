@@ -33,6 +33,7 @@ from scannery.serving.request.query import (
     Single,
     Vectors,
     WithSparse,
+    WithWords,
 )
 from scannery.serving.request.vector_choice import ChosenVectors, VectorChoice
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -42,7 +43,7 @@ __all__ = ["blended_vector", "dense_part", "members_of", "named_rows", "query_fo
 
 def members_of(query: Query, path: str) -> list[tuple[Single, float, str]]:
     """Return the members of a query with their weights and their paths in the request; a single query is its own."""
-    if isinstance(query, WithSparse):
+    if isinstance(query, (WithSparse, WithWords)):
         return [] if query.query is None else members_of(query.query, path)
     if not isinstance(query, Blend):
         return [(query, 1.0, path)]
@@ -153,14 +154,14 @@ def query_vectors(
 
 def dense_part(query: Query, mode: str, path: str) -> Single | Blend:
     """Return the part of a query that is searched by vector; InvalidRequestError if it has none in this mode."""
-    if not isinstance(query, WithSparse):
+    if not isinstance(query, (WithSparse, WithWords)):
         return query
-    if mode == "dense":
+    if mode == "dense" and isinstance(query, WithSparse):
         raise InvalidRequestError.at(
             f"{path}.sparse_vector", "is for lexical and hybrid search, the mode is dense"
         )
     if query.query is None:
-        raise InvalidRequestError.at(path, "hybrid search needs a text, a vector or an id besides")
+        raise InvalidRequestError.at(path, f"{mode} search needs a text, a vector or an id besides")
     return query.query
 
 

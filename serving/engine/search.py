@@ -39,8 +39,9 @@ from scannery.serving.engine.rerank import reranked, texts_of
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.filter import Node
 from scannery.serving.request.options import Mode, Options, Rerank
-from scannery.serving.request.query import ByText, ByVector, Query, Vectors, WithSparse
+from scannery.serving.request.query import ByText, ByVector, Query, Vectors, WithSparse, WithWords
 from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1.search_pb2 import SearchResponse
 
@@ -154,16 +155,23 @@ def _search_one_segment(
     vectors_QD: np.ndarray,
 ) -> Written | None:
     """Return the hits of queries by vector in the only segment; None if it has no allowed rows."""
-    [searches] = prepared.segments(snapshot, deadline).by_vector
-    if not searches:
-        return None
+    offset = prepared.options.offset
     deadline.check()
-    [segment], offset = searches, prepared.options.offset
-    rows_QK, scores_QK = segment.search(vectors_QD, offset + prepared.options.k, stats, ())
+    chosen = None if tracing.recording() else prepared.chosen  # a trace has each segment
+    if chosen is not None:
+        number, (rows_QK, scores_QK) = chosen.number, chosen.find(vectors_QD)
+        stats.add_plan(chosen.plan, chosen.rows)
+    else:
+        [searches] = prepared.segments(snapshot, deadline).by_vector
+        if not searches:
+            return None
+        [segment] = searches
+        number = segment.number
+        rows_QK, scores_QK = segment.search(vectors_QD, offset + prepared.options.k, stats, ())
     deadline.check()
     if offset:
         rows_QK, scores_QK = rows_QK[:, offset:], scores_QK[:, offset:]
-    return prepared.hydrator.block(segment.number, rows_QK, scores_QK)
+    return prepared.hydrator.block(number, rows_QK, scores_QK)
 
 
 def _rank_apart(prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None]) -> list[Ranking]:
@@ -234,7 +242,7 @@ def _reranked(prepared: PreparedSearch, rerank: Rerank, batch: QueryBatch) -> li
 
 def _text(query: Query, path: str) -> str:
     query = query.query if isinstance(query, WithSparse) and query.query else query
-    if not isinstance(query, ByText):
+    if not isinstance(query, (ByText, WithWords)):
         raise InvalidRequestError.at(path, "reranking needs a text query")
     return query.text
 

@@ -8,7 +8,7 @@ Shapes: Q queries, D dimensions, K hits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from scannery.serving.telemetry.query_stats import QueryStats
 
 __all__ = [
     "AllowedSegment",
+    "ChosenSearch",
     "SearchedSegments",
     "SegmentSearch",
     "searched_segments",
@@ -42,6 +43,18 @@ class AllowedSegment:
     """None: all."""
     rows: int
     """How many they are."""
+
+
+class ChosenSearch(NamedTuple):
+    """The search of one segment for a number of hits, with all that does not depend on the queries decided."""
+
+    number: int
+    """Of the segment, in its snapshot."""
+    rows: int
+    """How many rows it may return."""
+    plan: str
+    find: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    """From ready queries, float32 (Q, D), to their best rows, int64 (Q, K), and scores, float32 (Q, K)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,8 @@ class SegmentSearch:
     """Of the vectors."""
     vectors: NamedVectors | None = None
     """From rows of `segment` to those of datapoints; None: they are the same."""
+    as_written: bool = False
+    """Whether vectors are compared as they were written, by inner product, not scaled to length 1."""
 
     def settings_for(self, hits: int) -> SearchSettings | None:
         """Return ScaNN's settings for `hits` hits; None where an exact search is as fast, or is needed."""
@@ -70,6 +85,15 @@ class SegmentSearch:
         if settings is None or hits > EXACT_ABOVE_SHARE * self.segment.rows or not settings.reaches(hits):
             return None
         return settings
+
+    def chosen(self, hits: int) -> ChosenSearch | None:
+        """Return the search for `hits` rows of `segment`, decided once; None if it depends on more than their number."""
+        if self.allowed is not None or (self.as_written and self.segment.is_scaled):
+            return None
+        hits = min(hits, self.rows)
+        settings = self.settings_for(hits)
+        plan = "exact" if settings is None else "scann"
+        return ChosenSearch(self.number, self.rows, plan, self.segment.searching(hits, settings))
 
     def search(
         self, vectors_QD: np.ndarray, hits: int, stats: QueryStats, paths: Sequence[str]
@@ -100,10 +124,11 @@ class SegmentSearch:
         self, vectors_QD: np.ndarray, hits: int, stats: QueryStats, paths: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray, str]:
         """Return the best rows of `segment`, their scores, and the plan."""
-        if self.allowed is None and not stats.explained:
-            settings = self.settings_for(hits)
-            rows_QK, scores_QK = self.segment.search(vectors_QD, hits, settings=settings, ready=True)
-            return rows_QK, scores_QK, "exact" if settings is None else "scann"
+        if self.as_written and self.segment.is_scaled:
+            mask_N = None if self.allowed is None else self.allowed.mask_N
+            return *self.segment.search_given(vectors_QD, hits, mask_N), "exact"
+        if not stats.explained and (chosen := self.chosen(hits)) is not None:
+            return *chosen.find(vectors_QD), chosen.plan
         found = self.find(vectors_QD, hits, timed=stats.explained)
         if stats.explained:
             stats.add_segment((self.name, self.number), self.rows, found, paths)
@@ -177,12 +202,13 @@ def searched_segments(
 class _Filtered:
     """The rows of each segment that a filter allows, each looked up once."""
 
-    __slots__ = ("_deadline", "_found", "_options", "_snapshot", "target_recall")
+    __slots__ = ("_deadline", "_found", "_options", "_snapshot", "as_written", "target_recall")
 
     def __init__(self, snapshot: Snapshot, options: Options, deadline: Deadline | None) -> None:
         self._snapshot, self._options, self._deadline = snapshot, options, deadline
         self._found: dict[int, AllowedRows] = {}
         self.target_recall = options.target_recall or snapshot.manifest.spec.target_recall
+        self.as_written = options.inner_product
 
     def rows(self, number: int) -> AllowedRows | None:
         """Return the live rows of a segment that the filter allows; None: all rows."""
@@ -231,6 +257,7 @@ def _of_space(
                     filtered.target_recall,
                     space.name,
                     part.vectors,
+                    filtered.as_written,
                 )
             )
     return searches

@@ -10,21 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from scannery.indexer import NO_ROW, Segment
+from scannery.indexer import NO_ROW, SPARSE_COLUMNS, Segment
+from scannery.indexer.datapoints.sparse import INDICES_COLUMN, VALUES_COLUMN
 from scannery.serving.engine import wire_kernels
 from scannery.v1.search_pb2 import Hit
-from scannery.v1.types_pb2 import Datapoint
+from scannery.v1.types_pb2 import Datapoint, SparseVector
 
 __all__ = [
     "NO_FIELDS",
     "Added",
     "framed",
+    "joined_fields",
     "score_fields",
     "score_head",
+    "sparse_fields",
     "varint",
     "vector_bytes",
     "vector_fields",
@@ -81,6 +85,29 @@ def vector_fields(
             values_PD = np.ascontiguousarray(named.segment.vectors(found[has]), "<f4")
             fields.append(_Field(hits[has], _vector_head(name, values_PD.shape[1]), values_PD.view(np.uint8)))
     return _added(fields, len(rows_H))
+
+
+def sparse_fields(segments: Sequence[Segment], numbers_H: np.ndarray, rows_H: np.ndarray) -> Added:
+    """Return the field `sparse_vector` of the datapoints at some rows of segments; arguments as of `vector_fields`."""
+    parts = [b""] * len(rows_H)
+    for number in np.unique(numbers_H).tolist():
+        if INDICES_COLUMN not in segments[number].table.column_names:
+            continue
+        hits = np.flatnonzero(numbers_H == number)
+        table = segments[number].take(rows_H[hits], [*SPARSE_COLUMNS])
+        for hit, row in zip(hits.tolist(), table.to_pylist(), strict=True):
+            if row[INDICES_COLUMN] is not None:
+                vector = SparseVector(indices=row[INDICES_COLUMN], values=row[VALUES_COLUMN])
+                parts[hit] = framed(Datapoint.SPARSE_VECTOR_FIELD_NUMBER, vector.SerializeToString())
+    return _of_parts(parts)
+
+
+def joined_fields(first: Added, second: Added) -> Added:
+    """Return the fields of both, of the same hits."""
+    if not len(first.bounds) or not len(second.bounds):
+        return first if len(first.bounds) else second
+    parts = [b"".join(both) for both in zip(_parts(first), _parts(second), strict=True)]
+    return _of_parts(parts)
 
 
 def vector_bytes(segments: Sequence[Segment], numbers_H: np.ndarray) -> int:
@@ -148,6 +175,16 @@ def score_head(name: str) -> bytes:
     """Return what precedes the value of an entry of `vector_scores`."""
     entry = framed(_KEY, name.encode()) + bytes([_VALUE << 3 | _FIXED32]) + bytes(4)
     return framed(Hit.VECTOR_SCORES_FIELD_NUMBER, entry)[:-4]
+
+
+def _of_parts(parts: Sequence[bytes]) -> Added:
+    bounds = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return Added(np.frombuffer(b"".join(parts), np.uint8).copy(), bounds) if bounds[-1] else NO_FIELDS
+
+
+def _parts(added: Added) -> list[bytes]:
+    data = added.data_B.tobytes()
+    return [data[start:end] for start, end in pairwise(added.bounds.tolist())]
 
 
 def _added(fields: Sequence[_Field], hits: int) -> Added:

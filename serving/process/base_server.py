@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from types import TracebackType
 
@@ -48,6 +48,8 @@ class BaseServer:
         services: Sequence[str],
         context: WorkerContext,
         offer: Offer = lambda index, queries, request_of: None,
+        private: ListenConfig | None = None,
+        private_methods: Collection[str] = (),
     ) -> None:
         """Prepare; `start` binds the ports.
 
@@ -57,6 +59,8 @@ class BaseServer:
             services: names of the services, for reflection.
             context: of the worker that this process is.
             offer: called with each answered search: its index, its number of queries, and a function that returns it.
+            private: options of another gRPC port; None: there is none.
+            private_methods: paths of the methods that are served there, and no others.
 
         """
         self.address = config.listen
@@ -82,6 +86,17 @@ class BaseServer:
             self._lifecycle, self._authorizer, self._threads, config, health=self._health,
             services=services, http_metadata=lambda: self._http.metadata, share_port=context.share_port,
         )  # fmt: skip
+        self._private: GrpcServer | None = None
+        if private is not None:
+            self._private = GrpcServer(
+                self._lifecycle,
+                Authorizer(
+                    authenticator, lambda path: methods.scope_of(path) if path in private_methods else None
+                ),
+                self._threads, private, health=self._health, services=(), share_port=context.share_port,
+            )  # fmt: skip
+        self.private_address = private.listen if private else ""
+        """Address of that port; has the actual port after `start`."""
         self._publisher = Publisher(self.metrics, config.metrics_listen, context.publish)
         self.metrics.in_flight.asks(lambda: {(): admission.in_flight})
         self.metrics.limit.asks(lambda: {(): admission.limit})
@@ -120,9 +135,12 @@ class BaseServer:
             return
         self._ended = True
         drain_s = self._drain_s if drain_s is None else drain_s
-        self._grpc.refuse(drain_s)
+        ports = [port for port in (self._grpc, self._private) if port is not None]
+        for port in ports:
+            port.refuse(drain_s)
         self._http.stop(drain_s)
-        self._grpc.stop()
+        for port in ports:
+            port.stop()
         self._threads.close()
         self._publisher.stop()
         self._close()
@@ -140,6 +158,8 @@ class BaseServer:
     def _listen(self) -> None:
         self._http.start()
         self.address = self._grpc.start()
+        if self._private is not None:
+            self.private_address = self._private.start()
         _LOG.info("listening on %s; HTTP: %s", self.address, self._http.port or "off")
 
     def __enter__(self) -> Self:

@@ -24,6 +24,11 @@ from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.transport.health import INDEX_PREFIX
+from scannery.serving.vertex.facade import PRIVATE_PATHS, FacadeMethods, facade_methods
+from scannery.serving.vertex.shared.context import Facade
+from scannery.serving.vertex.shared.engine import Engine
+from scannery.serving.vertex.shared.operations import OPERATIONS_KEY, Operations
+from scannery.serving.vertex.shared.state import JsonDocument
 from scannery.v1.search_pb2 import SearchManyRequest, SearchOptions, SearchRequest
 
 __all__ = ["Server", "health_name"]
@@ -77,16 +82,19 @@ class Server(BaseServer):
         )
         service = Service(
             self._catalog,
-            models=config.models,
+            models=(*config.models, *(config.vertex.models.values() if config.vertex else ())),
             at_once=None if context.core is None else 1,
             kept=lambda: self._kept,
         )
+        self._facade = self._opened_facade(service) if config.vertex else None
         super().__init__(
             config,
-            service,
+            FacadeMethods(service, facade_methods(self._facade)) if self._facade else service,
             services=(SEARCH_SERVICE, INDEX_SERVICE, EMBEDDING_SERVICE),
             context=context,
             offer=self._offer,
+            private=config.private,
+            private_methods=PRIVATE_PATHS,
         )
         self._sampler = RecallSampler(
             service.search,
@@ -120,6 +128,8 @@ class Server(BaseServer):
         self._check_indexes()
 
     def _close(self) -> None:
+        if self._facade is not None:
+            self._facade.operations.close()
         self._sampler.stop()
         if self._kept is not None:
             self._kept.stop()
@@ -127,6 +137,19 @@ class Server(BaseServer):
         self._watcher.stop()
         self._catalog.close()
         self._catalog.encoders.close()
+
+    def _opened_facade(self, service: Service) -> Facade:
+        """Return what the handlers of the managed service's APIs work with."""
+        assert self.config.vertex is not None
+        own, store = self.config.vertex, self._catalog.store
+        return Facade(
+            engine=Engine(service, self._offer),
+            catalog=self._catalog,
+            state=JsonDocument(store),
+            operations=Operations(JsonDocument(store, OPERATIONS_KEY)),
+            config=own,
+            address=lambda: own.address or self.address,
+        )
 
     def _measure(self) -> None:
         metrics, catalog = self.metrics, self._catalog

@@ -129,6 +129,9 @@ class Supervisor(Generic[ConfigT, SharedT]):
             if http := self._config.http_address:
                 port = ports.enter_context(closing(reserved(http, field="http")))
                 self._context = replace(self._context, http_port=port.getsockname()[1])
+            if private := getattr(self._config, "private", None):
+                port = ports.enter_context(closing(reserved(private.listen, field="vertex_private")))
+                self._config = self._config.with_private_port(port.getsockname()[1])  # type: ignore[attr-defined]
             # Before the handlers are set: Ctrl-C must interrupt loading.
             self._generations = Generations(self._wanted, self._share(self._config, None))
             with self._signals:

@@ -166,11 +166,6 @@ class IndexControl:
         self._set(state.of_version(self.version, stays=alike and known))
 
     @property
-    def table(self) -> SharedTable:
-        """The table with the state."""
-        return self._table
-
-    @property
     def step(self) -> int:
         """The step in force in this thread."""
         if _TRYING.step is not None:

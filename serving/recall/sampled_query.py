@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from scannery.serving import limits
-from scannery.v1 import search_pb2, types_pb2
+from scannery.v1 import search_pb2
 
-__all__ = ["exact_options", "is_exact", "is_samplable", "one_query", "vector_of"]
+__all__ = ["exact_options", "is_exact", "is_samplable", "one_query"]
 
 MAX_K = 100
 """Hits of sampled queries."""
@@ -42,6 +40,7 @@ def one_query(
         size = 4 * request.vectors.dimensions
         copy.query.vector.packed = request.vectors.packed[number * size : (number + 1) * size]
     copy.query.ClearField("sparse_vector")
+    copy.query.ClearField("words")
     options = copy.options
     wanted = options.k if options.HasField("k") else limits.DEFAULT_K
     deepest = max(wanted + options.offset, _reranked(options))
@@ -74,10 +73,3 @@ def _reranked(options: search_pb2.SearchOptions) -> int:
         return 0
     given = options.rerank.HasField("candidates")
     return options.rerank.candidates if given else limits.DEFAULT_RERANK_CANDIDATES
-
-
-def vector_of(message: types_pb2.Vector) -> np.ndarray:
-    """Return a vector of the wire, float32 (D,)."""
-    return (
-        np.frombuffer(message.packed, np.float32) if message.packed else np.array(message.values, np.float32)
-    )

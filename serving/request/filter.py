@@ -2,7 +2,7 @@
 
 Semantics, for a row and a condition on the attribute `a`:
 
-- A row without `a` matches `$ne`, `$nin` and `{"$exists": false}`, and no other condition.
+- A row without `a` matches `$ne`, `$nin`, `{"$exists": false}` and `{"$empty": true}`, and no other condition.
 - A string_list matches if any of its elements does; `$ne` and `$nin` match if none does. `$all` matches if each of its
   values equals an element.
 - Null as a value stands for "not set": `{"a": None}` is `{"a": {"$exists": false}}`.
@@ -49,6 +49,7 @@ __all__ = [
     "AnyOf",
     "Compare",
     "Condition",
+    "Empty",
     "Exists",
     "GeoWithin",
     "HasAll",
@@ -100,6 +101,13 @@ class Exists:
 
 
 @dataclass(frozen=True, slots=True)
+class Empty:
+    """The field is not set, or is a list without values."""
+
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
 class Not:
     """The part does not match."""
 
@@ -120,7 +128,7 @@ class AnyOf:
     parts: tuple[Node, ...]
 
 
-Condition: TypeAlias = Compare | IsIn | HasAll | StringMatch | GeoWithin | Exists
+Condition: TypeAlias = Compare | IsIn | HasAll | StringMatch | GeoWithin | Exists | Empty
 """Of one field."""
 Node: TypeAlias = Condition | Not | AllOf | AnyOf
 """Immutable and hashable: the key of the filter cache."""
@@ -229,7 +237,9 @@ class _Parser:
         name, kind = self._field(message.field, path)
         here = _condition_path(message, path)
         if message.operator == pb.OPERATOR_EXISTS:
-            return _exists(name, message, here)
+            return _has(Exists(name), message, here)
+        if message.operator == pb.OPERATOR_EMPTY:
+            return _has(Empty(name), message, here)
         node = self._positive(message, name, kind, here)
         return _negated(node) if message.operator in _NEGATED else node
 
@@ -298,10 +308,9 @@ def _is_in(name: str, messages: Sequence[pb.Value], kind: FieldKind, path: str) 
     return AnyOf((node, Not(Exists(name)))) if given else Not(Exists(name))
 
 
-def _exists(name: str, message: pb.Condition, path: str) -> Node:
+def _has(node: Exists | Empty, message: pb.Condition, path: str) -> Node:
     if len(message.values) != 1 or message.values[0].WhichOneof("kind") != "bool_value":
         raise InvalidRequestError.at(path, "must be true or false")
-    node = Exists(name)
     return node if message.values[0].bool_value else Not(node)
 
 

@@ -1,4 +1,4 @@
-"""Conditions on lists and on strings: `$contains`, `$all`, `$prefix`, `$ieq` and `$iprefix`."""
+"""Conditions on lists and on strings: `$contains`, `$all`, `$prefix`, `$substring` and these without regard to case."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from scannery.v1 import types_pb2 as pb
 
 __all__ = ["HAS_ALL", "MATCHES", "HasAll", "MatchOperator", "StringMatch", "parse_has_all", "parse_match"]
 
-MatchOperator: TypeAlias = Literal["prefix", "ieq", "iprefix"]
-"""Begins with a string; equals one, or begins with one, after Unicode case folding of both."""
+MatchOperator: TypeAlias = Literal["prefix", "substring", "ieq", "iprefix", "isubstring"]
+"""Begins with a string, or has it; equals one, begins with one, or has it, after Unicode case folding of both."""
+CASE_MATTERS: tuple[MatchOperator, ...] = ("prefix", "substring")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ MATCHES: dict[int, MatchOperator] = {
     pb.OPERATOR_PREFIX: "prefix",
     pb.OPERATOR_IEQ: "ieq",
     pb.OPERATOR_IPREFIX: "iprefix",
+    pb.OPERATOR_SUBSTRING: "substring",
+    pb.OPERATOR_ISUBSTRING: "isubstring",
 }
 
 
@@ -59,7 +62,7 @@ def parse_has_all(
 
     """
     if kind not in ("string_list", "dynamic"):
-        hint = "use $eq for the whole value, $prefix for its beginning" if kind == "string" else "use $eq"
+        hint = "use $eq for the whole value, $substring for a part of it" if kind == "string" else "use $eq"
         raise InvalidRequestError.at(
             path, f"is for lists, and {message.field!r:.80} is of type {kind}; {hint}"
         )
@@ -87,4 +90,4 @@ def parse_match(message: pb.Condition, name: str, kind: FieldKind, path: str) ->
     operator = MATCHES[message.operator]
     text = value.string_value
     # Folded here, so that filters that differ by case are one entry of the cache.
-    return StringMatch(name, operator, text if operator == "prefix" else text.casefold())
+    return StringMatch(name, operator, text if operator in CASE_MATTERS else text.casefold())

@@ -15,7 +15,7 @@ from scannery.serving.recall.steps import raised_target
 from scannery.serving.request.field_names import is_too_long
 from scannery.serving.request.filter import Node, parse_filter, unknown_name
 from scannery.serving.request.knobs import Knobs, parse_knobs
-from scannery.serving.request.query import ByText, Query, WithSparse, check_within
+from scannery.serving.request.query import ByText, Query, WithSparse, WithWords, check_within
 from scannery.serving.request.vector_choice import (
     NO_CHOICE,
     ChosenVectors,
@@ -118,6 +118,8 @@ class Options:
     explain: bool
     vectors: ChosenVectors = NO_CHOICE
     """The vectors that are searched in modes dense and hybrid."""
+    inner_product: bool = False
+    """Whether vectors that are kept for cosine are compared as they were written."""
     mode: Mode = "dense"
     fusion: Fusion = Fusion()
     rerank: Rerank | None = None
@@ -167,7 +169,7 @@ class Options:
             return self
         if isinstance(query, ByText):
             return self.by_text
-        if isinstance(query, WithSparse):
+        if isinstance(query, (WithSparse, WithWords)):
             return self.by_mode["lexical" if query.query is None else "hybrid"]
         return self
 
@@ -231,6 +233,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
         explain=message.explain,
         fields=parse_fields(message.return_fields, spec, vector=message.return_vector),
         vectors=vectors,
+        inner_product=_inner_product(message, mode, vectors),
         mode=mode or ("dense" if vectors else "lexical"),
         fusion=_fusion(message, mode, manifest, vectors),
         rerank=_rerank(message),
@@ -362,6 +365,17 @@ def _default_alpha(method: FusionMethod, manifest: Manifest) -> float:
     if manifest.fusion is not None and method == "weighted_score":
         return manifest.fusion.alpha
     return 0.5
+
+
+def _inner_product(message: pb.SearchOptions, mode: Mode | None, vectors: ChosenVectors) -> bool:
+    if not message.inner_product:
+        return False
+    distances = [choice.manifest.spec.distance for choice in vectors]
+    if mode != "dense" or distances != ["cosine"]:
+        raise InvalidRequestError.at(
+            "inner_product", "is for mode dense and one vector whose distance is cosine"
+        )
+    return True
 
 
 WIRE_MODES: dict[Mode, pb.Mode.ValueType] = {

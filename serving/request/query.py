@@ -38,6 +38,7 @@ __all__ = [
     "Single",
     "Vectors",
     "WithSparse",
+    "WithWords",
     "check_count",
     "check_text",
     "check_within",
@@ -104,7 +105,17 @@ class WithSparse:
     """float32 (T,), finite and not 0."""
 
 
-Query: TypeAlias = Single | Blend | WithSparse
+@dataclass(frozen=True, slots=True)
+class WithWords:
+    """A query whose lexical search uses the words of this text."""
+
+    query: Single | Blend | None
+    """Query of the dense search; None: there is none."""
+    text: str
+    """Also what reranking and highlighting take."""
+
+
+Query: TypeAlias = Single | Blend | WithSparse | WithWords
 
 
 class Vectors(Sequence[ByVector]):
@@ -148,9 +159,13 @@ def parse_query(
         VectorsUnavailableError: it has a vector, and the index has none.
 
     """
-    if not message.HasField("sparse_vector"):
+    if not message.HasField("sparse_vector") and not message.words:
         return _single(message, manifest, vectors, path)
     query = _single(message, manifest, vectors, path) if message.WhichOneof("kind") else None
+    if message.words:
+        if message.HasField("sparse_vector"):
+            raise InvalidRequestError.at(f"{path}.words", "excludes sparse_vector")
+        return WithWords(query, check_text(message.words, f"{path}.words"))
     return WithSparse(query, *parse_sparse(message.sparse_vector, f"{path}.sparse_vector"))
 
 
@@ -203,8 +218,9 @@ def _blend(message: pb.QueryGroup, manifest: Manifest, vectors: ChosenVectors, p
         raise InvalidRequestError.at(f"{path}.weights", "must not all be 0")
     members = []
     for i, query in enumerate(message.queries):
-        if query.HasField("sparse_vector"):
-            raise InvalidRequestError.at(f"{path}.queries[{i}].sparse_vector", "cannot be part of a group")
+        if query.HasField("sparse_vector") or query.words:
+            name = "words" if query.words else "sparse_vector"
+            raise InvalidRequestError.at(f"{path}.queries[{i}].{name}", "cannot be part of a group")
         member = _single(query, manifest, vectors, f"{path}.queries[{i}]")
         if isinstance(member, Blend):
             raise InvalidRequestError.at(f"{path}.queries[{i}]", "must not be a group itself")
@@ -231,12 +247,12 @@ def parse_matrix(
             )
     if not message.dimensions:
         raise InvalidRequestError.at(path, "must have dimensions, got 0")
-    if len(message.packed) % (4 * message.dimensions):
+    packed = message.packed  # a copy, each time that it is read
+    if len(packed) % (4 * message.dimensions):
         raise InvalidRequestError.at(
-            path,
-            f"{len(message.packed)} bytes are not a whole number of vectors of {message.dimensions} dimensions",
+            path, f"{len(packed)} bytes are not a whole number of vectors of {message.dimensions} dimensions"
         )
-    vectors_QD = _packed(message.packed).reshape(-1, message.dimensions)
+    vectors_QD = _packed(packed).reshape(-1, message.dimensions)
     if len(vectors) > 1:
         return [_by_vector(row, vectors, f"{path}[{i}]") for i, row in enumerate(vectors_QD)]
     ready_QD = _ready(vectors_QD, manifest.spec.distance)
@@ -340,7 +356,7 @@ def _valid(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
 
 def ready_vector(vector_1D: np.ndarray, vectors: ChosenVectors) -> ByVector | None:
     """Return a query by one vector, float32 (1, D); None if it may be invalid, or if several vectors are searched."""
-    if len(vectors) != 1:
+    if len(vectors.choices) != 1:
         return None
     manifest = vectors.choices[0].manifest
     if vector_1D.shape[1] != manifest.dimensions:
@@ -356,5 +372,5 @@ def _ready(vectors_QD: np.ndarray, distance: Distance) -> np.ndarray | None:
     """
     if distance != "cosine":
         return vectors_QD.copy() if fused.surely_valid(vectors_QD) else None
-    units_QD = np.empty_like(vectors_QD)
+    units_QD = np.empty(vectors_QD.shape, np.float32)
     return units_QD if fused.unit_vectors(vectors_QD, units_QD) else None

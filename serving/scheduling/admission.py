@@ -67,7 +67,8 @@ class Ticket:
 
     def __del__(self) -> None:
         # gRPC may drop a call between its headers and its handler.
-        self.leave()
+        if self._admission is not None:
+            self.leave()
 
     def __enter__(self) -> Ticket:
         return self

@@ -2,8 +2,9 @@
 
 A helper thread takes a part at a time, and looks after each whether it lost time: to another thread that wanted the
 core, or to one that wanted the interpreter. If it did, the cores are not idle. Then it leaves the rest to the caller,
-and no request of this process is helped for a moment. So what a single query may lose to the helpers is a part, now and
-then; and no process needs to know what the others do: the kernel does.
+and no request of this process is helped for a moment, which is longer each time that this happens again. So what a
+single query may lose to the helpers is a part, now and then; and no process needs to know what the others do: the
+kernel does.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ LOST_SHARE = 0.15
 """Share of the time of a part that a helper on an idle core loses at most: the system needs some of it."""
 LOST_S = 0.0003
 """Time that such a helper loses at most, however short the part."""
-BUSY_S = 0.1
-"""How long no request is helped after a helper lost more."""
+BUSY_S = 0.01
+"""How long no request is helped after a helper lost more: about a batch, since on an idle machine this happens, too."""
+MOST_BUSY_S = 0.16
+"""The same where helpers have lost more again and again: the time doubles with each part that did, and halves with each
+that did not."""
 
 
 class IdleCores:
@@ -42,11 +46,11 @@ class IdleCores:
         self._threads = CallThreads(max(1, helpers), "scannery-helper")
         self._free = threading.BoundedSemaphore(helpers) if helpers else None
         self._helpers, self._clock = helpers, clock
-        self._busy_until_s = 0.0
+        self._busy_s, self._busy_until_s = BUSY_S, 0.0
 
     @property
     def helps(self) -> bool:
-        """Whether a request would be helped now, as far as is known."""
+        """Whether a request is likely to be helped now: no helper has lost time lately."""
         return self._helpers > 0 and self._clock() >= self._busy_until_s
 
     def run(self, work: Callable[[PartT], ResultT], parts: Sequence[PartT]) -> list[ResultT]:
@@ -89,8 +93,10 @@ class IdleCores:
         """Return whether a part that took so long, of which the thread worked so long, had a core for itself."""
         lost_s = took_s - worked_s
         if lost_s <= max(LOST_S, LOST_SHARE * took_s):
+            self._busy_s = max(BUSY_S, self._busy_s / 2)
             return True
-        self._busy_until_s = self._clock() + BUSY_S
+        self._busy_until_s = self._clock() + self._busy_s
+        self._busy_s = min(2 * self._busy_s, MOST_BUSY_S)
         return False
 
 

@@ -19,7 +19,10 @@ __all__ = ["Authenticator"]
 
 CHECK_EVERY_S = 1.0
 """Seconds between two checks of the credential files for changes."""
-_BEARER = "bearer "
+_BEARER = ("bearer ", "bearer: ")
+"""With a colon: what clients of the managed service's private endpoints send."""
+_KEY_HEADER = "x-goog-api-key"
+"""Where clients of the managed service put an API key."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -68,13 +71,12 @@ class Authenticator:
         """Return the caller that the metadata of a call identifies; None without valid credentials."""
         if not self._config.tokens:
             return ANONYMOUS
-        given = [value for key, value in metadata or () if key == "authorization"]
-        # Of two `authorization` values, a proxy in front of this server could read the other one.
-        if len(given) != 1 or not isinstance(given[0], str) or given[0][: len(_BEARER)].lower() != _BEARER:
+        text = _credential(metadata)
+        if text is None:
             return None
         self._files.look()
         keys, tokens = self._files.value
-        text, now_s = given[0][len(_BEARER) :].strip(), self._clock()
+        now_s = self._clock()
         if text.startswith(PREFIX):
             return keys.principal(text, now_s) if keys else None
         return tokens.principal(text, now_s) if tokens else None
@@ -88,6 +90,21 @@ class Authenticator:
             else None
         )
         return keys, tokens
+
+
+def _credential(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """Return the key or token of a call; None if it has none, or more than one."""
+    given = [(key, value) for key, value in metadata or () if key in ("authorization", _KEY_HEADER)]
+    # Of two values, a proxy in front of this server could read the other one.
+    if len(given) != 1:
+        return None
+    [(key, value)] = given
+    if not isinstance(value, str):
+        return None
+    if key == _KEY_HEADER:
+        return value.strip()
+    front = next((front for front in _BEARER if value[: len(front)].lower() == front), None)
+    return None if front is None else value[len(front) :].strip()
 
 
 def _read_keys(path: str) -> KeyRing:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from scannery.indexer import IndexerError
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError, UnknownIndexError
@@ -45,6 +47,8 @@ class ServedEncoder:
     """Indexes that use it."""
     open: Callable[[], QueryEncoder] = field(repr=False)
     """Returns the loaded encoder; raises as `EncoderPool.encoder_of`."""
+    is_nested: bool = False
+    """Whether leading components of its vectors are vectors themselves: the spec of an index keeps but these."""
     loaded: Encoder | None = None
     """The model, if it is already loaded in this process."""
 
@@ -68,11 +72,13 @@ def index_encoders(catalog: BaseCatalog, index: str) -> list[ServedEncoder]:
             assert each.spec.encoder is not None
             key = json.dumps([each.spec.encoder.model, each.encoder, each.dimensions], sort_keys=True)
             others = found[key].indexes if key in found else frozenset[str]()
+            is_nested = each.spec.encoder.dimensions is not None or (key in found and found[key].is_nested)
             found[key] = ServedEncoder(
                 model=each.spec.encoder.model,
                 fingerprint=each.encoder,
                 dimensions=each.dimensions,
                 indexes=others | {name},
+                is_nested=is_nested,
                 open=partial(catalog.encoders.encoder_of, each, field="index"),
             )
     return list(found.values())
@@ -93,14 +99,20 @@ class Embedding:
         """Encode texts."""
         _check(request)
         chosen = self._chosen(request)
+        if request.HasField("dimensions"):
+            _check_dimensions(request.dimensions, chosen)
         texts: Sequence[str] = list(request.texts)
         if request.kind == pb.TEXT_KIND_DOCUMENT:
             vectors_ND = chosen.open().encode_documents(texts, deadline, path="texts")
         else:
             vectors_ND = chosen.open().encode(texts, path="texts", deadline=deadline)
+        if request.HasField("dimensions"):
+            vectors_ND = _leading(vectors_ND, request.dimensions)
         packed = vectors_ND.astype("<f4", copy=False).tobytes()
         return pb.EmbedResponse(
-            vectors=Matrix(packed=packed, dimensions=vectors_ND.shape[1]), fingerprint=chosen.digest
+            vectors=Matrix(packed=packed, dimensions=vectors_ND.shape[1]),
+            fingerprint=chosen.digest,
+            tokens=chosen.open().count_tokens(texts) if request.count_tokens else 0,
         )
 
     def list_encoders(self, request: pb.ListEncodersRequest, deadline: Deadline) -> pb.ListEncodersResponse:
@@ -152,6 +164,25 @@ def _check(request: pb.EmbedRequest) -> None:
             raise InvalidRequestError.at(
                 f"texts[{i}]", f"the text must have at most {limits.MAX_TEXT_BYTES} bytes"
             )
+
+
+def _check_dimensions(wanted: int, chosen: ServedEncoder) -> None:
+    if wanted == chosen.dimensions or (chosen.is_nested and 1 <= wanted < chosen.dimensions):
+        return
+    allowed = f"1 to {chosen.dimensions}" if chosen.is_nested else str(chosen.dimensions)
+    raise InvalidRequestError.at("dimensions", f"must be {allowed} for {chosen.model:.200}, got {wanted}")
+
+
+def _leading(vectors_ND: np.ndarray, dimensions: int) -> np.ndarray:
+    """Return the leading components of vectors; of those of length 1, scaled to that length."""
+    if dimensions == vectors_ND.shape[1]:
+        return vectors_ND
+    leading_ND = vectors_ND[:, :dimensions]
+    if not np.allclose(np.linalg.norm(vectors_ND, axis=1), 1, atol=1e-3):
+        return leading_ND
+    lengths_N1 = np.linalg.norm(leading_ND, axis=1, keepdims=True)
+    scaled_ND: np.ndarray = leading_ND / np.where(lengths_N1 > 0, lengths_N1, 1)
+    return scaled_ND
 
 
 def _message(one: ServedEncoder, *, with_tokenizer: bool) -> pb.LoadedEncoder:

@@ -25,9 +25,10 @@ from scannery.runtime.periodic_task import PeriodicTask
 from scannery.runtime.shared_blobs import SharedBlobs
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import KEPT_QUERIES
+from scannery.serving.request.query import vector_components
 from scannery.serving.services.registry import UnaryMethod
 from scannery.v1 import index_pb2 as pb
-from scannery.v1 import search_pb2, types_pb2
+from scannery.v1 import search_pb2
 
 __all__ = ["KeptQueries", "KeptQueryMethods"]
 
@@ -220,15 +221,9 @@ def _queries_of(
     for query in queries:
         kind = query.WhichOneof("kind")
         if kind == "vector":
-            yield partial(_vector_of, query.vector)
+            yield partial(vector_components, query.vector, "vector")
         elif kind == "text":
             yield partial(known_vector, request.index, query.text)
-
-
-def _vector_of(message: types_pb2.Vector) -> np.ndarray:
-    if message.packed:
-        return np.frombuffer(message.packed, np.float32).copy()
-    return np.array(message.values, np.float32)
 
 
 def _decoded(data: bytes, name: str, index_id: str | None, dimensions: int) -> Iterator[_Shared]:

@@ -2,11 +2,11 @@
 
 (The tuner measures recall once, on queries that it makes; those of users may differ, and change.)
 
-The exact hits of a query are found once, for many queries together: one pass over the vectors of a segment serves all.
-Then the query is repeated with the settings in force, and with those of a step below (recall/controller.py). The latest
-queries are kept with the score that a true hit reaches, so that after a move the new settings are measured at once.
-They stay in the memory of the process, and no call returns them. All searches of a unit of work are of one snapshot,
-so that writes change nothing between them; the true hits of kept queries are found again if the rows have changed.
+The true hits of a query are found once, for many queries together (true_hits.py). Then the query is repeated with the
+settings in force, and with those of a step below (recall/controller.py). The latest queries are kept with the score
+that a true hit reaches, so that after a move the new settings are measured at once. They stay in the memory of the
+process, and no call returns them. All searches of a unit of work are of one snapshot, so that writes change nothing
+between them; the true hits of kept queries are found again if the rows have changed.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ import random
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
-import numpy as np
-
 from scannery.indexer import Distance
-from scannery.indexer.tuning.settings_choice import magnitude_of, score_to_reach
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.periodic_task import PeriodicTask
 from scannery.serving.recall.controller import RecallController, trying
-from scannery.serving.recall.sampled_query import exact_options, is_exact, is_samplable, one_query, vector_of
-from scannery.serving.security.principal import CURRENT, Principal
+from scannery.serving.recall.sampled_query import is_exact, is_samplable, one_query
+from scannery.serving.security.principal import CURRENT
+from scannery.serving.services.true_hits import (
+    LabelledQuery,
+    SampledQuery,
+    Search,
+    SearchMany,
+    TrueHits,
+    as_caller,
+)
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.v1 import search_pb2
 
@@ -73,40 +75,10 @@ SPARED_S = 0.1
 """Saved seconds from which on more than the share of queries is sampled."""
 GATHER_S = 2.0
 """While nothing is in doubt, this long is waited until half of AT_ONCE queries have come: together they cost less."""
-TIMEOUT_S = 30.0
 LOW_PRIORITY = 19
 
-_Hits: TypeAlias = tuple[Sequence[search_pb2.Hit], int, int]
-"""Hits, with version and sequence."""
-Search = Callable[[search_pb2.SearchRequest, Deadline], search_pb2.SearchResponse]
-SearchMany = Callable[[search_pb2.SearchManyRequest, Deadline], search_pb2.SearchManyResponse]
-Pinned = Callable[[str], AbstractContextManager[object]]
+Pinned: TypeAlias = Callable[[str], AbstractContextManager[object]]
 _Request: TypeAlias = search_pb2.SearchRequest | search_pb2.SearchManyRequest
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampled:
-    """A query to repeat."""
-
-    request: search_pb2.SearchRequest
-    """In mode dense, without what does not change its hits."""
-    mode: search_pb2.Mode.ValueType
-    """Of the request."""
-    principal: Principal | None
-    """Its caller: only for the same one, its text is in the cache of the encoder."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A query with what its hits must reach."""
-
-    sampled: _Sampled
-    reach: float
-    """Least score of a true hit."""
-    wanted: int
-    """Number of true hits."""
-    version: int
-    sequence: int
 
 
 class RecallSampler(PeriodicTask):
@@ -145,13 +117,14 @@ class RecallSampler(PeriodicTask):
 
         """
         super().__init__("recall-sampler", self._work, every_s=pause_s)
-        self._search, self._metrics, self._distance_of = search, metrics, distance_of
-        self._search_many, self._controller, self._texts_are_dense = search_many, controller, texts_are_dense
-        self._pinned = pinned
+        self._true_hits = TrueHits(
+            search, distance_of=distance_of, search_many=search_many, texts_are_dense=texts_are_dense
+        )
+        self._metrics, self._controller, self._pinned = metrics, controller, pinned
         self._share, self._busy, self._random = share, busy, random
-        self._waiting: deque[_Sampled] = deque()
-        self._known: dict[str, deque[_Known]] = defaultdict(lambda: deque(maxlen=KEPT))
-        self._repeats: dict[str, deque[_Known]] = {}
+        self._waiting: deque[SampledQuery] = deque()
+        self._known: dict[str, deque[LabelledQuery]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._repeats: dict[str, deque[LabelledQuery]] = {}
         """Known queries that are to be repeated with the settings in force, by index."""
         self._gone: deque[str] = deque()
         """Indexes whose queries the thread is to forget."""
@@ -193,7 +166,7 @@ class RecallSampler(PeriodicTask):
         first = int(self._random() * queries)
         for number in range(wanted):
             place = (first + number * queries // wanted) % queries
-            self._waiting.append(_Sampled(one_query(request, place), mode, principal))
+            self._waiting.append(SampledQuery(one_query(request, place), mode, principal))
 
     def forget(self, index: str) -> None:
         """Forget the queries of an index that is gone."""
@@ -213,12 +186,14 @@ class RecallSampler(PeriodicTask):
             return BUSY_S
         # On Linux a priority belongs to a thread.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-        self._spent_s, share = 0.0, SHARE_OF_CORE if self._doubts() else SHARE_SETTLED_BUSY
+        self._spent_s = self._true_hits.spent_s = 0.0
+        share = SHARE_OF_CORE if self._doubts() else SHARE_SETTLED_BUSY
         worked_s = time.thread_time()
         try:
             self._unit(AT_ONCE_BUSY if busy else AT_ONCE)
         except Exception as error:  # noqa: BLE001  only samples are lost; the queries themselves were answered
             _LOG.debug("a sampled query could not be repeated: %s", error)
+        self._spent_s += self._true_hits.spent_s
         self._saved_s -= self._spent_s
         self._own_s += time.thread_time() - worked_s
         self._gather_until_s = time.monotonic() + GATHER_S
@@ -281,7 +256,7 @@ class RecallSampler(PeriodicTask):
                 del self._repeats[name]
             if group:
                 with self._pinned(name):
-                    self._record(name, self._as_of_now(group), fresh=False)
+                    self._record(name, self._true_hits.as_of_now(group), fresh=False)
                 return
         first = self._waiting[0].request
         alike = first.options.SerializeToString()
@@ -292,69 +267,11 @@ class RecallSampler(PeriodicTask):
                 break
             group_of.append(self._waiting.popleft())
         with self._pinned(first.index):
-            known_now = self._labelled(group_of)
+            known_now = self._true_hits.labelled(group_of)
             self._record(first.index, known_now, fresh=True)
         self._known[first.index].extend(known_now)
 
-    def _measure(self, request: search_pb2.SearchRequest) -> None:
-        """Repeat one query."""
-        sampled = _Sampled(one_query(request, 0), request.options.mode, None)
-        self._record(request.index, self._labelled([sampled]), fresh=True)
-
-    def _as_of_now(self, group: Sequence[_Known]) -> list[_Known]:
-        """Return known queries of one index with what their hits must reach among the present rows."""
-        with _as_caller(group[0].sampled):
-            now = self._search(group[0].sampled.request, Deadline.after(TIMEOUT_S))
-        state = now.version, now.sequence
-        current = [each for each in group if (each.version, each.sequence) == state]
-        changed = [each.sampled for each in group if (each.version, each.sequence) != state]
-        for _, alike in groupby(changed, lambda each: each.request.options.SerializeToString()):
-            current += self._labelled(list(alike))
-        return current
-
-    def _labelled(self, group: Sequence[_Sampled]) -> list[_Known]:
-        """Return queries of one index and equal options with what their hits must reach."""
-        group = [each for each in group if self._is_dense(each)]
-        if not group:
-            return []
-        started_s, worked_s = time.monotonic(), time.process_time()
-        if self._search_many is None or len(group) == 1:
-            lists = [self._true_hits(each) for each in group]
-        else:
-            lists = self._many_true_hits(self._search_many, group)
-        # Exact search may use several threads, other threads may work meanwhile, and other processes.
-        self._spent_s += min(time.monotonic() - started_s, time.process_time() - worked_s)
-        known = []
-        for each, (hits, version, sequence) in zip(group, lists, strict=True):
-            if hits and not any(hit.vector_scores for hit in hits):  # an index with named vectors alone
-                reach = self._reach(each.request, hits[-1])
-                known.append(_Known(each, reach, len(hits), version, sequence))
-        return known
-
-    def _is_dense(self, sampled: _Sampled) -> bool:
-        by_text = sampled.request.query.WhichOneof("kind") == "text"
-        if not by_text or sampled.mode != search_pb2.MODE_UNSPECIFIED:
-            return True
-        return self._texts_are_dense(sampled.request.index)
-
-    def _true_hits(self, sampled: _Sampled) -> _Hits:
-        request = sampled.request
-        exact = search_pb2.SearchRequest(
-            index=request.index, query=request.query, options=exact_options(request.options)
-        )
-        with _as_caller(sampled):
-            found = self._search(exact, Deadline.after(TIMEOUT_S))
-        return found.hits, found.version, found.sequence
-
-    def _many_true_hits(self, search_many: SearchMany, group: Sequence[_Sampled]) -> list[_Hits]:
-        first = group[0].request
-        many = search_pb2.SearchManyRequest(index=first.index, options=exact_options(first.options))
-        many.queries.extend(each.request.query for each in group)
-        with _as_caller(group[0]):
-            found = search_many(many, Deadline.after(TIMEOUT_S))
-        return [(each.hits, found.version, found.sequence) for each in found.results]
-
-    def _record(self, name: str, group: Sequence[_Known], *, fresh: bool) -> None:
+    def _record(self, name: str, group: Sequence[LabelledQuery], *, fresh: bool) -> None:
         """Repeat known queries, and decide by what they found."""
         control = self._controller.control(name) if self._controller else None
         # All queries of a group see the same state: if another worker moves it meanwhile, they do not count.
@@ -363,8 +280,8 @@ class RecallSampler(PeriodicTask):
         started_s = time.thread_time()
         for known in group:
             self._give_way()
-            with _as_caller(known.sampled):
-                found = self._found(known)
+            with as_caller(known.sampled):
+                found = self._true_hits.repeated(known)
                 if found is None:
                     continue
                 if fresh:
@@ -374,8 +291,8 @@ class RecallSampler(PeriodicTask):
                     target = control.target
                     if known.sampled.request.options.HasField("target_recall"):
                         target = known.sampled.request.options.target_recall
-                    lower = None if less is None else _share_of(less, known) - target
-                    control.record(word, _share_of(found, known) - target, lower, fresh=fresh)
+                    lower = None if less is None else known.recall_of(less) - target
+                    control.record(word, known.recall_of(found) - target, lower, fresh=fresh)
         self._spent_s += time.thread_time() - started_s
         if control is not None and group and (move := control.decide()):
             self._metrics.recall_steps.inc((name, "up" if move > 0 else "down"))
@@ -387,7 +304,7 @@ class RecallSampler(PeriodicTask):
                 return
             time.sleep(GIVE_WAY_S)
 
-    def _depends_on_step(self, known: _Known, found: search_pb2.SearchResponse) -> bool:
+    def _depends_on_step(self, known: LabelledQuery, found: search_pb2.SearchResponse) -> bool:
         """Return whether the settings that are controlled change the hits of a query."""
         if known.sampled.request.options.HasField("knobs"):  # its caller chose the settings
             return False
@@ -397,41 +314,13 @@ class RecallSampler(PeriodicTask):
         first = self._found_at(0, known)
         return first is not None and not is_exact(first)
 
-    def _found_at(self, step: int, known: _Known) -> search_pb2.SearchResponse | None:
+    def _found_at(self, step: int, known: LabelledQuery) -> search_pb2.SearchResponse | None:
         with trying(step):
-            return self._found(known)
+            return self._true_hits.repeated(known)
 
-    def _found(self, known: _Known) -> search_pb2.SearchResponse | None:
-        """Return the hits of the query with the settings in force; None if the index has changed since."""
-        found = self._search(known.sampled.request, Deadline.after(TIMEOUT_S))
-        same = (found.version, found.sequence) == (known.version, known.sequence)
-        return found if same else None
-
-    def _count(self, name: str, known: _Known, found: search_pb2.SearchResponse) -> None:
+    def _count(self, name: str, known: LabelledQuery, found: search_pb2.SearchResponse) -> None:
         index = (name,)
-        self._metrics.recall_hits.inc(index, round(_share_of(found, known) * known.wanted))
+        self._metrics.recall_hits.inc(index, round(known.recall_of(found) * known.wanted))
         self._metrics.recall_wanted.inc(index, known.wanted)
         for segment in found.explanation.segments:
             self._metrics.plans.inc((name, segment.plan))
-
-    def _reach(self, request: search_pb2.SearchRequest, worst: search_pb2.Hit) -> float:
-        """Return the score from which a hit counts as a true neighbour; `worst` is the last of these."""
-        row_D = vector_of(worst.datapoint.vector)
-        query_D = vector_of(request.query.vector) if request.query.HasField("vector") else None
-        magnitude = magnitude_of(self._distance_of(request.index), row_D, query_D)
-        return float(score_to_reach(np.array([[worst.score]]), magnitude)[0, 0])
-
-
-@contextmanager
-def _as_caller(sampled: _Sampled) -> Iterator[None]:
-    token = CURRENT.set(sampled.principal)
-    try:
-        yield
-    finally:
-        CURRENT.reset(token)
-
-
-def _share_of(found: search_pb2.SearchResponse, known: _Known) -> float:
-    """Return the recall of a query. By score, so that any of several tied hits counts."""
-    hits = sum(hit.score >= known.reach for hit in found.hits)
-    return min(hits, known.wanted) / known.wanted

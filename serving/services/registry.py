@@ -51,6 +51,8 @@ class MethodRegistry:
 
         """
         self.methods, self.streams = methods, streams
+        self.over_http: Mapping[str, UnaryMethod] = methods
+        """Those that are served over HTTP, too."""
 
     def resolved(self, request: MessageT, *, look: bool = True) -> MessageT:
         """Return a request with the name of the index in place of its alias; servers call this once for each request.
@@ -61,6 +63,11 @@ class MethodRegistry:
 
         """
         return request
+
+    def index_of(self, request: Message) -> str:
+        """Return the name of the index in a request; empty: it has none."""
+        name: str = getattr(request, "index", "")
+        return name
 
     def scope_of(self, path: str) -> Scope | None:
         """Return the scope that a method requires; None: there is no such method."""

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,6 +22,7 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
+from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
@@ -61,7 +63,7 @@ from scannery.serving.status import status_for_callers
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import index_pb2, search_pb2
 
-__all__ = ["MAX_COALESCED", "Service"]
+__all__ = ["MAX_COALESCED", "Service", "encoder_of", "with_vectors"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -172,6 +174,8 @@ class Service(MethodRegistry):
     def ready(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """Return a prepared query that may run on the event loop; None: it may block or take long.
 
+        One by text is to be encoded first, elsewhere: `encoder_of` and `with_vectors`.
+
         Raises:
             ServingError: the request is invalid.
 
@@ -183,7 +187,8 @@ class Service(MethodRegistry):
         message = request.options
         options = snapshot.known_options(message) if message.HasField("where") else snapshot.options(message)
         kind = request.query.WhichOneof("kind")
-        if options is None or kind not in ("vector", "text") or request.query.HasField("sparse_vector"):
+        has_more = request.query.HasField("sparse_vector") or request.query.words
+        if options is None or kind not in ("vector", "text") or has_more:
             return None
         if kind == "text":
             options = options.by_text
@@ -195,7 +200,10 @@ class Service(MethodRegistry):
             [choice] = options.vectors
             vector_D = snapshot.known_vector(query.text, choice.name)
             if vector_D is None:
-                return None
+                encoder = snapshot.loaded_encoder(choice.name)
+                if encoder is None or not encoder.at_once:
+                    return None
+                return PreparedQuery(snapshot, prepared, query, stats)
             query = _by_vector(vector_D[None], choice)
         return PreparedQuery(snapshot, prepared, query, stats) if isinstance(query, ByVector) else None
 
@@ -283,6 +291,27 @@ class Service(MethodRegistry):
         if pinned is not None and pinned.manifest.index == index and pinned.sequence >= min_sequence:
             return pinned
         return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
+
+
+def encoder_of(query: PreparedQuery) -> QueryEncoder:
+    """Return the encoder of a query by text."""
+    [choice] = query.prepared.options.vectors
+    return query.snapshot.encoder(choice.name)
+
+
+def with_vectors(
+    queries: Sequence[tuple[str, PreparedQuery]], encoder: QueryEncoder, deadline: Deadline
+) -> list[PreparedQuery]:
+    """Return queries by text, each given with its caller's name, as queries by vector.
+
+    Raises what `QueryEncoder.encode` does.
+    """
+    asked = [(caller, query.query.text) for caller, query in queries if isinstance(query.query, ByText)]
+    found = []
+    for (_, query), vector_D in zip(queries, encoder.encode_each(asked, deadline=deadline), strict=True):
+        [choice] = query.prepared.options.vectors
+        found.append(replace(query, query=_by_vector(vector_D[None], choice)))
+    return found
 
 
 def _explained(

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from scannery.serving.request.geo_conditions import Area
 from scannery.serving.request.match_conditions import MatchOperator
 from scannery.serving.snapshot.nothing_matches import NothingMatches
-from scannery.serving.snapshot.string_matches import ArrowStrings, FoldedStrings, prefix_range
+from scannery.serving.snapshot.string_matches import ArrowStrings, FoldedStrings, having, prefix_range
 
 __all__ = [
     "LONG_RUN",
@@ -74,7 +74,7 @@ class Field(Protocol):
         """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
 
     def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
-        """Return which rows have a string that matches; `value` is folded, unless the operator is `prefix`."""
+        """Return which rows have a string that matches; `value` is folded, unless case matters to the operator."""
 
     def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
         """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
@@ -87,6 +87,9 @@ class Field(Protocol):
 
     def exists(self) -> np.ndarray:
         """Return which rows have the field."""
+
+    def empty(self) -> np.ndarray:
+        """Return which rows have no value of the field: not set, or a list without values."""
 
     def runs(self) -> Sequence[ValueRuns]:
         """Return the distinct values with their rows, one entry for each type that occurs."""
@@ -231,8 +234,16 @@ class AttributePostings(NothingMatches):
         if operator == "prefix":
             low, high = prefix_range(self._values, value)
             return self._starts[low : low + 1], self._starts[high : high + 1]
-        numbers = self._folded.equal(value) if operator == "ieq" else self._folded.beginning(value)
+        numbers = self._numbers_matching(operator, value)
         return self._starts[numbers], self._starts[numbers + 1]
+
+    def _numbers_matching(self, operator: MatchOperator, value: str) -> np.ndarray:
+        """Return the numbers of matching strings, int64."""
+        if operator == "substring":
+            return having(self._values, value)
+        if operator == "isubstring":
+            return self._folded.having(value)
+        return self._folded.equal(value) if operator == "ieq" else self._folded.beginning(value)
 
     def _rows_of(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """Return the rows of some runs of postings, of each of which the start and the stop are given."""
@@ -255,6 +266,12 @@ class AttributePostings(NothingMatches):
         """Return which rows have the field."""
         mask_N = np.ones(self._rows, bool)
         mask_N[self._missing] = False
+        return mask_N
+
+    def empty(self) -> np.ndarray:
+        """Return which rows have no value of the field."""
+        mask_N = np.ones(self._rows, bool)
+        mask_N[self._rows_P] = False
         return mask_N
 
     def runs(self) -> Sequence[ValueRuns]:

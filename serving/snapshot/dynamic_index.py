@@ -144,6 +144,14 @@ class DynamicField(NothingMatches):
         """Return which rows have the attribute, and not null."""
         return self._present_N.copy()
 
+    def empty(self) -> np.ndarray:
+        """Return which rows have no value of the attribute; a list of nulls has none."""
+        mask_N = ~self._present_N
+        mask_N[self.lists] = True
+        for part in self._parts.values():
+            mask_N &= part.empty()
+        return mask_N
+
     def runs(self) -> Sequence[ValueRuns]:
         """Return the distinct values with their rows: of each exact type, and all nested values as one."""
         runs = [run for part in self._parts.values() for run in part.runs()]

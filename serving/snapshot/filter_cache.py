@@ -22,6 +22,7 @@ from scannery.serving.request.filter import (
     AnyOf,
     Compare,
     Condition,
+    Empty,
     Exists,
     GeoWithin,
     HasAll,
@@ -55,8 +56,8 @@ def evaluate(node: Node, field: Callable[[str], Field], rows: int) -> np.ndarray
 
 def _condition(node: Condition, field: Field) -> np.ndarray:
     match node:
-        case Exists():
-            return field.exists()
+        case Exists() | Empty():
+            return field.exists() if isinstance(node, Exists) else field.empty()
         case Compare(_, operator, value):
             return field.compare(operator, value)
         case IsIn(_, wanted):

@@ -75,6 +75,10 @@ class NothingMatches:
         """Return no rows."""
         return self._none()
 
+    def empty(self) -> np.ndarray:
+        """Return the rows without the field: none is a list."""
+        return ~self.exists()
+
     def runs(self) -> Sequence[Any]:
         """Return no values."""
         return ()

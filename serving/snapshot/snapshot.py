@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment
+from scannery.indexer.datapoints.sparse import INDICES_COLUMN
 from scannery.runtime.errors import EncoderUnavailableError, UnknownDatapointError
 from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
 from scannery.serving.recall.controller import no_step
@@ -57,6 +58,24 @@ class Snapshot:
         return sum(segment.rows if alive is None else alive.count for segment, alive in pairs)
 
     @property
+    def dense_rows(self) -> int:
+        """Datapoints with an unnamed vector: rows with and without one never share a segment."""
+        pairs = zip(self.segments, self.alive, strict=True)
+        return sum(
+            segment.rows if alive is None else alive.count for segment, alive in pairs if segment.has_vectors
+        )
+
+    @property
+    def sparse_rows(self) -> int:
+        """Datapoints with a sparse vector."""
+        count = 0
+        for segment, alive in zip(self.segments, self.alive, strict=True):
+            if INDICES_COLUMN in segment.table.column_names:
+                has_N = segment.column(INDICES_COLUMN).is_valid().to_numpy()
+                count += int((has_N if alive is None else has_N & alive.mask_N).sum())
+        return count
+
+    @property
     def manifest(self) -> Manifest:
         """The manifest of the version."""
         return self.index.manifest
@@ -90,6 +109,10 @@ class Snapshot:
                 )
             encoder = self._encoders[name] = self.encoders.encoder_of(manifest)
         return encoder
+
+    def loaded_encoder(self, name: str = "") -> QueryEncoder | None:
+        """Return the encoder of the vectors of a name if it has been used."""
+        return self._encoders.get(name)
 
     def known_vector(self, text: str, name: str = "") -> np.ndarray | None:
         """Return the vector of a text from the encoder's cache, float32 (D,); None if it is not there."""

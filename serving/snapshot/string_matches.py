@@ -1,4 +1,4 @@
-"""Where strings that begin with a value stand among sorted strings, with and without regard to case.
+"""Where strings that begin with a value, or have it in them, stand among sorted ones, with and without regard to case.
 
 Shapes: V distinct strings.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["ArrowStrings", "FoldedStrings", "prefix_range"]
+__all__ = ["ArrowStrings", "FoldedStrings", "having", "prefix_range"]
 
 _SURROGATES = range(0xD800, 0xE000)
 
@@ -57,6 +57,11 @@ class FoldedStrings:
         """Return the numbers of the strings that begin with a folded value, int64."""
         return self._numbers(*prefix_range(self._strings, value))
 
+    def having(self, value: str) -> np.ndarray:
+        """Return the numbers of the strings that have a folded value in them, int64."""
+        numbers = having(self._strings, value)
+        return numbers if self._order_V is None else np.sort(self._order_V[numbers]).astype(np.int64)
+
     def equal(self, value: str) -> np.ndarray:
         """Return the numbers of the strings that equal a folded value, int64."""
         strings = ArrowStrings(self._strings)
@@ -68,6 +73,12 @@ class FoldedStrings:
             return np.arange(start, stop)
         numbers: np.ndarray = self._order_V[start:stop].astype(np.int64)
         return numbers
+
+
+def having(values: pa.StringArray, value: str) -> np.ndarray:
+    """Return the numbers of the strings that have a value in them, int64, ascending: all distinct ones are searched."""
+    matches = pc.match_substring(values, value).to_numpy(zero_copy_only=False)
+    return np.flatnonzero(matches)
 
 
 def prefix_range(values: pa.StringArray, prefix: str) -> tuple[int, int]:

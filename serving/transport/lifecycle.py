@@ -22,7 +22,7 @@ from scannery.serving.request.part_count import check_parts, warm_up
 from scannery.serving.request.query import count_queries
 from scannery.serving.scheduling.admission import Admission, Ticket
 from scannery.serving.scheduling.permits import Permit
-from scannery.serving.security.principal import CURRENT, Principal
+from scannery.serving.security.principal import ANONYMOUS, CURRENT, Principal
 from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -40,6 +40,7 @@ __all__ = [
     "current_principal",
     "decoded",
     "least_in_flight",
+    "told_client",
 ]
 
 CHECK_AGAIN_AFTER_S = 1.0
@@ -144,17 +145,17 @@ class RequestLifecycle:
 
         """
         active.taken_s, active.size = time.monotonic(), len(data)
+        queries = 1
         with permit:
             request = (decode or decoded)(self.methods.methods[active.path].request, data)
             request = self.methods.resolved(request)
-            active.index = getattr(request, "index", "")
+            active.index = self.methods.index_of(request)
             if isinstance(request, search_pb2.SearchManyRequest):
-                active.ticket.weigh(count_queries(request))
+                queries = count_queries(request)
+                active.ticket.weigh(queries)
             response = self.handled(active.path, request, permit.deadline, active.stats)
-        if isinstance(request, search_pb2.SearchManyRequest):
-            self.answered(active, count_queries(request), lambda: request)
-        elif isinstance(request, search_pb2.SearchRequest):
-            self.answered(active, 1, lambda: request)
+        if isinstance(request, search_pb2.SearchRequest | search_pb2.SearchManyRequest):
+            self.answered(active, queries, lambda: request)
         else:
             self.answered(active)
         return response
@@ -163,7 +164,7 @@ class RequestLifecycle:
         self, path: str, request: Message, deadline: Deadline, stats: QueryStats | None = None
     ) -> bytes:
         """Call the handler of a decoded request and return its serialised answer; the permit must be held."""
-        check_visible(getattr(request, "index", ""))
+        check_visible(self.methods.index_of(request))
         return self.methods.call_on_wire(path, request, deadline, stats)
 
     def answered(
@@ -223,8 +224,11 @@ def check_visible(index: str) -> None:
 
 def client_of(principal: Principal, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     """Return the name under which admission accounts for a call."""
-    if principal.name != "anonymous":
-        return principal.name
+    return told_client(metadata) if principal.name == ANONYMOUS.name else principal.name
+
+
+def told_client(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Return what a call says of its client; empty: nothing."""
     return next((str(value)[:64] for key, value in metadata or () if key == CLIENT_KEY), "")
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         UnauthenticatedError,
         UnavailableError,
         UnimplementedError,
+        Words,
         aio,
     )
     from scannery.client.connect import connect  # by its module, whose name the package's function shares
@@ -57,6 +58,7 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
+    "Words",
     "__version__",
     "aio",
     "connect",

@@ -55,6 +55,18 @@ FILTERS: list[dict[str, Any]] = [
     {"name": {"$ieq": "kaffeehaus strasse"}},
     {"name": {"$ieq": "i̇Z"}},
     {"name": {"$not": {"$ieq": "bar"}}},
+    {"name": {"$substring": "é ä"}},
+    {"name": {"$substring": ""}},
+    {"name": {"$isubstring": "FÉ Ä"}},
+    {"name": {"$isubstring": "hausstr"}},
+    {"tags": {"$isubstring": "EGA"}},
+    {"id": {"$substring": "1"}},
+    {"name": {"$empty": True}},
+    {"tags": {"$empty": True}},
+    {"tags": {"$empty": False}},
+    {"seats": {"$empty": True}},
+    {"place": {"$empty": True}},
+    {"id": {"$empty": False}},
     {"id": {"$prefix": "d1"}},
     {"document_id": {"$iprefix": "D2"}},
     {"name": None},
@@ -227,6 +239,30 @@ def test_a_wrong_place_is_named(index: Index, place: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dynamic"], indirect=True)
+def test_what_has_no_value_is_empty(index: Index) -> None:
+    without: dict[str, Any] = {
+        "none": {},
+        "null": {"mixed": None},
+        "list": {"mixed": []},
+        "nulls": {"mixed": [None]},
+    }
+    with_one: dict[str, Any] = {
+        "": {"mixed": ""},
+        "zero": {"mixed": [0]},
+        "no": {"mixed": False},
+        "{}": {"mixed": {}},
+    }
+    index.delete(where={"seats": {"$exists": True}})
+    index.upsert([
+        {"id": f"m{name}", "vector": vector(0), "attributes": own} for name, own in (without | with_one).items()
+    ])  # fmt: skip
+    for where, names in ((True, without), (False, with_one)):
+        hits = index.search(vector(0), k=200, where={"mixed": {"$empty": where}})
+        assert {hit.id for hit in hits} == {f"m{name}" for name in names}
+    assert index.count({"unseen": {"$empty": True}}) == len(without) + len(with_one)
+
+
+@pytest.mark.parametrize("kind", ["dynamic"], indirect=True)
 def test_lists_are_told_from_values_where_both_may_be(index: Index) -> None:
     index.upsert([
         {"id": "one", "vector": vector(0), "attributes": {"mixed": "Wifi"}},
@@ -244,6 +280,9 @@ def test_lists_are_told_from_values_where_both_may_be(index: Index) -> None:
         ({"$prefix": "Wi"}, {"one", "some"}),
         ({"$ieq": "WIFI"}, {"one", "some"}),
         ({"$iprefix": ""}, {"one", "some"}),
+        ({"$substring": "fi"}, {"one", "some"}),
+        ({"$isubstring": "IF"}, {"one", "some"}),
+        ({"$empty": False}, {"one", "some", "nested", "number"}),
     ]
     for where, names in expected:
         assert {hit.id for hit in index.search(vector(0), k=200, where={"mixed": where})} == names, where

@@ -78,7 +78,7 @@ def _dynamic_filter(rng: random.Random) -> dict[str, Any]:
     if operator == "bare":
         return {name: value}
     if operator == "null":
-        return {name: rng.choice([None, {"$ne": None}])}
+        return {name: rng.choice([None, {"$ne": None}, {"$empty": rng.random() < 0.5}])}
     if operator == "$exists":
         return {name: {"$exists": rng.random() < 0.5}}
     return {name: {operator: rng.choices(_COMPARED, k=3) if operator in ("$in", "$nin") else value}}
@@ -101,7 +101,7 @@ def _special_filter(rng: random.Random) -> dict[str, Any]:
         return {name: rng.choice([{"$contains": "b"}, {"$all": rng.sample("abc", rng.randrange(1, 3))}])}
     text = str(_VALUES[name](rng))
     text = rng.choice([text, text.upper(), text[: rng.randrange(len(text) + 1)]])
-    return {name: {rng.choice(["$prefix", "$ieq", "$iprefix"]): text}}
+    return {name: {rng.choice(["$prefix", "$ieq", "$iprefix", "$substring", "$isubstring"]): text}}
 
 
 _VALUES: dict[str, Any] = {

@@ -61,8 +61,9 @@ def _holds(row: Row, name: str, wanted: Any) -> bool:
 
 def _condition(value: Any, operator: str, given: Any) -> bool:
     match operator:
-        case "$exists":
-            return (value is not None) == given
+        case "$exists" | "$empty":
+            is_set = value is not None and (operator == "$exists" or value != [])
+            return is_set == (given == (operator == "$exists"))
         case "$ne" | "$nin":
             return not _condition(value, "$eq" if operator == "$ne" else "$in", given)
         case "$not":
@@ -99,6 +100,8 @@ _TESTS: dict[str, Callable[[Any, Any], bool]] = {
     "$prefix": lambda value, given: value.startswith(given),
     "$ieq": lambda value, given: value.casefold() == given.casefold(),
     "$iprefix": lambda value, given: value.casefold().startswith(given.casefold()),
+    "$substring": lambda value, given: given in value,
+    "$isubstring": lambda value, given: given.casefold() in value.casefold(),
     "$geo_radius": lambda value, given: _distance_m(value, given) <= given["radius_m"],
     "$geo_box": lambda value, given: _is_in_box(value, given),  # noqa: PLW0108  defined below
 }

@@ -38,7 +38,7 @@ def test_random_operations_on_servers_that_are_killed() -> None:
 @pytest.mark.parametrize(
     ("distance", "ops"),
     [
-        ("dot", 60),
+        ("dot", 40),
         *(
             pytest.param(distance, 1000, marks=pytest.mark.long)
             for distance in ("dot", "squared_l2", "cosine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.pipelines.test_races import overtake
 
 SPEC = VECTORS | {"shards": 2}
 LIVE = [1.0] * 8
+PAIRS = [(False, "upsert", 1), (False, "full", 4), (True, "upsert", 4), (True, "full", 1)]
 
 
 def live(store, *ids: str, delete: tuple[str, ...] = ()) -> None:
@@ -114,9 +116,14 @@ def test_an_id_that_goes_to_another_document_while_a_build_runs_stands_once(
     assert not verify(store, "vectors").problems
 
 
-@pytest.mark.parametrize("shards", [1, 4])
-@pytest.mark.parametrize("mode", ["upsert", "full"])
-@pytest.mark.parametrize("sealed", [False, True])
+# Each two of the three in all their combinations; all three with `make test-long`.
+@pytest.mark.parametrize(
+    ("sealed", "mode", "shards"),
+    [
+        case if case in PAIRS else pytest.param(*case, marks=pytest.mark.long)
+        for case in itertools.product([False, True], ["upsert", "full"], [1, 4])
+    ],
+)
 def test_what_is_deleted_while_a_build_runs_stays_deleted(store, write, monkeypatch, mode, shards, sealed):
     spec = VECTORS | {"shards": shards}
     run(store, write("a.jsonl", vector_records(0, 20)), spec=spec)

@@ -61,18 +61,16 @@ def test_a_build_from_vectors_survives_kills_at_every_stage(store, write, tmp_pa
     moments: list[Callable[[], bool]] = [
         lambda: files(store, "vectors/embeddings") >= 1,
         lambda: files(store, "vectors/stage/units", ".json") >= 4,
-        lambda: files(store, "vectors/embeddings") >= 9,
         lambda: files(store, "vectors/segments") >= 1,
-        lambda: files(store, "vectors/stage/segments", ".json") >= 2,
         lambda: files(store, "vectors/versions") >= 1,
     ]
     # What the loop in the process left, Beam goes on with, and the other way round.
     killed = [
         killed_when(spec, path, store, 1 << 16, moment, runner)
-        for moment, runner in zip(moments, ["", "local"] * 3, strict=True)
+        for moment, runner in zip(moments, ["", "local"] * 2, strict=True)
     ]
     print(killed)
-    assert sum(killed) >= 3, killed
+    assert sum(killed) >= 2, killed
     report = run(store, path, spec=spec)
     undisturbed = Store.open(tmp_path / "undisturbed", create=True)
     expected = run(undisturbed, path, spec=spec)

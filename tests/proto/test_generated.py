@@ -2,12 +2,17 @@
 
 from pathlib import Path
 
-from tests.tools.generate_protos import PACKAGE, ROOT, generate
+from tests.tools.generate_protos import FOREIGN_PACKAGES, PACKAGE, ROOT, generate
 
 
 def test_committed_code_is_what_the_protos_generate(tmp_path: Path) -> None:
-    generated = {path.name: path.read_bytes() for path in generate(tmp_path)}
-    committed = {path.name: path.read_bytes() for path in (ROOT / "src" / PACKAGE).glob("*_pb2*.py*")}
+    generated = {path.relative_to(tmp_path): path.read_bytes() for path in generate(tmp_path)}
+    source = ROOT / "src"
+    committed = {
+        path.relative_to(source): path.read_bytes()
+        for package in (PACKAGE, *FOREIGN_PACKAGES)
+        for path in (source / package).glob("*_pb2*.py*")
+    }
     assert sorted(committed) == sorted(generated), "run `make proto`"
     differing = [name for name, content in generated.items() if committed[name] != content]
     assert differing == [], "run `make proto`"

@@ -28,7 +28,7 @@ from scannery.serving.engine.prepared_search import QueryBatch
 from scannery.serving.engine.query_vectors import query_for, query_vectors
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.options import Highlight
-from scannery.serving.request.query import WithSparse
+from scannery.serving.request.query import WithSparse, WithWords
 from scannery.serving.request.vector_choice import ChosenVectors, VectorChoice
 from scannery.v1.search_pb2 import Snippet, TextSpan
 
@@ -148,7 +148,7 @@ class Highlighter:
         batch, place = self._batch, self._chosen.choices.index(choice)
         found = []
         for number, (query, path) in enumerate(zip(batch.queries, batch.paths, strict=True)):
-            asked = query.query if isinstance(query, WithSparse) else query
+            asked = query.query if isinstance(query, (WithSparse, WithWords)) else query
             part = asked and query_for(batch.snapshot, asked, self._chosen, place, path=path)
             if part is not None:
                 found.append((number, part, path))

@@ -22,7 +22,7 @@ from scannery.indexer import Analyser, Language, LexicalSpec, corpus_statistics
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.engine.lexical import analyser_of
 from scannery.serving.engine.query_vectors import members_of
-from scannery.serving.request.query import ByText, Query
+from scannery.serving.request.query import ByText, Query, WithWords
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["Places", "QueryWords", "texts_of_query", "words_of_query"]
@@ -74,6 +74,8 @@ class QueryWords:
 
 def texts_of_query(query: Query, path: str) -> list[tuple[str, float]]:
     """Return the texts of a query with their weights, above 0; InvalidRequestError if it has none."""
+    if isinstance(query, WithWords):
+        return [(query.text, 1.0)]
     texts = [
         (member.text, weight)
         for member, weight, _ in members_of(query, path)

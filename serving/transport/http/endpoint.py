@@ -48,7 +48,7 @@ class HttpEndpoint:
         self._responses = Responses(
             server=context.server_id, worker=secrets.token_hex(8), workers=context.workers
         )
-        openapi = cache(lambda: description(lifecycle.methods.methods, credentials=config.security.tokens))
+        openapi = cache(lambda: description(lifecycle.methods.over_http, credentials=config.security.tokens))
         pages = Pages(config, authorizer, health, openapi)
         self._handler = (
             Handler(lifecycle, authorizer, threads, config, self._responses, pages)

@@ -12,6 +12,7 @@ from scannery.serving.transport.lifecycle import ActiveRequest
 if TYPE_CHECKING:
     from scannery.serving.scheduling.admission import Ticket
     from scannery.serving.transport.http.connection import Connection
+    from scannery.serving.transport.http.openai import Call
 
 __all__ = ["Exchange"]
 
@@ -29,6 +30,7 @@ class Exchange:
         "error",
         "head",
         "head_only",
+        "openai",
         "principal",
         "ticket",
         "whole",
@@ -42,6 +44,8 @@ class Exchange:
         """Why the request is refused; its body is then dropped."""
         self.close = False
         """Whether the connection is closed after the answer."""
+        self.openai: Call | None = None
+        """The RPC call that a request of OpenAI's API stands for."""
         self.principal: Principal = ANONYMOUS
         self.admitted_s = 0.0
         """When the credentials were checked."""
@@ -50,6 +54,11 @@ class Exchange:
         """What was read at once, decrypted, if it begins with a request and this one was complete with it."""
         self.active: ActiveRequest
         self.deadline: Deadline
+
+    @property
+    def path(self) -> str:
+        """The path of the RPC method that is called."""
+        return self.head.path if self.openai is None else self.openai.path
 
     def is_wanted(self) -> bool:
         """Return whether the caller is still connected."""

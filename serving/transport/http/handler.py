@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
@@ -23,17 +24,18 @@ from scannery.runtime.errors import OverloadedError, UnauthenticatedError, Unsup
 from scannery.serving.config import ListenConfig
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.search import PreparedQuery, answers_of
+from scannery.serving.request.query import ByText
 from scannery.serving.request.search_template import template_of
 from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Authorizer
-from scannery.serving.security.principal import CURRENT
+from scannery.serving.security.principal import ANONYMOUS, CURRENT
 from scannery.serving.services.search import MAX_COALESCED
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
-from scannery.serving.transport.http import connect
+from scannery.serving.transport.http import connect, openai
 from scannery.serving.transport.http.browsers import Browsers
 from scannery.serving.transport.http.connection import Connection
 from scannery.serving.transport.http.exchange import Exchange
@@ -41,12 +43,12 @@ from scannery.serving.transport.http.head import JSON, PROTO, Head, Header, Refu
 from scannery.serving.transport.http.pages import Pages
 from scannery.serving.transport.http.repeated_request import RepeatedRequest, repeated_request
 from scannery.serving.transport.http.responses import Responses
+from scannery.serving.transport.http.text_queue import Outcome, TextQueue
 from scannery.serving.transport.lifecycle import (
     CHECK_AGAIN_AFTER_S,
     ActiveRequest,
     RequestLifecycle,
     check_visible,
-    client_of,
     decoded,
 )
 from scannery.v1.search_pb2 import SearchRequest
@@ -94,6 +96,7 @@ class Handler:
         self._browsers = Browsers(config)
         self._asks = config.security.tokens
         self._arrived: list[Exchange] = []
+        self._texts = TextQueue(threads, self._pass_to_loop)
         self._batches: dict[int, _Batch] = {}
         """Searches to be answered, by snapshot and options."""
         self.loop: asyncio.AbstractEventLoop
@@ -121,7 +124,8 @@ class Handler:
 
         """
         head = exchange.head
-        if head.method == "POST":
+        exchange.openai = openai.call_of(head)
+        if head.method == "POST" or exchange.openai is not None:
             self._check_caller(exchange)
         elif head.method in ("GET", "HEAD"):
             self._pages.check(head)
@@ -134,12 +138,13 @@ class Handler:
     def admit(self, exchange: Exchange) -> Ticket:
         """Pass admission, once for each exchange; raises OverloadedError."""
         if exchange.ticket is None:
-            exchange.ticket = self._lifecycle.enter(client_of(exchange.principal, exchange.head.metadata))
+            name = exchange.principal.name
+            exchange.ticket = self._lifecycle.enter(exchange.head.client if name == ANONYMOUS.name else name)
         return exchange.ticket
 
     def _check_caller(self, exchange: Exchange) -> None:
-        exchange.principal = self._authorizer.principal(exchange.head.path, exchange.head.metadata)
-        if exchange.head.path not in self._lifecycle.methods.methods:
+        exchange.principal = self._authorizer.principal(exchange.path, exchange.head.metadata)
+        if exchange.path not in self._lifecycle.methods.over_http:
             raise UnsupportedError("this method is served over gRPC only")
         exchange.admitted_s = time.monotonic()
         exchange.connection.is_known = True
@@ -202,7 +207,7 @@ class Handler:
 
     def _dispatch(self, exchange: Exchange, batches: dict[int, _Batch]) -> None:
         head = exchange.head
-        if head.method != "POST":
+        if head.method != "POST" and exchange.openai is None:
             page = self._pages.page(head, self._browsers.preflight(head))
             self._reply(exchange, page.status, page.body, page.kind, page.headers)
             return
@@ -223,7 +228,7 @@ class Handler:
     def _begin(self, exchange: Exchange, stats: QueryStats | None = None) -> None:
         """Admit a request, and note its deadline; raises OverloadedError."""
         head, max_s = exchange.head, self._config.max_request_s
-        exchange.active = ActiveRequest(head.path, self.admit(exchange), stats)
+        exchange.active = ActiveRequest(exchange.path, self.admit(exchange), stats)
         exchange.deadline = Deadline.after(max_s if head.timeout_s is None else min(head.timeout_s, max_s))
 
     def _add_to_batch(self, exchange: Exchange, batches: dict[int, _Batch]) -> bool:
@@ -236,6 +241,9 @@ class Handler:
         query = self._lifecycle.methods.ready(request, exchange.active.stats)
         if query is None:
             return False
+        if isinstance(query.query, ByText):
+            self._texts.put(exchange, query)
+            return True
         batches.setdefault(id(query.prepared), []).append((exchange, query))
         template = None if exchange.close else template_of(asked, data)
         if template is not None:
@@ -244,17 +252,38 @@ class Handler:
                 exchange.connection.remember(known)
         return True
 
+    def _pass_to_loop(self, outcomes: list[Outcome]) -> None:
+        """Have queries whose texts are encoded answered; for a thread of `CallThreads`."""
+        try:
+            self.loop.call_soon_threadsafe(self._search_encoded, outcomes)
+        except RuntimeError:  # the loop is closed, and all connections with it
+            _LOG.debug("the server stopped before texts were searched")
+
+    def _search_encoded(self, outcomes: list[Outcome]) -> None:
+        """Search with the queries of which the texts are encoded now."""
+        self._answer_soon()
+        for exchange, found in outcomes:
+            if isinstance(found, PreparedQuery):
+                self._batches.setdefault(id(found.prepared), []).append((exchange, found))
+            elif isinstance(found, CallerGoneError):
+                exchange.active.ticket.leave()
+                self._lifecycle.ended(exchange.active, StatusCode.CANCELLED)
+            else:
+                self._lifecycle.ended(exchange.active, self.refuse(exchange, found))
+
     def _answer_batch(self, batch: _Batch) -> None:
         try:
-            # The latest, so that each caller that still waits gets an answer.
-            deadline = max((exchange.deadline for exchange, _ in batch), key=lambda each: each.at_s)
+            deadline = batch[0][0].deadline
+            if len(batch) > 1:
+                # The latest, so that each caller that still waits gets an answer.
+                deadline = max((exchange.deadline for exchange, _ in batch), key=lambda each: each.at_s)
             answers = answers_of([query for _, query in batch], deadline)
         except Exception as error:  # noqa: BLE001  the table of statuses has every one
             for exchange, _ in batch:
                 self._lifecycle.ended(exchange.active, self.refuse(exchange, error))
             return
         for (exchange, _), response in zip(batch, answers, strict=True):
-            self._send(exchange, *self._encoded(exchange.head, response, MAX_GZIP_AT_ONCE_BYTES))
+            self._send(exchange, *self._encoded(exchange, response, MAX_GZIP_AT_ONCE_BYTES))
             CURRENT.set(exchange.principal)  # a sampled query is repeated as its caller
             self._lifecycle.answered(exchange.active, 1, partial(_search_of, exchange))
             self._lifecycle.ended(exchange.active, StatusCode.OK)
@@ -262,12 +291,14 @@ class Handler:
     def _answer(self, exchange: Exchange) -> None:
         """Answer a request; for a thread of `CallThreads`."""
         head, active, code = exchange.head, exchange.active, StatusCode.OK
-        with tracing.request(head.path, lambda: head.metadata):
+        with tracing.request(active.path, lambda: head.metadata):
             try:
                 permit = Permit(self._lifecycle.permits, exchange.deadline, exchange.is_wanted)
                 data, exchange.body = bytes(exchange.body), b""
-                response = self._lifecycle.answer(active, data, permit, decode=partial(self._decoded, head))
-                body, headers = self._encoded(head, response, len(response))
+                response = self._lifecycle.answer(
+                    active, data, permit, decode=partial(self._decoded, exchange)
+                )
+                body, headers = self._encoded(exchange, response, sys.maxsize)
                 self._call_on_loop(exchange, partial(self._send, exchange, body, headers))
             except CallerGoneError:
                 active.ticket.leave()
@@ -279,10 +310,13 @@ class Handler:
             finally:
                 self._lifecycle.ended(active, code)
 
-    def _decoded(self, head: Head, kind: type[Message], data: bytes) -> Message:
+    def _decoded(self, exchange: Exchange, kind: type[Message], data: bytes) -> Message:
         """Return the message of a body; raises InvalidRequestError and OverloadedError."""
+        head = exchange.head
         if head.gzipped:
             data = connect.decompressed(data, self._config.max_request_bytes)
+        if exchange.openai is not None:
+            return exchange.openai.request(data)
         return connect.decoded_json(kind, data) if head.json else decoded(kind, data)
 
     def _call_on_loop(self, exchange: Exchange, reply: Callable[[], object]) -> None:
@@ -293,9 +327,13 @@ class Handler:
 
     # Answers
 
-    def _encoded(self, head: Head, response: bytes, max_gzip_bytes: int) -> tuple[bytes, Headers]:
+    def _encoded(self, exchange: Exchange, response: bytes, max_gzip_bytes: int) -> tuple[bytes, Headers]:
         """Return a body in the format of the request, compressed up to a size, and its headers."""
-        body = connect.encoded_json(connect.response_type(head.path), response) if head.json else response
+        head, body = exchange.head, response
+        if exchange.openai is not None:
+            body = exchange.openai.answer(response)
+        elif head.json:
+            body = connect.encoded_json(connect.response_type(head.path), response)
         if head.accepts_gzip and MIN_GZIP_BYTES <= len(body) <= max(max_gzip_bytes, MIN_GZIP_BYTES):
             return connect.compressed(body), (("content-encoding", "gzip"), ("vary", "accept-encoding"))
         return body, ()
@@ -303,8 +341,9 @@ class Handler:
     def _send(self, exchange: Exchange, body: bytes, headers: Headers) -> None:
         # A request counts as in flight until its answer is sent.
         head, connection, sent = exchange.head, exchange.connection, exchange.active.ticket.leave
-        if headers or head.json or head.origin or connection.closes_behind(exchange):
-            self._reply(exchange, 200, body, JSON if head.json else PROTO, headers, sent)
+        json = head.json or exchange.openai is not None
+        if headers or json or head.origin or connection.closes_behind(exchange):
+            self._reply(exchange, 200, body, JSON if json else PROTO, headers, sent)
         else:
             connection.reply(exchange, self._responses.ok(len(body)), body, sent)
 
@@ -328,14 +367,18 @@ class Handler:
             exchange.ticket.leave()
         if isinstance(error, RefusedError):
             body = connect.error_body(error.code, str(error), None)
+            if exchange.openai is not None:
+                _, body = openai.error_answer(error.code, str(error), "")
             self._reply(exchange, error.status, body, JSON, error.headers)
             return error.code
         code, message, detail = status_for_callers(error)
         if code is StatusCode.INTERNAL:
             _LOG.error("unexpected error", exc_info=error)
-        body = connect.error_body(code, message, detail)
+        status, body = connect.HTTP_STATUS[code], connect.error_body(code, message, detail)
+        if exchange.openai is not None:
+            status, body = openai.error_answer(code, message, detail.field)
         headers = _error_headers(error, detail.SerializeToString())
-        self._reply(exchange, connect.HTTP_STATUS[code], body, JSON, headers)
+        self._reply(exchange, status, body, JSON, headers)
         return code
 
 

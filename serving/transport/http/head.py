@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from grpc import StatusCode
 
 from scannery.serving.transport.http.connect import parse_timeout
+from scannery.serving.transport.lifecycle import told_client
 
 __all__ = [
     "JSON",
@@ -83,10 +84,22 @@ class Head:
     timeout_s: float | None
     """Timeout of the caller in seconds; None: none was sent."""
     expects_continue: bool
+    client: str
+    """Under which admission accounts for callers without credentials; empty: it does not say."""
 
 
 NO_HEAD = Head(
-    "", "", (), "", "", json=False, gzipped=False, accepts_gzip=False, timeout_s=None, expects_continue=False
+    method="",
+    path="",
+    metadata=(),
+    host="",
+    origin="",
+    json=False,
+    gzipped=False,
+    accepts_gzip=False,
+    timeout_s=None,
+    expects_continue=False,
+    client="",
 )
 """In place of a head that is not parsed yet or malformed."""
 
@@ -129,6 +142,7 @@ def read_head(method: str, target: bytes, headers: Sequence[Header], *, sized: b
         accepts_gzip="gzip" in fields.get("accept-encoding", "") and _accepts_gzip(fields["accept-encoding"]),
         timeout_s=None if timeout is None else parse_timeout(timeout),
         expects_continue="expect" in fields,
+        client=told_client(metadata),
     )
 
 

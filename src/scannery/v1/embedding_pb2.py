@@ -25,25 +25,25 @@ _sym_db = _symbol_database.Default()
 from scannery.v1 import types_pb2 as scannery_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bscannery/v1/embedding.proto\x12\x0bscannery.v1\x1a\x17scannery/v1/types.proto\"u\n\x0c\x45mbedRequest\x12\r\n\x05index\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12#\n\x04kind\x18\x04 \x01(\x0e\x32\x15.scannery.v1.TextKind\x12\r\n\x05texts\x18\x05 \x03(\t\"J\n\rEmbedResponse\x12$\n\x07vectors\x18\x01 \x01(\x0b\x32\x13.scannery.v1.Matrix\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"C\n\x13ListEncodersRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x17\n\x0fwith_tokenizers\x18\x02 \x01(\x08\"D\n\x14ListEncodersResponse\x12,\n\x08\x65ncoders\x18\x01 \x03(\x0b\x32\x1a.scannery.v1.LoadedEncoder\"\xcd\x01\n\rLoadedEncoder\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\ndimensions\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x18\n\x10\x66ingerprint_json\x18\x06 \x01(\t\x12\x1b\n\x0etokenizer_json\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x16\n\x0epassage_tokens\x18\x08 \x01(\rB\x11\n\x0f_tokenizer_json*R\n\x08TextKind\x12\x19\n\x15TEXT_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fTEXT_KIND_QUERY\x10\x01\x12\x16\n\x12TEXT_KIND_DOCUMENT\x10\x02\x32\xa7\x01\n\x10\x45mbeddingService\x12>\n\x05\x45mbed\x12\x19.scannery.v1.EmbedRequest\x1a\x1a.scannery.v1.EmbedResponse\x12S\n\x0cListEncoders\x12 .scannery.v1.ListEncodersRequest\x1a!.scannery.v1.ListEncodersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bscannery/v1/embedding.proto\x12\x0bscannery.v1\x1a\x17scannery/v1/types.proto\"\xb3\x01\n\x0c\x45mbedRequest\x12\r\n\x05index\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12#\n\x04kind\x18\x04 \x01(\x0e\x32\x15.scannery.v1.TextKind\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x14\n\x0c\x63ount_tokens\x18\x06 \x01(\x08\x12\x17\n\ndimensions\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_dimensions\"Z\n\rEmbedResponse\x12$\n\x07vectors\x18\x01 \x01(\x0b\x32\x13.scannery.v1.Matrix\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"C\n\x13ListEncodersRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x17\n\x0fwith_tokenizers\x18\x02 \x01(\x08\"D\n\x14ListEncodersResponse\x12,\n\x08\x65ncoders\x18\x01 \x03(\x0b\x32\x1a.scannery.v1.LoadedEncoder\"\xcd\x01\n\rLoadedEncoder\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\ndimensions\x18\x03 \x01(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x18\n\x10\x66ingerprint_json\x18\x06 \x01(\t\x12\x1b\n\x0etokenizer_json\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x16\n\x0epassage_tokens\x18\x08 \x01(\rB\x11\n\x0f_tokenizer_json*R\n\x08TextKind\x12\x19\n\x15TEXT_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fTEXT_KIND_QUERY\x10\x01\x12\x16\n\x12TEXT_KIND_DOCUMENT\x10\x02\x32\xa7\x01\n\x10\x45mbeddingService\x12>\n\x05\x45mbed\x12\x19.scannery.v1.EmbedRequest\x1a\x1a.scannery.v1.EmbedResponse\x12S\n\x0cListEncoders\x12 .scannery.v1.ListEncodersRequest\x1a!.scannery.v1.ListEncodersResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'scannery.v1.embedding_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TEXTKIND']._serialized_start=611
-  _globals['_TEXTKIND']._serialized_end=693
-  _globals['_EMBEDREQUEST']._serialized_start=69
-  _globals['_EMBEDREQUEST']._serialized_end=186
-  _globals['_EMBEDRESPONSE']._serialized_start=188
-  _globals['_EMBEDRESPONSE']._serialized_end=262
-  _globals['_LISTENCODERSREQUEST']._serialized_start=264
-  _globals['_LISTENCODERSREQUEST']._serialized_end=331
-  _globals['_LISTENCODERSRESPONSE']._serialized_start=333
-  _globals['_LISTENCODERSRESPONSE']._serialized_end=401
-  _globals['_LOADEDENCODER']._serialized_start=404
-  _globals['_LOADEDENCODER']._serialized_end=609
-  _globals['_EMBEDDINGSERVICE']._serialized_start=696
-  _globals['_EMBEDDINGSERVICE']._serialized_end=863
+  _globals['_TEXTKIND']._serialized_start=690
+  _globals['_TEXTKIND']._serialized_end=772
+  _globals['_EMBEDREQUEST']._serialized_start=70
+  _globals['_EMBEDREQUEST']._serialized_end=249
+  _globals['_EMBEDRESPONSE']._serialized_start=251
+  _globals['_EMBEDRESPONSE']._serialized_end=341
+  _globals['_LISTENCODERSREQUEST']._serialized_start=343
+  _globals['_LISTENCODERSREQUEST']._serialized_end=410
+  _globals['_LISTENCODERSRESPONSE']._serialized_start=412
+  _globals['_LISTENCODERSRESPONSE']._serialized_end=480
+  _globals['_LOADEDENCODER']._serialized_start=483
+  _globals['_LOADEDENCODER']._serialized_end=688
+  _globals['_EMBEDDINGSERVICE']._serialized_start=775
+  _globals['_EMBEDDINGSERVICE']._serialized_end=942
 # @@protoc_insertion_point(module_scope)

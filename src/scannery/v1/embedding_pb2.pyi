@@ -57,6 +57,8 @@ class EmbedRequest(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
+    COUNT_TOKENS_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
     index: _builtins.str
     """Name of an index, whose encoder is used."""
     model: _builtins.str
@@ -65,6 +67,12 @@ class EmbedRequest(_message.Message):
     """Fingerprint of the encoder, as in EncoderInfo."""
     kind: Global___TextKind.ValueType
     """Default: queries."""
+    count_tokens: _builtins.bool
+    """Whether to return the number of tokens."""
+    dimensions: _builtins.int
+    """Components to return of each vector, the leading ones: fewer than the encoder's only where its model is trained for it
+    (the spec of an index that uses it names `encoder.dimensions`). Vectors of length 1 have that length again. Absent: all.
+    """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """1 to 1000. A query has 1 to 32768 bytes and is not only white space, a document has at most 1 MiB. Text beyond the
@@ -79,12 +87,16 @@ class EmbedRequest(_message.Message):
         fingerprint: _builtins.str = ...,
         kind: Global___TextKind.ValueType = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
+        count_tokens: _builtins.bool = ...,
+        dimensions: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "dimensions", b"dimensions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "index", b"index", "kind", b"kind", "model", b"model", "texts", b"texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "count_tokens", b"count_tokens", "dimensions", b"dimensions", "fingerprint", b"fingerprint", "index", b"index", "kind", b"kind", "model", b"model", "texts", b"texts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
+    _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
 
 Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
 
@@ -96,8 +108,13 @@ class EmbedResponse(_message.Message):
 
     VECTORS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """Fingerprint of the encoder that made them."""
+    tokens: _builtins.int
+    """With `count_tokens`: tokens of the texts by the encoder's tokenizer, without special ones and prompts, before texts are
+    cut off; 0 if the encoder has no tokenizer that can be asked.
+    """
     @_builtins.property
     def vectors(self) -> _types_pb2.Matrix:
         """One row for each text, in their order."""
@@ -107,10 +124,11 @@ class EmbedResponse(_message.Message):
         *,
         vectors: _types_pb2.Matrix | None = ...,
         fingerprint: _builtins.str = ...,
+        tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["vectors", b"vectors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "vectors", b"vectors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "tokens", b"tokens", "vectors", b"vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

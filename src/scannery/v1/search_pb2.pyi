@@ -29,7 +29,7 @@ class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType],
     MODE_UNSPECIFIED: _Mode.ValueType  # 0
     """Chosen by the server for each query. A text: the mode in the spec of the index, or else HYBRID if words are indexed
     (LEXICAL if the index has no encoder). With `min_score` a text is searched DENSE, unless the spec names a mode: fused
-    scores are relative to the best hit. A query with a sparse vector: HYBRID, or LEXICAL if it is nothing else. With `fusion`
+    scores are relative to the best hit. A query with a sparse vector or `words`: HYBRID, or LEXICAL if it is nothing else. With `fusion`
     every query is HYBRID. All others: DENSE.
     """
     MODE_DENSE: _Mode.ValueType  # 1
@@ -45,7 +45,7 @@ class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
 MODE_UNSPECIFIED: Mode.ValueType  # 0
 """Chosen by the server for each query. A text: the mode in the spec of the index, or else HYBRID if words are indexed
 (LEXICAL if the index has no encoder). With `min_score` a text is searched DENSE, unless the spec names a mode: fused
-scores are relative to the best hit. A query with a sparse vector: HYBRID, or LEXICAL if it is nothing else. With `fusion`
+scores are relative to the best hit. A query with a sparse vector or `words`: HYBRID, or LEXICAL if it is nothing else. With `fusion`
 every query is HYBRID. All others: DENSE.
 """
 MODE_DENSE: Mode.ValueType  # 1
@@ -95,12 +95,18 @@ class Query(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     SPARSE_VECTOR_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Encoded in the server by the index's own encoder. 1 to 32768 bytes, not only white space. Text beyond the encoder's
     limit in tokens is cut off, as for passages.
     """
     id: _builtins.str
     """"More like this": the vector of this datapoint, which is not returned."""
+    words: _builtins.str
+    """Words for LEXICAL and HYBRID, instead of those of `kind`, which may then be a vector; with a vector also the text that
+    reranking and highlighting take. 1 to 32768 bytes, not only white space. With it `kind` may be absent in LEXICAL. Not
+    together with `sparse_vector`, and not in a group.
+    """
     @_builtins.property
     def vector(self) -> _types_pb2.Vector:
         """A vector in the vector space of the index."""
@@ -123,10 +129,11 @@ class Query(_message.Message):
         id: _builtins.str = ...,
         group: Global___QueryGroup | None = ...,
         sparse_vector: _types_pb2.SparseVector | None = ...,
+        words: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "id", b"id", "kind", b"kind", "sparse_vector", b"sparse_vector", "text", b"text", "vector", b"vector"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "id", b"id", "kind", b"kind", "sparse_vector", b"sparse_vector", "text", b"text", "vector", b"vector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "id", b"id", "kind", b"kind", "sparse_vector", b"sparse_vector", "text", b"text", "vector", b"vector", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "vector", "id", "group"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -192,6 +199,7 @@ class SearchOptions(_message.Message):
     MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
     HIGHLIGHT_FIELD_NUMBER: _builtins.int
     VECTORS_FIELD_NUMBER: _builtins.int
+    INNER_PRODUCT_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     """Number of hits, 1 to 10000; absent: 10. There are fewer only if the filter allows fewer datapoints."""
     mode: Global___Mode.ValueType
@@ -210,6 +218,11 @@ class SearchOptions(_message.Message):
     """Return an explanation."""
     min_sequence: _builtins.int
     """See at least all mutations up to this sequence; the call waits for them until its deadline."""
+    inner_product: _builtins.bool
+    """In mode dense, by one vector whose distance is cosine: compare by inner products of the vectors as they were written, not
+    scaled to length 1. Where all vectors of a segment have length 1, it is searched as ever, others exactly. The score is the
+    inner product with the query scaled to length 1: times the length of the query, it is that with the query as it is.
+    """
     @_builtins.property
     def where(self) -> _types_pb2.Filter:
         """Filter; absent: all datapoints are allowed."""
@@ -269,10 +282,11 @@ class SearchOptions(_message.Message):
         min_sequence: _builtins.int = ...,
         highlight: Global___Highlight | None = ...,
         vectors: _abc.Iterable[Global___VectorChoice] | None = ...,
+        inner_product: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015

@@ -64,6 +64,12 @@ class _OperatorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operator.Val
     """A place is in a box: its south-west and its north-east corner, both included. A box whose west is greater than its east
     crosses the antimeridian.
     """
+    OPERATOR_SUBSTRING: _Operator.ValueType  # 17
+    """A string, or one of a list, has the value in it."""
+    OPERATOR_ISUBSTRING: _Operator.ValueType  # 18
+    """The same without regard to case (Unicode case folding)."""
+    OPERATOR_EMPTY: _Operator.ValueType  # 19
+    """Whether there is no value (true) or there is one (false): the attribute is not set, or is a list without values."""
 
 class Operator(_Operator, metaclass=_OperatorEnumTypeWrapper):
     """Comparison of a condition."""
@@ -97,6 +103,12 @@ OPERATOR_GEO_BOX: Operator.ValueType  # 16
 """A place is in a box: its south-west and its north-east corner, both included. A box whose west is greater than its east
 crosses the antimeridian.
 """
+OPERATOR_SUBSTRING: Operator.ValueType  # 17
+"""A string, or one of a list, has the value in it."""
+OPERATOR_ISUBSTRING: Operator.ValueType  # 18
+"""The same without regard to case (Unicode case folding)."""
+OPERATOR_EMPTY: Operator.ValueType  # 19
+"""Whether there is no value (true) or there is one (false): the attribute is not set, or is a list without values."""
 Global___Operator: _TypeAlias = Operator  # noqa: Y015
 
 @_typing.final
@@ -424,7 +436,7 @@ class Datapoint(_message.Message):
 
     @_builtins.property
     def sparse_vector(self) -> Global___SparseVector:
-        """Sparse weights for lexical and hybrid search."""
+        """Sparse weights for lexical and hybrid search. Returned only with `return_vector`."""
 
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Value]:
@@ -501,7 +513,7 @@ Global___Datapoint: _TypeAlias = Datapoint  # noqa: Y015
 class Condition(_message.Message):
     """Comparison of a field with values. The field is an attribute, `id` or `document_id`.
     A string_list attribute matches if any of its elements does; NE and NIN match if none does.
-    A row without the attribute matches only NE, NIN and EXISTS false.
+    A row without the attribute matches only NE, NIN, EXISTS false and EMPTY true.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -515,7 +527,7 @@ class Condition(_message.Message):
     """Required."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___Value]:
-        """One value; for IN, NIN and ALL 1 to 4096; for EXISTS one bool; for GEO_RADIUS and GEO_BOX two. The type must fit the
+        """One value; for IN, NIN and ALL 1 to 4096; for EXISTS and EMPTY one bool; for GEO_RADIUS and GEO_BOX two. The type must fit the
         attribute; a dynamic attribute takes any type, and values of other types do not match. Null equals "not set".
         """
 

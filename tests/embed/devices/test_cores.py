@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from scannery.embed import Encoder
 from scannery.embed.devices import busy_neighbours as neighbours
 from scannery.embed.devices import cores
 from scannery.embed.devices.busy_neighbours import Neighbours, computing, live_with
-from scannery.embed.devices.cores import in_this_thread, on_cores, on_idle_cores
+from scannery.embed.devices.cores import in_this_thread, on_cores, on_free_cores, on_idle_cores
 from tests.served import MINILM
 
 T = TypeVar("T")
@@ -129,6 +130,101 @@ def test_who_uses_one_core_waits_for_nobody() -> None:
     go.set()
     for thread in threads:
         thread.join(60)
+
+
+class Parts:
+    """Work of some parts, each of which waits until it is let go on; notes the thread and torch's cores of each."""
+
+    def __init__(self, count: int) -> None:
+        self.left = list(range(count))
+        self.found: list[tuple[int, int]] = []
+        self.began = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+
+    def work(self) -> None:
+        import torch
+
+        while self.left:
+            self.left.pop()
+            self.found.append((threading.get_ident(), torch.get_num_threads()))
+            self.began.release()
+            assert self.go.acquire(timeout=60)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_free_core_helps_and_one_that_another_call_has_does_not() -> None:
+    first, second = Parts(3), Parts(2)
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(on_free_cores, first.work, 2)
+        for _ in range(2):
+            assert first.began.acquire(timeout=60)
+        other = pool.submit(on_free_cores, second.work, 2)
+        assert second.began.acquire(timeout=60)
+        assert not second.began.acquire(
+            timeout=0.05
+        )  # both cores are taken: its own thread computes all parts
+        for _ in range(2):
+            second.go.release()
+        other.result(60)
+        for _ in range(3):
+            first.go.release()
+        one.result(60)
+    assert [len({ident for ident, _ in parts.found}) for parts in (first, second)] == [2, 1]
+    assert {cores for parts in (first, second) for _, cores in parts.found} == {1}
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_helper_that_has_not_begun_is_not_waited_for() -> None:
+    long, short, later = Parts(2), Parts(1), Parts(2)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(on_free_cores, long.work, 2)
+        for _ in range(2):
+            assert long.began.acquire(timeout=60)
+        cores._Helpers.computing -= 2  # as if both cores were free; the only helper is still at work
+        short.go.release()
+        pool.submit(on_free_cores, short.work, 2).result(60)
+        cores._Helpers.computing += 2
+        for _ in range(2):
+            long.go.release()
+        first.result(60)
+    later.go.release()
+    later.go.release()
+    on_free_cores(later.work, 2)
+    assert cores._Helpers.computing == 0
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_no_helper_while_a_neighbour_computes(company: Neighbours) -> None:
+    company.work(2, works=True)
+    parts = Parts(3)
+    for _ in range(3):
+        parts.go.release()
+    on_free_cores(parts.work, 2)
+    assert {ident for ident, _ in parts.found} == {threading.get_ident()}
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_error_of_a_helper_is_raised_after_all_have_ended() -> None:
+    own = threading.get_ident()
+    helped = threading.Event()
+
+    def work() -> None:
+        if threading.get_ident() != own:
+            helped.set()
+            raise ValueError("of the helper")
+        assert helped.wait(60)
+
+    with pytest.raises(ValueError, match="of the helper"):
+        on_free_cores(work, 2)
+    assert cores._Helpers.computing == 0
+
+
+def test_a_process_computes_until_the_last_of_its_threads_does_not(company: Neighbours) -> None:
+    with computing():
+        with computing():
+            pass
+        assert company.others_work(1)
+    assert not company.others_work(1)
 
 
 def test_wary_for_a_while_after_others_computed(company: Neighbours, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,3 +71,24 @@ def test_fewer_hits_than_wanted_end_with_no_row() -> None:
     )  # fmt: skip
     assert rows_K.tolist() == [2, -1, -1]
     assert scores_K.tolist() == [8, -np.inf, -np.inf]
+
+
+def test_rows_that_tie_with_the_last_hit_do_not_end_a_scan() -> None:
+    """Rows with equal scores are as many as the tails predict, though few of them are among the hits."""
+    k, others = 100, 10
+    sizes_L = np.array([50, 2000, *[20] * others])
+    scores_N = np.concatenate([np.ones(50), np.zeros(2000), np.tile([0.5, -0.5], 10 * others)]).astype(
+        np.float32
+    )
+    starts_L = np.cumsum(sizes_L) - sizes_L
+    predicted_L = np.array([1, 0, *[-0.01] * others], np.float32)
+    spread_L = np.array([0.1, 0.1, *[1] * others], np.float32)
+    tails_BT = np.full((5, 512), 0.5, np.float32)
+    rows_K, found_K = np.empty(k, np.int64), np.empty(k, np.float32)
+    _, _, missed = leaf_kernels.scan_leaves(
+        scores_N[:, None], np.ones(1, np.float32), False, starts_L, predicted_L, spread_L, sizes_L,
+        np.ones(len(scores_N), bool), np.zeros(0, np.int64), starts_L, sizes_L, tails_BT, 20.0,
+        np.zeros(0, np.int64), rows_K, found_K,
+    )  # fmt: skip
+    assert found_K.min() == 0.5
+    assert missed <= 20

@@ -61,24 +61,31 @@ def test_a_sample_has_all_true_hits_and_stands_for_all_rows(
     )
 
 
-def test_a_sample_predicts_the_recall_of_all_rows(
+def test_samples_predict_the_recall_of_all_rows(
     vectors_ND: np.ndarray, held_out: HeldOut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # ScaNN's training depends on memory addresses, with one thread, too: of two equal calls one gives a tree with which
+    # 8 leaves reach the target, and the other one that takes 20. So the mean of three samples is compared. Of 60 means
+    # the least was 0.90 and the greatest 0.976; the medians were 7 to 25 leaves.
     monkeypatch.setattr(config_trial, "SAMPLE_SHARE", 0.4)
-    sample = sample_rows(vectors_ND, held_out, LEAVES, seed=0)
-    _, trial = choose_by_trial(sample, held_out, CONFIG, [], train, target=0.9)
-    [tried] = trial.tried
-    assert tried.chosen
-    assert tried.query_us is not None
     searcher = train(vectors_ND, CONFIG)
-    recall = min(
-        kind.recalls(
-            *searcher.search(kind.queries_QD, 11, rescore=tried.rescore, leaves=tried.searched)
-        ).mean()
-        for kind in held_out.kinds
-    )
-    assert 0.82 < recall < 0.99
-    assert tried.searched < LEAVES / 2
+    tried, recalls = [], []
+    for seed in range(3):
+        sample = sample_rows(vectors_ND, held_out, LEAVES, seed=seed)
+        _, trial = choose_by_trial(sample, held_out, CONFIG, [], train, target=0.9)
+        [one] = trial.tried
+        assert one.chosen
+        assert one.query_us is not None
+        found = [
+            kind.recalls(*searcher.search(kind.queries_QD, 11, rescore=one.rescore, leaves=one.searched))
+            for kind in held_out.kinds
+        ]
+        tried.append(one)
+        recalls.append(min(recalls_Q.mean() for recalls_Q in found))
+    assert 0.86 < np.mean(recalls) < 0.995
+    assert np.median([one.searched for one in tried]) < LEAVES / 2
+    # Rows that are not in the sample are before a true hit, too.
+    assert max(one.rescore for one in tried) > config_trial.DEPTHS[0]
 
 
 def test_a_trial_takes_a_stated_share_of_the_work_of_training() -> None:

@@ -106,10 +106,10 @@ def test_a_spec_without_it_is_written_as_before():
 
 @pytest.mark.parametrize("line", ["\\\n", "\\\r\n"])
 def test_a_row_over_very_many_lines_takes_linear_time(line):
-    rows = EscapedRows(iter([line] * (1 << 20)), "\\", delimiter=",")
+    rows = EscapedRows(iter([line] * (1 << 18)), "\\", delimiter=",")
     started = time.process_time()
-    assert [row[0] for row in rows] == [line[1:] * (1 << 20)]
-    assert time.process_time() - started < 8  # before, half an hour
+    assert [row[0] for row in rows] == [line[1:] * (1 << 18)]
+    assert time.process_time() - started < 4  # before, two minutes
 
 
 def test_a_row_over_many_lines_is_bounded():

@@ -161,13 +161,13 @@ def test_a_list_without_a_comma_between_two_objects_loses_nothing(tmp_path):
 
 def test_many_broken_elements_take_linear_time_and_little_memory(tmp_path):
     path = tmp_path / "a.json"
-    path.write_text("[" + ",\n".join(['{"id": 1, "text": "a"}', '{"id": "2, "text": "b"}'] * 5_000) + "]")
+    path.write_text("[" + ",\n".join(['{"id": 1, "text": "a"}', '{"id": "2, "text": "b"}'] * 2_500) + "]")
     tracemalloc.start()
     found, letters = read(path, limit=1 << 16)
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (len(found), len(letters)) == (5_000, 5_000)
-    assert most_bytes < 40 << 20
+    assert (len(found), len(letters)) == (2_500, 2_500)
+    assert most_bytes < 20 << 20
 
 
 @pytest.mark.parametrize("ending", [".json", ".jsonl", ".json.gz"])
@@ -254,10 +254,10 @@ def test_looking_for_the_next_element_takes_linear_time(piece):
 )
 def test_elements_whose_brackets_stay_open_take_linear_time(tmp_path, pair):
     path = tmp_path / "a.json"
-    path.write_text('[{"id": 0}, ' + pair * ((1 << 16) // len(pair)) + '{"id": 2}]')
+    path.write_text('[{"id": 0}, ' + pair * ((1 << 15) // len(pair)) + '{"id": 2}]')
     started = time.process_time()
     found, letters = read(path, limit=1 << 24)
-    assert time.process_time() - started < 4  # before, it took minutes
+    assert time.process_time() - started < 2  # before, it took minutes
     assert found
     assert letters
 

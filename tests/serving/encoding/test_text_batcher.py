@@ -62,6 +62,22 @@ def test_texts_that_come_while_others_are_encoded_are_encoded_together() -> None
     assert batcher.encode(["again"], NEVER)[0].tolist() == [5.0]
 
 
+def test_several_batches_are_encoded_at_once() -> None:
+    slow = SlowEncoder()
+    batcher = TextBatcher(slow.encode, max_texts=64, observe=lambda texts: None, at_once=2)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(3) as pool:
+        asked = []
+        for text in ("a", "bb"):
+            asked.append(pool.submit(batcher.encode, [text], NEVER))
+            assert slow.entered.wait(60)
+            slow.entered.clear()
+        asked.append(pool.submit(batcher.encode, ["ccc"], NEVER))
+        await_waiting(batcher, 1)
+        slow.go.set()
+        assert [each.result()[0].tolist() for each in asked] == [[1.0], [2.0], [3.0]]
+    assert slow.batches == [["a"], ["bb"], ["ccc"]]
+
+
 def test_a_batch_has_at_most_so_many_texts_unless_one_caller_brings_more() -> None:
     slow = SlowEncoder()
     batcher = TextBatcher(slow.encode, max_texts=3, observe=lambda texts: None)  # type: ignore[arg-type]

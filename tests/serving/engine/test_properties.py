@@ -152,7 +152,7 @@ def answered(library: Library, query: Any, k: int, options: dict[str, Any]) -> l
     return list(library.service.search(search("any", query, k, **options).request, Deadline.after(60)).hits)
 
 
-@pytest.mark.parametrize("dataset", first_quick(range(DATASETS), 12))
+@pytest.mark.parametrize("dataset", first_quick(range(DATASETS), 6))
 def test_answers_are_those_of_brute_force(tmp_path: Path, dataset: int) -> None:
     rng = random.Random(dataset)
     rows = rng.choice([1, 20, 150, 400])
@@ -171,9 +171,9 @@ def test_answers_are_those_of_brute_force(tmp_path: Path, dataset: int) -> None:
 def test_promises_hold_where_scann_searches_too(tmp_path: Path, built: tuple[int, float]) -> None:
     """Hits are as many as brute force finds, obey every option, and recall is near its target."""
     dataset, deleted = built
-    library = Library(tmp_path, dataset, 6000, deleted, scann={"exact_below_rows": 1000})
+    library = Library(tmp_path, dataset, 4000, deleted, scann={"exact_below_rows": 1000})
     recalls = []
-    for case in range(150):
+    for case in range(100):
         seed = dataset * 1000 + case
         query, query_D, own, k, options = any_case(library, random.Random(seed))
         hits = answered(library, query, k, options)

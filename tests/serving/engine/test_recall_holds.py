@@ -17,9 +17,9 @@ from scannery.indexer.tuning.settings_choice import recall_by_score
 from scannery.pipelines.evaluation.recall import Truth, measure_served_recall
 from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.services.recall_sampler import RecallSampler
+from scannery.serving.recall.sampled_query import one_query
 from scannery.serving.services.search import Service
-from scannery.serving.telemetry.metrics import ServerMetrics
+from scannery.serving.services.true_hits import SampledQuery, TrueHits
 from scannery.v1 import search_pb2
 from tests.data import datapoints
 from tests.served import publish_version
@@ -148,17 +148,22 @@ def test_a_bad_setting_is_told_as_what_it_is(odd: Served) -> None:
 
 
 def estimate(served: Served, **options: Any) -> float:
-    metrics = ServerMetrics()
-    sampler = RecallSampler(
+    """Return the recall of the queries as the sampler of a server measures it."""
+    true_hits = TrueHits(
         served.service.search,
-        metrics,
-        share=0,
-        busy=lambda: False,
         distance_of=lambda _: served.segment.distance,
+        search_many=served.service.search_many,
     )
-    for query_D in served.queries_QD:
-        sampler._measure(search("odd", query_D, K, **options).request)
-    return float(metrics.recall_hits.dump()["odd"] / metrics.recall_wanted.dump()["odd"])
+    requests = [search("odd", query_D, K, **options).request for query_D in served.queries_QD]
+    sampled = [SampledQuery(one_query(each, 0), each.options.mode, None) for each in requests]
+    labelled = true_hits.labelled(sampled)
+    assert len(labelled) == len(sampled)
+    recalls = []
+    for query in labelled:
+        found = true_hits.repeated(query)
+        assert found is not None
+        recalls.append(query.recall_of(found))
+    return float(np.mean(recalls))
 
 
 def test_more_leaves_than_there_are_mean_all_of_them(odd: Served) -> None:

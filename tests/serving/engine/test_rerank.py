@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery import FailedPreconditionError, InvalidArgumentError
+from scannery import FailedPreconditionError, InvalidArgumentError, Words
 from scannery.embed import Encoder, Reranker
 from scannery.indexer import Store, parse_spec
 from scannery.runtime.deadline import Deadline
@@ -72,6 +72,16 @@ def test_the_first_hits_are_ordered_anew(store: Path, model: Path, options: dict
     for hit in hits:
         assert hit.rerank_score == (pytest.approx(right[hit.id], abs=1e-5) if hit.id in right else None)
         assert hit.score == pytest.approx(scores[hit.id], abs=1e-5)
+
+
+def test_words_beside_a_vector_are_judged(store: Path) -> None:
+    index = scannery.connect(store).index("texts")
+    words = Words(QUERY, index.embed([QUERY])[0])
+    for mode in ("dense", "hybrid"):
+        hits = index.search(words, k=7, mode=mode, rerank=4)
+        expected = index.search(QUERY, k=7, mode=mode, rerank=4)
+        assert [hit.id for hit in hits] == [hit.id for hit in expected]
+        assert [hit.rerank_score for hit in hits] == [hit.rerank_score for hit in expected]
 
 
 def test_pages_count_in_the_new_order(store: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import scannery
 from scannery import Blend, FailedPreconditionError, InvalidArgumentError, Like, Sparse
 from scannery.indexer import InvalidRecordError, Store, parse_spec, sparse_value
 from scannery.live.maintenance.seal import seal
+from scannery.serving.embedded import open_embedded
+from scannery.v1 import search_pb2
 from tests.data import clustered, datapoints
 from tests.served import publish_version
 
@@ -236,3 +239,21 @@ def test_live_rows_of_an_index_without_them_may_not(indexes: dict[str, scannery.
     with pytest.raises(InvalidArgumentError, match="build it with `source.sparse_vector`") as caught:
         indexes["none"].upsert([{"id": "a", "vector": VECTORS_ND[0], "sparse_vector": {1: 1.0}}])
     assert caught.value.field == "upserts[0].datapoint.sparse_vector"
+
+
+def test_they_come_back_with_the_vectors(tmp_path: Path) -> None:
+    spec = parse_spec({"index": "back", "source": {"vector": "v", "sparse_vector": "w"}})
+    store = Store.open(tmp_path / "store", create=True)
+    columns = {name: COLUMNS[name] for name in ("_sparse_indices", "_sparse_values")}
+    publish_version(store, spec, datapoints(spec, VECTORS_ND, columns=columns), tmp_path)
+    ids = [f"d{row}" for row in (0, 1, 9, 200)]
+    with closing(open_embedded(tmp_path / "store")) as engine:
+        for wanted in (True, False):
+            request = search_pb2.GetRequest(index="back", ids=ids, return_vector=wanted)
+            answer = engine.call("/scannery.v1.SearchService/Get", request, 30.0)
+            assert isinstance(answer, search_pb2.GetResponse)
+            found = {
+                point.id: dict(zip(point.sparse_vector.indices, point.sparse_vector.values, strict=True))
+                for point in answer.datapoints
+            }
+            assert found == {name: (STORED[int(name[1:])] or {}) if wanted else {} for name in ids}

@@ -317,6 +317,8 @@ def test_deadlines_and_hang_ups_reach_the_encoder_before_it_computes(
 
     assert model is not None
     monkeypatch.setattr(batcher, "_encode", slowly)
+    # One batch at a time, however many cores there are.
+    monkeypatch.setattr(batcher._coalescer, "_concurrency", 1)
     with serving_with(texts, process.address, check_every_s=60) as server:
         encoded.clear()
         go.clear()

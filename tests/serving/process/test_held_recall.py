@@ -31,6 +31,7 @@ SPEC = parse_spec(
         "target_recall": TARGET,
     }
 )
+SETTLED_S = 120.0
 ROWS_ND = clustered(ROWS, DIMENSIONS, clusters=200)
 QUESTIONS_QD = np.random.default_rng(3).standard_normal((2000, DIMENSIONS)).astype(np.float32)
 
@@ -54,18 +55,19 @@ def recall(index: scannery.Index, queries_QD: np.ndarray, truth: list[set[str]])
     return float(np.mean([len(a & b) / 10 for a, b in zip(found, truth, strict=True)]))
 
 
-def settle(server: Server, index: scannery.Index, queries_QD: np.ndarray, most: int, *, up: bool) -> int:
-    """Ask until the settings rest, and return after how many queries that was."""
+def settle(server: Server, index: scannery.Index, queries_QD: np.ndarray, *, up: bool) -> None:
+    """Ask until the settings rest. How many queries that takes depends on the load of the machine."""
     control = server._recall and server._recall.control("i")
     assert control
-    first = control.step
-    for number in range(most):
+    first, until_s = control.step, time.monotonic() + SETTLED_S
+    for number in itertools.count():
+        if time.monotonic() > until_s:
+            raise AssertionError(f"at step {control.step} after {number} queries: {control.estimate()}")
         index.search(queries_QD[number % len(queries_QD)], fields=[])
         moved = control.step > first if up else control.step == 0
         if moved and not (up and control.is_undecided):
-            return number
+            return
         time.sleep(0.002)
-    raise AssertionError(f"at step {control.step} after {most} queries: {control.estimate()}")
 
 
 def test_it_reaches_the_target_and_goes_back_down_for_easier_questions(
@@ -77,7 +79,7 @@ def test_it_reaches_the_target_and_goes_back_down_for_easier_questions(
         truth = [{hit.id for hit in index.search(query_D, exact=True)} for query_D in QUESTIONS_QD[:400]]
         before = recall(index, QUESTIONS_QD[:100], truth[:100])
         assert before < TARGET - 0.03, "the curve of the rows is not that of the questions"
-        settle(server, index, QUESTIONS_QD, 2000, up=True)
+        settle(server, index, QUESTIONS_QD, up=True)
         assert recall(index, QUESTIONS_QD[:400], truth) >= TARGET - 0.015
         how = index.search(QUESTIONS_QD[0], explain=True).explanation
         assert how is not None
@@ -98,7 +100,7 @@ def test_it_reaches_the_target_and_goes_back_down_for_easier_questions(
             assert (fixed.explanation.recall_steps, fixed.explanation.target_recall) == (0, None)
         assert "is below the target 0.950" in caplog.text
         easy_QD = ROWS_ND[:2000] + 0.01
-        settle(server, index, easy_QD, 6000, up=False)
+        settle(server, index, easy_QD, up=False)
         assert "would also reach the target" in caplog.text
         dump = server.metrics.registry.dump()
         assert dump["scannery_recall_effective_target"]["i"] == pytest.approx(TARGET)
@@ -142,7 +144,6 @@ def test_it_reaches_the_target_beside_constant_writes(
     monkeypatch.setattr(recall_sampler, "MOST_BUSY_S", 0.02)
     with serving(copied(built, tmp_path), recall_share=1.0) as server:
         index = scannery.connect(server.address).index("i")
-        begun = time.monotonic()
         with writing(index, 200) as written:
             control = server._recall and server._recall.control("i")
             assert control
@@ -152,8 +153,7 @@ def test_it_reaches_the_target_beside_constant_writes(
                 found = control.estimate()
                 if control.step and found.queries > 100 and found.recall >= TARGET - found.error:
                     break
-            rate = len(written) / (time.monotonic() - begun)
-        assert rate > 80, "rows are written all the time"
+        assert len(written) > 100, "rows are written all the time"
         assert found.queries > 100, found
         truth = [{hit.id for hit in index.search(query_D, exact=True)} for query_D in QUESTIONS_QD[:300]]
         assert recall(index, QUESTIONS_QD[:300], truth) >= TARGET - 0.02

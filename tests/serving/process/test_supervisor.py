@@ -146,23 +146,19 @@ def _answers_or_waits(address: str) -> bool:
         return False
 
 
-def test_all_workers_answer(library: Path) -> None:
+def test_all_workers_answer_and_do_not_outlive_a_killed_supervisor(library: Path) -> None:
     with started(library, "--workers", "2") as (process, address):
-        ticks = {pid: _cpu(pid) for pid in children(process.pid)}
+        workers = children(process.pid)
+        ticks = {pid: _cpu(pid) for pid in workers}
         wait_until(lambda: answers(address) and all(_cpu(pid) > then for pid, then in ticks.items()))
+        process.kill()
+        process.wait()
+        wait_until(lambda: not any(_runs(pid) for pid in workers))
 
 
 def _cpu(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
-
-
-def test_workers_do_not_outlive_a_killed_supervisor(library: Path) -> None:
-    with started(library, "--workers", "2") as (process, _):
-        workers = children(process.pid)
-        process.kill()
-        process.wait()
-        wait_until(lambda: not any(_runs(pid) for pid in workers))
 
 
 def _runs(pid: int) -> bool:
@@ -172,7 +168,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_a_server_that_cannot_start_says_why_and_ends(library: Path, workers: str, tmp_path: Path) -> None:
     with serving(library) as server:
         for arguments, code, message in (

@@ -119,7 +119,7 @@ def named(index: OpenIndex, name: str, index_id: str = "1") -> OpenIndex:
 def test_indexes_that_come_and_go_leave_their_places(index: OpenIndex) -> None:
     table = SharedTable(2)
     one, other = (RecallController(table, process=process, workers=2) for process in range(2))
-    for number in range(2 * NAMES):
+    for number in range(NAMES + 10):
         each = named(index, f"i{number}")
         for controller in (one, other):
             controller.opened(each)

@@ -36,7 +36,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"show": 3}, "where.show", "must be a string, got 3"),
         ({"tags": 3}, "where.tags", "must be a string, compared with each element"),
         ({"id": True}, "where.id", "must be a string"),
-        ({"show": {"$contains": "a"}}, "where.show.$contains", "use $eq for the whole value, $prefix for"),
+        ({"show": {"$contains": "a"}}, "where.show.$contains", "use $eq for the whole value, $substring for"),
         (
             {"year": {"$contains": 1}},
             "where.year.$contains",
@@ -47,6 +47,8 @@ def nested(depth: int) -> dict[str, Any]:
         ({"tags": {"$all": ["a", 3]}}, "where.tags.$all[1]", "must be a string"),
         ({"year": {"$prefix": "20"}}, "where.year.$prefix", "is for strings, and 'year' is of type int"),
         ({"tags": {"$iprefix": 3}}, "where.tags.$iprefix", "must be a string, got int_value: 3"),
+        ({"year": {"$substring": "20"}}, "where.year.$substring", "is for strings"),
+        ({"tags": {"$isubstring": 3}}, "where.tags.$isubstring", "must be a string"),
         ({"live": {"$ieq": "TRUE"}}, "where.live.$ieq", "is for strings"),
         (
             {"show": {"$geo_radius": {"lat": 1, "lon": 2, "radius_m": 3}}},

@@ -112,21 +112,52 @@ def test_the_error_of_the_first_part_is_raised(idle: IdleCores) -> None:
         idle.run(work, range(3))
 
 
-def test_a_helper_that_loses_time_leaves_the_rest_to_the_caller(
-    idle: IdleCores, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def wait_for_a_core(part: int) -> int:
+    """Take time as a thread does that waits for its core."""
+    time.sleep(0.001)
+    return threading.get_ident()
+
+
+def test_a_helper_that_loses_time_leaves_the_rest_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_cores, "LOST_S", 0.0)
-    monkeypatch.setattr(idle_cores, "BUSY_S", 1000.0)
-
-    def work(part: int) -> int:
-        time.sleep(0.001)  # as a thread does that waits for its core
-        return threading.get_ident()
-
-    first = idle.run(work, range(30))
+    idle = IdleCores(2, clock=lambda: 0.0)
+    first = idle.run(wait_for_a_core, range(30))
     assert [thread for thread in first if thread != threading.get_ident()]
     # At most one part of each helper.
     assert sum(thread != threading.get_ident() for thread in first) <= 2
-    assert set(idle.run(work, range(5))) == {threading.get_ident()}
+    assert set(idle.run(wait_for_a_core, range(5))) == {threading.get_ident()}
+    idle.close()
+
+
+def test_pauses_of_helpers_double_while_they_lose_time_and_shrink_when_they_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(idle_cores, "BUSY_S", 1.0)
+    monkeypatch.setattr(idle_cores, "MOST_BUSY_S", 16.0)
+    now_s = 0.0
+    idle = IdleCores(1, clock=lambda: now_s)
+    gate = threading.Barrier(2)
+
+    def work(part: int) -> int:
+        gate.wait(60)
+        return wait_for_a_core(part)
+
+    def pause_s() -> float:
+        """Let a helper take a part, and return how long no request is helped after it."""
+        nonlocal now_s
+        idle.run(work, range(2))
+        began_s = now_s
+        while not idle.helps:
+            now_s += 1
+        return now_s - began_s
+
+    monkeypatch.setattr(idle_cores, "LOST_S", 0.0)
+    assert [pause_s() for _ in range(6)] == [1, 2, 4, 8, 16, 16]
+    monkeypatch.setattr(idle_cores, "LOST_S", 1000.0)
+    assert [pause_s() for _ in range(3)] == [0, 0, 0]
+    monkeypatch.setattr(idle_cores, "LOST_S", 0.0)
+    assert pause_s() == 2
+    idle.close()
 
 
 def test_after_the_end_the_caller_works_alone(idle: IdleCores) -> None:

@@ -21,7 +21,7 @@ from scannery.live.maintenance.seal import seal
 from scannery.pipelines import SpecConflictError, build, compact, export
 from scannery.serving import SecurityConfig
 from scannery.serving.security.api_keys import KeyFile
-from tests.served import MINILM, WIRES, connected, copied, serving
+from tests.served import MINILM, PAUSE_S, WIRES, connected, copied, serving
 
 VECTORS = np.random.default_rng(4).normal(size=(60, 8)).astype(np.float32)
 Points = list[Any]
@@ -341,7 +341,7 @@ def test_queries_and_writes_go_on_while_it_is_altered(store: Store) -> None:
                     client.index("notes").upsert([{"id": f"{name}{number}", "vector": VECTORS[number % 60]}])
                     assert len(client.index("notes").search(VECTORS[0], 10)) == 10
                     written[name] = number + 1
-                    if done.is_set():
+                    if done.wait(PAUSE_S):
                         return
             except Exception as error:  # noqa: BLE001
                 failures.append(error)

@@ -15,6 +15,7 @@ from scannery.runtime.deadline import Deadline
 from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.v1 import search_pb2
+from tests.serving.process.test_supervisor import wait_until
 
 VECTORS = np.eye(4, dtype=np.float32)
 
@@ -78,7 +79,7 @@ def test_queries_with_a_filter_each_or_named_vectors_are_left_alone(change: str)
 
 
 class Answers:
-    """Answers requests with given scores: approximate and exact ones. The sampler's thread is not started."""
+    """Answers requests with given scores: approximate and exact ones."""
 
     def __init__(self, found: Sequence[float], true: Sequence[float], row: np.ndarray = VECTORS[0]) -> None:
         self.asked: list[search_pb2.SearchRequest] = []
@@ -98,8 +99,13 @@ class Answers:
     def estimate(self, distance: Distance, **options: Any) -> float:
         """Return the recall that the sampler counts for one query."""
         metrics = ServerMetrics()
-        sampler = RecallSampler(self, metrics, share=0, busy=lambda: False, distance_of=lambda _: distance)
-        sampler._measure(search("i", VECTORS[2], len(self._scores[True]), **options).request)
+        sampler = RecallSampler(
+            self, metrics, share=1.0, busy=lambda: False, distance_of=lambda _: distance, pause_s=0.01
+        )
+        request = search("i", VECTORS[2], len(self._scores[True]), **options).request
+        sampler.offer("i", 1, lambda: request)
+        wait_until(lambda: "i" in metrics.recall_wanted.dump())
+        sampler.stop()
         return float(metrics.recall_hits.dump()["i"] / metrics.recall_wanted.dump()["i"])
 
 

@@ -62,11 +62,11 @@ def parts_of(draw: st.DrawFn, values: st.SearchStrategy[str]) -> str:
 def special(name: str) -> st.SearchStrategy[Any]:
     """Return conditions on strings and lists, and such with null."""
     value = VALUES[name]
-    nulls = st.sampled_from([None, {"$eq": None}, {"$ne": None}])
+    nulls = st.sampled_from([None, {"$eq": None}, {"$ne": None}, {"$empty": True}, {"$empty": False}])
     kinds: list[st.SearchStrategy[Any]] = [nulls, value.map(lambda one: {"$in": [None, one]})]
     kinds.append(value.map(lambda one: {"$nin": [one, None]}))
     if name in STRINGS_OF:
-        operators = st.sampled_from(["$prefix", "$ieq", "$iprefix"])
+        operators = st.sampled_from(["$prefix", "$ieq", "$iprefix", "$substring", "$isubstring"])
         kinds.append(st.tuples(operators, parts_of(value)).map(lambda pair: {pair[0]: pair[1]}))
     if name == "tags":
         kinds.append(value.map(lambda one: {"$contains": one}))
@@ -118,6 +118,8 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "$prefix": lambda a, b: a.startswith(b),
     "$ieq": lambda a, b: a.casefold() == b.casefold(),
     "$iprefix": lambda a, b: a.casefold().startswith(b.casefold()),
+    "$substring": lambda a, b: b in a,
+    "$isubstring": lambda a, b: b.casefold() in a.casefold(),
     "$geo_radius": lambda a, b: distance_m((a["lat"], a["lon"]), (b["lat"], b["lon"])) <= b["radius_m"],
 }
 
@@ -140,8 +142,9 @@ def entry_matches(record: dict[str, Any], key: str, value: Any) -> bool:
 def field_matches(held: Any, operator: str, operand: Any) -> bool:
     if operator == "$not":
         return not all(field_matches(held, inner, value) for inner, value in operand.items())
-    if operator == "$exists":
-        return (held is not None) == operand
+    if operator in ("$exists", "$empty"):
+        is_set = held is not None and (held != [] or operator == "$exists")
+        return is_set == (operand == (operator == "$exists"))
     if operator in ("$ne", "$nin"):
         return not field_matches(held, {"$ne": "$eq", "$nin": "$in"}[operator], operand)
     if held is None:
@@ -393,7 +396,7 @@ ODD = [
 
 
 @given(st.lists(st.text("aAbß\ud7ff\ue000\U0010ffffİſ\0", max_size=3), max_size=8), st.sampled_from(ODD))
-def test_beginnings_and_folded_strings_are_those_of_python(texts: list[str], value: str) -> None:
+def test_parts_and_folded_strings_are_those_of_python(texts: list[str], value: str) -> None:
     texts = [*texts, *ODD, "a"]
     postings = AttributePostings(pa.chunked_array([pa.array([*texts, None])]))
     folded = value.casefold()
@@ -401,9 +404,11 @@ def test_beginnings_and_folded_strings_are_those_of_python(texts: list[str], val
         "prefix": [text.startswith(value) for text in texts],
         "ieq": [text.casefold() == folded for text in texts],
         "iprefix": [text.casefold().startswith(folded) for text in texts],
+        "substring": [value in text for text in texts],
+        "isubstring": [folded in text.casefold() for text in texts],
     }
     for operator, rows in expected.items():
-        given_value = value if operator == "prefix" else folded
+        given_value = value if operator in ("prefix", "substring") else folded
         assert postings.matches(operator, given_value).tolist() == [*rows, False]
         few = postings.few_matches(operator, given_value, sum(rows))
         assert few is not None

@@ -1,0 +1,141 @@
+"""A connection of a framework's object: made when it is first used, and left behind when the object is pickled.
+
+Frameworks build their objects before they need them, copy them, and send them to other processes; and they call one
+object from threads and from coroutines of several event loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import scannery
+from scannery.client import Client, Index, IndexInfo, NotFoundError, aio
+from scannery.client.aio import AsyncClient, AsyncIndex
+from scannery.client.connect import connect_config
+
+__all__ = ["Connection"]
+
+
+class Connection:
+    """One index of a server or a store, which is created if it is absent. Safe to use from several threads.
+
+    Args:
+        target: `host:port`, `http://host:port` or the path or URI of a store, as of `scannery.connect`.
+        name: of the index.
+        new_index: returns the arguments of `Client.create_index` besides the name; called if the index is absent.
+        options: of `scannery.connect`: credentials, TLS, `timeout_s`.
+        secrets: returns further options when it connects; they are neither kept nor pickled.
+
+    Raises:
+        InvalidArgumentError: the target or an option is wrong.
+
+    """
+
+    def __init__(
+        self,
+        target: str | Path,
+        name: str,
+        new_index: Callable[[Client], Mapping[str, Any]],
+        options: Mapping[str, Any],
+        secrets: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        checked = {key: value for key, value in options.items() if key != "timeout_s"}
+        config = connect_config(target, **checked)
+        self.is_store = config.target is None
+        """Whether the target is a store in this process."""
+        self._target = str(target)
+        self._name = name
+        self._new_index = new_index
+        self._options = dict(options)
+        self._secrets = secrets
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._info: IndexInfo | None = None
+        self._by_loop: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
+
+    def index(self) -> Index:
+        """Return the index; the first call connects, and creates it if it is absent."""
+        with self._lock:
+            if self._client is None:
+                self._client = scannery.connect(self._target, **self._creating(), **self._connecting())
+            if self._info is None:
+                self._info = self._found_or_created(self._client)
+            return self._client.index(self._name)
+
+    async def aindex(self) -> AsyncIndex:
+        """Return the index for coroutines of the running event loop; what `index` connected reads its writes."""
+        if self._info is None:
+            await asyncio.to_thread(self.index)
+        return self._async_client().index(self._name)
+
+    @property
+    def info(self) -> IndexInfo:
+        """What the index was when it was first used."""
+        self.index()
+        assert self._info is not None
+        return self._info
+
+    def recreate(self) -> Index:
+        """Return the index, empty: the one that there was is removed."""
+        self.index()
+        with self._lock:
+            assert self._client is not None
+            self._client.drop_index(self._name, missing_ok=True)
+            self._info = None
+        return self.index()
+
+    def close(self) -> None:
+        """Close the connections, except those of event loops that run; the next call connects again."""
+        with self._lock:
+            client, self._client, self._info = self._client, None, None
+            if self.is_store:
+                self._by_loop.clear()
+        if client is not None:
+            client.close()
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop, and those that `close` closes."""
+        with self._lock:
+            client = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.close()
+        await asyncio.to_thread(self.close)
+
+    def _async_client(self) -> AsyncClient:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            for other in [each for each in self._by_loop if each.is_closed()]:
+                del self._by_loop[other]
+            if loop not in self._by_loop:
+                assert self._client is not None
+                self._by_loop[loop] = aio.connect_beside(self._client, self._target, **self._connecting())
+            return self._by_loop[loop]
+
+    def _found_or_created(self, client: Client) -> IndexInfo:
+        try:
+            return client.index(self._name).stats()
+        except NotFoundError:
+            # Another process may create it at the same time.
+            created = client.create_index(self._name, if_exists="keep", **self._new_index(client))
+            return created.stats()
+
+    def _connecting(self) -> dict[str, Any]:
+        return {**self._options, **self._secrets()}
+
+    def _creating(self) -> dict[str, Any]:
+        return {"create": True} if self.is_store and "://" not in self._target else {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("is_store", "_target", "_name", "_new_index", "_options", "_secrets")
+        return {name: self.__dict__[name] for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()

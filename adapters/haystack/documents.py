@@ -1,0 +1,97 @@
+"""Documents of Haystack and datapoints.
+
+Content, embedding and metadata are text, vector and attributes. What a datapoint has no field for is in its payload: a
+blob, and a sparse embedding, which is not returned otherwise.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from typing import Any
+
+from haystack.dataclasses import ByteStream, Document, SparseEmbedding
+
+from scannery.adapters.attributes import to_attributes, to_metadata
+from scannery.client import Datapoint, Hit
+
+__all__ = ["checked_documents", "document", "point"]
+
+_FIELDS = ("title", "time_start_s", "time_end_s")
+
+
+def checked_documents(documents: object) -> list[Document]:
+    """Return the documents; ValueError if this is no list of them."""
+    given = (
+        documents if isinstance(documents, Iterable) and not isinstance(documents, (str, bytes)) else [None]
+    )
+    found = list(given)
+    if not all(isinstance(each, Document) for each in found):
+        raise ValueError("documents: must be a list of Documents")
+    return found
+
+
+def point(document: Document, *, sparse: bool, if_absent: bool) -> dict[str, Any]:
+    """Return the datapoint of a document.
+
+    Args:
+        document: its score is left out.
+        sparse: whether the index takes sparse vectors.
+        if_absent: write it only if there is no datapoint of this id.
+
+    """
+    payload: dict[str, Any] = {}
+    made: dict[str, Any] = {"id": document.id, "attributes": to_attributes(document.meta)}
+    if document.content is not None:
+        made["text"] = document.content
+        if not document.content:  # stored as no text
+            payload["content"] = ""
+    if document.embedding is not None:
+        made["vector"] = document.embedding
+    if document.sparse_embedding is not None:
+        payload["sparse_embedding"] = document.sparse_embedding.to_dict()
+        if sparse:
+            weights = document.sparse_embedding
+            made["sparse_vector"] = dict(zip(weights.indices, weights.values, strict=True))
+    if document.blob is not None:
+        blob = document.blob
+        data = base64.b64encode(blob.data).decode()
+        payload["blob"] = {"data": data, "mime_type": blob.mime_type, "meta": blob.meta}
+    if payload:
+        made["payload"] = {"haystack": payload}
+    return {**made, "if_absent": True} if if_absent else made
+
+
+def document(point: Datapoint, *, with_embedding: bool = False) -> Document:
+    """Return a datapoint as a document; of a hit, with its score.
+
+    Fields that this adapter never writes are added to the metadata where the datapoint has them: title, times, payload,
+    and the document that a passage is of.
+    """
+    meta = to_metadata(point.attributes)
+    for name in _FIELDS:
+        if (value := getattr(point, name)) is not None:
+            meta.setdefault(name, value)
+    if point.document_id != point.id:
+        meta.setdefault("document_id", point.document_id)
+    kept = point.payload.get("haystack") if isinstance(point.payload, dict) else None
+    if kept is None and point.payload is not None:
+        meta.setdefault("payload", point.payload)
+    return Document(
+        id=point.id,
+        content=(kept or {}).get("content") if point.text is None else point.text,
+        meta=meta,
+        score=point.score if isinstance(point, Hit) else None,
+        embedding=point.vector.tolist() if with_embedding and point.vector is not None else None,
+        **_unpacked(kept or {}),
+    )
+
+
+def _unpacked(payload: dict[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if (blob := payload.get("blob")) is not None:
+        data = base64.b64decode(blob["data"])
+        fields["blob"] = ByteStream(data=data, mime_type=blob["mime_type"], meta=blob["meta"])
+    if (weights := payload.get("sparse_embedding")) is not None:
+        fields["sparse_embedding"] = SparseEmbedding.from_dict(weights)
+    return fields

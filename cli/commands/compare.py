@@ -1,0 +1,119 @@
+"""`scannery compare`: compare answers that another system gave with those of an index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from scannery.cli.client_options import (
+    IndexOption,
+    JsonOption,
+    StoreOption,
+    TargetOption,
+    TimeoutOption,
+    connected,
+)
+from scannery.cli.index_samples import batched, existing_ids
+from scannery.cli.output import print_json
+from scannery.client import Index
+
+if TYPE_CHECKING:
+    from scannery.pipelines.evaluation.comparison import AnsweredQuery, Comparison, OtherAnswer
+    from scannery.pipelines.evaluation.significance import Interval
+
+__all__ = ["compare"]
+
+SHOWN_IDS = 5
+
+
+def compare(
+    index: IndexOption,
+    answers: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="FILE",
+            help="Answers of the other system: JSON lines with text or vector, hits (ids, best first), and "
+            "optionally id and where.",
+        ),
+    ],
+    target: TargetOption = None,
+    store: StoreOption = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Hits per query that are compared.")] = 10,
+    target_recall: Annotated[float | None, typer.Option(help="Search with this target recall.")] = None,
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare answers that another system gave with those of an index, and both with an exact search."""
+    from scannery.pipelines.evaluation import comparison
+
+    theirs = comparison.read_answers(answers)
+    with connected(target, store, timeout_s=timeout) as client:
+        asked = client.index(index)
+        ids = sorted({hit for one in theirs for hit in one.hits})
+        missing = sorted(set(ids) - existing_ids(asked, ids))
+        report = comparison.compare(_answered(asked, theirs, k, target_recall), k)
+    if as_json:
+        print_json({"index": index, **asdict(report), "ids": len(ids), "missing": missing})
+    else:
+        _print_comparison(report, len(ids), missing)
+
+
+def _answered(
+    index: Index, theirs: Sequence[OtherAnswer], k: int, target_recall: float | None
+) -> list[AnsweredQuery]:
+    from scannery.pipelines.evaluation.comparison import AnsweredQuery
+
+    ours = _ids_of(index, theirs, k, target_recall=target_recall)
+    exact = _ids_of(index, theirs, k, exact=True)
+    return [
+        AnsweredQuery(one.id, one.hits, *found)
+        for one, found in zip(theirs, zip(ours, exact, strict=True), strict=True)
+    ]
+
+
+def _ids_of(index: Index, theirs: Sequence[OtherAnswer], k: int, **options: Any) -> list[list[str]]:
+    """Return the ids of the hits of each query; queries with equal filters are asked together."""
+    found: list[list[str]] = [[] for _ in theirs]
+    groups: dict[str, list[int]] = {}
+    for place, one in enumerate(theirs):
+        groups.setdefault(json.dumps(one.where, sort_keys=True), []).append(place)
+    for places in groups.values():
+        queries = [_asked(theirs[place]) for place in places]
+        where = theirs[places[0]].where
+        answers = batched(index, queries, k, where=where, fields=[], mode="dense", **options)
+        for place, hits in zip(places, answers, strict=True):
+            found[place] = [hit.id for hit in hits]
+    return found
+
+
+def _asked(one: OtherAnswer) -> Any:
+    return one.query.text if one.query.vector is None else one.query.vector
+
+
+def _print_comparison(report: Comparison, ids: int, missing: Sequence[str]) -> None:
+    typer.echo(f"{report.queries:,} queries, {report.k} hits each")
+    typer.echo(f"same hits       {_shown(report.same)}")
+    typer.echo(f"same first hit  {report.same_first:.4f}")
+    typer.echo(
+        f"of the hits of an exact search: they {_shown(report.their_recall)}, we {_shown(report.our_recall)}"
+    )
+    if report.different:
+        typer.echo(
+            "most different  " + ", ".join(f"query {name} ({share:.2f})" for name, share in report.different)
+        )
+    if missing:
+        more = ", …" if len(missing) > SHOWN_IDS else ""
+        typer.echo(
+            f"warning: the index lacks {len(missing):,} of the {ids:,} ids in their answers: "
+            f"{', '.join(missing[:SHOWN_IDS])}{more}",
+            err=True,
+        )
+
+
+def _shown(interval: Interval) -> str:
+    return f"{interval.mean:.4f} ({interval.low:.3f}–{interval.high:.3f})"

@@ -1,0 +1,130 @@
+"""Compare answers that another system gave with those of an index: which hits both return, and which are true.
+
+The answers are JSON lines: a query as in any file of queries (`query_files`), `hits`, best first, each an id or an
+object with `id`, and optionally `where`, a filter of ours that stands for the one that the other system had.
+
+Shapes: Q queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scannery.pipelines.errors import CollectionError
+from scannery.pipelines.evaluation.query_files import Query, query_records
+from scannery.pipelines.evaluation.significance import Interval, interval_of
+
+__all__ = ["AnsweredQuery", "Comparison", "OtherAnswer", "compare", "read_answers"]
+
+LISTED = 5
+"""Queries and ids that a comparison lists."""
+
+
+class OtherAnswer(NamedTuple):
+    """An answer of the other system."""
+
+    id: str
+    """Of the query; its number in the file where it has none."""
+    query: Query
+    hits: list[str]
+    """Ids, best first."""
+    where: Mapping[str, Any] | None
+
+
+class AnsweredQuery(NamedTuple):
+    """The hits of one query, as ids, best first."""
+
+    id: str
+    theirs: Sequence[str]
+    ours: Sequence[str]
+    exact: Sequence[str]
+    """Of an exact search of the index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How two systems answer the same queries."""
+
+    k: int
+    queries: int
+    same: Interval
+    """Mean share of their hits among ours; at most k hits count, and of ours as many as they returned."""
+    same_first: float
+    """Share of the queries whose first hits are the same."""
+    their_recall: Interval
+    """Mean share of the hits of an exact search of the index that they returned."""
+    our_recall: Interval
+    """Mean share of the hits of an exact search of the index that its usual search returned."""
+    different: Sequence[tuple[str, float]]
+    """The queries with the smallest shares of equal hits below 1, worst first: id and share."""
+
+
+def read_answers(file: str | Path) -> list[OtherAnswer]:
+    """Return the answers of a file.
+
+    Raises:
+        InputNotFoundError: there is no such file, or it cannot be read.
+        CollectionError: the file is empty, or a line has another form; the message names the line.
+
+    """
+    found = [
+        OtherAnswer(
+            str(number) if one.id is None else one.id,
+            one.query,
+            _hits_of(one.place, one.fields.get("hits")),
+            _filter_of(one.place, one.fields.get("where")),
+        )
+        for number, one in enumerate(query_records(file, also=("hits", "where")), 1)
+    ]
+    if not found:
+        raise CollectionError(f"answers: {file} is empty", field="answers")
+    return found
+
+
+def compare(answers: Sequence[AnsweredQuery], k: int) -> Comparison:
+    """Return the comparison of at least one answered query; at most k hits of each answer count."""
+    same_Q = np.array([_same(one.theirs[:k], one.ours[:k]) for one in answers])
+    order = [int(place) for place in np.argsort(same_Q, kind="stable") if same_Q[place] < 1]
+    return Comparison(
+        k=k,
+        queries=len(answers),
+        same=interval_of(same_Q),
+        same_first=float(np.mean([list(one.theirs[:1]) == list(one.ours[:1]) for one in answers])),
+        their_recall=interval_of(np.array([_share(one.exact[:k], one.theirs[:k]) for one in answers])),
+        our_recall=interval_of(np.array([_share(one.exact[:k], one.ours[:k]) for one in answers])),
+        different=[(answers[place].id, float(same_Q[place])) for place in order[:LISTED]],
+    )
+
+
+def _same(theirs: Sequence[str], ours: Sequence[str]) -> float:
+    if not theirs:
+        return float(not ours)
+    return _share(theirs, ours[: len(theirs)])
+
+
+def _share(wanted: Sequence[str], found: Sequence[str]) -> float:
+    return len(set(wanted) & set(found)) / len(set(wanted)) if wanted else 1.0
+
+
+def _hits_of(place: str, value: Any) -> list[str]:
+    listed = value if isinstance(value, list) else [None]
+    hits = [hit.get("id") if isinstance(hit, Mapping) else hit for hit in listed]
+    if not all(isinstance(hit, (str, int)) and not isinstance(hit, bool) for hit in hits):
+        raise CollectionError(
+            f"answers: {place}: `hits` must be a list of ids, or of objects with `id`, got {value!r:.80}",
+            field="answers",
+        )
+    return [str(hit) for hit in hits]
+
+
+def _filter_of(place: str, value: Any) -> Mapping[str, Any] | None:
+    if value is not None and not isinstance(value, Mapping):
+        raise CollectionError(
+            f"answers: {place}: `where` must be an object, got {value!r:.80}", field="answers"
+        )
+    return value

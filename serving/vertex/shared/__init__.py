@@ -1,0 +1,1 @@
+"""What all versions of the managed service's API share: names, state, operations, registration."""

@@ -1,0 +1,116 @@
+"""The services of this server as the facades call them: with our own messages, without the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from google.protobuf.message import Message
+
+from scannery.runtime.deadline import Deadline
+from scannery.serving.contract import (
+    ALTER_INDEX,
+    CREATE_INDEX,
+    DROP_INDEX,
+    INDEX_SERVICE,
+    SEARCH_SERVICE,
+    UPSERT,
+)
+from scannery.serving.services.registry import MethodRegistry
+from scannery.v1 import index_pb2, search_pb2
+
+__all__ = ["Engine", "SearchOffer"]
+
+AnswerT = TypeVar("AnswerT", bound=Message)
+SearchOffer = Callable[
+    [str, int, Callable[[], "search_pb2.SearchRequest | search_pb2.SearchManyRequest"]], object
+]
+"""Called with each answered search: its index, its number of queries, and a function that returns it."""
+
+
+class Engine:
+    """The methods of this server. Safe to use from several threads."""
+
+    def __init__(
+        self, methods: MethodRegistry, offer: SearchOffer = lambda index, queries, request_of: None
+    ) -> None:
+        """Call methods of a registry.
+
+        Args:
+            methods: by path.
+            offer: told about searches, so that their recall is sampled as that of others.
+
+        """
+        self._methods, self._offer = methods, offer
+
+    def create_index(
+        self, spec: Mapping[str, Any], *, dimensions: int, deadline: Deadline
+    ) -> index_pb2.IndexInfo:
+        """Create an empty index from the keys of a spec."""
+        request = index_pb2.CreateIndexRequest(spec_json=json.dumps(spec), dimensions=dimensions)
+        answer: index_pb2.CreateIndexResponse = self._called(CREATE_INDEX, request, deadline)
+        return answer.index
+
+    def alter_index(self, index: str, changes: Mapping[str, Any], deadline: Deadline) -> index_pb2.IndexInfo:
+        """Change some keys of the spec of an index."""
+        request = index_pb2.AlterIndexRequest(index=index, changes_json=json.dumps(changes))
+        answer: index_pb2.AlterIndexResponse = self._called(ALTER_INDEX, request, deadline)
+        return answer.index
+
+    def drop_index(self, index: str, deadline: Deadline, *, missing_ok: bool = False) -> bool:
+        """Drop an index, and return whether there was one."""
+        request = index_pb2.DropIndexRequest(index=index, missing_ok=missing_ok)
+        answer: index_pb2.DropIndexResponse = self._called(DROP_INDEX, request, deadline)
+        return answer.dropped
+
+    def index_info(self, index: str, deadline: Deadline) -> index_pb2.IndexInfo:
+        """Return the description of an index; raises UnknownIndexError."""
+        request = index_pb2.GetIndexRequest(index=index)
+        answer: index_pb2.GetIndexResponse = self._called(f"/{INDEX_SERVICE}/GetIndex", request, deadline)
+        return answer.index
+
+    def upsert(self, request: index_pb2.UpsertRequest, deadline: Deadline) -> index_pb2.UpsertResponse:
+        """Write a batch."""
+        return cast(index_pb2.UpsertResponse, self._called(UPSERT, request, deadline))
+
+    def delete(self, request: index_pb2.DeleteRequest, deadline: Deadline) -> index_pb2.DeleteResponse:
+        """Delete datapoints by id."""
+        return cast(index_pb2.DeleteResponse, self._called(f"/{INDEX_SERVICE}/Delete", request, deadline))
+
+    def delete_where(
+        self, request: index_pb2.DeleteWhereRequest, deadline: Deadline
+    ) -> index_pb2.DeleteWhereResponse:
+        """Delete a batch of datapoints that a filter allows."""
+        path = f"/{INDEX_SERVICE}/DeleteWhere"
+        return cast(index_pb2.DeleteWhereResponse, self._called(path, request, deadline))
+
+    def search(self, request: search_pb2.SearchRequest, deadline: Deadline) -> search_pb2.SearchResponse:
+        """Answer one query."""
+        answer: search_pb2.SearchResponse = self._called(f"/{SEARCH_SERVICE}/Search", request, deadline)
+        self._offer(request.index, 1, lambda: request)
+        return answer
+
+    def search_many(
+        self, request: search_pb2.SearchManyRequest, deadline: Deadline
+    ) -> search_pb2.SearchManyResponse:
+        """Answer many queries from one snapshot."""
+        path = f"/{SEARCH_SERVICE}/SearchMany"
+        answer: search_pb2.SearchManyResponse = self._called(path, request, deadline)
+        self._offer(request.index, len(answer.results), lambda: request)
+        return answer
+
+    def get(self, request: search_pb2.GetRequest, deadline: Deadline) -> search_pb2.GetResponse:
+        """Return datapoints by id."""
+        return cast(search_pb2.GetResponse, self._called(f"/{SEARCH_SERVICE}/Get", request, deadline))
+
+    def count(self, request: search_pb2.CountRequest, deadline: Deadline) -> search_pb2.CountResponse:
+        """Return the number of datapoints that a filter allows."""
+        return cast(search_pb2.CountResponse, self._called(f"/{SEARCH_SERVICE}/Count", request, deadline))
+
+    def scan(self, request: search_pb2.ScanRequest, deadline: Deadline) -> search_pb2.ScanResponse:
+        """Return a page of datapoints."""
+        return cast(search_pb2.ScanResponse, self._called(f"/{SEARCH_SERVICE}/Scan", request, deadline))
+
+    def _called(self, path: str, request: Message, deadline: Deadline) -> Any:
+        return self._methods.call(path, self._methods.resolved(request), deadline)

@@ -1,0 +1,255 @@
+"""Long-running operations: kept in the store, so that every worker answers for them, also after a restart.
+
+The work of an operation runs in a thread of the worker that got the request. That worker renews a time stamp; an
+operation whose stamp is old has lost its worker, and is reported as aborted.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextvars
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from grpc import StatusCode
+
+from scannery.indexer import IndexerError
+from scannery.runtime.errors import OverloadedError, ServingError
+from scannery.runtime.periodic_task import PeriodicTask
+from scannery.serving.security.principal import CURRENT
+from scannery.serving.status import status_for_callers
+from scannery.serving.vertex.shared.calls import Call
+from scannery.serving.vertex.shared.names import is_visible, unknown_resource
+from scannery.serving.vertex.shared.state import JsonDocument, Resources
+from scannery.vertex.v1 import operations_pb2 as pb
+
+__all__ = ["OPERATIONS_KEY", "Operations", "Progress"]
+
+_LOG = logging.getLogger(__name__)
+
+OPERATIONS_KEY = "vertex-operations.json"
+BEAT_EVERY_S = 5.0
+LOST_AFTER_S = 30.0
+"""Age of the time stamp of a running operation whose worker is gone."""
+KEPT_S = 7 * 86400.0
+MAX_KEPT = 1000
+"""Operations of a store; the oldest that have ended are forgotten."""
+MAX_RUNNING = 16
+"""Operations that run or wait in a process."""
+_KIND = "operations"
+
+Progress: TypeAlias = Callable[[Message], None]
+"""Takes the metadata of a running operation; it is stored with the next time stamp."""
+Work: TypeAlias = Callable[[Progress], Message]
+
+
+class Operations:
+    """The operations of a store. Safe to use from several threads and processes."""
+
+    def __init__(self, document: JsonDocument, *, clock: Callable[[], float] = time.time) -> None:
+        """Start no thread yet.
+
+        Args:
+            document: where they are kept.
+            clock: returns seconds since 1970.
+
+        """
+        self._document, self._clock = document, clock
+        self._lock = threading.Lock()
+        self._running: dict[str, tuple[Call, Message]] = {}
+        """The operations of this process by id: the call that began each, and its metadata."""
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="scannery-operation")
+        self._beat = PeriodicTask("operations", self._renew, every_s=BEAT_EVERY_S)
+        self._began = False
+
+    def finished(
+        self, call: Call, resource: str, *, index: str, metadata: Message, response: Message
+    ) -> pb.Operation:
+        """Record an operation that has ended, and return it.
+
+        Args:
+            call: that began it.
+            resource: name of the resource; the operation is named below it.
+            index: the caller must see this index to see the operation; empty: anyone may.
+            metadata: of the operation, without times.
+            response: its result.
+
+        """
+        id = secrets.token_hex(16)
+        record = self._record(call, resource, index, metadata)
+        record.update(done=True, response=_stored(call, response))
+        self._document.change(lambda resources: self._add(resources, id, record))
+        return _operation(record, id)
+
+    def begin(self, call: Call, resource: str, *, index: str, metadata: Message, work: Work) -> pb.Operation:
+        """Begin an operation, and return it.
+
+        Args:
+            call: that begins it.
+            resource: as of `finished`.
+            index: as of `finished`.
+            metadata: at the beginning.
+            work: runs in a thread as the caller; returns the response; its errors become that of the operation.
+
+        Raises:
+            OverloadedError: MAX_RUNNING operations wait in this process.
+
+        """
+        id = secrets.token_hex(16)
+        with self._lock:
+            if len(self._running) >= MAX_RUNNING:
+                raise OverloadedError(f"{MAX_RUNNING} operations are running, which is the limit")
+            self._running[id] = call, metadata
+            if not self._began:
+                self._began = True
+                self._beat.start()
+        record = self._record(call, resource, index, metadata)
+        try:
+            self._document.change(lambda resources: self._add(resources, id, record))
+        except BaseException:
+            self._forget(id)
+            raise
+        # As the caller, and without the permit of the call, which ends before.
+        context = contextvars.Context()
+        context.run(CURRENT.set, CURRENT.get())
+        self._threads.submit(context.run, self._run, id, call, work)
+        return _operation(record, id)
+
+    def get(self, name: str) -> pb.Operation:
+        """Return an operation by its name; raises UnknownResourceError."""
+        id = name.rpartition("/operations/")[2]
+        record = self._document.read().get(_KIND, {}).get(id)
+        if record is None or name != _name(record, id) or not _may_see(record):
+            raise unknown_resource(name)
+        return self._shown(record, id)
+
+    def below(self, resource: str) -> Iterable[tuple[str, pb.Operation]]:
+        """Return the operations of a resource or location, each with a key; the newest has the least key."""
+        found = []
+        for id, record in self._document.read().get(_KIND, {}).items():
+            if f"{record['resource']}/".startswith(f"{resource}/") and _may_see(record):
+                age = 10**12 - int(record["created_s"] * 1000) // 10
+                found.append((f"{age:013d}{id}", self._shown(record, id)))
+        return sorted(found, key=lambda item: item[0])
+
+    def delete(self, name: str) -> None:
+        """Forget an operation that has ended; raises UnknownResourceError."""
+        operation = self.get(name)
+        id = name.rpartition("/operations/")[2]
+        if operation.done:
+            self._document.change(lambda resources: resources.get(_KIND, {}).pop(id, None))
+
+    def close(self) -> None:
+        """Wait for the operation that runs, and drop those that wait: they are reported as aborted."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._began:
+            self._beat.stop()
+
+    def _run(self, id: str, call: Call, work: Work) -> None:
+        def progress(metadata: Message) -> None:
+            self._running[id] = call, metadata
+
+        try:
+            result: dict[str, Any] = {"response": _stored(call, work(progress))}
+        except Exception as error:  # noqa: BLE001  the table of statuses has every one
+            code, message, _ = status_for_callers(error)
+            if code is StatusCode.INTERNAL:
+                _LOG.error("unexpected error of an operation", exc_info=error)
+            result = {"error": {"code": code.value[0], "message": message}}
+        _, metadata = self._running[id]
+        try:
+            self._document.change(lambda resources: self._end(resources, id, call, metadata, result))
+        except (IndexerError, ServingError) as error:
+            _LOG.error("the result of an operation cannot be stored: %s", error)
+        finally:
+            self._forget(id)
+
+    def _renew(self) -> None:
+        running = dict(self._running)
+        if not running:
+            return
+
+        def renewed(resources: Resources) -> None:
+            for id, (call, metadata) in running.items():
+                record = resources.get(_KIND, {}).get(id)
+                if record is not None and not record["done"]:
+                    record.update(updated_s=self._clock(), metadata=_stored(call, metadata))
+
+        self._document.change(renewed)
+
+    def _forget(self, id: str) -> None:
+        with self._lock:
+            self._running.pop(id, None)
+
+    def _record(self, call: Call, resource: str, index: str, metadata: Message) -> dict[str, Any]:
+        now_s = self._clock()
+        return {
+            "resource": resource,
+            "index": index,
+            "created_s": now_s,
+            "updated_s": now_s,
+            "done": False,
+            "metadata": _stored(call, metadata),
+        }
+
+    def _add(self, resources: Resources, id: str, record: dict[str, Any]) -> None:
+        records = resources.setdefault(_KIND, {})
+        records[id] = record
+        oldest_s = self._clock() - KEPT_S
+        ended = sorted(
+            (item["created_s"], key) for key, item in records.items() if item["done"] and key != id
+        )
+        spare = len(records) - MAX_KEPT
+        for number, (created_s, key) in enumerate(ended):
+            if created_s < oldest_s or number < spare:
+                del records[key]
+
+    def _end(
+        self, resources: Resources, id: str, call: Call, metadata: Message, result: dict[str, Any]
+    ) -> None:
+        record = resources.get(_KIND, {}).get(id)
+        if record is not None:
+            record.update(result, done=True, updated_s=self._clock(), metadata=_stored(call, metadata))
+
+    def _shown(self, record: dict[str, Any], id: str) -> pb.Operation:
+        operation = _operation(record, id)
+        if not operation.done and self._clock() - record["updated_s"] > LOST_AFTER_S:
+            operation.done = True
+            operation.error.code = StatusCode.ABORTED.value[0]
+            operation.error.message = "the server that ran this operation has stopped; begin it again"
+        return operation
+
+
+def _may_see(record: dict[str, Any]) -> bool:
+    return not record["index"] or is_visible(record["index"])
+
+
+def _name(record: dict[str, Any], id: str) -> str:
+    return f"{record['resource']}/operations/{id}"
+
+
+def _stored(call: Call, message: Message) -> dict[str, str]:
+    packed = call.packed(message)
+    return {"type_url": packed.type_url, "value": base64.b64encode(packed.value).decode()}
+
+
+def _loaded(stored: dict[str, str]) -> any_pb2.Any:
+    return any_pb2.Any(type_url=stored["type_url"], value=base64.b64decode(stored["value"]))
+
+
+def _operation(record: dict[str, Any], id: str) -> pb.Operation:
+    operation = pb.Operation(
+        name=_name(record, id), done=record["done"], metadata=_loaded(record["metadata"])
+    )
+    if "response" in record:
+        operation.response.CopyFrom(_loaded(record["response"]))
+    elif "error" in record:
+        operation.error.code, operation.error.message = record["error"]["code"], record["error"]["message"]
+    return operation

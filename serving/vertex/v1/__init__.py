@@ -1,0 +1,1 @@
+"""The managed service's API v1: indexes, endpoints, neighbours."""

@@ -1,0 +1,238 @@
+"""Writes folders of contents into indexes: batch updates.
+
+A request names a folder; only folders below the operator's roots are read. Everything is read and checked once before
+anything is written, so that a folder with a wrong record changes nothing. Then it is read again and written in batches:
+queries see the new datapoints as they arrive. With `isCompleteOverwrite`, all datapoints that were there before and are
+not in the folder are deleted at the end.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+from scannery.indexer import IndexSpec, InvalidRecordError, Manifest
+from scannery.indexer.contents import ContentsReader, ContentsRecord
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import InvalidRequestError, OverloadedError
+from scannery.runtime.retry import Backoff
+from scannery.serving.vertex.shared.context import Facade
+from scannery.serving.vertex.shared.engine import Engine
+from scannery.serving.vertex.v1.datapoints import own_datapoint
+from scannery.serving.vertex.v1.index_settings import Contents
+from scannery.serving.vertex.v1.record_conversion import RecordError, RefusedRecordError, to_datapoint
+from scannery.v1 import index_pb2, types_pb2
+from scannery.vertex.v1 import index_pb2 as pb
+
+__all__ = ["ContentsWriter", "check_below"]
+
+_FIELD = "index.metadata.contentsDeltaUri"
+_REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://[A-Za-z0-9][A-Za-z0-9._@-]*(?:/[^/?#%\\*\[\x00-\x1f]+)*/?")
+BATCH_ROWS = 500
+MAX_PARTIAL_ERRORS = 10
+"""Errors that are told of a file."""
+BATCH_TIMEOUT_S = 300.0
+MAX_OVERLOADED_S = 600.0
+
+ResultT = TypeVar("ResultT")
+Told = Callable[[pb.NearestNeighborSearchOperationMetadata], None]
+Stats = pb.NearestNeighborSearchOperationMetadata.ContentValidationStats
+
+
+class ContentsWriter:
+    """Reads folders below the operator's roots into indexes. Safe to use from several threads."""
+
+    def __init__(self, facade: Facade) -> None:
+        """Read as the options of a server say."""
+        self._facade = facade
+
+    def check(self, contents: Contents) -> None:
+        """Raise InvalidRequestError unless the folder is below one of the roots."""
+        check_below(contents.uri, self._facade.config.contents)
+
+    def write(self, index: str, contents: Contents, told: Told) -> None:
+        """Write a folder into an index.
+
+        Args:
+            index: name of the index.
+            contents: the folder, checked.
+            told: called with what was read so far.
+
+        Raises:
+            InvalidRequestError: a record is wrong; nothing was written.
+
+        """
+        reader, engine = self._facade.config.reader, self._facade.engine
+        assert reader is not None
+        manifest = self._facade.catalog.manifest(index)
+        uri = check_below(contents.uri, self._facade.config.contents)
+        try:
+            _validate(reader, uri, manifest, told)
+        except InvalidRecordError as error:
+            raise InvalidRequestError(f"{_FIELD}: {error.message}", field=_FIELD) from error
+        # Everything that was written until now has a sequence up to this one.
+        before = self._facade.catalog.snapshot(index).sequence
+        for batch in _batches(_changes(reader, uri, manifest.spec)):
+            _patiently(partial(_write, engine, index, batch))
+        if contents.overwrite:
+            self._delete_older(index, before)
+
+    def _delete_older(self, index: str, sequence: int) -> None:
+        """Delete the datapoints that were there before."""
+        everything = types_pb2.Filter(
+            condition=types_pb2.Condition(
+                field="id",
+                operator=types_pb2.OPERATOR_EXISTS,
+                values=[types_pb2.Value(bool_value=True)],
+            )
+        )
+        remaining = 1
+        while remaining:
+            request = index_pb2.DeleteWhereRequest(
+                index=index, where=everything, limit=10_000, until_sequence=sequence
+            )
+            remaining = _patiently(partial(self._facade.engine.delete_where, request)).remaining
+
+
+def check_below(uri: str, roots: tuple[str, ...]) -> str:
+    """Return the folder that a URI names, if it is below a root: a path without links, or a URI of a bucket.
+
+    Raises:
+        InvalidRequestError: it is not. The message does not tell whether there is such a folder.
+
+    """
+    error = InvalidRequestError.at(
+        _FIELD,
+        f"{uri!r:.200} is not below a folder that this server reads contents from (--vertex-contents)",
+    )
+    if "://" in uri and not uri.startswith("file://"):
+        if not _REMOTE.fullmatch(uri) or {".", ".."} & {*PurePosixPath(uri).parts}:
+            raise error
+        if any("://" in root and _is_below(uri, root) for root in roots):
+            return uri
+        raise error
+    path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
+    if not path.startswith("/") or "\x00" in path or ".." in PurePosixPath(path).parts:
+        raise error
+    real = Path(path).resolve()
+    if not real.is_dir():  # also: no pattern
+        raise error
+    for root in roots:
+        local = unquote(urlsplit(root).path) if root.startswith("file://") else root
+        if "://" not in local and real.is_relative_to(Path(local).resolve()):
+            return str(real)
+    raise error
+
+
+def _is_below(uri: str, root: str) -> bool:
+    return uri.rstrip("/") == root.rstrip("/") or uri.startswith(f"{root.rstrip('/')}/")
+
+
+def _validate(reader: ContentsReader, uri: str, manifest: Manifest, told: Told) -> None:
+    """Read everything; raise InvalidRequestError if a record is wrong, after `told` has all counts."""
+    files: dict[str, Stats] = {}
+    seen: set[str] = set()
+    first = ""
+    for item in reader(uri):
+        stats = files.setdefault(item.source, Stats(source_gcs_uri=item.source))
+        problem = _problem(item, manifest, seen)
+        if problem is None:
+            stats.valid_record_count += 1
+            stats.valid_sparse_record_count += bool((item.fields or {}).get("sparse_embedding"))
+            continue
+        stats.invalid_record_count += 1
+        first = first or f"{item.source}: {problem.error_message}"
+        if len(stats.partial_errors) < MAX_PARTIAL_ERRORS:
+            stats.partial_errors.append(problem)
+    told(pb.NearestNeighborSearchOperationMetadata(content_validation_stats=files.values()))
+    wrong = sum(stats.invalid_record_count for stats in files.values())
+    if wrong:
+        raise InvalidRequestError(
+            f"{_FIELD}: {wrong} records cannot be written, nothing was written; the first: {first}",
+            field=_FIELD,
+        )
+
+
+def _problem(item: ContentsRecord, manifest: Manifest, seen: set[str]) -> RecordError | None:
+    if item.problem:
+        return _error(item, item.problem, item.category or "PARSING_ERROR", item.id)
+    if item.fields is None:
+        return None
+    id = str(item.fields.get("id", ""))
+    try:
+        point = to_datapoint(item.fields)
+        size = len(point.feature_vector)
+        if size not in (0, manifest.dimensions):
+            raise RefusedRecordError(
+                f"embedding: must have {manifest.dimensions} numbers, got {size}", "EMBEDDING_SIZE_MISMATCH"
+            )
+        if manifest.spec.distance == "cosine" and size and not any(point.feature_vector):
+            raise RefusedRecordError("embedding: must not be all zeros", "INVALID_EMBEDDING")
+        own_datapoint(point, manifest.spec, "record")
+        if id in seen:
+            raise RefusedRecordError("id: occurs twice", "INVALID_EMBEDDING_ID")
+        seen.add(id)
+    except RefusedRecordError as error:
+        return _error(item, str(error), error.category, id)
+    except InvalidRequestError as error:
+        return _error(item, error.message.removeprefix("record."), "PARSING_ERROR", id)
+    return None
+
+
+def _error(item: ContentsRecord, message: str, category: str, id: str) -> RecordError:
+    known = RecordError.RecordErrorType.keys()
+    return RecordError(
+        error_type=RecordError.RecordErrorType.Value(category if category in known else "PARSING_ERROR"),
+        error_message=message,
+        source_gcs_uri=item.source,
+        embedding_id=id,
+        raw_record=item.excerpt,
+    )
+
+
+def _changes(reader: ContentsReader, uri: str, spec: IndexSpec) -> Iterator[index_pb2.Upsert | str]:
+    """Yield the datapoints to write, and the ids to delete."""
+    for item in reader(uri):
+        if item.deleted_id:
+            yield item.deleted_id
+        elif item.fields is not None:
+            yield index_pb2.Upsert(datapoint=own_datapoint(to_datapoint(item.fields), spec, "record"))
+        else:  # the folder has changed since it was checked
+            raise InvalidRequestError(f"{_FIELD}: {item.source}: {item.problem}", field=_FIELD)
+
+
+def _batches(
+    changes: Iterator[index_pb2.Upsert | str],
+) -> Iterator[list[index_pb2.Upsert] | list[str]]:
+    batch: list[index_pb2.Upsert | str] = []
+    for change in changes:
+        if batch and (len(batch) == BATCH_ROWS or type(batch[0]) is not type(change)):
+            yield batch  # type: ignore[misc]  # all of one type
+            batch = []
+        batch.append(change)
+    if batch:
+        yield batch  # type: ignore[misc]
+
+
+def _write(engine: Engine, index: str, batch: list[index_pb2.Upsert] | list[str], deadline: Deadline) -> None:
+    if isinstance(batch[0], str):
+        engine.delete(index_pb2.DeleteRequest(index=index, ids=batch), deadline)
+    else:
+        engine.upsert(index_pb2.UpsertRequest(index=index, upserts=batch), deadline)
+
+
+def _patiently(write: Callable[[Deadline], ResultT]) -> ResultT:
+    """Return the result of a write; one that is refused because of load is repeated."""
+    backoff, until_s = Backoff(first_s=0.1, max_s=5.0), time.monotonic() + MAX_OVERLOADED_S
+    while True:
+        try:
+            return write(Deadline.after(BATCH_TIMEOUT_S))
+        except OverloadedError as error:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(error.retry_after_s or backoff.back_off())

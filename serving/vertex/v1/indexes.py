@@ -1,0 +1,401 @@
+"""IndexService: indexes as resources. Each is an index of the store, whose name is the id of the resource.
+
+Indexes that were made through our own API, or by a build, are resources too if they have vectors: at every location,
+and without a description of their own until they get one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.json_format import ParseDict
+from google.protobuf.struct_pb2 import Value
+
+from scannery.indexer import IndexerError, Manifest
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import (
+    ConditionError,
+    InvalidRequestError,
+    ServingError,
+    UnknownIndexError,
+    UnsupportedError,
+)
+from scannery.serving.vertex.shared.calls import Call, ForeignMethod
+from scannery.serving.vertex.shared.context import Facade
+from scannery.serving.vertex.shared.etags import check_etag, etag_of
+from scannery.serving.vertex.shared.names import (
+    ResourceName,
+    is_visible,
+    new_id,
+    parse_name,
+    parse_parent,
+    unknown_resource,
+)
+from scannery.serving.vertex.shared.pages import page_of
+from scannery.serving.vertex.shared.state import Resources
+from scannery.serving.vertex.v1.contents import ContentsWriter
+from scannery.serving.vertex.v1.descriptions import (
+    changed_paths,
+    check_labels,
+    check_texts,
+    filtered,
+    masked,
+    timestamp,
+)
+from scannery.serving.vertex.v1.distances import Measure, measure_of
+from scannery.serving.vertex.v1.index_settings import (
+    Contents,
+    IndexSettings,
+    parse_metadata,
+    parse_settings,
+)
+from scannery.vertex.v1 import index_pb2 as pb
+from scannery.vertex.v1 import operations_pb2
+
+_LOG = logging.getLogger(__name__)
+
+__all__ = ["ENDPOINTS", "INDEXES", "IndexMethods", "KnownIndex", "Registry"]
+
+INDEXES = "indexes"
+"""Kind of resources: descriptions of indexes."""
+ENDPOINTS = "endpoints"
+_KIND = "indexes"
+_CHANGEABLE = ("display_name", "description", "labels", "metadata")
+BATCH, STREAM = pb.BATCH_UPDATE, pb.STREAM_UPDATE
+
+
+@dataclass(frozen=True, slots=True)
+class KnownIndex:
+    """An index that exists and that the caller may see."""
+
+    name: ResourceName
+    manifest: Manifest
+    record: Mapping[str, Any] | None
+    """Its description; None: it was not made through this API, and has none."""
+
+    @property
+    def settings(self) -> IndexSettings:
+        """What determines it."""
+        if self.record is not None and self.record.get("config"):
+            return parse_settings(self.record["config"])
+        return IndexSettings(self.manifest.dimensions, measure_of(self.manifest.spec.distance), exact=False)
+
+    @property
+    def update_method(self) -> int:
+        """How it is written."""
+        return STREAM if self.record is None else int(self.record["update_method"])
+
+
+class Registry:
+    """Finds indexes by the names of resources. Safe to use from several threads."""
+
+    def __init__(self, facade: Facade) -> None:
+        """Look in the catalog and the state of a server."""
+        self._facade = facade
+
+    def find(self, text: str, field: str = "name", *, resources: Resources | None = None) -> KnownIndex:
+        """Return an index by the name of its resource.
+
+        Args:
+            text: the name.
+            field: of the request, for errors.
+            resources: as read before; None: they are read now.
+
+        Raises:
+            InvalidRequestError: it is no name of an index.
+            UnknownResourceError: there is none, or the caller may not see it.
+
+        """
+        name = parse_name(text, _KIND, field)
+        records = (resources or self._facade.state.read()).get(INDEXES, {})
+        found = self.known(name.id, records)
+        if found is None or (found.record is not None and found.record["parent"] != name.parent):
+            raise unknown_resource(text, field)
+        return KnownIndex(name, found.manifest, found.record)
+
+    def known(self, id: str, records: Mapping[str, Any]) -> KnownIndex | None:
+        """Return an index by its id, None if there is none that the caller may see."""
+        if not is_visible(id):
+            return None
+        try:
+            manifest = self._facade.catalog.manifest(id)
+        except (UnknownIndexError, InvalidRequestError):
+            return None
+        if not manifest.dimensions:
+            return None
+        record = records.get(id)
+        parent = record["parent"] if record else ""
+        return KnownIndex(ResourceName(parent, _KIND, id), manifest, record)
+
+
+class IndexMethods:
+    """Create, get, list, update and delete indexes."""
+
+    def __init__(self, facade: Facade, registry: Registry, contents: ContentsWriter) -> None:
+        """Serve the indexes of a server.
+
+        Args:
+            facade: parts of the server.
+            registry: finds indexes.
+            contents: writes folders of contents into indexes.
+
+        """
+        self._facade, self._registry, self._contents = facade, registry, contents
+        service = "IndexService"
+        self.methods = (
+            ForeignMethod(service, "CreateIndex", pb.CreateIndexRequest, self.create, "admin"),
+            ForeignMethod(service, "GetIndex", pb.GetIndexRequest, self.get, "read"),
+            ForeignMethod(service, "ListIndexes", pb.ListIndexesRequest, self.list, "read"),
+            ForeignMethod(service, "UpdateIndex", pb.UpdateIndexRequest, self.update, "admin"),
+            ForeignMethod(service, "DeleteIndex", pb.DeleteIndexRequest, self.delete, "admin"),
+        )
+
+    def create(self, request: pb.CreateIndexRequest, call: Call) -> operations_pb2.Operation:
+        """Create an empty index, and write its contents if it has some."""
+        parent, given = parse_parent(request.parent), request.index
+        check_texts(given, "index")
+        _check_encryption(given)
+        config, contents = parse_metadata(given.metadata)
+        settings = parse_settings(config)
+        if contents is not None:
+            self._contents.check(contents)
+        name = ResourceName(parent, _KIND, new_id())
+        self._facade.engine.create_index(
+            _spec(name.id, settings.measure), dimensions=settings.dimensions, deadline=call.deadline
+        )
+        now_s = time.time()
+        record = {
+            "parent": parent,
+            "display_name": given.display_name,
+            "description": given.description,
+            "labels": dict(given.labels),
+            "config": config,
+            "update_method": given.index_update_method or BATCH,
+            "created_s": now_s,
+            "updated_s": now_s,
+        }
+        try:
+            self._facade.state.change(lambda found: found.setdefault(INDEXES, {}).update({name.id: record}))
+        except (IndexerError, ServingError):
+            self._facade.engine.drop_index(name.id, call.deadline, missing_ok=True)
+            raise
+        return self._ended(name, call, pb.CreateIndexOperationMetadata, contents)
+
+    def get(self, request: pb.GetIndexRequest, call: Call) -> pb.Index:
+        """Return an index."""
+        resources = self._facade.state.read()
+        found = self._registry.find(request.name, resources=resources)
+        index = self._described(found, resources)
+        index.index_stats.CopyFrom(self._stats(found, call.deadline))
+        return index
+
+    def list(self, request: pb.ListIndexesRequest, call: Call) -> pb.ListIndexesResponse:
+        """Return a page of the indexes of a location, by name."""
+        parent, resources = parse_parent(request.parent), self._facade.state.read()
+        records = resources.get(INDEXES, {})
+        items = []
+        # Of an index that another worker has just created, this one may know only the description.
+        for id in sorted({*self._facade.catalog.names(), *records}):
+            found = self._listed(id, records)
+            if found is not None and (found.record is None or found.record["parent"] == parent):
+                name = ResourceName(parent, _KIND, id)
+                index = self._described(KnownIndex(name, found.manifest, found.record), resources)
+                items.append((id, index))
+        asked = f"{parent}\n{request.filter}"
+        page, token = page_of(
+            filtered(items, request.filter), size=request.page_size, token=request.page_token, asked=asked
+        )
+        return pb.ListIndexesResponse(
+            indexes=[masked(index, request.read_mask) for index in page], next_page_token=token
+        )
+
+    def update(self, request: pb.UpdateIndexRequest, call: Call) -> operations_pb2.Operation:
+        """Change the description of an index, or write contents into it."""
+        given = request.index
+        found = self._registry.find(given.name, "index.name")
+        mask = request.update_mask
+        paths = changed_paths(mask, given, _CHANGEABLE)
+        config, contents = parse_metadata(given.metadata) if "metadata" in paths else ({}, None)
+        if contents is not None:
+            self._contents.check(contents)
+        if config and parse_settings({**(_config_of(found)), **config}) != found.settings:
+            raise InvalidRequestError.at(
+                "index.metadata.config",
+                "dimensions, distance and algorithm cannot be changed; create another index",
+            )
+
+        def change(resources: Resources) -> None:
+            record = resources.setdefault(INDEXES, {}).setdefault(
+                found.name.id, _record_of(found, time.time())
+            )
+            check_etag(given.etag, etag_of(record), "index.etag")
+            for name in ("display_name", "description"):
+                if name in paths:
+                    record[name] = getattr(given, name)
+            if "labels" in paths:
+                check_labels(given.labels, "index.labels")
+                record["labels"] = dict(given.labels)
+            record["config"] = {**record["config"], **config}
+            record["updated_s"] = time.time()
+
+        if "display_name" in paths:
+            check_texts(given, "index")
+        self._facade.state.change(change)
+        return self._ended(found.name, call, pb.UpdateIndexOperationMetadata, contents)
+
+    def delete(self, request: pb.DeleteIndexRequest, call: Call) -> operations_pb2.Operation:
+        """Delete an index with all its datapoints; one that is deployed is refused."""
+        found = self._registry.find(request.name)
+        id = found.name.id
+
+        def check_undeployed(resources: Resources) -> None:
+            if places := _deployments(resources, id):
+                where = ", ".join(f"{place.index_endpoint} ({place.deployed_index_id})" for place in places)
+                raise ConditionError(
+                    f"name: the index is deployed at {where}; undeploy it first", field="name"
+                )
+            resources.get(INDEXES, {}).pop(id, None)
+
+        # First the description: from then on the index cannot be deployed.
+        self._facade.state.change(check_undeployed)
+        self._facade.engine.drop_index(id, call.deadline, missing_ok=True)
+        return self._facade.operations.finished(
+            call,
+            str(found.name),
+            index=id,
+            metadata=pb.DeleteOperationMetadata(generic_metadata=_times()),
+            response=Empty(),
+        )
+
+    def _listed(self, id: str, records: Mapping[str, Any]) -> KnownIndex | None:
+        try:
+            return self._registry.known(id, records)
+        except IndexerError as error:
+            # An index that is broken must not hide the others.
+            _LOG.warning("index %s is left out of the list: %s", id, error)
+            return None
+
+    def _ended(
+        self, name: ResourceName, call: Call, kind: type[Any], contents: Contents | None
+    ) -> operations_pb2.Operation:
+        """Return an operation with the index as its result; with contents, it ends when they are written."""
+
+        def described(deadline: Deadline) -> pb.Index:
+            return self.get(pb.GetIndexRequest(name=str(name)), Call(call.api, deadline))
+
+        metadata = kind(generic_metadata=_times())
+        if contents is None:
+            return self._facade.operations.finished(
+                call, str(name), index=name.id, metadata=metadata, response=described(call.deadline)
+            )
+
+        def work(progress: Any) -> pb.Index:
+            def told(read: pb.NearestNeighborSearchOperationMetadata) -> None:
+                progress(kind(generic_metadata=_times(), nearest_neighbor_search_operation_metadata=read))
+
+            self._contents.write(name.id, contents, told)
+            return described(Deadline.after(None))
+
+        return self._facade.operations.begin(call, str(name), index=name.id, metadata=metadata, work=work)
+
+    def _described(self, found: KnownIndex, resources: Resources) -> pb.Index:
+        record = (
+            _record_of(found, found.manifest.created_at.timestamp()) if found.record is None else found.record
+        )
+        return pb.Index(
+            name=str(found.name),
+            display_name=record["display_name"],
+            description=record["description"],
+            metadata=_metadata({"config": record["config"]}),
+            deployed_indexes=_deployments(resources, found.name.id),
+            etag=etag_of(record),
+            labels=record["labels"],
+            create_time=timestamp(record["created_s"]),
+            update_time=timestamp(record["updated_s"]),
+            index_update_method=found.update_method,  # type: ignore[arg-type]  # an int is one
+        )
+
+    def _stats(self, found: KnownIndex, deadline: Deadline) -> pb.IndexStats:
+        snapshot = self._facade.catalog.snapshot(found.name.id, deadline=deadline)
+        return pb.IndexStats(
+            vectors_count=snapshot.dense_rows,
+            sparse_vectors_count=snapshot.sparse_rows,
+            shards_count=found.manifest.shards,
+        )
+
+
+def _spec(index: str, measure: Measure) -> dict[str, Any]:
+    """Return the spec of an index for the service's clients."""
+    return {
+        "index": index,
+        "source": {"id": "id", "vector": "embedding", "sparse_vector": "sparse_embedding"},
+        "distance": measure.distance,
+        "vectors": "optional",
+        "dynamic": True,
+        "attributes": {"crowding_tag": "string"},
+    }
+
+
+def _record_of(found: KnownIndex, now_s: float) -> dict[str, Any]:
+    """Return a description for an index that has none."""
+    if found.record is not None:
+        return dict(found.record)
+    created_s = found.manifest.created_at.timestamp()
+    return {
+        "parent": found.name.parent,
+        "display_name": found.name.id,
+        "description": "",
+        "labels": {},
+        "config": _config_of(found),
+        "update_method": STREAM,
+        "created_s": created_s,
+        "updated_s": now_s,
+    }
+
+
+def _config_of(found: KnownIndex) -> dict[str, Any]:
+    if found.record is not None and found.record["config"]:
+        return dict(found.record["config"])
+    measure = measure_of(found.manifest.spec.distance)
+    return {
+        "dimensions": found.manifest.dimensions,
+        "distanceMeasureType": measure.name,
+        "algorithmConfig": {"treeAhConfig": {}},
+    }
+
+
+def _deployments(resources: Resources, index: str) -> list[pb.DeployedIndexRef]:
+    """Return where an index is deployed."""
+    return [
+        pb.DeployedIndexRef(
+            index_endpoint=f"{endpoint['parent']}/indexEndpoints/{id}",
+            deployed_index_id=deployed_id,
+            display_name=deployed["display_name"],
+        )
+        for id, endpoint in sorted(resources.get(ENDPOINTS, {}).items())
+        for deployed_id, deployed in sorted(endpoint["deployed"].items())
+        if deployed["index"] == index
+    ]
+
+
+def _metadata(content: Mapping[str, Any]) -> Value:
+    value: Value = ParseDict(dict(content), Value())
+    return value
+
+
+def _check_encryption(index: pb.Index) -> None:
+    if index.encryption_spec.kms_key_name:
+        raise UnsupportedError(
+            "index.encryption_spec: keys of customers are not supported; encrypt the disk or the bucket of the store",
+            field="index.encryption_spec",
+        )
+
+
+def _times() -> operations_pb2.GenericOperationMetadata:
+    now = timestamp(time.time())
+    return operations_pb2.GenericOperationMetadata(create_time=now, update_time=now)

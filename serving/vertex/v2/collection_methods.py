@@ -1,0 +1,317 @@
+"""`VectorSearchService`: collections. Each is an index of this server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import Message
+
+from scannery.indexer import AlreadyExistsError
+from scannery.runtime.errors import ConditionError, InvalidRequestError, UnsupportedError
+from scannery.serving.vertex.shared.calls import Call, ForeignMethod
+from scannery.serving.vertex.shared.context import Facade
+from scannery.serving.vertex.shared.names import parse_parent
+from scannery.serving.vertex.shared.pages import page_of
+from scannery.serving.vertex.v2.collections import Collection, Collections, record_of
+from scannery.serving.vertex.v2.data_schema import DataSchema
+from scannery.serving.vertex.v2.resource_names import CollectionName, checked_id, parsed_collection
+from scannery.serving.vertex.v2.values import struct_of
+from scannery.serving.vertex.v2.vector_schema import VectorSchema, index_spec, named_vector, parsed_schema
+from scannery.v1 import index_pb2, search_pb2
+from scannery.vertex.v1 import operations_pb2
+from scannery.vertex.v2 import collections_pb2 as pb
+
+__all__ = ["DISTANCE_LABEL", "CollectionMethods", "finished"]
+
+DISTANCE_LABEL = "scannery-distance"
+"""Label of a new collection: how its vectors are kept, `cosine` (default) or `dot`.
+
+Vectors that are kept for cosine can be compared by dot product, too: by ScaNN where all of a segment have length 1,
+exactly where not. `dot` makes ScaNN search vectors of any length by dot product, without cosine."""
+_TEXTS = ("display_name", "description", "labels")
+_SCHEMAS = ("data_schema", "vector_schema")
+MAX_TEXT = 4096
+
+
+class CollectionMethods:
+    """Create, get, list, update and delete collections."""
+
+    def __init__(self, facade: Facade, collections: Collections) -> None:
+        """Work with the indexes of a server."""
+        self._facade, self._collections = facade, collections
+        service = "VectorSearchService"
+        self.methods = (
+            ForeignMethod(service, "CreateCollection", pb.CreateCollectionRequest, self.create, "admin"),
+            ForeignMethod(service, "GetCollection", pb.GetCollectionRequest, self.get, "read"),
+            ForeignMethod(service, "ListCollections", pb.ListCollectionsRequest, self.list, "read"),
+            ForeignMethod(service, "UpdateCollection", pb.UpdateCollectionRequest, self.update, "admin"),
+            ForeignMethod(service, "DeleteCollection", pb.DeleteCollectionRequest, self.delete, "admin"),
+        )
+
+    def create(self, request: pb.CreateCollectionRequest, call: Call) -> operations_pb2.Operation:
+        """Create an empty collection, which takes data objects at once."""
+        location = parse_parent(request.parent)
+        name = CollectionName(location, checked_id(request.collection_id, "collection_id", strict=True))
+        if self._collections.answered(request.request_id, f"create {name}"):
+            known = self._collections.get(name, "collection_id")
+            return finished(self._facade, call, "create", name, name, known.message)
+        message, schema = self._checked(request.collection)
+        distance = request.collection.labels.get(DISTANCE_LABEL, "cosine")
+        if distance not in ("dot", "cosine"):
+            raise InvalidRequestError.at(
+                f"collection.labels.{DISTANCE_LABEL}", f"must be dot or cosine, got {distance!r:.80}"
+            )
+        distances = dict.fromkeys(schema.dense, distance)
+        self._create_index(name, message, schema, distances, call)
+        now = self._collections.now_us()
+        record = record_of(location, message, schema, distances=distances, created_us=now, updated_us=now)
+        created = self._collections.put(name, record, instead_of=None)
+        self._collections.remember(request.request_id, f"create {name}")
+        return finished(self._facade, call, "create", name, name, created.message)
+
+    def get(self, request: pb.GetCollectionRequest, call: Call) -> pb.Collection:
+        """Return a collection."""
+        collection = self._collections.get(parsed_collection(request.name, "name"), "name")
+        self._facade.engine.index_info(collection.index, call.deadline)
+        return collection.message
+
+    def list(self, request: pb.ListCollectionsRequest, call: Call) -> pb.ListCollectionsResponse:
+        """Return the collections of a location."""
+        location = parse_parent(request.parent)
+        check_list(request.filter, request.order_by)
+        found = [(each.name.id, each.message) for each in self._collections.below(location)]
+        page, token = page_of(found, size=request.page_size, token=request.page_token, asked=location)
+        return pb.ListCollectionsResponse(collections=page, next_page_token=token)
+
+    def update(self, request: pb.UpdateCollectionRequest, call: Call) -> operations_pb2.Operation:
+        """Change descriptions, and add fields to schemas."""
+        name = parsed_collection(request.collection.name, "collection.name")
+        before = self._collections.get(name, "collection.name")
+        asked = f"update {name} {request.collection.SerializeToString(deterministic=True).hex()[:2000]}"
+        if self._collections.answered(request.request_id, asked):
+            return finished(self._facade, call, "update", name, name, before.message)
+        message = merged(before.message, request.collection, list(request.update_mask.paths))
+        _check_texts(message)
+        models = {**before.record["models"], **self._facade.config.models}
+        spaces = before.schema.spaces
+        schema = parsed_schema(message.vector_schema, models, spaces=spaces)
+        _check_grown(before, message, schema)
+        self._add_vectors(before, message, schema, call)
+        distance = before.message.labels.get(DISTANCE_LABEL, "cosine")
+        record = record_of(
+            name.location,
+            message,
+            schema,
+            distances={**dict.fromkeys(schema.dense, distance), **before.distances},
+            created_us=before.record["created_us"],
+            updated_us=self._collections.now_us(),
+            indexes=before.record["indexes"],
+        )
+        after = self._collections.put(name, record, instead_of=before)
+        self._collections.remember(request.request_id, asked)
+        return finished(self._facade, call, "update", name, name, after.message)
+
+    def delete(self, request: pb.DeleteCollectionRequest, call: Call) -> operations_pb2.Operation:
+        """Remove a collection; FAILED_PRECONDITION if it has data objects or indexes, unless `force` is set."""
+        name = parsed_collection(request.name, "name")
+        if self._collections.answered(request.request_id, f"delete {name}"):
+            return finished(self._facade, call, "delete", name, name, Empty())
+        collection = self._collections.get(name, "name")
+        if not request.force:
+            self._check_empty(collection, call)
+        self._facade.engine.drop_index(collection.index, call.deadline, missing_ok=True)
+        self._collections.remove(collection)
+        self._collections.remember(request.request_id, f"delete {name}")
+        return finished(self._facade, call, "delete", name, name, Empty())
+
+    def _checked(self, given: pb.Collection) -> tuple[pb.Collection, VectorSchema]:
+        """Return a new collection that was checked, and its vectors."""
+        if given.HasField("encryption_spec"):
+            raise UnsupportedError(
+                "collection.encryption_spec: keys of the caller are not supported",
+                field="collection.encryption_spec",
+            )
+        message = pb.Collection()
+        message.CopyFrom(given)
+        _check_texts(message)
+        if message.HasField("schema") and not message.HasField("data_schema"):
+            message.data_schema.CopyFrom(message.schema)
+        message.ClearField("schema")
+        DataSchema(struct_of(message.data_schema, "collection.data_schema"))
+        return message, parsed_schema(message.vector_schema, self._facade.config.models)
+
+    def _create_index(
+        self,
+        name: CollectionName,
+        message: pb.Collection,
+        schema: VectorSchema,
+        distances: Mapping[str, str],
+        call: Call,
+    ) -> None:
+        """Create the index of a collection, and set the dimensions that models have in its description."""
+        unnamed = [field.dimensions for field in schema.dense.values() if not field.space]
+        spec = index_spec(name.id, schema, distances)
+        try:
+            info = self._facade.engine.create_index(spec, dimensions=sum(unnamed), deadline=call.deadline)
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(
+                f"collection_id: there is a collection or an index {name.id!r}; names are unique in a server",
+                field="collection_id",
+            ) from error
+        try:
+            _set_dimensions(message, schema, info)
+        except InvalidRequestError:
+            self._facade.engine.drop_index(name.id, call.deadline, missing_ok=True)
+            raise
+
+    def _add_vectors(
+        self, before: Collection, message: pb.Collection, schema: VectorSchema, call: Call
+    ) -> None:
+        """Add the vectors of new fields to the index."""
+        distance = before.message.labels.get(DISTANCE_LABEL, "cosine")
+        added = {
+            field.space: named_vector(field, distance)
+            for name, field in schema.dense.items()
+            if name not in before.schema.dense
+        }
+        if added:
+            info = self._facade.engine.alter_index(before.index, {"named_vectors": added}, call.deadline)
+            _set_dimensions(message, schema, info)
+
+    def _check_empty(self, collection: Collection, call: Call) -> None:
+        count = search_pb2.CountRequest(index=collection.index)
+        rows = self._facade.engine.count(count, call.deadline).count
+        if rows or collection.indexes:
+            raise ConditionError(
+                f"name: the collection has {rows} data objects and {len(collection.indexes)} indexes; delete them "
+                "first, or set `force` (v1beta)",
+                field="name",
+            )
+
+
+def finished(
+    facade: Facade, call: Call, verb: str, collection: CollectionName, target: object, response: Message
+) -> operations_pb2.Operation:
+    """Return an operation that has ended.
+
+    Args:
+        facade: of the server.
+        call: that began it.
+        verb: what it did.
+        collection: which the caller sees.
+        target: name of the resource.
+        response: its result.
+
+    """
+    metadata = pb.OperationMetadata(target=str(target), verb=verb, api_version=call.api.rpartition(".")[2])
+    metadata.create_time.GetCurrentTime()
+    metadata.end_time.CopyFrom(metadata.create_time)
+    return facade.operations.finished(
+        call, collection.location, index=collection.id, metadata=metadata, response=response
+    )
+
+
+def check_list(given_filter: str, order_by: str) -> None:
+    """Raise UnsupportedError for what lists do not support."""
+    if given_filter:
+        raise UnsupportedError("filter: lists have no filter", field="filter")
+    if order_by not in ("", "name"):
+        raise UnsupportedError("order_by: lists are ordered by name", field="order_by")
+
+
+def merged(before: pb.Collection, given: pb.Collection, mask: list[str]) -> pb.Collection:
+    """Return a collection with the fields of a mask, or those that are given where the mask is empty."""
+    after = pb.Collection()
+    after.CopyFrom(before)
+    if given.HasField("schema") and not given.HasField("data_schema"):
+        given = pb.Collection(
+            **{field.name: value for field, value in given.ListFields()}, data_schema=given.schema
+        )
+    paths = mask or [field.name for field, _ in given.ListFields() if field.name in (*_TEXTS, *_SCHEMAS)]
+    for path in [*_TEXTS, *_SCHEMAS] if paths == ["*"] else paths:
+        first, _, rest = path.partition(".")
+        if first not in (*_TEXTS, *_SCHEMAS):
+            raise InvalidRequestError.at(
+                "update_mask",
+                f"must have paths of {', '.join((*_TEXTS, *_SCHEMAS))}, or be *, got {path!r:.80}",
+            )
+        if rest:
+            _merge_field(after, given, first, rest)
+        else:
+            after.ClearField(first)  # type: ignore[arg-type]  # one of the names above
+            part = pb.Collection()
+            part.CopyFrom(given)
+            for field, _ in given.ListFields():
+                if field.name != first:
+                    part.ClearField(field.name)  # type: ignore[arg-type]  # the name of a field
+            after.MergeFrom(part)
+    return after
+
+
+def _merge_field(after: pb.Collection, given: pb.Collection, first: str, rest: str) -> None:
+    """Set a field of one of the schemas, or one label."""
+    if first == "vector_schema" and rest in given.vector_schema:
+        after.vector_schema[rest].CopyFrom(given.vector_schema[rest])
+        return
+    if first == "labels" and rest in given.labels:
+        after.labels[rest] = given.labels[rest]
+        return
+    name = rest.removeprefix("properties.")
+    properties = given.data_schema.fields["properties"].struct_value.fields
+    if first == "data_schema" and name != rest and name in properties:
+        kept = after.data_schema.fields["properties"].struct_value.fields
+        kept[name].CopyFrom(properties[name])
+        return
+    raise InvalidRequestError.at("update_mask", f"{first}.{rest:.80} is not in the collection given")
+
+
+def _check_grown(before: Collection, after: pb.Collection, schema: VectorSchema) -> None:
+    """Raise for a field that is gone or has changed, and for a new sparse field."""
+    for name, field in before.message.vector_schema.items():
+        if name not in after.vector_schema:
+            raise InvalidRequestError.at(f"collection.vector_schema.{name}", "cannot be removed")
+        if after.vector_schema[name] != field:
+            raise UnsupportedError(
+                f"collection.vector_schema.{name}: fields cannot be changed; add one with another name",
+                field=f"collection.vector_schema.{name}",
+            )
+    if schema.sparse != before.schema.sparse:
+        raise UnsupportedError(
+            f"collection.vector_schema.{schema.sparse}: a sparse field cannot be added later",
+            field=f"collection.vector_schema.{schema.sparse}",
+        )
+    _check_properties(
+        struct_of(before.message.data_schema, ""), struct_of(after.data_schema, "collection.data_schema")
+    )
+
+
+def _check_properties(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    DataSchema(after)
+    given = after.get("properties", {})
+    for name in before.get("properties", {}):
+        if name not in given:
+            raise InvalidRequestError.at(f"collection.data_schema.properties.{name}", "cannot be removed")
+
+
+def _set_dimensions(message: pb.Collection, schema: VectorSchema, info: index_pb2.IndexInfo) -> None:
+    """Set the dimensions of fields with a model; InvalidRequestError if the request wants others."""
+    for name, field in schema.dense.items():
+        if not field.model:
+            continue
+        made = info.named_vectors[field.space].dimensions
+        if field.dimensions not in (0, made):
+            raise InvalidRequestError.at(
+                f"collection.vector_schema.{name}.dense_vector.dimensions",
+                f"must be {made}, as the model {field.model_id!r} of this server has, got {field.dimensions}",
+            )
+        message.vector_schema[name].dense_vector.dimensions = made
+
+
+def _check_texts(message: pb.Collection) -> None:
+    for name, text in (("display_name", message.display_name), ("description", message.description)):
+        if len(text) > MAX_TEXT:
+            raise InvalidRequestError.at(f"collection.{name}", f"must have at most {MAX_TEXT} characters")
+    if len(message.labels) > 64:
+        raise InvalidRequestError.at("collection.labels", f"must be at most 64, got {len(message.labels)}")

@@ -1,0 +1,250 @@
+"""The collections of a store: what is known of each besides its index.
+
+The index has the name of the collection, so that keys that are limited to some indexes fit collections, too.
+Names of collections are therefore unique in a server: one belongs to the project and location that it was created with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.vertex.shared.names import is_visible, unknown_resource
+from scannery.serving.vertex.shared.state import JsonDocument, Resources
+from scannery.serving.vertex.v2.data_schema import DataSchema
+from scannery.serving.vertex.v2.resource_names import CollectionName
+from scannery.serving.vertex.v2.values import struct_of
+from scannery.serving.vertex.v2.vector_schema import VectorSchema, parsed_schema
+from scannery.vertex.v2 import collections_pb2 as pb
+
+__all__ = ["COLLECTIONS", "Collection", "CollectionIndex", "Collections", "record_of", "stored_index"]
+
+COLLECTIONS = "collections"
+"""Kind of the resources in the state."""
+REQUESTS = "collection-requests"
+KEPT_REQUEST_US = 3600 * 10**6
+"""How long a request id is remembered, as the service documents."""
+MAX_REQUESTS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionIndex:
+    """An index of a field: its name and its distance."""
+
+    id: str
+    field: str
+    metric: int
+    """A DistanceMetric, not 0."""
+    unit_length: bool
+    """Whether dot products are those of vectors scaled to length 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """A collection as it is stored. Immutable."""
+
+    name: CollectionName
+    message: pb.Collection
+    schema: VectorSchema
+    data_schema: DataSchema | None
+    distances: Mapping[str, str]
+    """Distance of our vectors by dense field: `dot` or `cosine`."""
+    indexes: Mapping[str, CollectionIndex]
+    record: Mapping[str, Any]
+    """In the state."""
+
+    @property
+    def index(self) -> str:
+        """Name of our index."""
+        return self.name.id
+
+
+class Collections:
+    """The collections of a state. Safe to use from several threads and processes."""
+
+    def __init__(self, state: JsonDocument, *, clock: Callable[[], float] = time.time) -> None:
+        """Read and write a state.
+
+        Args:
+            state: of the store.
+            clock: returns seconds since 1970.
+
+        """
+        self._state, self._clock = state, clock
+        self._known: dict[str, Collection] = {}
+
+    def get(self, name: CollectionName, field: str, *, recent: bool = False) -> Collection:
+        """Return a collection.
+
+        Args:
+            name: of it.
+            field: of the request, for the error.
+            recent: whether it may be as it was half a second ago, which takes no access to the store.
+
+        Raises:
+            UnknownResourceError: there is none that the caller can see.
+
+        """
+        resources = self._state.recent() if recent else self._state.read()
+        record = resources.get(COLLECTIONS, {}).get(name.id)
+        if record is None and recent:
+            return self.get(name, field)  # it may have been created just now
+        if record is None or record["location"] != name.location or not is_visible(name.id):
+            raise unknown_resource(name, field)
+        return self._loaded(name, record)
+
+    def below(self, location: str) -> list[Collection]:
+        """Return the collections of a location that the caller can see, by name."""
+        return [
+            self._loaded(CollectionName(location, id), record)
+            for id, record in sorted(self._state.read().get(COLLECTIONS, {}).items())
+            if record["location"] == location and is_visible(id)
+        ]
+
+    def put(
+        self, name: CollectionName, record: Mapping[str, Any], *, instead_of: Collection | None
+    ) -> Collection:
+        """Write a collection, and return it.
+
+        Args:
+            name: of it.
+            record: new content.
+            instead_of: what it replaces; UnknownResourceError if that is gone or was changed since.
+
+        """
+
+        def change(resources: Resources) -> None:
+            records = resources.setdefault(COLLECTIONS, {})
+            if instead_of is not None and records.get(name.id) != instead_of.record:
+                raise unknown_resource(f"{name} as it was read: another request has changed it", "name")
+            records[name.id] = dict(record)
+
+        self._state.change(change)
+        return self._loaded(name, record)
+
+    def remove(self, collection: Collection) -> None:
+        """Forget a collection; nothing happens if it is gone, or was created again."""
+
+        def change(resources: Resources) -> None:
+            records = resources.get(COLLECTIONS, {})
+            if records.get(collection.index) == collection.record:
+                del records[collection.index]
+
+        self._state.change(change)
+
+    def answered(self, request_id: str, asked: str) -> bool:
+        """Return whether a request with this id has succeeded within the last hour.
+
+        Args:
+            request_id: of the request; empty: it has none.
+            asked: what it asks for.
+
+        Raises:
+            InvalidRequestError: the id was used for another request.
+
+        """
+        if not request_id:
+            return False
+        known = self._state.read().get(REQUESTS, {}).get(request_id)
+        if known is None or self.now_us() - known["at_us"] > KEPT_REQUEST_US:
+            return False
+        if known["asked"] != asked:
+            raise InvalidRequestError.at("request_id", "was used for another request")
+        return True
+
+    def remember(self, request_id: str, asked: str) -> None:
+        """Record that a request has succeeded; nothing happens without an id."""
+        if not request_id:
+            return
+        if len(request_id) > 64:
+            raise InvalidRequestError.at(
+                "request_id", f"must have at most 64 characters, got {len(request_id)}"
+            )
+        now = self.now_us()
+
+        def change(resources: Resources) -> None:
+            kept = resources.setdefault(REQUESTS, {})
+            kept[request_id] = {"asked": asked, "at_us": now}
+            for key, _ in sorted(kept.items(), key=lambda item: item[1]["at_us"])[:-MAX_REQUESTS]:
+                del kept[key]
+            for key in [key for key, each in kept.items() if now - each["at_us"] > KEPT_REQUEST_US]:
+                del kept[key]
+
+        self._state.change(change)
+
+    def now_us(self) -> int:
+        """Return the time in microseconds since 1970."""
+        return int(self._clock() * 1e6)
+
+    def _loaded(self, name: CollectionName, record: Mapping[str, Any]) -> Collection:
+        known = self._known.get(name.id)
+        if known is None or known.record is not record:
+            known = self._known[name.id] = _loaded(name, record)
+        return known
+
+
+def record_of(
+    location: str,
+    message: pb.Collection,
+    schema: VectorSchema,
+    *,
+    distances: Mapping[str, str],
+    created_us: int,
+    updated_us: int,
+    indexes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return what is kept of a collection, as JSON."""
+    kept = pb.Collection()
+    kept.CopyFrom(message)
+    for field in ("name", "create_time", "update_time"):
+        kept.ClearField(field)
+    return {
+        "location": location,
+        "collection": MessageToDict(kept, preserving_proto_field_name=True),
+        "spaces": schema.spaces,
+        "models": {field.model_id: field.model for field in schema.dense.values() if field.model},
+        "distances": dict(distances),
+        "created_us": created_us,
+        "updated_us": updated_us,
+        "indexes": dict(indexes or {}),
+    }
+
+
+def stored_index(collection: Collection, identifier: str) -> pb.Index:
+    """Return the description of an index of a collection; UnknownResourceError if there is none."""
+    record = collection.record["indexes"].get(identifier)
+    name = collection.name.index_name(identifier)
+    if record is None:
+        raise unknown_resource(name)
+    message = ParseDict(record["index"], pb.Index(name=name))
+    message.create_time.FromMicroseconds(record["created_us"])
+    message.update_time.FromMicroseconds(record["updated_us"])
+    return message
+
+
+def _loaded(name: CollectionName, record: Mapping[str, Any]) -> Collection:
+    message = ParseDict(record["collection"], pb.Collection(name=str(name)))
+    message.create_time.FromMicroseconds(record["created_us"])
+    message.update_time.FromMicroseconds(record["updated_us"])
+    indexes = {}
+    for identifier, each in record["indexes"].items():
+        index = ParseDict(each["index"], pb.Index())
+        unit = index.dense_scann.feature_norm_type == pb.DenseScannIndex.UNIT_L2_NORM
+        metric = index.distance_metric or pb.DOT_PRODUCT
+        indexes[identifier] = CollectionIndex(identifier, index.index_field, metric, unit)
+    given = message.data_schema if message.HasField("data_schema") else message.schema
+    schema = struct_of(given, "data_schema")
+    return Collection(
+        name=name,
+        message=message,
+        schema=parsed_schema(message.vector_schema, record["models"], spaces=record["spaces"]),
+        data_schema=DataSchema(schema) if schema else None,
+        distances=record["distances"],
+        indexes=indexes,
+        record=record,
+    )

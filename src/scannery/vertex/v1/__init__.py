@@ -1,0 +1,1 @@
+"""Generated from proto/scannery/vertex/v1 by `make proto`."""

@@ -1,0 +1,1 @@
+"""Generated from proto/scannery/vertex/v2 by `make proto`; never edited by hand."""
