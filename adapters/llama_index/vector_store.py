@@ -18,8 +18,8 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 
-from scannery.adapters.ids import pages
 from scannery.adapters.connection import Connection
+from scannery.adapters.ids import pages
 from scannery.adapters.llama_index.filters import REF_DOC_ID, all_of, among, where_of
 from scannery.adapters.llama_index.nodes import node_of, point_of
 from scannery.adapters.llama_index.queries import (

@@ -101,7 +101,7 @@ def block_rows(tokens: int) -> int:
 
 
 def work_bytes(tokens: int, width: int, inner: int) -> int:
-    """Return the size of the memory for a batch of `tokens` tokens, empty rows of blocks among them, without scratch memory."""
+    """Return the bytes needed by a batch of `tokens` tokens, empty rows of blocks among them, but scratch memory."""
     return tokens * (4 * width + _inner_bytes(width, inner))
 
 

@@ -87,7 +87,7 @@ class SegmentSearch:
         return settings
 
     def chosen(self, hits: int) -> ChosenSearch | None:
-        """Return the search for `hits` rows of `segment`, decided once; None if it depends on more than their number."""
+        """Return the search for `hits` rows of `segment`, decided once; None if more than their number decides."""
         if self.allowed is not None or (self.as_written and self.segment.is_scaled):
             return None
         hits = min(hits, self.rows)
