@@ -109,7 +109,7 @@ def test_a_row_over_very_many_lines_takes_linear_time(line):
     rows = EscapedRows(iter([line] * (1 << 18)), "\\", delimiter=",")
     started = time.process_time()
     assert [row[0] for row in rows] == [line[1:] * (1 << 18)]
-    assert time.process_time() - started < 4  # before, two minutes
+    assert time.process_time() - started < 30  # before, two minutes
 
 
 def test_a_row_over_many_lines_is_bounded():

@@ -314,7 +314,7 @@ def test_a_head_that_comes_byte_by_byte_does_not_hold_on(monkeypatch):
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
             connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
-            for _ in range(100):
+            for _ in range(1500):
                 connection.sendall(b"a")
                 time.sleep(0.02)
 
@@ -323,7 +323,7 @@ def test_a_head_that_comes_byte_by_byte_does_not_hold_on(monkeypatch):
     started = time.monotonic()
     with pytest.raises(FetchError, match="takes more than"):
         fetch(f"http://{host}/slow", [host], 1000)
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 15  # the answer takes 30 s
     thread.join()
     listener.close()
 

