@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -294,14 +295,24 @@ class IndexMethods:
                 call, str(name), index=name.id, metadata=metadata, response=described(call.deadline)
             )
 
+        # Opened before the answer: what callers write after it is not overwritten.
+        target = self._contents.target(name.id, contents)
+
         def work(progress: Any) -> pb.Index:
             def told(read: pb.NearestNeighborSearchOperationMetadata) -> None:
                 progress(kind(generic_metadata=_times(), nearest_neighbor_search_operation_metadata=read))
 
-            self._contents.write(name.id, contents, told)
+            with closing(target):
+                self._contents.write(name.id, contents, target, told)
             return described(Deadline.after(None))
 
-        return self._facade.operations.begin(call, str(name), index=name.id, metadata=metadata, work=work)
+        with ExitStack() as unless_begun:
+            unless_begun.callback(target.close)
+            begun = self._facade.operations.begin(
+                call, str(name), index=name.id, metadata=metadata, work=work
+            )
+            unless_begun.pop_all()
+        return begun
 
     def _described(self, found: KnownIndex, resources: Resources) -> pb.Index:
         record = (
