@@ -96,17 +96,32 @@ def check_below(uri: str, roots: tuple[str, ...]) -> str:
         if any("://" in root and _is_below(uri, root) for root in roots):
             return uri
         raise error
-    path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
+    path = _path_of(uri) if uri.startswith("file://") else uri
     if not path.startswith("/") or "\x00" in path or ".." in PurePosixPath(path).parts:
         raise error
-    real = Path(path).resolve()
-    if not real.is_dir():  # also: no pattern
+    try:
+        real = Path(path).resolve()
+        is_folder = real.is_dir()  # also: no pattern
+    except (OSError, RuntimeError):  # a name that is too long, a loop of links
+        is_folder = False
+    if not is_folder:
         raise error
     for root in roots:
         local = unquote(urlsplit(root).path) if root.startswith("file://") else root
         if "://" not in local and real.is_relative_to(Path(local).resolve()):
             return str(real)
     raise error
+
+
+def _path_of(uri: str) -> str:
+    """Return the path of a `file://` URI, empty if it names another machine or more than a path."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # no valid name of a machine
+        return ""
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+        return ""
+    return unquote(parts.path)
 
 
 def _is_below(uri: str, root: str) -> bool:

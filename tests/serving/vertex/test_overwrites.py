@@ -172,9 +172,7 @@ def has_a_record_that_a_write_refuses(path: Path) -> None:
 
 
 @pytest.mark.parametrize("prepare", [fails_at_the_end, has_a_record_that_a_write_refuses])
-def test_a_failure_leaves_the_old_contents(
-    served: Paused_t, tmp_path: Path, prepare: Callable[[Path], None]
-):
+def test_a_failure_leaves_the_old_contents(served: Paused_t, tmp_path: Path, prepare: Callable[[Path], None]):
     _, caller, index, endpoint, reader = served
     reader.go_on.set()
     prepare(tmp_path / "contents" / "new" / "a.json")
@@ -196,7 +194,10 @@ def test_contents_that_change_while_they_are_read_replace_nothing(served: Paused
     reader.go_on.set()
     caller.end(operation, index_pb2.Index)
     assert everything(caller, endpoint) == ids("new")
-    assert np.diff([version.version for version in (read_manifest(store, name, 1), read_manifest(store, name))]) >= 2
+    assert (
+        np.diff([version.version for version in (read_manifest(store, name, 1), read_manifest(store, name))])
+        >= 2
+    )
 
 
 def test_an_empty_folder_of_records_empties_the_index(served: Paused_t, tmp_path: Path):
