@@ -41,6 +41,7 @@ from scannery.indexer.versions.versions import hold_current, no_such_index
 from scannery.live.log.home import LogPlace
 from scannery.live.maintenance.merge_policy import largest_tried
 from scannery.live.maintenance.scheduler import task_threads
+from scannery.runtime.errors import InvalidRequestError
 
 __all__ = ["Replacement"]
 
@@ -79,6 +80,7 @@ class Replacement:
         self._store, self._index = store, index
         self._cache, self._threads = cache or SegmentCache(), threads or task_threads()
         self._waiting: list[pa.Table] = []
+        self._waiting_rows = self._waiting_bytes = 0
         self._entries: list[SegmentEntry] = []
         self._hashes: list[np.ndarray] = []
         with ExitStack() as stack:
@@ -103,26 +105,29 @@ class Replacement:
             rows: the columns of `written_schema` for `manifest`, others are ignored.
 
         Raises:
+            InvalidRequestError: two rows have one id.
             BuildError, StoreError: a segment cannot be built or stored.
 
         """
-        self._waiting.append(conformed(rows, written_schema(self.manifest.spec, self.manifest.dimensions)))
+        table = conformed(rows, written_schema(self.manifest.spec, self.manifest.dimensions))
+        self._waiting.append(table)
+        self._waiting_rows += table.num_rows
+        self._waiting_bytes += table.nbytes
         live = self.manifest.spec.live
-        count, size_bytes = (sum(getattr(table, name) for table in self._waiting) for name in _SIZES)
-        if count >= live.max_rows or size_bytes >= live.seal_bytes:
+        if self._waiting_rows >= live.max_rows or self._waiting_bytes >= live.seal_bytes:
             self._build()
 
     def publish(self) -> Manifest:
         """Commit a version with the new rows alone, and return its manifest.
 
         Raises:
-            AlreadyExistsError: two rows have one id, the index was built with other vectors or shards meanwhile, or
-                versions were committed during all MAX_ATTEMPTS attempts.
+            InvalidRequestError: two rows have one id.
+            AlreadyExistsError: the index was built with other vectors or shards meanwhile, or versions were committed
+                during all MAX_ATTEMPTS attempts.
             BuildError, StoreError: a segment cannot be built or stored, or mutations since the beginning may be lost.
 
         """
         self._build()
-        self._check_distinct()
         for attempt in range(MAX_ATTEMPTS):
             manifest = self._next(read_manifest(self._store, self._index))
             try:
@@ -137,7 +142,9 @@ class Replacement:
             return
         table = pa.concat_tables(self._waiting)
         self._waiting.clear()
+        self._waiting_rows = self._waiting_bytes = 0
         self._hashes.append(id_hashes(table.column("id").to_pylist()))
+        self._check_distinct()
         shards_N = shards_of_ids(table.column("document_id"), self.manifest.shards)
         with scratch_folder("replace") as folder:
             for shard in np.unique(shards_N).tolist():
@@ -159,9 +166,11 @@ class Replacement:
         return built.entry
 
     def _check_distinct(self) -> None:
-        hashes_N = np.concatenate([np.empty(0, np.uint64), *self._hashes])
+        hashes_N = np.concatenate(self._hashes)
         if len(np.unique(hashes_N)) < len(hashes_N):
-            raise AlreadyExistsError(f"index {self._index!r}: two of the new datapoints have the same id")
+            raise InvalidRequestError.at(
+                "id", "two of the new datapoints have the same one; nothing was replaced"
+            )
 
     def _next(self, parent: Manifest) -> Manifest:
         """Return the manifest to commit after a version: a seal, a merge or a change of the spec may have made it."""
@@ -189,9 +198,6 @@ class Replacement:
                 "statistics": {"mode": "replace"},
             }
         )
-
-
-_SIZES = ("num_rows", "nbytes")
 
 
 def _begun(store: Store, index: str, place: LogPlace, lease: WorkLease) -> tuple[Manifest, int]:

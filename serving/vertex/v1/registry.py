@@ -91,10 +91,16 @@ class Registry:
         # One without a description may have got it just now, from another worker.
         return self.find(text, field, resources=resources if id in resources.get(INDEXES, {}) else None)
 
-    def known(self, id: str, resources: Resources) -> KnownIndex | None:
+    def known(self, id: str, resources: Resources, *, wait: bool = True) -> KnownIndex | None:
         """Return an index by its id, None if there is none that the caller may see.
 
         The index of a collection (API v2) is none: only that API knows the schema and the revisions of its objects.
+
+        Args:
+            id: its id.
+            resources: as read.
+            wait: whether one that is described, and not open here yet, is waited for.
+
         """
         if not is_visible(id) or id in resources.get(COLLECTIONS, {}):
             return None
@@ -102,7 +108,8 @@ class Registry:
         try:
             # Only what is known to exist is waited for: names of requests must not load the store.
             catalog = self._facade.catalog
-            manifest = catalog.manifest(id) if record is None else opened(self._facade, id).manifest
+            waits = wait and record is not None
+            manifest = opened(self._facade, id).manifest if waits else catalog.manifest(id)
         except (UnknownIndexError, InvalidRequestError):
             return None
         if not manifest.dimensions:

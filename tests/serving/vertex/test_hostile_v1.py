@@ -304,12 +304,31 @@ def test_deep_nesting(hostile: Served, levels: int):
         [found] = hostile.caller.read(hostile.endpoint, ["deep"])
         assert found.embedding_metadata == request.datapoints[0].embedding_metadata
         hostile.caller.remove(hostile.index, ["deep"])
-    index = index_pb2.Index(display_name="x", metadata=Value(struct_value=deep(levels)))
+    index = index_pb2.Index(display_name="x", metadata=Value(struct_value=deep(min(levels, 30))))
     refused(
         lambda: hostile.caller.begin(
             "IndexService", "CreateIndex", index_pb2.CreateIndexRequest(parent=PARENT, index=index)
         )
     )
+
+
+def test_nesting_beyond_what_protobuf_reads(hostile: Served):
+    struct = b""
+    for _ in range(5000):
+        value = prefixed(b"\x2a", struct)
+        struct = prefixed(b"\x0a", b"\x0a\x01a" + prefixed(b"\x12", value))
+    point = prefixed(b"\x0a", b"deep") + prefixed(b"\x42", struct)
+    request = prefixed(b"\x0a", hostile.index.encode()) + prefixed(b"\x12", point)
+    call = hostile.caller.channel.unary_unary(f"/{V1}.IndexService/UpsertDatapoints")
+    refused(lambda: call(request, timeout=30))
+
+
+def prefixed(tag: bytes, data: bytes) -> bytes:
+    """Return a field of a message: its tag, its length and its content."""
+    size, length = len(data), b""
+    while size > 127:
+        length, size = length + bytes([size & 127 | 128]), size >> 7
+    return tag + length + bytes([size]) + data
 
 
 WRONG_QUERIES: dict[str, dict[str, Any]] = {
