@@ -217,8 +217,8 @@ def _batches(
 def _write(target: Target, batch: list[index_pb2.Upsert] | list[str]) -> None:
     try:
         if isinstance(batch[0], str):
-            target.delete(batch)  # type: ignore[arg-type]  # all of one type
+            target.delete(batch)
         else:
-            target.upsert(batch)  # type: ignore[arg-type]
+            target.upsert(batch)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{_FIELD}: {error.message}", field=_FIELD) from error

@@ -87,7 +87,7 @@ def test_the_private_api_takes_a_percentage_too(served: tuple[Caller, str], trut
             deployed_index_id="deployed",
             float_val=QUERIES_QD[0].tolist(),
             num_neighbors=K,
-            **option,  # type: ignore[arg-type]  # each of its own type
+            **option,
         )
         assert [neighbor.id for neighbor in caller.match(request).neighbor] == truth[0]
 

@@ -319,8 +319,13 @@ def test_nesting_beyond_what_protobuf_reads(hostile: Served):
         struct = prefixed(b"\x0a", b"\x0a\x01a" + prefixed(b"\x12", value))
     point = prefixed(b"\x0a", b"deep") + prefixed(b"\x42", struct)
     request = prefixed(b"\x0a", hostile.index.encode()) + prefixed(b"\x12", point)
-    call = hostile.caller.channel.unary_unary(f"/{V1}.IndexService/UpsertDatapoints")
+    call = raw(hostile.caller, f"/{V1}.IndexService/UpsertDatapoints")
     refused(lambda: call(request, timeout=30))
+
+
+def raw(caller: Caller, path: str) -> Callable[..., bytes]:
+    """Return a method that takes and returns bytes."""
+    return caller.channel.unary_unary(path, request_serializer=None, response_deserializer=None)
 
 
 def prefixed(tag: bytes, data: bytes) -> bytes:
@@ -459,7 +464,7 @@ def test_unknown_fields(hostile: Served, where: str):
 
 def test_bytes_that_are_no_message(hostile: Served):
     for data in (b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f", os.urandom(1000)):
-        call = hostile.caller.channel.unary_unary(f"/{V1}.MatchService/FindNeighbors")
+        call = raw(hostile.caller, f"/{V1}.MatchService/FindNeighbors")
         refused(lambda: call(data, timeout=30), INVALID, UNSUPPORTED)  # noqa: B023
 
 
@@ -470,7 +475,7 @@ def index_with(**metadata: Any) -> index_pb2.CreateIndexRequest:
 
 def test_settings_of_indexes(hostile: Served):
     caller = hostile.caller
-    for config in (
+    configs: tuple[dict[str, Any], ...] = (
         {"dimensions": -1},
         {"dimensions": 1e300},
         {"dimensions": "4"},
@@ -480,7 +485,8 @@ def test_settings_of_indexes(hostile: Served):
         {"dimensions": 4, "algorithmConfig": []},
         {"dimensions": 4, "algorithmConfig": {"treeAhConfig": {"leafNodeEmbeddingCount": "many"}}},
         {"dimensions": 4, "distanceMeasureType": {"a": 1}},
-    ):
+    )
+    for config in configs:
         refused(lambda: caller.begin("IndexService", "CreateIndex", index_with(config=config)))  # noqa: B023
     request = index_with(config={"dimensions": 4})
     for number in (NAN, INF):
@@ -488,7 +494,12 @@ def test_settings_of_indexes(hostile: Served):
             "dimensions"
         ].number_value = number
         refused(lambda: caller.begin("IndexService", "CreateIndex", request))
-    for metadata in ({"config": []}, {"config": {"dimensions": 4}, "isCompleteOverwrite": True}, {"more": 1}):
+    others: tuple[dict[str, Any], ...] = (
+        {"config": []},
+        {"config": {"dimensions": 4}, "isCompleteOverwrite": True},
+        {"more": 1},
+    )
+    for metadata in others:
         refused(lambda: caller.begin("IndexService", "CreateIndex", index_with(**metadata)))  # noqa: B023
 
 
@@ -503,7 +514,7 @@ def test_descriptions(hostile: Served):
         {"labels": {"a" * 64: "a"}},
         {"labels": {"a": "\0"}},
     ):
-        given: dict[str, Any] = wrong  # type: ignore[assignment]
+        given: dict[str, Any] = wrong
         update = index_pb2.UpdateIndexRequest(index=index_pb2.Index(name=hostile.index, **given))
         update.update_mask.paths.extend(given)
         refused(lambda: caller.begin("IndexService", "UpdateIndex", update))  # noqa: B023
@@ -637,7 +648,7 @@ def test_a_tenant_cannot_touch_what_is_others(tmp_path: Path):
                     ),
                 ),
                 *(
-                    lambda method=method: caller.call(  # type: ignore[misc]
+                    lambda method=method: caller.call(
                         f"{OPERATIONS}/{method}",
                         getattr(operations_pb2, f"{method}Request")(name=done.name),
                         operations_pb2.Operation,

@@ -48,7 +48,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
 
 
 @pytest.fixture
-def callers(addresses: tuple[str, str, Path]) -> Iterator[list[Connected]]:
+def callers(addresses: tuple[str, str, Path]) -> Iterator[list[Caller]]:
     with ExitStack() as stack:
         yield [stack.enter_context(Connected(addresses[0])) for _ in range(CALLERS)]
 
@@ -65,7 +65,7 @@ def point(id: str) -> dict[str, Any]:
     return {"datapoint_id": id, "feature_vector": [1, 2, 3, 4]}
 
 
-def test_every_worker_finds_at_once_what_one_has_just_made(callers: list[Connected]):
+def test_every_worker_finds_at_once_what_one_has_just_made(callers: list[Caller]):
     first = callers[0]
     for attempt in range(3):
         id = f"state_{attempt}"
@@ -89,7 +89,7 @@ def test_every_worker_finds_at_once_what_one_has_just_made(callers: list[Connect
             assert index in [each.name for each in answer.indexes]
 
 
-def test_writes_to_an_index_for_batches_are_refused_by_every_worker(callers: list[Connected]):
+def test_writes_to_an_index_for_batches_are_refused_by_every_worker(callers: list[Caller]):
     for _ in range(3):
         index = callers[0].create_index(stream=False).name
         for caller in callers:
@@ -99,7 +99,7 @@ def test_writes_to_an_index_for_batches_are_refused_by_every_worker(callers: lis
 
 
 def test_every_worker_answers_for_an_operation_and_shows_its_result(
-    callers: list[Connected], addresses: tuple[str, str, Path]
+    callers: list[Caller], addresses: tuple[str, str, Path]
 ):
     write_lines(addresses[2] / "new" / "a.json", [{"id": "new", "embedding": [1, 2, 3, 4]}])
     index = callers[0].create_index().name
@@ -115,13 +115,13 @@ def test_every_worker_answers_for_an_operation_and_shows_its_result(
         eventually(lambda: ids_of(caller.find(endpoint, query, id="operation")[0]) == ["new"])  # noqa: B023
 
 
-def test_what_one_worker_has_undeployed_no_worker_answers_for_long(callers: list[Connected]):
+def test_what_one_worker_has_undeployed_no_worker_answers_for_long(callers: list[Caller]):
     index = callers[0].create_index().name
     endpoint = callers[0].deploy(index, "gone")
     request = endpoint_pb2.UndeployIndexRequest(index_endpoint=endpoint, deployed_index_id="gone")
     callers[0].begin("IndexEndpointService", "UndeployIndex", request)
 
-    def is_gone(caller: Connected) -> bool:
+    def is_gone(caller: Caller) -> bool:
         try:
             caller.find(endpoint, {"datapoint": {"feature_vector": [1, 2, 3, 4]}}, id="gone")
         except grpc.RpcError as error:
@@ -134,7 +134,7 @@ def test_what_one_worker_has_undeployed_no_worker_answers_for_long(callers: list
 
 
 def test_the_private_endpoint_is_at_its_port_in_every_worker(
-    callers: list[Connected], addresses: tuple[str, str, Path]
+    callers: list[Caller], addresses: tuple[str, str, Path]
 ):
     index = callers[0].create_index().name
     endpoint = callers[0].deploy(index, "private")
