@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import html
 import re
 import threading
 import time
@@ -78,7 +79,24 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_object(with_body=False)
 
     def do_GET(self) -> None:
-        self._send_object(with_body=True)
+        url = urlsplit(self.path)
+        query = parse_qs(url.query)
+        if query.get("list-type") == ["2"]:
+            self._send_list(f"{url.path.rstrip('/')}/", query.get("prefix", [""])[0])
+        else:
+            self._send_object(with_body=True)
+
+    def _send_list(self, bucket: str, prefix: str) -> None:
+        """Answer with all objects below a prefix, as one page."""
+        found = sorted(path for path in self.server.objects if path.startswith(bucket + prefix))
+        items = "".join(
+            f"<Contents><Key>{path.removeprefix(bucket)}</Key><Size>{len(self.server.objects[path])}</Size>"
+            f"<ETag>{html.escape(_etag(self.server.objects[path]))}</ETag>"
+            "<LastModified>2026-11-01T00:00:00.000Z</LastModified></Contents>"
+            for path in found
+        )
+        head = '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        self._answer(200, f"{head}<IsTruncated>false</IsTruncated>{items}</ListBucketResult>".encode())
 
     def do_PUT(self) -> None:
         data = self._body()

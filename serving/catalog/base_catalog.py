@@ -29,6 +29,7 @@ from scannery.live.live_index import LiveIndex
 from scannery.live.log.database import check_sqlite
 from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.drop import drop
+from scannery.live.maintenance.replacement import Replacement
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     ClosedError,
@@ -221,6 +222,12 @@ class BaseCatalog(ABC):
             self._forget(name, finish=False, dropped=self.drops_open)
             root, force = self._opener.log_root, self.drops_open
             drop(self._store, name, log_root=root, force=force, hidden=held.close)
+
+    def replacement(self, name: str) -> Replacement:
+        """Begin to replace all datapoints of an index; raises as `snapshot`, and as `Replacement`."""
+        self.live(name)  # which the caller must be allowed to see
+        opener = self._opener
+        return Replacement(self._store, name, log_root=opener.log_root, cache=opener.cache)
 
     def serves(self, name: str) -> bool:
         """Return whether an index of this name would be served: all are, unless some were chosen."""

@@ -18,6 +18,10 @@ from google.protobuf.descriptor import (
 )
 
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
+from scannery.vertex.v1 import endpoint_pb2, match_pb2, operations_pb2, private_pb2
+from scannery.vertex.v1 import index_pb2 as vertex_index_pb2
+from scannery.vertex.v2 import collections_pb2, data_objects_pb2
+from scannery.vertex.v2 import search_pb2 as vertex_search_pb2
 
 CONTRACT = Path(__file__).with_name("contract.txt")
 FILES: tuple[FileDescriptor, ...] = (
@@ -25,6 +29,15 @@ FILES: tuple[FileDescriptor, ...] = (
     search_pb2.DESCRIPTOR,
     index_pb2.DESCRIPTOR,
     embedding_pb2.DESCRIPTOR,
+    # Numbers and names that the managed service has given; its clients use them.
+    endpoint_pb2.DESCRIPTOR,
+    vertex_index_pb2.DESCRIPTOR,
+    match_pb2.DESCRIPTOR,
+    operations_pb2.DESCRIPTOR,
+    private_pb2.DESCRIPTOR,
+    collections_pb2.DESCRIPTOR,
+    data_objects_pb2.DESCRIPTOR,
+    vertex_search_pb2.DESCRIPTOR,
 )
 # Enum values speak for themselves; services, messages, calls and fields do not.
 DECLARATION = re.compile(r"(message|service|enum|rpc) |(?!.*[A-Z_]{4,} = ).* [a-z_]+ = \d+;")
@@ -93,6 +106,13 @@ def test_nothing_in_the_contract_changed_or_went_away() -> None:
 def test_additions_are_written_down() -> None:
     added = set(contract()) - set(CONTRACT.read_text().splitlines())
     assert not added, "run `python -m tests.proto.test_compatibility`"
+
+
+def test_every_file_of_the_contract_is_in_it() -> None:
+    root = Path(__file__).parents[2] / "proto"
+    assert sorted(file.name for file in FILES) == sorted(
+        str(path.relative_to(root)) for path in root.rglob("*.proto")
+    )
 
 
 def test_every_field_says_what_it_means() -> None:

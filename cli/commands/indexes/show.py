@@ -260,17 +260,21 @@ def _build_facts(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"shard {segment.get('shard')}", f"ScaNN with {parameters}"
 
 
+_MADE_BY = {
+    "create": "create_index, without datapoints",
+    "alter": "alter, of the version before",
+    "compact": "compaction",
+    "replace": "contents that replaced all datapoints (isCompleteOverwrite)",
+}
+
+
 def _made_by(statistics: Mapping[str, Any]) -> str:
     if statistics["mode"] == "live":
         return f"live updates: {statistics.get('mutations', 0):,} mutations sealed"
     if statistics["mode"] == "merge":
         return f"live updates: {statistics.get('merged', 0):,} segments merged"
-    if statistics["mode"] == "create":
-        return "create_index, without datapoints"
-    if statistics["mode"] == "alter":
-        return "alter, of the version before"
-    if statistics["mode"] == "compact":
-        return "compaction"
+    if found := _MADE_BY.get(statistics["mode"]):
+        return found
     changes = ("added", "replaced", "removed", "unchanged")
     done = [f"{statistics[name]:,} {name}" for name in changes if statistics.get(name)]
     documents = f"{statistics.get('documents', 0):,} documents read"

@@ -50,7 +50,7 @@ class OperationMethods:
 
     def wait(self, request: pb.WaitOperationRequest, call: Call) -> pb.Operation:
         """Return an operation when it has ended, or after the timeout."""
-        limit_s = request.timeout.ToTimedelta().total_seconds() if request.HasField("timeout") else MAX_WAIT_S
+        limit_s = float(request.timeout.seconds) if request.HasField("timeout") else MAX_WAIT_S
         # A second is left to answer before the caller gives up.
         until_s = time.monotonic() + min(limit_s, MAX_WAIT_S, max(0.0, call.deadline.remaining_s - 1))
         operation = self._operations.get(request.name)

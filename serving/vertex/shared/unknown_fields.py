@@ -21,7 +21,7 @@ def check_known(request: Message) -> None:
     known.DiscardUnknownFields()
     if known.ByteSize() == size:
         return
-    path, number = next(_unknown(request, ""))
+    path, number = next(_unknown(request, ""), ("", 0))
     raise UnsupportedError(
         f"{path or request.DESCRIPTOR.name}: field number {number} is not supported by this server",
         field=path,
@@ -34,10 +34,14 @@ def _unknown(message: Message, path: str) -> Iterator[tuple[str, int]]:
     for field in unknown:
         yield path, field.field_number
     for field, value in message.ListFields():
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
+        if field.message_type is None:
             continue
         front = f"{path}.{field.name}" if path else field.name
-        if field.is_repeated:
+        if field.message_type.GetOptions().map_entry:
+            if field.message_type.fields_by_name["value"].message_type is not None:
+                for key, item in value.items():
+                    yield from _unknown(item, f"{front}[{key!r:.80}]")
+        elif field.is_repeated:
             for number, item in enumerate(value):
                 yield from _unknown(item, f"{front}[{number}]")
         else:

@@ -1,32 +1,27 @@
 """Writes folders of contents into indexes: batch updates.
 
 A request names a folder; only folders below the operator's roots are read. Everything is read and checked once before
-anything is written, so that a folder with a wrong record changes nothing. Then it is read again and written in batches:
-queries see the new datapoints as they arrive. With `isCompleteOverwrite`, all datapoints that were there before and are
-not in the folder are deleted at the end.
+anything is written, so that a folder with a wrong record changes nothing. Then it is read again and written in batches
+(contents_targets.py): queries see the new datapoints as they arrive. With `isCompleteOverwrite` the batches are built
+aside, and queries see the old datapoints until all new ones take their place at once.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 from scannery.indexer import IndexSpec, InvalidRecordError, Manifest
 from scannery.indexer.contents import ContentsReader, ContentsRecord
-from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import InvalidRequestError, OverloadedError
-from scannery.runtime.retry import Backoff
+from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.shared.context import Facade
-from scannery.serving.vertex.shared.engine import Engine
+from scannery.serving.vertex.v1.contents_targets import Aside, Live, Target
 from scannery.serving.vertex.v1.datapoints import own_datapoint
 from scannery.serving.vertex.v1.index_settings import Contents
 from scannery.serving.vertex.v1.record_conversion import RecordError, RefusedRecordError, to_datapoint
-from scannery.v1 import index_pb2, types_pb2
+from scannery.v1 import index_pb2
 from scannery.vertex.v1 import index_pb2 as pb
 
 __all__ = ["ContentsWriter", "check_below"]
@@ -36,10 +31,7 @@ _REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://[A-Za-z0-9][A-Za-z0-9._@-]*(?:/
 BATCH_ROWS = 500
 MAX_PARTIAL_ERRORS = 10
 """Errors that are told of a file."""
-BATCH_TIMEOUT_S = 300.0
-MAX_OVERLOADED_S = 600.0
 
-ResultT = TypeVar("ResultT")
 Told = Callable[[pb.NearestNeighborSearchOperationMetadata], None]
 Stats = pb.NearestNeighborSearchOperationMetadata.ContentValidationStats
 
@@ -55,19 +47,26 @@ class ContentsWriter:
         """Raise InvalidRequestError unless the folder is below one of the roots."""
         check_below(contents.uri, self._facade.config.contents)
 
-    def write(self, index: str, contents: Contents, told: Told) -> None:
+    def target(self, index: str, contents: Contents) -> Target:
+        """Return where a folder is written. Stream updates that are acknowledged from now on are not overwritten."""
+        if contents.overwrite:
+            return Aside(self._facade.catalog, index)
+        return Live(self._facade.engine, index)
+
+    def write(self, index: str, contents: Contents, target: Target, told: Told) -> None:
         """Write a folder into an index.
 
         Args:
             index: name of the index.
             contents: the folder, checked.
+            target: as `target` returned it.
             told: called with what was read so far.
 
         Raises:
             InvalidRequestError: a record is wrong; nothing was written.
 
         """
-        reader, engine = self._facade.config.reader, self._facade.engine
+        reader = self._facade.config.reader
         assert reader is not None
         manifest = self._facade.catalog.manifest(index)
         uri = check_below(contents.uri, self._facade.config.contents)
@@ -75,28 +74,9 @@ class ContentsWriter:
             _validate(reader, uri, manifest, told)
         except InvalidRecordError as error:
             raise InvalidRequestError(f"{_FIELD}: {error.message}", field=_FIELD) from error
-        # Everything that was written until now has a sequence up to this one.
-        before = self._facade.catalog.snapshot(index).sequence
         for batch in _batches(_changes(reader, uri, manifest.spec)):
-            _patiently(partial(_write, engine, index, batch))
-        if contents.overwrite:
-            self._delete_older(index, before)
-
-    def _delete_older(self, index: str, sequence: int) -> None:
-        """Delete the datapoints that were there before."""
-        everything = types_pb2.Filter(
-            condition=types_pb2.Condition(
-                field="id",
-                operator=types_pb2.OPERATOR_EXISTS,
-                values=[types_pb2.Value(bool_value=True)],
-            )
-        )
-        remaining = 1
-        while remaining:
-            request = index_pb2.DeleteWhereRequest(
-                index=index, where=everything, limit=10_000, until_sequence=sequence
-            )
-            remaining = _patiently(partial(self._facade.engine.delete_where, request)).remaining
+            _write(target, batch)
+        target.end()
 
 
 def check_below(uri: str, roots: tuple[str, ...]) -> str:
@@ -116,17 +96,32 @@ def check_below(uri: str, roots: tuple[str, ...]) -> str:
         if any("://" in root and _is_below(uri, root) for root in roots):
             return uri
         raise error
-    path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
+    path = _path_of(uri) if uri.startswith("file://") else uri
     if not path.startswith("/") or "\x00" in path or ".." in PurePosixPath(path).parts:
         raise error
-    real = Path(path).resolve()
-    if not real.is_dir():  # also: no pattern
+    try:
+        real = Path(path).resolve()
+        is_folder = real.is_dir()  # also: no pattern
+    except (OSError, RuntimeError):  # a name that is too long, a loop of links
+        is_folder = False
+    if not is_folder:
         raise error
     for root in roots:
         local = unquote(urlsplit(root).path) if root.startswith("file://") else root
         if "://" not in local and real.is_relative_to(Path(local).resolve()):
             return str(real)
     raise error
+
+
+def _path_of(uri: str) -> str:
+    """Return the path of a `file://` URI, empty if it names another machine or more than a path."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # no valid name of a machine
+        return ""
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+        return ""
+    return unquote(parts.path)
 
 
 def _is_below(uri: str, root: str) -> bool:
@@ -219,20 +214,11 @@ def _batches(
         yield batch  # type: ignore[misc]
 
 
-def _write(engine: Engine, index: str, batch: list[index_pb2.Upsert] | list[str], deadline: Deadline) -> None:
-    if isinstance(batch[0], str):
-        engine.delete(index_pb2.DeleteRequest(index=index, ids=batch), deadline)
-    else:
-        engine.upsert(index_pb2.UpsertRequest(index=index, upserts=batch), deadline)
-
-
-def _patiently(write: Callable[[Deadline], ResultT]) -> ResultT:
-    """Return the result of a write; one that is refused because of load is repeated."""
-    backoff, until_s = Backoff(first_s=0.1, max_s=5.0), time.monotonic() + MAX_OVERLOADED_S
-    while True:
-        try:
-            return write(Deadline.after(BATCH_TIMEOUT_S))
-        except OverloadedError as error:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(error.retry_after_s or backoff.back_off())
+def _write(target: Target, batch: list[index_pb2.Upsert] | list[str]) -> None:
+    try:
+        if isinstance(batch[0], str):
+            target.delete(batch)
+        else:
+            target.upsert(batch)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{_FIELD}: {error.message}", field=_FIELD) from error

@@ -14,6 +14,7 @@ from scannery.runtime.errors import InvalidRequestError, UnsupportedError
 
 __all__ = [
     "changed_paths",
+    "check_description",
     "check_labels",
     "check_texts",
     "filtered",
@@ -24,6 +25,8 @@ __all__ = [
 MAX_NAME_CHARACTERS = 128
 MAX_DESCRIPTION_CHARACTERS = 8192
 MAX_LABELS = 64
+MAX_FILTER_CHARACTERS = 2048
+"""The time to find the ANDs of a filter grows with the square of its length."""
 _LABEL = re.compile(r"[^\W\d_A-Z][\w-]{0,62}|[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[^A-Z\x00-\x1f]{0,63}")
 _TERM = re.compile(
@@ -47,11 +50,16 @@ def check_texts(resource: Any, front: str) -> None:
             f"{front}.display_name",
             f"must have 1 to {MAX_NAME_CHARACTERS} characters, got {len(resource.display_name)}",
         )
-    if len(resource.description) > MAX_DESCRIPTION_CHARACTERS:
-        raise InvalidRequestError.at(
-            f"{front}.description", f"must have at most {MAX_DESCRIPTION_CHARACTERS} characters"
-        )
+    check_description(resource.description, f"{front}.description")
     check_labels(resource.labels, f"{front}.labels")
+
+
+def check_description(text: str, path: str) -> None:
+    """Check the length of a description; raises InvalidRequestError."""
+    if len(text) > MAX_DESCRIPTION_CHARACTERS:
+        raise InvalidRequestError.at(
+            path, f"must have at most {MAX_DESCRIPTION_CHARACTERS} characters, got {len(text)}"
+        )
 
 
 def check_labels(labels: Mapping[str, str], path: str) -> None:
@@ -115,6 +123,10 @@ def filtered(items: Iterable[tuple[str, MessageT]], text: str) -> list[tuple[str
 
 
 def _parsed(text: str) -> list[Callable[[Any], bool]]:
+    if len(text) > MAX_FILTER_CHARACTERS:
+        raise InvalidRequestError.at(
+            "filter", f"must have at most {MAX_FILTER_CHARACTERS} characters, got {len(text)}"
+        )
     tests: list[Callable[[Any], bool]] = []
     for part in re.split(r"\s+AND\s+", text.strip()) if text.strip() else ():
         term = _TERM.fullmatch(part)

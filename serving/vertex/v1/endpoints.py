@@ -14,9 +14,10 @@ from typing import Any
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.message import Message
 
 from scannery.indexer import AlreadyExistsError
-from scannery.runtime.errors import ConditionError, InvalidRequestError, UnsupportedError
+from scannery.runtime.errors import ConditionError, InvalidRequestError, OverloadedError, UnsupportedError
 from scannery.serving.config import split_address
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
@@ -33,13 +34,14 @@ from scannery.serving.vertex.shared.pages import page_of
 from scannery.serving.vertex.shared.state import Resources
 from scannery.serving.vertex.v1.descriptions import (
     changed_paths,
+    check_description,
     check_labels,
     check_texts,
     filtered,
     masked,
     timestamp,
 )
-from scannery.serving.vertex.v1.indexes import ENDPOINTS, Registry
+from scannery.serving.vertex.v1.registry import ENDPOINTS, Registry
 from scannery.vertex.v1 import endpoint_pb2 as pb
 from scannery.vertex.v1 import index_pb2, operations_pb2
 
@@ -48,6 +50,10 @@ __all__ = ["Deployment", "Deployments", "EndpointMethods"]
 _KIND = "indexEndpoints"
 _CHANGEABLE = ("display_name", "description", "labels")
 _DEPLOYED_ID = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}")
+MAX_ENDPOINTS = 1_000
+MAX_DEPLOYED = 10_000
+MAX_KEPT_BYTES = 1 << 16
+"""Of an endpoint or a deployed index. All of them are in one object, which every change writes anew."""
 _RESOURCES = (
     "automatic_resources",
     "dedicated_resources",
@@ -142,6 +148,7 @@ class EndpointMethods:
         """Create an endpoint."""
         parent, given = parse_parent(request.parent), request.index_endpoint
         check_texts(given, "index_endpoint")
+        _check_size(given, "index_endpoint")
         if given.encryption_spec.kms_key_name:
             raise UnsupportedError(
                 "index_endpoint.encryption_spec: keys of customers are not supported",
@@ -161,9 +168,14 @@ class EndpointMethods:
             "updated_s": now_s,
             "deployed": {},
         }
-        after = self._facade.state.change(
-            lambda resources: resources.setdefault(ENDPOINTS, {}).update({name.id: record})
-        )
+
+        def add(resources: Resources) -> None:
+            endpoints = resources.setdefault(ENDPOINTS, {})
+            if len(endpoints) >= MAX_ENDPOINTS:
+                raise OverloadedError(f"the store has {MAX_ENDPOINTS} endpoints, which is the limit")
+            endpoints[name.id] = record
+
+        after = self._facade.state.change(add)
         return self._ended(
             name, call, pb.CreateIndexEndpointOperationMetadata(), self._described(name, after)
         )
@@ -200,6 +212,7 @@ class EndpointMethods:
         check_labels(given.labels, "index_endpoint.labels")
         if "display_name" in paths:
             check_texts(given, "index_endpoint")
+        check_description(given.description, "index_endpoint.description")
 
         def change(resources: Resources) -> None:
             record = _record(resources, name, "index_endpoint.name")
@@ -218,7 +231,8 @@ class EndpointMethods:
         def change(resources: Resources) -> None:
             record = _record(resources, name)
             if record["deployed"]:
-                ids = ", ".join(sorted(record["deployed"]))
+                seen = sorted(id for id, each in record["deployed"].items() if is_visible(each["index"]))
+                ids = ", ".join(seen) or "indexes that these credentials are not for"
                 raise ConditionError(f"name: {ids} are deployed there; undeploy them first", field="name")
             del resources[ENDPOINTS][name.id]
 
@@ -240,6 +254,8 @@ class EndpointMethods:
 
         def change(resources: Resources) -> None:
             endpoint = _record(resources, name, "index_endpoint")
+            if sum(len(each["deployed"]) for each in resources[ENDPOINTS].values()) >= MAX_DEPLOYED:
+                raise OverloadedError(f"{MAX_DEPLOYED} indexes are deployed, which is the limit")
             # Private endpoints are asked with the id alone.
             if any(given.id in each["deployed"] for each in resources[ENDPOINTS].values()):
                 raise AlreadyExistsError(
@@ -273,6 +289,7 @@ class EndpointMethods:
     def mutate(self, request: pb.MutateDeployedIndexRequest, call: Call) -> operations_pb2.Operation:
         """Change what is kept about a deployed index; nothing else changes."""
         name, given = parse_name(request.index_endpoint, _KIND, "index_endpoint"), request.deployed_index
+        _check_size(given, "deployed_index")
 
         def change(resources: Resources) -> None:
             endpoint = _record(resources, name, "index_endpoint")
@@ -333,7 +350,15 @@ class EndpointMethods:
         return deployed
 
 
+def _check_size(given: Message, field: str) -> None:
+    if given.ByteSize() > MAX_KEPT_BYTES:
+        raise InvalidRequestError.at(
+            field, f"must have at most {MAX_KEPT_BYTES} bytes, got {given.ByteSize()}"
+        )
+
+
 def _check_deployable(given: pb.DeployedIndex) -> None:
+    _check_size(given, "deployed_index")
     if not _DEPLOYED_ID.fullmatch(given.id):
         raise InvalidRequestError.at(
             "deployed_index.id",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, SerializeToJsonError
 from google.protobuf.struct_pb2 import Value
 
 from scannery.runtime.errors import InvalidRequestError
@@ -19,6 +19,8 @@ _PATH = "index.metadata"
 _CONFIG = f"{_PATH}.config"
 _TUNED = ("approximateNeighborsCount", "shardSize")
 """Kept and returned; what they set is tuned here from `target_recall`."""
+MAX_METADATA_BYTES = 1 << 14
+"""It is kept in an object with all resources of the server."""
 _TREE = ("leafNodeEmbeddingCount", "leafNodesToSearchPercent", "fractionLeafNodesToSearch")
 
 
@@ -51,7 +53,15 @@ def parse_metadata(value: Value) -> tuple[dict[str, Any], Contents | None]:
     """
     if value.WhichOneof("kind") in (None, "null_value"):
         return {}, None
-    metadata = _object(MessageToDict(value), _PATH, ("contentsDeltaUri", "isCompleteOverwrite", "config"))
+    if value.ByteSize() > MAX_METADATA_BYTES:
+        raise InvalidRequestError.at(
+            _PATH, f"must have at most {MAX_METADATA_BYTES} bytes, got {value.ByteSize()}"
+        )
+    try:
+        given = MessageToDict(value)
+    except (SerializeToJsonError, ValueError, RecursionError) as error:
+        raise InvalidRequestError.at(_PATH, f"cannot be JSON: {error}") from error
+    metadata = _object(given, _PATH, ("contentsDeltaUri", "isCompleteOverwrite", "config"))
     uri, overwrite = metadata.get("contentsDeltaUri"), metadata.get("isCompleteOverwrite")
     if uri is not None and not isinstance(uri, str):
         raise InvalidRequestError.at(f"{_PATH}.contentsDeltaUri", f"must be a string, got {uri!r:.80}")

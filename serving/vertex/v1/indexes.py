@@ -9,20 +9,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
 from typing import Any
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
-from scannery.indexer import IndexerError, Manifest
+from scannery.indexer import IndexerError
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     ConditionError,
     InvalidRequestError,
     ServingError,
-    UnknownIndexError,
     UnsupportedError,
 )
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
@@ -30,17 +29,15 @@ from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.etags import check_etag, etag_of
 from scannery.serving.vertex.shared.names import (
     ResourceName,
-    is_visible,
     new_id,
-    parse_name,
     parse_parent,
-    unknown_resource,
 )
 from scannery.serving.vertex.shared.pages import page_of
 from scannery.serving.vertex.shared.state import Resources
 from scannery.serving.vertex.v1.contents import ContentsWriter
 from scannery.serving.vertex.v1.descriptions import (
     changed_paths,
+    check_description,
     check_labels,
     check_texts,
     filtered,
@@ -50,87 +47,26 @@ from scannery.serving.vertex.v1.descriptions import (
 from scannery.serving.vertex.v1.distances import Measure, measure_of
 from scannery.serving.vertex.v1.index_settings import (
     Contents,
-    IndexSettings,
     parse_metadata,
     parse_settings,
+)
+from scannery.serving.vertex.v1.registry import (
+    BATCH,
+    ENDPOINTS,
+    INDEX_KIND,
+    INDEXES,
+    STREAM,
+    KnownIndex,
+    Registry,
 )
 from scannery.vertex.v1 import index_pb2 as pb
 from scannery.vertex.v1 import operations_pb2
 
 _LOG = logging.getLogger(__name__)
 
-__all__ = ["ENDPOINTS", "INDEXES", "IndexMethods", "KnownIndex", "Registry"]
+__all__ = ["IndexMethods"]
 
-INDEXES = "indexes"
-"""Kind of resources: descriptions of indexes."""
-ENDPOINTS = "endpoints"
-_KIND = "indexes"
 _CHANGEABLE = ("display_name", "description", "labels", "metadata")
-BATCH, STREAM = pb.BATCH_UPDATE, pb.STREAM_UPDATE
-
-
-@dataclass(frozen=True, slots=True)
-class KnownIndex:
-    """An index that exists and that the caller may see."""
-
-    name: ResourceName
-    manifest: Manifest
-    record: Mapping[str, Any] | None
-    """Its description; None: it was not made through this API, and has none."""
-
-    @property
-    def settings(self) -> IndexSettings:
-        """What determines it."""
-        if self.record is not None and self.record.get("config"):
-            return parse_settings(self.record["config"])
-        return IndexSettings(self.manifest.dimensions, measure_of(self.manifest.spec.distance), exact=False)
-
-    @property
-    def update_method(self) -> int:
-        """How it is written."""
-        return STREAM if self.record is None else int(self.record["update_method"])
-
-
-class Registry:
-    """Finds indexes by the names of resources. Safe to use from several threads."""
-
-    def __init__(self, facade: Facade) -> None:
-        """Look in the catalog and the state of a server."""
-        self._facade = facade
-
-    def find(self, text: str, field: str = "name", *, resources: Resources | None = None) -> KnownIndex:
-        """Return an index by the name of its resource.
-
-        Args:
-            text: the name.
-            field: of the request, for errors.
-            resources: as read before; None: they are read now.
-
-        Raises:
-            InvalidRequestError: it is no name of an index.
-            UnknownResourceError: there is none, or the caller may not see it.
-
-        """
-        name = parse_name(text, _KIND, field)
-        records = (resources or self._facade.state.read()).get(INDEXES, {})
-        found = self.known(name.id, records)
-        if found is None or (found.record is not None and found.record["parent"] != name.parent):
-            raise unknown_resource(text, field)
-        return KnownIndex(name, found.manifest, found.record)
-
-    def known(self, id: str, records: Mapping[str, Any]) -> KnownIndex | None:
-        """Return an index by its id, None if there is none that the caller may see."""
-        if not is_visible(id):
-            return None
-        try:
-            manifest = self._facade.catalog.manifest(id)
-        except (UnknownIndexError, InvalidRequestError):
-            return None
-        if not manifest.dimensions:
-            return None
-        record = records.get(id)
-        parent = record["parent"] if record else ""
-        return KnownIndex(ResourceName(parent, _KIND, id), manifest, record)
 
 
 class IndexMethods:
@@ -164,7 +100,7 @@ class IndexMethods:
         settings = parse_settings(config)
         if contents is not None:
             self._contents.check(contents)
-        name = ResourceName(parent, _KIND, new_id())
+        name = ResourceName(parent, INDEX_KIND, new_id())
         self._facade.engine.create_index(
             _spec(name.id, settings.measure), dimensions=settings.dimensions, deadline=call.deadline
         )
@@ -201,9 +137,9 @@ class IndexMethods:
         items = []
         # Of an index that another worker has just created, this one may know only the description.
         for id in sorted({*self._facade.catalog.names(), *records}):
-            found = self._listed(id, records)
+            found = self._listed(id, resources)
             if found is not None and (found.record is None or found.record["parent"] == parent):
-                name = ResourceName(parent, _KIND, id)
+                name = ResourceName(parent, INDEX_KIND, id)
                 index = self._described(KnownIndex(name, found.manifest, found.record), resources)
                 items.append((id, index))
         asked = f"{parent}\n{request.filter}"
@@ -245,6 +181,7 @@ class IndexMethods:
 
         if "display_name" in paths:
             check_texts(given, "index")
+        check_description(given.description, "index.description")
         self._facade.state.change(change)
         return self._ended(found.name, call, pb.UpdateIndexOperationMetadata, contents)
 
@@ -272,9 +209,9 @@ class IndexMethods:
             response=Empty(),
         )
 
-    def _listed(self, id: str, records: Mapping[str, Any]) -> KnownIndex | None:
+    def _listed(self, id: str, resources: Resources) -> KnownIndex | None:
         try:
-            return self._registry.known(id, records)
+            return self._registry.known(id, resources, wait=False)
         except IndexerError as error:
             # An index that is broken must not hide the others.
             _LOG.warning("index %s is left out of the list: %s", id, error)
@@ -294,14 +231,24 @@ class IndexMethods:
                 call, str(name), index=name.id, metadata=metadata, response=described(call.deadline)
             )
 
+        # Opened before the answer: what callers write after it is not overwritten.
+        target = self._contents.target(name.id, contents)
+
         def work(progress: Any) -> pb.Index:
             def told(read: pb.NearestNeighborSearchOperationMetadata) -> None:
                 progress(kind(generic_metadata=_times(), nearest_neighbor_search_operation_metadata=read))
 
-            self._contents.write(name.id, contents, told)
+            with closing(target):
+                self._contents.write(name.id, contents, target, told)
             return described(Deadline.after(None))
 
-        return self._facade.operations.begin(call, str(name), index=name.id, metadata=metadata, work=work)
+        with ExitStack() as unless_begun:
+            unless_begun.callback(target.close)
+            begun = self._facade.operations.begin(
+                call, str(name), index=name.id, metadata=metadata, work=work
+            )
+            unless_begun.pop_all()
+        return begun
 
     def _described(self, found: KnownIndex, resources: Resources) -> pb.Index:
         record = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,16 +16,24 @@ from scannery.serving.vertex.v1.datapoints import crowding_tag, foreign_datapoin
 from scannery.serving.vertex.v1.distances import Measure, measure_of
 from scannery.serving.vertex.v1.endpoints import Deployment, Deployments
 from scannery.serving.vertex.v1.index_settings import parse_settings
-from scannery.serving.vertex.v1.queries import Kind, Searched, Target, searched
+from scannery.serving.vertex.v1.queries import DEFAULT_NEIGHBORS, Kind, Searched, Target, searched
+from scannery.serving.vertex.v1.registry import opened
 from scannery.v1 import search_pb2 as own
 from scannery.v1 import types_pb2
 from scannery.vertex.v1 import match_pb2 as pb
 from scannery.vertex.v1.index_pb2 import IndexDatapoint
 
-__all__ = ["MatchMethods", "Matches"]
+__all__ = ["MatchMethods", "Matches", "check_hits"]
 
 Neighbor = pb.FindNeighborsResponse.Neighbor
 Query = pb.FindNeighborsRequest.Query
+
+
+_PLACE = re.compile(
+    r"^(?:(?P<is_filter>(?:options\.)?where(?:_each\[(?P<filter>\d+)\])?)|(?:query|queries\[(?P<query>\d+)\])(?:\.(?P<field>\w+))?)"
+)
+_FIELDS = {"vector": "feature_vector", "sparse_vector": "sparse_embedding"}
+"""The service's names of the fields of our queries."""
 
 
 class Matches:
@@ -46,6 +55,7 @@ class Matches:
             deadline: of the request.
 
         """
+        check_hits((query.neighbor_count for query in queries), "queries")
         target, measure = self._target(deployment, full=full)
         points = self._points(deployment.index, queries, deadline)
         asked = [
@@ -62,12 +72,13 @@ class Matches:
         self, deployment: Deployment, ids: Iterable[str], deadline: Deadline
     ) -> list[IndexDatapoint]:
         """Return the datapoints that exist, in the order of their ids."""
+        opened(self._facade, deployment.index)
         request = own.GetRequest(index=deployment.index, ids=ids, return_vector=True)
         answer = self._facade.engine.get(request, deadline)
         return [foreign_datapoint(point) for point in answer.datapoints]
 
     def _target(self, deployment: Deployment, *, full: bool) -> tuple[Target, Measure]:
-        snapshot = self._facade.catalog.snapshot(deployment.index)
+        snapshot = opened(self._facade, deployment.index)
         manifest = snapshot.manifest
         measure, exact = measure_of(manifest.spec.distance), False
         if deployment.record is not None and deployment.record["config"]:
@@ -112,9 +123,12 @@ class Matches:
             groups[one.options.SerializeToString(deterministic=True)].append(number)
         found: list[Sequence[own.Hit]] = [()] * len(asked)
         for numbers in groups.values():
-            for number, hits in zip(
-                numbers, self._group(index, [asked[n] for n in numbers], deadline), strict=True
-            ):
+            try:
+                answers = self._group(index, [asked[n] for n in numbers], deadline)
+            except InvalidRequestError as error:
+                field = _translated(error.field or "", numbers)
+                raise InvalidRequestError(_translated(error.message, numbers), field=field) from error
+            for number, hits in zip(numbers, answers, strict=True):
                 found[number] = hits
         return found
 
@@ -165,6 +179,32 @@ class MatchMethods:
         check_count("ids", len(request.ids), limits.MAX_GET_IDS)
         found = self._matches.datapoints(deployment, request.ids, call.deadline)
         return pb.ReadIndexDatapointsResponse(datapoints=found)
+
+
+def check_hits(counts: Iterable[int], field: str) -> None:
+    """Raise InvalidRequestError if an answer could have more neighbours than one of our own.
+
+    Args:
+        counts: neighbours that each query asks for.
+        field: of the request.
+
+    """
+    most = sum(min(count or DEFAULT_NEIGHBORS, limits.MAX_K) for count in counts)
+    if most > limits.MAX_BATCH_HITS:
+        raise InvalidRequestError.at(
+            field, f"must ask for at most {limits.MAX_BATCH_HITS} neighbors in all, got {most}"
+        )
+
+
+def _translated(text: str, numbers: Sequence[int]) -> str:
+    """Return a text about one of our messages with the request's own numbers and names of fields."""
+
+    def place(found: re.Match[str]) -> str:
+        number = numbers[int(found["query"] or found["filter"] or 0)]
+        field = "restricts" if found["is_filter"] else _FIELDS.get(found["field"] or "", "")
+        return f"queries[{number}].datapoint.{field}".rstrip(".")
+
+    return _PLACE.sub(place, text, count=1)
 
 
 def _is_by_id(point: IndexDatapoint) -> bool:

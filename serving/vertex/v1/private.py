@@ -12,7 +12,7 @@ from scannery.serving.request.query import check_count
 from scannery.serving.status import status_for_callers
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.v1.endpoints import Deployments
-from scannery.serving.vertex.v1.matches import Matches
+from scannery.serving.vertex.v1.matches import Matches, check_hits
 from scannery.vertex.v1 import match_pb2
 from scannery.vertex.v1 import private_pb2 as pb
 from scannery.vertex.v1.index_pb2 import IndexDatapoint
@@ -50,6 +50,7 @@ class PrivateMethods:
         """Return the neighbours of the queries of several indexes; the error of one index is part of the answer."""
         queries = sum(len(one.requests) for one in request.requests)
         check_count("requests", queries, limits.MAX_QUERIES)
+        check_hits((query.num_neighbors for one in request.requests for query in one.requests), "requests")
         response = pb.BatchMatchResponse()
         for one in request.requests:
             answer = PerIndex(deployed_index_id=one.deployed_index_id)

@@ -17,7 +17,7 @@ from scannery.v1 import types_pb2
 from scannery.vertex.v1.index_pb2 import IndexDatapoint
 from scannery.vertex.v1.match_pb2 import FindNeighborsRequest
 
-__all__ = ["Kind", "Searched", "Target", "searched"]
+__all__ = ["DEFAULT_NEIGHBORS", "Kind", "Searched", "Target", "searched"]
 
 Query = FindNeighborsRequest.Query
 Kind: TypeAlias = Literal["dense", "sparse", "hybrid"]
@@ -135,7 +135,8 @@ def _add_depth(options: own.SearchOptions, query: Query, k: int, target: Target,
         raise InvalidRequestError.at(
             f"{path}.fraction_leaf_nodes_to_search_override", f"must be 0 to 1, got {share:g}"
         )
-    if target.exact:
+    if target.exact or (share == 1 and not candidates):
+        # All leaves would still be compared by codes first: who asks for everything gets the true neighbours.
         options.exact = True
         return
     if candidates:

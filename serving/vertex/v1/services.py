@@ -7,9 +7,10 @@ from scannery.serving.vertex.shared.calls import registered
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.v1.contents import ContentsWriter
 from scannery.serving.vertex.v1.endpoints import Deployments, EndpointMethods
-from scannery.serving.vertex.v1.indexes import IndexMethods, Registry
+from scannery.serving.vertex.v1.indexes import IndexMethods
 from scannery.serving.vertex.v1.matches import Matches, MatchMethods
 from scannery.serving.vertex.v1.private import PRIVATE_PACKAGE, PrivateMethods
+from scannery.serving.vertex.v1.registry import Registry
 from scannery.serving.vertex.v1.stream_updates import StreamUpdateMethods
 
 __all__ = ["PACKAGES", "methods_v1"]

@@ -17,8 +17,8 @@ from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.engine import Engine
 from scannery.serving.vertex.v1.datapoints import attribute_values, own_datapoint, payload_of
-from scannery.serving.vertex.v1.indexes import STREAM, KnownIndex, Registry
 from scannery.serving.vertex.v1.namespaces import CROWDING
+from scannery.serving.vertex.v1.registry import STREAM, KnownIndex, Registry
 from scannery.v1 import index_pb2 as own
 from scannery.v1 import search_pb2, types_pb2
 from scannery.vertex.v1 import index_pb2 as pb
@@ -79,7 +79,7 @@ class StreamUpdateMethods:
         return pb.RemoveDatapointsResponse()
 
     def _streamed(self, name: str) -> KnownIndex:
-        index = self._registry.find(name, "index", resources=self._facade.state.recent())
+        index = self._registry.find_recent(name, "index")
         if index.update_method != STREAM:
             raise ConditionError(
                 "index: it is written by batches (BATCH_UPDATE); create one with STREAM_UPDATE to write datapoints",

@@ -16,6 +16,7 @@ from scannery.serving import ConfigError, SecurityConfig, ServerConfig
 from scannery.serving.config import VertexConfig
 from scannery.serving.security.api_keys import KeyFile
 from scannery.vertex.v1 import endpoint_pb2, index_pb2, match_pb2, operations_pb2, private_pb2
+from scannery.vertex.v2 import collections_pb2
 from tests.serving.vertex.facade_client import PARENT, V1, Caller, facade, ids_of, write_lines
 
 RNG = np.random.default_rng(4)
@@ -514,6 +515,42 @@ def test_indexes_of_our_own_api_can_be_deployed(tmp_path: Path):
             endpoint, query(VECTORS_ND[0], restricts=[{"namespace": "no", "allow_list": ["a"]}])
         )
         assert none == []
+
+
+def test_collections_of_the_other_api_are_no_indexes(tmp_path: Path):
+    """Writes here would not know of their schema, their data and their etags."""
+    with facade(tmp_path) as server, Caller(server.address) as caller:
+        vector = collections_pb2.DenseVectorField(dimensions=4)
+        collection = collections_pb2.Collection(
+            vector_schema={"v": collections_pb2.VectorField(dense_vector=vector)}
+        )
+        create = collections_pb2.CreateCollectionRequest(
+            parent=PARENT, collection_id="songs", collection=collection
+        )
+        caller.call(
+            "/google.cloud.vectorsearch.v1.VectorSearchService/CreateCollection",
+            create,
+            operations_pb2.Operation,
+        )
+        assert [index.name for index in scannery.connect(server.address).indexes()] == ["songs"]
+        own = caller.create_index().name
+        listed = caller.call(
+            f"/{V1}.IndexService/ListIndexes",
+            index_pb2.ListIndexesRequest(parent=PARENT),
+            index_pb2.ListIndexesResponse,
+        )
+        assert [index.name for index in listed.indexes] == [own]
+        songs = f"{PARENT}/indexes/songs"
+        for call in (
+            lambda: caller.call(
+                f"/{V1}.IndexService/GetIndex", index_pb2.GetIndexRequest(name=songs), index_pb2.Index
+            ),
+            lambda: caller.upsert(songs, [point(1)]),
+            lambda: caller.begin("IndexService", "DeleteIndex", index_pb2.DeleteIndexRequest(name=songs)),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                call()
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_wrong_etags_deployments_and_names(tmp_path: Path):
