@@ -130,6 +130,17 @@ def _kept_tuners() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def merges_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have segments merged where the test does it, and by no process of maintenance beside it.
+
+    Such a process takes more than a second of processor time, and may be first to merge what the test wants to.
+    """
+    from scannery.live.maintenance import scheduler
+
+    monkeypatch.setattr(scheduler, "due", lambda manifest, *, filling=False: [])
+
+
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the indexes `library` and `flat` of tests/served.py."""
