@@ -14,6 +14,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from scannery.indexer import IndexerError, Store, collect_garbage, read_manifest
+from scannery.indexer.kernels.import_numba import import_numba_without_blas
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.scheduler import task_threads
 from scannery.live.maintenance.seal import seal
@@ -39,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Servers block these signals, and their children inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     os.nice(NICE)
+    import_numba_without_blas()
     threads = task_threads()
     pa.set_cpu_count(threads)
     store = Store.open(given.store)

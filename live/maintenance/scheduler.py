@@ -7,6 +7,7 @@ however that process ends. A task that is interrupted changes no version.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import logging
 import os
@@ -81,6 +82,16 @@ def _full(state: LiveState, *, larger: bool) -> bool:
     if larger:
         rows, most_bytes = _larger(rows, live.max_rows), _larger(most_bytes, live.max_bytes)
     return state.memory_rows >= rows or max(state.memory_bytes, state.log_bytes) >= most_bytes
+
+
+def _leave_detached() -> None:
+    """Forget the processes that this one leaves behind, so that no warning says they were not waited for."""
+    for process in _DETACHED:
+        if process.poll() is None:
+            process.returncode = 0
+
+
+atexit.register(_leave_detached)
 
 
 def _larger(sealed: int, refused: int) -> int:

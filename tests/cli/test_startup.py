@@ -45,9 +45,10 @@ def test_a_client_over_http_imports_no_grpc_and_no_engine():
     assert not loaded & {"grpc", "pyarrow", "numba", "pydantic", "scannery.serving", "scannery.client.aio"}
 
 
-def test_numba_is_imported_without_blas_once_and_scipy_is_left_as_it_was():
+def test_what_tunes_builds_imports_numba_without_blas_and_scipy_is_left_as_it_was():
     code = (
-        "from scannery.indexer.kernels.import_numba import import_numba_without_blas as quick; quick(); quick()\n"
+        "from scannery.indexer.kernels.import_numba import import_numba_without_blas as quick\n"
+        "from scannery.indexer.tuning.tune_process import warm; warm(); quick()\n"
         "import sys; assert 'numba.np.arraymath' in sys.modules and 'scipy.linalg' not in sys.modules\n"
         "import scipy.linalg.cython_blas"
     )

@@ -7,11 +7,15 @@ import random
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 import scannery
 from scannery.indexer import Store, list_versions
+from scannery.live.maintenance import scheduler
 from scannery.live.maintenance.scheduler import PROGRAM
 from tests.data import ROOT
 from tests.live.model import make_store, random_row
@@ -72,3 +76,16 @@ def test_a_server_that_stops_leaves_no_temporary_files(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_process_that_is_left_behind_brings_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = subprocess.Popen(["sleep", "60"])
+    try:
+        monkeypatch.setattr(scheduler, "_DETACHED", [left])
+        scheduler._leave_detached()
+        with warnings.catch_warnings(record=True) as warned:
+            left.__del__()  # as at the end of the interpreter
+        assert warned == []
+    finally:
+        os.kill(left.pid, signal.SIGKILL)
+        os.waitpid(left.pid, 0)

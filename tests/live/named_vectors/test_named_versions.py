@@ -192,6 +192,7 @@ def test_records_without_vectors_of_a_name_do_not_have_its_column(index: Named) 
     assert "_embedding_title" not in record.rows.column_names
 
 
+@pytest.mark.usefixtures("merges_by_hand")
 def test_files_of_names_are_kept_copied_and_checked(index: Named, path: Path, store: Store) -> None:
     for number in range(4):
         index.upsert(point(number))

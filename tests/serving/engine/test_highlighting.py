@@ -31,6 +31,8 @@ from tests.data import datapoints
 from tests.embed.tiny_models import make_cross_encoder, make_model
 from tests.served import MINILM, publish_version, serving
 
+pytestmark = pytest.mark.usefixtures("merges_by_hand")
+
 QUERY = "how do volcanoes erupt"
 TEXTS = {
     "geology": "Welcome back to the show. Molten rock rises until the volcano erupts. Thanks for listening, Dr. Ott.",

@@ -22,6 +22,8 @@ from scannery.live.maintenance.seal import seal
 from tests.live.model import LIVE, Row, make_store, random_row
 from tests.served import copied, library_table, serving
 
+pytestmark = pytest.mark.usefixtures("merges_by_hand")
+
 Where = dict[str, Any]
 LIBRARY_ROWS: list[Row] = library_table().drop_columns(["embedding"]).to_pylist()
 FILTERS: list[tuple[Where | None, Callable[[Row], bool]]] = [

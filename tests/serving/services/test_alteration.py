@@ -23,6 +23,8 @@ from scannery.serving import SecurityConfig
 from scannery.serving.security.api_keys import KeyFile
 from tests.served import MINILM, PAUSE_S, WIRES, connected, copied, serving
 
+pytestmark = pytest.mark.usefixtures("merges_by_hand")
+
 VECTORS = np.random.default_rng(4).normal(size=(60, 8)).astype(np.float32)
 Points = list[Any]
 

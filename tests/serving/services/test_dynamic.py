@@ -21,6 +21,8 @@ from scannery.serving.request.datapoint_columns import datapoint_columns
 from scannery.v1.types_pb2 import Datapoint
 from tests.served import WIRES, connected
 
+pytestmark = pytest.mark.usefixtures("merges_by_hand")
+
 SPEC: dict[str, Any] = {
     "index": "notes",
     "source": {"vector": "vector"},

@@ -20,6 +20,8 @@ from scannery.live.maintenance.seal import seal
 from scannery.serving.engine.row_order import _dynamic_keys
 from tests.served import WIRES, connected
 
+pytestmark = pytest.mark.usefixtures("merges_by_hand")
+
 SPEC: dict[str, Any] = {
     "index": "notes",
     "source": {"vector": "vector"},

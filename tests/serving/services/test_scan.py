@@ -29,6 +29,8 @@ from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2 as pb
 from tests.served import DIMENSIONS, ROWS, copied, serving
 
+pytestmark = pytest.mark.usefixtures("merges_by_hand")
+
 SPEC = {
     "index": "notes",
     "source": {"id": "id", "vector": "vector"},
