@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import scannery
 from scannery.client import Client, Index, IndexInfo, NotFoundError, aio
@@ -18,6 +18,14 @@ from scannery.client.aio import AsyncClient, AsyncIndex
 from scannery.client.connect import connect_config
 
 __all__ = ["Connection"]
+
+
+class _LoopClient(NamedTuple):
+    """The client of an event loop."""
+
+    client: AsyncClient
+    open: AsyncGenerator[None, None]
+    """Closes the client when it ends."""
 
 
 class Connection:
@@ -58,7 +66,7 @@ class Connection:
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._info: IndexInfo | None = None
-        self._by_loop: dict[asyncio.AbstractEventLoop, AsyncClient] = {}
+        self._by_loop: dict[asyncio.AbstractEventLoop, _LoopClient] = {}
 
     def index(self) -> Index:
         """Return the index; the first call connects, and creates it if it is absent."""
@@ -73,7 +81,7 @@ class Connection:
         """Return the index for coroutines of the running event loop; what `index` connected reads its writes."""
         if self._info is None:
             await asyncio.to_thread(self.index)
-        return self._async_client().index(self._name)
+        return (await self._async_client()).index(self._name)
 
     @property
     def info(self) -> IndexInfo:
@@ -103,20 +111,38 @@ class Connection:
     async def aclose(self) -> None:
         """Close the connections of the running event loop, and those that `close` closes."""
         with self._lock:
-            client = self._by_loop.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.close()
+            own = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if own is not None:
+            await own.open.aclose()
         await asyncio.to_thread(self.close)
 
-    def _async_client(self) -> AsyncClient:
+    async def _async_client(self) -> AsyncClient:
         loop = asyncio.get_running_loop()
         with self._lock:
             for other in [each for each in self._by_loop if each.is_closed()]:
                 del self._by_loop[other]
-            if loop not in self._by_loop:
-                assert self._client is not None
-                self._by_loop[loop] = aio.connect_beside(self._client, self._target, **self._connecting())
-            return self._by_loop[loop]
+            if (known := self._by_loop.get(loop)) is not None:
+                return known.client
+            assert self._client is not None
+            client = aio.connect_beside(self._client, self._target, **self._connecting())
+            own = self._by_loop[loop] = _LoopClient(client, self._open(client, loop))
+        await anext(own.open)
+        return client
+
+    async def _open(self, client: AsyncClient, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
+        """Stand still while a client is open, and close it at the end.
+
+        An event loop ends its generators before it closes (`asyncio.run` does so), which is the last moment at which
+        connections can be closed. That of a store is closed with the synchronous client, whose indexes it shares.
+        """
+        try:
+            yield
+        finally:
+            # Without the lock: only this loop puts clients of its own there.
+            if (known := self._by_loop.get(loop)) is not None and known.client is client:
+                del self._by_loop[loop]
+            if not self.is_store:
+                await client.close()
 
     def _found_or_created(self, client: Client) -> IndexInfo:
         try:

@@ -14,6 +14,7 @@ from haystack.dataclasses import ByteStream, Document, SparseEmbedding
 
 from scannery.adapters.attributes import to_attributes, to_metadata
 from scannery.client import Datapoint, Hit
+from scannery.client.response.results import stated
 
 __all__ = ["checked_documents", "document", "point"]
 
@@ -69,14 +70,14 @@ def document(point: Datapoint, *, with_embedding: bool = False) -> Document:
     and the document that a passage is of.
     """
     meta = to_metadata(point.attributes)
-    for name in _FIELDS:
-        if (value := getattr(point, name)) is not None:
-            meta.setdefault(name, value)
+    for name, value in stated(point, _FIELDS).items():
+        meta.setdefault(name, value)
     if point.document_id != point.id:
         meta.setdefault("document_id", point.document_id)
-    kept = point.payload.get("haystack") if isinstance(point.payload, dict) else None
-    if kept is None and point.payload is not None:
-        meta.setdefault("payload", point.payload)
+    payload = stated(point, ("payload",)).get("payload")
+    kept = payload.get("haystack") if isinstance(payload, dict) else None
+    if kept is None and payload is not None:
+        meta.setdefault("payload", payload)
     return Document(
         id=point.id,
         content=(kept or {}).get("content") if point.text is None else point.text,

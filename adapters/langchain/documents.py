@@ -11,6 +11,7 @@ from langchain_core.documents import Document
 
 from scannery.adapters.attributes import to_attributes, to_metadata
 from scannery.client import Datapoint, Hit
+from scannery.client.response.results import stated
 
 __all__ = ["checked_ids", "document", "points", "scored_document"]
 
@@ -25,9 +26,8 @@ def document(point: Datapoint) -> Document:
     title, times, payload, and the document that a passage is of.
     """
     metadata = to_metadata(point.attributes)
-    for name in _FIELDS:
-        if (value := getattr(point, name)) is not None:
-            metadata.setdefault(name, value)
+    for name, value in stated(point, _FIELDS).items():
+        metadata.setdefault(name, value)
     if point.document_id != point.id:
         metadata.setdefault("document_id", point.document_id)
     return Document(id=point.id, page_content=point.text or "", metadata=metadata)
@@ -36,9 +36,8 @@ def document(point: Datapoint) -> Document:
 def scored_document(hit: Hit) -> Document:
     """Return a hit as a document with its scores in the metadata, except under keys that the metadata have."""
     found = document(hit)
-    for name in _SCORES:
-        if (value := getattr(hit, name)) is not None:
-            found.metadata.setdefault(name, value)
+    for name, value in stated(hit, _SCORES).items():
+        found.metadata.setdefault(name, value)
     return found
 
 

@@ -200,7 +200,10 @@ class AsyncClient:
         )
 
     async def encoders(self) -> list[EncoderInfo]:
-        """Return the encoders that the server has: of its indexes, or its own, if it is an encoder process."""
+        """Return the encoders that the server has: of its indexes, and those that it can use for a new one.
+
+        An encoder process has its own. A store in this process takes any model for a new index, and lists none of them.
+        """
         return await self._run(calls.list_encoders())
 
     async def embed(

@@ -193,7 +193,10 @@ class Client:
         return self._run(lifecycle_calls.delete_alias(alias, missing_ok=missing_ok, timeout_s=timeout_s))
 
     def encoders(self) -> list[EncoderInfo]:
-        """Return the encoders that the server has: of its indexes, or its own, if it is an encoder process."""
+        """Return the encoders that the server has: of its indexes, and those that it can use for a new one.
+
+        An encoder process has its own. A store in this process takes any model for a new index, and lists none of them.
+        """
         return self._run(calls.list_encoders())
 
     def embed(

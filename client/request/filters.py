@@ -264,7 +264,10 @@ def _nearest(name: str, valid: Sequence[str]) -> str:
     absent = _ABSENT.get(f"${name.lstrip('$').lower()}")
     if absent is not None:
         return absent
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    is_operator = name.startswith("$")
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5 if is_operator else 0.75)
+    if not near and not is_operator:
+        return f"operators begin with $; a key of an object in an attribute is named with a dot, ATTRIBUTE.{name:.80}"
     return f"did you mean {near[0]}?" if near else f"it must be one of {', '.join(valid)}"
 
 

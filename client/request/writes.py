@@ -55,8 +55,11 @@ class NewDatapoint(TypedDict, total=False):
     payload: Any
     """Anything that JSON can hold. Only returned: what filters ask for belongs into `attributes`."""
     text_start: int
+    """Where the text begins in its document, in characters; not of a text that is cut into passages."""
     text_end: int
     time_start_s: float
+    """Where the text begins in a recording. Of a text that is cut, for passages before its first time mark or without
+    marks."""
     time_end_s: float
     if_absent: bool
     """Write only if there is no such datapoint."""

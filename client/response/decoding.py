@@ -81,8 +81,17 @@ def parse_get(ids: Iterable[str], response: search_pb2.GetResponse) -> list[Data
 
 
 def parse_page(response: search_pb2.ScanResponse) -> ScanPage:
-    """Return a page of a scan; its datapoints are decoded when a field of them is first read."""
+    """Return a page of a scan; its datapoints are decoded when a field of them is first read.
+
+    Raises:
+        InternalError: the position of the page cannot be read.
+
+    """
     snapshot, _, position = response.page_token.rpartition(".")
+    if not (position.isascii() and position.isdigit() and len(position) < 20):
+        raise InternalError(
+            f"the server answered with a page_token that cannot be read: {response.page_token!r:.80}"
+        )
     return ScanPage(
         points=map(_undecoded, response.datapoints),
         size=len(response.datapoints),
@@ -117,7 +126,7 @@ def parse_encoders(response: embedding_pb2.ListEncodersResponse) -> list[Encoder
         EncoderInfo(
             model=one.model,
             fingerprint=one.fingerprint,
-            dimensions=one.dimensions,
+            dimensions=one.dimensions or None,
             max_tokens=one.max_tokens or None,
             device=one.device or None,
         )

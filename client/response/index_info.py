@@ -27,7 +27,8 @@ class EncoderInfo:
     fingerprint: str
     """Hash over everything that decides on its vectors; empty where that is not known."""
     dimensions: int | None = None
-    """Components of a vector; None in the description of an index, which has them itself."""
+    """Components of a vector; None in the description of an index, which has them itself, and where the machine of the
+    server has never loaded the model."""
     max_tokens: int | None = None
     """Tokens after which a text is cut off; None where the server that was asked has not loaded it."""
     device: str | None = None

@@ -45,8 +45,14 @@ class DynamicValues:
 
 
 def dynamic_values(column: pa.ChunkedArray, name: str) -> DynamicValues:
-    """Return the values of an attribute in a `_dynamic` column; of a list, those of its elements that are not null."""
-    key_K = _read_only(canonical_json(name).encode())
+    """Return the values of an attribute in a `_dynamic` column; of a list, those of its elements that are not null.
+
+    A name with dots is also a path into objects: `source.page` is the key `page` of the attribute `source`, in rows
+    that have no attribute of this very name.
+    """
+    if "." in name:
+        column = _lifted(column, name)
+    key_K = _key(name)
     found = [_found(chunk, key_K) for chunk in column.chunks if len(chunk)]
     kinds_N = np.concatenate([np.zeros(0, np.uint8), *(kinds for kinds, _, _ in found)])
     firsts = np.cumsum([0, *(len(kinds) for kinds, _, _ in found)])[:-1]
@@ -69,26 +75,81 @@ def dynamic_values(column: pa.ChunkedArray, name: str) -> DynamicValues:
 def warm_up() -> None:
     """Compile the kernels, or load them from numba's cache."""
     with COMPILING:
-        dynamic_values(pa.chunked_array([pa.array(['{"a":[1]}', None])]), "a")
+        for name in ("a", "a.b"):
+            dynamic_values(pa.chunked_array([pa.array(['{"a":[1]}', '{"a":{"b":1}}', None])]), name)
+
+
+def _lifted(column: pa.ChunkedArray, path: str) -> pa.ChunkedArray:
+    """Return the objects with the value at a path below the path itself, and nothing else; null without one."""
+    front = f"{{{canonical_json(path)}:"
+    return pa.chunked_array(
+        [pc.binary_join_element_wise(front, _at_path(chunk, path), "}", "") for chunk in column.chunks],
+        pa.string(),
+    )
+
+
+def _at_path(objects: pa.Array, path: str) -> pa.Array:
+    """Return the JSON of the values of a key or else of a path; null in rows without either."""
+    first, *rest = path.split(".")
+    inside = _raw(objects, first)
+    for key in rest:
+        if inside.null_count == len(inside):
+            break
+        # Texts, numbers and lists have no keys.
+        inside = _raw(pc.if_else(pc.starts_with(inside, "{"), inside, _NULL), key)
+    return pc.coalesce(_raw(objects, path), inside)
+
+
+_NULL = pa.scalar(None, pa.string())
+
+
+def _raw(objects: pa.Array, name: str) -> pa.Array:
+    """Return the JSON of the values of a key; null in rows without it."""
+    located = _located(objects, _key(name))
+    if located is None:
+        return pa.nulls(len(objects), pa.string())
+    json_B, offsets_N, kinds_N, starts_N, _ = located
+    ends_N = np.empty(len(objects), np.int32)
+    kernels.find_ends(json_B, offsets_N, kinds_N, starts_N, ends_N)
+    bounds_N = np.concatenate([np.zeros(1, np.int32), np.cumsum(ends_N - starts_N, dtype=np.int32)])
+    out_T = np.empty(int(bounds_N[-1]), np.uint8)
+    kernels.copy_ranges(json_B, starts_N, ends_N, out_T)
+    texts = pa.StringArray.from_buffers(len(objects), pa.py_buffer(bounds_N), pa.py_buffer(out_T))
+    return pc.if_else(pa.array(kinds_N != kernels.MISSING), texts, _NULL)
 
 
 def _found(objects: pa.Array, key_K: np.ndarray) -> tuple[np.ndarray, np.ndarray, pa.Array]:
     """Return what each row has, and the rows and the JSON of the scalars."""
+    located = _located(objects, key_K)
+    if located is None:
+        return np.zeros(len(objects), np.uint8), np.zeros(0, np.int32), pa.array([], pa.large_string())
+    json_B, offsets_N, kinds_N, starts_N, sizes_2 = located
+    count, size = sizes_2.tolist()
+    rows_P, ends_P, out_T = np.empty(count, np.int32), np.empty(count + 1, np.int64), np.empty(size, np.uint8)
+    kernels.copy_values(json_B, offsets_N, kinds_N, starts_N, rows_P, ends_P, out_T)
+    return kinds_N, rows_P, pa.LargeStringArray.from_buffers(count, pa.py_buffer(ends_P), pa.py_buffer(out_T))
+
+
+def _located(
+    objects: pa.Array, key_K: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Return the arguments of `find_values` but the rows that have an object, filled; None without any object."""
     rows = len(objects)
-    kinds_N, starts_N, sizes_2 = np.empty(rows, np.uint8), np.empty(rows, np.int32), np.zeros(2, np.int64)
     _, offsets, data = objects.buffers()
     if offsets is None or data is None or not data.size:
-        return np.zeros(rows, np.uint8), np.zeros(0, np.int32), pa.array([], pa.large_string())
+        return None
     json_B = _read_only(data)
     offsets_N = _read_only(offsets, np.int32)[objects.offset : objects.offset + rows + 1]
     valid_N = np.zeros(0, bool)
     if objects.null_count:
         valid_N = pc.is_valid(objects).to_numpy(zero_copy_only=False)
+    kinds_N, starts_N, sizes_2 = np.empty(rows, np.uint8), np.empty(rows, np.int32), np.zeros(2, np.int64)
     kernels.find_values(json_B, offsets_N, valid_N, key_K, kinds_N, starts_N, sizes_2)
-    count, size = sizes_2.tolist()
-    rows_P, ends_P, out_T = np.empty(count, np.int32), np.empty(count + 1, np.int64), np.empty(size, np.uint8)
-    kernels.copy_values(json_B, offsets_N, kinds_N, starts_N, rows_P, ends_P, out_T)
-    return kinds_N, rows_P, pa.LargeStringArray.from_buffers(count, pa.py_buffer(ends_P), pa.py_buffer(out_T))
+    return json_B, offsets_N, kinds_N, starts_N, sizes_2
+
+
+def _key(name: str) -> np.ndarray:
+    return _read_only(canonical_json(name).encode())
 
 
 def _typed(rows_P: np.ndarray, tokens: pa.Array) -> dict[Kind, tuple[np.ndarray, pa.Array]]:

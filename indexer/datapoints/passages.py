@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.named_vectors import is_vector_column, vector_column
 from scannery.indexer.datapoints.schema import written_schema
+from scannery.indexer.datapoints.validation import SPAN
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
 __all__ = [
@@ -36,6 +37,7 @@ with these types and the document has no value of its own."""
 MAX_REPEATED_BYTES = 64 << 20
 """Most bytes that the passages of a document repeat: each holds its title, attributes and payload. Without a limit, a
 text and a payload of a MiB each would take 8 GiB."""
+_TIMES = ("time_start_s", "time_end_s")
 _OF_PASSAGES = frozenset({"id", "text", "embedding"})
 
 
@@ -48,10 +50,12 @@ def passage_rows(
 ) -> pa.Table:
     """Return a table of `written_schema` with a row for each passage, in order.
 
-    Named vectors of a document are those of its first passage, so that a search finds the document once.
+    Named vectors of a document are those of its first passage, so that a search finds the document once. A text that is
+    not cut stands where its document says; a passage without times of its own has those of its document.
 
     Args:
-        documents: good rows as `validate` returns them; their vectors are not used.
+        documents: good rows as `validate` returns them; their vectors are not used. In an index that cuts texts,
+            `text_start` and `text_end` are not used either.
         counts: passages of each document.
         passages: what passages have of their own, by columns; with `PASSAGE_ATTRIBUTES`.
         vectors_PD: of the passages, float32.
@@ -60,9 +64,10 @@ def passage_rows(
     """
     schema = written_schema(spec, vectors_PD.shape[1])
     parents_P = np.repeat(np.arange(documents.num_rows), counts)
+    parents, is_cut = pa.array(parents_P, pa.int64()), spec.source.chunk is not None
     own = PASSAGE_ATTRIBUTES
     shared = [name for name in documents.column_names if name in own or name not in passages]
-    rows = documents.select(shared).take(pa.array(parents_P, pa.int64()))
+    rows = documents.select(shared).take(parents)
     columns = dict(zip(rows.column_names, rows.columns, strict=True))
     for column in (column for column in map(vector_column, spec.named_vectors) if column in columns):
         firsts = np.where(np.diff(parents_P, prepend=-1) > 0, np.arange(len(parents_P)), -1)
@@ -74,11 +79,23 @@ def passage_rows(
             kind = schema.field(name).type
             found = [list(value) or None for value in values] if pa.types.is_list(kind) else values
             columns[name] = pc.coalesce(columns[name], pa.array(found, kind))
-    if spec.source.chunk is not None:
+    columns |= _spans(documents, columns, parents, is_cut=is_cut)
+    if is_cut:
         numbers = [str(number) for count in counts for number in range(count)]
         columns["id"] = pc.binary_join_element_wise(columns["id"], pa.array(numbers, pa.string()), "#")
     columns["embedding"] = embedding_column(vectors_PD, schema)
     return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def _spans(
+    documents: pa.Table, found: Mapping[str, pa.Array], parents: pa.Array, *, is_cut: bool
+) -> dict[str, pa.ChunkedArray]:
+    """Return where passages stand, as columns: as their documents say, or where these are cut, as their texts say."""
+    names = [name for name in (_TIMES if is_cut else SPAN) if name in documents.column_names]
+    given = documents.select(names).take(parents)
+    return {
+        name: pc.coalesce(found[name], given.column(name)) if is_cut else given.column(name) for name in names
+    }
 
 
 def repeated_bytes(documents: pa.Table, rows: Sequence[int], counts: Sequence[int]) -> list[int]:

@@ -12,7 +12,17 @@ import numpy as np
 
 from scannery.indexer.kernels.fused import compiled
 
-__all__ = ["LIST", "MISSING", "NESTED", "NULL", "SCALAR", "copy_values", "find_values"]
+__all__ = [
+    "LIST",
+    "MISSING",
+    "NESTED",
+    "NULL",
+    "SCALAR",
+    "copy_ranges",
+    "copy_values",
+    "find_ends",
+    "find_values",
+]
 
 MISSING, NULL, SCALAR, LIST, NESTED = range(5)
 """What a row has below a key: NESTED is an object, or a list that has an object or a list."""
@@ -184,3 +194,46 @@ def copy_values(
             if kinds_N[row] == SCALAR:
                 break
             at = after + 1 if after < end and json_B[after] == _COMMA else after
+
+
+@compiled
+def find_ends(
+    json_B: np.ndarray,
+    offsets_N: np.ndarray,
+    kinds_N: np.ndarray,
+    starts_N: np.ndarray,
+    ends_N: np.ndarray,
+) -> None:
+    """Find where the values end that `find_values` found, of any kind.
+
+    Args:
+        json_B: as for `find_values`; so are `offsets_N`, `kinds_N` and `starts_N`.
+        offsets_N: see there.
+        kinds_N: see there.
+        starts_N: see there; output: 0 in rows without the key.
+        ends_N: output: where each value ends, int32; 0 in rows without the key.
+
+    """
+    for row in range(kinds_N.shape[0]):
+        if kinds_N[row] == MISSING:
+            starts_N[row] = ends_N[row] = 0
+        else:
+            ends_N[row] = _after_value(json_B, starts_N[row], offsets_N[row + 1])
+
+
+@compiled
+def copy_ranges(json_B: np.ndarray, starts_N: np.ndarray, ends_N: np.ndarray, out_T: np.ndarray) -> None:
+    """Copy the bytes of each row, one after the other.
+
+    Args:
+        json_B: the objects, uint8.
+        starts_N: where to begin, int32.
+        ends_N: where to end, int32.
+        out_T: output, uint8.
+
+    """
+    to = 0
+    for row in range(starts_N.shape[0]):
+        for i in range(starts_N[row], ends_N[row]):
+            out_T[to] = json_B[i]
+            to += 1

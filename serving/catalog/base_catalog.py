@@ -43,7 +43,7 @@ from scannery.serving.catalog.aliases import AliasTable
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.held_snapshots import HeldSnapshot, HeldSnapshots
 from scannery.serving.catalog.version_opener import VersionOpener
-from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.recall.controller import RecallController
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT

@@ -12,7 +12,7 @@ from scannery.live.live_index import LiveIndex
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.version_opener import is_stored
-from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["CHECK_EVERY_S", "EmbeddedCatalog"]

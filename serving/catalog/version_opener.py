@@ -20,7 +20,7 @@ from scannery.live.log.home import LogPlace
 from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.scheduler import Maintenance
 from scannery.serving.catalog.entry import CatalogEntry
-from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.engine import hydrator
 from scannery.serving.recall.controller import RecallController, no_step
 from scannery.serving.scheduling.permits import waiting

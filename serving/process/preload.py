@@ -26,7 +26,7 @@ from scannery.indexer import (
 from scannery.runtime.errors import UnknownIndexError
 from scannery.serving.catalog.version_opener import is_stored
 from scannery.serving.config import EncoderConfig, ServerConfig
-from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.engine import hydrator
 from scannery.serving.services.encoder_registry import EncoderRegistry
 

@@ -223,13 +223,14 @@ class _Batch:
         return valid.table
 
     def _check_cut(self, number: int, point: Datapoint) -> None:
-        """Note what a text that is cut into passages cannot have."""
+        """Note what a text that is cut into passages cannot have; its times are those of passages without marks."""
         is_other = bool(point.document_id) and point.document_id != point.id
-        if point.HasField("vector") or not (is_other or any(map(point.HasField, SPAN))):  # type: ignore[arg-type]
+        placed = [name for name in ("text_start", "text_end") if point.HasField(name)]
+        if point.HasField("vector") or not (is_other or placed):
             return
         self._note(
             number,
-            f"datapoint.{'document_id' if is_other else 'text_start'}",
+            f"datapoint.{'document_id' if is_other else placed[0]}",
             "is not for a text that is cut into passages: write the whole document, or give the passage a vector",
         )
 

@@ -1,38 +1,39 @@
 """Handlers of EmbeddingService: texts in, vectors out.
 
 Used by encoder processes, with the encoders of their options (encoder_registry.py), and by servers, with the encoders
-of their indexes.
+of their indexes and the models that their operators name for new ones.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from scannery.indexer import IndexerError
+from scannery.indexer import EncoderSpec, IndexerError
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError, UnknownIndexError
 from scannery.serving import limits
 from scannery.serving.contract import EMBED, LIST_ENCODERS
 from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.request.query import check_count, check_text
+from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.registry import UnaryMethod
 from scannery.v1 import embedding_pb2 as pb
 from scannery.v1.types_pb2 import Matrix
 
 if TYPE_CHECKING:
-    from scannery.embed import Encoder
+    from scannery.embed import Encoder, Fingerprint
     from scannery.serving.catalog.base_catalog import BaseCatalog
 
 __all__ = [
     "Embedding",
+    "KnownEncoders",
     "ServedEncoder",
-    "index_encoders",
 ]
 
 
@@ -43,6 +44,7 @@ class ServedEncoder:
     model: str
     fingerprint: dict[str, Any] | None
     dimensions: int
+    """Components of a vector; 0 if not known, of a spare one."""
     indexes: frozenset[str]
     """Indexes that use it."""
     open: Callable[[], QueryEncoder] = field(repr=False)
@@ -51,6 +53,8 @@ class ServedEncoder:
     """Whether leading components of its vectors are vectors themselves: the spec of an index keeps but these."""
     loaded: Encoder | None = None
     """The model, if it is already loaded in this process."""
+    is_spare: bool = False
+    """Whether no index uses it yet: it is chosen where no other encoder matches a request."""
 
     @property
     def digest(self) -> str:
@@ -84,6 +88,69 @@ def index_encoders(catalog: BaseCatalog, index: str) -> list[ServedEncoder]:
     return list(found.values())
 
 
+class KnownEncoders:
+    """The encoders of a server: those of its indexes, and those that it can use for a new one.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, catalog: BaseCatalog, models: Collection[str] | None) -> None:
+        """Keep both.
+
+        Args:
+            catalog: the indexes.
+            models: names of the operator's models; None, for any: only those of indexes are known.
+
+        """
+        self._catalog, self._models = catalog, tuple(dict.fromkeys(models or ()))
+        self._spares: dict[str, ServedEncoder] = {}
+
+    def __call__(self, index: str) -> list[ServedEncoder]:
+        """Return the encoders of an index; for an empty name, those of all indexes that the caller can see, and spares.
+
+        A caller that is limited to some indexes sees spares if it may create indexes.
+        """
+        found = index_encoders(self._catalog, index)
+        principal = CURRENT.get()
+        if index or (principal is not None and principal.indexes is not None and not principal.may("admin")):
+            return found
+        known = {(one.model, digest) for one in found for digest in (one.digest, "")}
+        spares = [spare for model in self._models if (spare := self._spare(model))]
+        return found + [spare for spare in spares if (spare.model, spare.digest) not in known]
+
+    def _spare(self, model: str) -> ServedEncoder | None:
+        """Return a model of the operator with the options of a new index; None if this server cannot use it."""
+        if model not in self._spares:
+            # Once: the files of the model are hashed.
+            spec = EncoderSpec(model=model)
+            try:
+                fingerprint = self._catalog.encoders.known_fingerprint_of(spec, field="model")
+            except EncoderUnavailableError:
+                return None
+            spare = ServedEncoder(
+                model=model,
+                fingerprint=None,
+                dimensions=0,
+                indexes=frozenset(),
+                open=partial(self._opened, spec),
+                is_spare=True,
+            )
+            self._spares[model] = _identified(spare, fingerprint) if fingerprint else spare
+        return self._spares[model]
+
+    def _opened(self, spec: EncoderSpec) -> QueryEncoder:
+        encoder = self._catalog.encoders.encoder_of_model(spec, field="model")
+        spare = self._spares[spec.model]
+        if spare.fingerprint is None:
+            # Such encoders are in this process, never in another one.
+            self._spares[spec.model] = _identified(spare, cast("Encoder", encoder.documents).fingerprint)
+        return encoder
+
+
+def _identified(spare: ServedEncoder, fingerprint: Fingerprint) -> ServedEncoder:
+    return replace(spare, fingerprint=fingerprint.to_dict(), dimensions=fingerprint.dimensions)
+
+
 class Embedding:
     """The methods of EmbeddingService. Safe to use from several threads."""
 
@@ -99,6 +166,9 @@ class Embedding:
         """Encode texts."""
         _check(request)
         chosen = self._chosen(request)
+        if not chosen.dimensions:  # a model that this machine has never loaded
+            chosen.open()
+            chosen = self._chosen(request)
         if request.HasField("dimensions"):
             _check_dimensions(request.dimensions, chosen)
         texts: Sequence[str] = list(request.texts)
@@ -137,6 +207,8 @@ class Embedding:
             and request.model in ("", one.model)
             and request.fingerprint in ("", one.digest)
         ]
+        # What an index uses comes first: a model that is named for later indexes makes no request ambiguous.
+        matching = [one for one in matching if not one.is_spare] or matching
         if len(matching) == 1:
             return matching[0]
         wanted = " and ".join(

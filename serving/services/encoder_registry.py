@@ -17,7 +17,8 @@ from scannery.runtime.errors import EncoderUnavailableError, UnknownIndexError
 from scannery.runtime.paths import current_folder, placed_model
 from scannery.runtime.retry import RetryState
 from scannery.serving.config import EncoderConfig
-from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
+from scannery.serving.encoding.encoder_pool import EncoderPool
+from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.embedding import ServedEncoder
 

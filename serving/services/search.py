@@ -50,7 +50,7 @@ from scannery.serving.services.aliases import AliasMethods, with_index
 from scannery.serving.services.alteration import Alteration
 from scannery.serving.services.batches import Batches
 from scannery.serving.services.creation import Creation
-from scannery.serving.services.embedding import Embedding, index_encoders
+from scannery.serving.services.embedding import Embedding, KnownEncoders
 from scannery.serving.services.filtered_writes import FilteredWrites
 from scannery.serving.services.index import Indexes
 from scannery.serving.services.kept_queries import KeptQueries, KeptQueryMethods
@@ -122,7 +122,7 @@ class Service(MethodRegistry):
             **Removal(catalog).methods,
             **AliasMethods(catalog).methods,
             **KeptQueryMethods(catalog, kept).methods,
-            **Embedding(partial(index_encoders, catalog)).methods,
+            **Embedding(KnownEncoders(catalog, models)).methods,
         }
         super().__init__(unary, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})
 

@@ -10,7 +10,7 @@ from scannery.live.log.mutation_log import Request
 from scannery.live.prepare import prepare
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
-from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.request.write import parse_delete, parse_upsert
 from scannery.serving.security.principal import ANONYMOUS, CURRENT
 from scannery.serving.snapshot.snapshot import Snapshot

@@ -11,7 +11,8 @@ import numpy as np
 from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN
 from scannery.runtime.errors import EncoderUnavailableError, UnknownDatapointError
-from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
+from scannery.serving.encoding.encoder_pool import EncoderPool
+from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.recall.controller import no_step
 from scannery.serving.request.options import Options, parse_options
 from scannery.serving.snapshot.filter_cache import FilterCache

@@ -28,7 +28,7 @@ from scannery.client.transport.embedded import EmbeddedTransport
 
 if TYPE_CHECKING:
     from scannery.serving import Server
-    from scannery.serving.encoding.query_encoder import EncoderPool
+    from scannery.serving.encoding.encoder_pool import EncoderPool
 
 __all__ = ["WordEncoder", "client", "serve"]
 
@@ -221,7 +221,8 @@ _TYPES: dict[type, str] = {
 
 
 def _pool(encoder: Any) -> EncoderPool:
-    from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
+    from scannery.serving.encoding.encoder_pool import EncoderPool
+    from scannery.serving.encoding.query_encoder import QueryEncoder
 
     one = QueryEncoder(encoder)
 

@@ -177,3 +177,9 @@ def test_rows_with_dynamic_attributes_only_have_them(tmp_path: Path) -> None:
         )
         found = {point.id: point.attributes for point in index.scan()}
         assert found == {"a": {"mood": 1}, "b": {"mood": 2, "n": 3}}
+
+
+@pytest.mark.parametrize("token", ["", "abc", "abc.", "abc.-1", "abc.²", "abc." + "9" * 5000])
+def test_a_page_whose_position_cannot_be_read_is_an_error_of_the_server(token: str) -> None:
+    with pytest.raises(scannery.InternalError, match="page_token that cannot be read"):
+        parse_page(search_pb2.ScanResponse(page_token=token))

@@ -31,7 +31,7 @@ from scannery.pipelines.records.source_columns import validate_batch, validate_r
 from scannery.pipelines.sources import Batch, Record
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.request.write import parse_upsert
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, SparseVector, StringList, Value

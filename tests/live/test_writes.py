@@ -34,7 +34,7 @@ from scannery.v1 import index_pb2, types_pb2
 from tests import served
 from tests.data import datapoints, publish
 from tests.live.model import DIMENSIONS, LIVE, make_store, random_row
-from tests.served import copied, publish_version
+from tests.served import WIRES, connected, copied, publish_version
 
 VECTOR = [1.0, *[0.0] * (DIMENSIONS - 1)]
 
@@ -455,6 +455,46 @@ def test_a_document_is_replaced_with_all_of_its_passages(texts: Path, tmp_path: 
         assert refusal(lambda: index.upsert(passage))[1] == "upserts[0].datapoint.document_id"
         assert index.delete(document_ids=["old"]).deleted == 1
         assert index.search("yeast") == []
+
+
+TIMES: dict[str, Any] = {"time_start_s": 61.5, "time_end_s": 90.0}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_texts_keep_the_times_that_are_given(texts: Path, tmp_path: Path, wire: str) -> None:
+    with connected(copied(texts, tmp_path), wire) as client:
+        index = client.index("texts")
+        passage = {"document_id": "talk", "text": "Whales sing.", "text_start": 40, "text_end": 52}
+        points: Any = [{"id": "talk#3", **passage, **TIMES}, {"id": "plain", "text": "Whales dive."}]
+        index.upsert(points)
+        found = {hit.id: hit for hit in index.search("whales", 2)}
+        spans = {
+            name: (hit.text_start, hit.text_end, hit.time_start_s, hit.time_end_s)
+            for name, hit in found.items()
+        }
+        assert spans == {"talk#3": (40, 52, 61.5, 90.0), "plain": (0, 12, None, None)}
+        assert refusal(lambda: index.upsert([{"id": "a", "text": "A", "time_start_s": float("nan")}]))[1] == (
+            "upserts[0].datapoint.time_start_s"
+        )
+
+
+def test_passages_without_marks_have_the_times_of_their_document(texts: Path, tmp_path: Path) -> None:
+    with scannery.connect(_cut_store(texts, tmp_path), timeout_s=120) as client:
+        index = client.index("texts")
+        long = " ".join(f"Sentence number {i} is about bread and yeast." for i in range(6))
+        marked = f"[01:10] {long} [01:20] {long}"
+        points: Any = [{"id": "old", "text": long, **TIMES}, {"id": "marked", "text": marked, **TIMES}]
+        written = index.upsert(points).written
+        parts = [part for part in index.scan() if part.document_id == "old"]
+        assert len(parts) >= 3
+        assert {(part.time_start_s, part.time_end_s) for part in parts} == {(61.5, 90.0)}
+        own = [part for part in index.scan() if part.document_id == "marked"]
+        assert len(own) + len(parts) == written
+        assert {part.time_start_s for part in own} == {70.0, 80.0}
+        # The last mark has no end.
+        assert {part.time_end_s for part in own} == {80.0, 90.0}
+        wrong: Any = [{"id": "p", "text": "a passage", "text_end": 9}]
+        assert refusal(lambda: index.upsert(wrong))[1] == "upserts[0].datapoint.text_end"
 
 
 def test_the_log_of_an_index_that_is_behind_its_version_goes_on(store: Path) -> None:

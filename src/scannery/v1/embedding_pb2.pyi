@@ -47,7 +47,7 @@ Global___TextKind: _TypeAlias = TextKind  # noqa: Y015
 @_typing.final
 class EmbedRequest(_message.Message):
     """Texts to encode. `index`, `model` and `fingerprint` choose the encoder: exactly one encoder must match all that are set.
-    A server with a single encoder needs none of them.
+    A server with a single encoder needs none of them. A model that no index uses yet is chosen where no other matches.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -203,7 +203,7 @@ class LoadedEncoder(_message.Message):
     fingerprint: _builtins.str
     """Hash of everything that determines the vectors; empty if not known."""
     dimensions: _builtins.int
-    """Components of a vector."""
+    """Components of a vector; 0 if not known, because this machine has never loaded the model."""
     max_tokens: _builtins.int
     """Tokens, special ones included, after which a text is cut off; 0 if the server has not loaded it."""
     device: _builtins.str

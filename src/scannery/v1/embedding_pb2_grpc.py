@@ -69,7 +69,7 @@ class EmbeddingServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListEncoders(self, request, context):
-        """Returns the loaded and known encoders.
+        """Returns the encoders of the indexes, and those that the server can use for a new index.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

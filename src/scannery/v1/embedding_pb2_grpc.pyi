@@ -42,7 +42,7 @@ class EmbeddingServiceStub:
     Embed: _grpc.UnaryUnaryMultiCallable[_embedding_pb2.EmbedRequest, _embedding_pb2.EmbedResponse]
     """Returns the vectors of texts. Queries of concurrent callers are encoded in batches, and recent ones are cached."""
     ListEncoders: _grpc.UnaryUnaryMultiCallable[_embedding_pb2.ListEncodersRequest, _embedding_pb2.ListEncodersResponse]
-    """Returns the loaded and known encoders."""
+    """Returns the encoders of the indexes, and those that the server can use for a new index."""
 
 @_typing.type_check_only
 class EmbeddingServiceAsyncStub(EmbeddingServiceStub):
@@ -58,7 +58,7 @@ class EmbeddingServiceAsyncStub(EmbeddingServiceStub):
     Embed: _aio.UnaryUnaryMultiCallable[_embedding_pb2.EmbedRequest, _embedding_pb2.EmbedResponse]  # type: ignore[assignment]
     """Returns the vectors of texts. Queries of concurrent callers are encoded in batches, and recent ones are cached."""
     ListEncoders: _aio.UnaryUnaryMultiCallable[_embedding_pb2.ListEncodersRequest, _embedding_pb2.ListEncodersResponse]  # type: ignore[assignment]
-    """Returns the loaded and known encoders."""
+    """Returns the encoders of the indexes, and those that the server can use for a new index."""
 
 class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
     """Encodes texts. Served by encoder processes, which servers of indexes can use instead of a local encoder, and by servers
@@ -83,6 +83,6 @@ class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _embedding_pb2.ListEncodersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_embedding_pb2.ListEncodersResponse, _abc.Awaitable[_embedding_pb2.ListEncodersResponse]]:
-        """Returns the loaded and known encoders."""
+        """Returns the encoders of the indexes, and those that the server can use for a new index."""
 
 def add_EmbeddingServiceServicer_to_server(servicer: EmbeddingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

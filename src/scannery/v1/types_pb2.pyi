@@ -418,9 +418,13 @@ class Datapoint(_message.Message):
     text_end: _builtins.int
     """One past its last character."""
     time_start_s: _builtins.float
-    """Start of the passage in the recording, in seconds, if the source has timestamps."""
+    """Start of the passage in the recording, in seconds, if the source has timestamps. In an Upsert of a text that is cut into
+    passages: of those that begin before the first time mark of the text, or of all where it has none.
+    """
     time_end_s: _builtins.float
-    """End of the passage in the recording, in seconds."""
+    """End of the passage in the recording, in seconds. In an Upsert of a text that is cut: of those that the marks of the text
+    give no end.
+    """
     revision: _builtins.int
     """Sequence of the mutation that wrote it; 0 for rows of a build."""
     dynamic_json: _builtins.str
@@ -522,7 +526,9 @@ class Condition(_message.Message):
     OPERATOR_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     field: _builtins.str
-    """1 to 63 bytes."""
+    """1 to 63 bytes; of a dynamic attribute 1 to 256. There, a name with dots is also a path into objects: `source.page` is the
+    key `page` of the attribute `source`, of datapoints that have no attribute of this very name.
+    """
     operator: Global___Operator.ValueType
     """Required."""
     @_builtins.property

@@ -102,6 +102,17 @@ def _is_bool(document: Document) -> bool:
     return isinstance(document.meta.get("value"), bool)
 
 
+def test_filters_look_into_objects_as_haystacks_own(store: ScanneryDocumentStore):
+    metas: list[dict[str, Any]] = [{"a": {"b": 1, "c": {"d": "x"}}}, {"a": {"b": 2}}, {"a": {}}, {}]
+    documents = [Document(id=str(number), content="x", meta=meta) for number, meta in enumerate(metas)]
+    store.write_documents(documents)
+    for field, value in (("meta.a.b", 1), ("meta.a.b", 2), ("meta.a.c.d", "x"), ("meta.a.x", 1)):
+        for operator in ("==", "!="):
+            filters = {"field": field, "operator": operator, "value": value}
+            wanted = {each.id for each in documents if document_matches_filter(filters, each)}
+            assert ids(store.filter_documents(filters)) == wanted, filters
+
+
 def test_booleans_are_no_numbers(mixed: ScanneryDocumentStore):
     filters = {"field": "meta.value", "operator": "==", "value": True}
     assert ids(mixed.filter_documents(filters)) == {"true"}

@@ -12,7 +12,7 @@ from langchain_core.embeddings import Embeddings
 import scannery
 from scannery.adapters.langchain import ScanneryRetriever, ScanneryVectorStore
 from scannery.indexer import Store
-from tests.embed.tiny_models import make_cross_encoder
+from tests.embed.tiny_models import make_cross_encoder, make_model
 from tests.served import MINILM, SENTENCES, serving
 
 
@@ -40,7 +40,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def store(target: str) -> Iterator[ScanneryVectorStore]:
-    made = ScanneryVectorStore(target=target, index="texts", encoder=MINILM)
+    made = ScanneryVectorStore(target=target, index="texts", encoder=MINILM, timeout_s=120)
     made.add_texts(
         list(SENTENCES.values()), [{"letters": len(text)} for text in SENTENCES.values()], ids=list(SENTENCES)
     )
@@ -93,8 +93,6 @@ def test_times_and_documents_of_passages_are_in_the_metadata(store: ScanneryVect
                     "document_id": "talk",
                     "title": "On whales",
                     "text": "Whales sing across the ocean.",
-                    # Of a text that the index encodes itself, a live write keeps no times.
-                    "vector": client.index("texts").embed(["whales"])[0],
                     "time_start_s": 61.5,
                     "time_end_s": 64.0,
                     "payload": {"url": "x"},
@@ -113,3 +111,26 @@ def test_embedded_the_model_is_named(tmp_path: Path):
     store.add_texts(list(SENTENCES.values()), ids=list(SENTENCES))
     assert store.similarity_search("how do volcanoes erupt", k=1)[0].id == "volcano"
     store.close()
+
+
+def test_without_embedding_and_encoder_the_only_model_of_the_server_is_used(tmp_path: Path):
+    Store.open(tmp_path / "store", create=True)
+    with serving(tmp_path / "store", device="cpu", models=(MINILM,)) as server:
+        store = ScanneryVectorStore(target=server.address, index="texts", timeout_s=120)
+        store.add_texts(list(SENTENCES.values()), ids=list(SENTENCES))
+        assert store.similarity_search("how do volcanoes erupt", k=1)[0].id == "volcano"
+        store.close()
+
+
+def test_where_no_model_or_several_are_possible_one_must_be_named(tmp_path: Path):
+    store = ScanneryVectorStore(target=tmp_path / "store", index="texts")
+    with pytest.raises(scannery.InvalidArgumentError, match="name the model .* has no encoder") as caught:
+        store.similarity_search("volcano")
+    assert caught.value.field == "encoder"
+    store.close()
+    models = [str(make_model("static", tmp_path / name)) for name in ("one", "two")]
+    with serving(tmp_path / "store", device="cpu", models=tuple(models)) as server:
+        store = ScanneryVectorStore(target=server.address, index="texts")
+        with pytest.raises(scannery.InvalidArgumentError, match="/one/model, .*/two/model"):
+            store.similarity_search("volcano")
+        store.close()

@@ -99,6 +99,15 @@ def test_filters_are_by_keys_of_metadata(
     assert set(ids(store.similarity_search("int", k=20, filter=where))) == expected
 
 
+def test_filters_look_into_objects(store: ScanneryVectorStore):
+    metadata: list[dict[str, Any]] = [{"source": {"page": 3}}, {"source": {"page": 4}}, {"source": "page"}]
+    store.add_texts(["a", "b", "c"], metadata, ids=["x", "y", "z"])
+    assert ids(store.similarity_search("a", k=3, filter={"source.page": 3})) == ["x"]
+    assert ids(store.similarity_search("a", k=3, filter={"source.page": {"$gt": 3}})) == ["y"]
+    with pytest.raises(scannery.InvalidArgumentError, match="named with a dot, ATTRIBUTE.page"):
+        store.similarity_search("a", filter={"source": {"page": 3}})
+
+
 def test_a_filter_of_the_index_is_by_its_own_names(store: ScanneryVectorStore):
     store.add_texts(["a", "b", "c"], [{"id": 1}, {"id": 2}, {"id": 2}], ids=["x", "y", "z"])
     assert ids(store.similarity_search("a", k=3, where={"id": "y"})) == ["y"]

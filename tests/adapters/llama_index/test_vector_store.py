@@ -189,6 +189,18 @@ def test_conditions_are_joined(
         assert set(found.ids or ()) == set(wanted.ids or ()), filters
 
 
+def test_filters_look_into_objects(new_store: NewStore) -> None:
+    store = new_store()
+    store.add(
+        [
+            TextNode(id_=str(page), text="x", metadata={"at": {"page": page}}, embedding=vector("x"))
+            for page in (3, 4)
+        ]
+    )
+    found = store.get_nodes(filters=MetadataFilters(filters=[one("at.page", Op.GT, 3)]))
+    assert [node.node_id for node in found] == ["4"]
+
+
 def test_filters_are_joined_within_filters(filled: ScanneryVectorStore) -> None:
     either = MetadataFilters(
         filters=[one("year", Op.GTE, 2023), one("name", Op.EQ, "Bo")], condition=FilterCondition.OR

@@ -38,7 +38,7 @@ from scannery.runtime.errors import EncoderUnavailableError
 from scannery.serving.catalog.embedded_catalog import CHECK_EVERY_S, EmbeddedCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.catalog.watcher import Watcher
-from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.process.server import health_name
 from tests.data import datapoints
 from tests.embed.tiny_models import make_model

@@ -14,7 +14,8 @@ from scannery.indexer import Manifest, Store, read_manifest
 from scannery.runtime.deadline import Deadline
 from scannery.serving import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
+from scannery.serving.encoding.encoder_pool import EncoderPool
+from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.services.search import Service
 from tests.http1 import SEARCH, SEARCH_MANY, Http, over_grpc

@@ -193,6 +193,54 @@ def test_segments_merges_and_rollbacks_keep_them(tmp_path: Path, wire: str) -> N
         check(client.index("notes"), half)
 
 
+NESTED: dict[str, dict[str, Any]] = {
+    "page3": {"source": {"page": 3, "file": {"name": 'a "b".pdf'}}},
+    "page4": {"source": {"page": 4, "tags": ["x", None, "y"], "checked": None}},
+    "text": {"source": {"page": "3"}},
+    "flat": {"source.page": 9, "source": {"page": 3}},
+    "list": {"source": [{"page": 3}]},
+    "odd": {"source": {"": {"": True}}},
+    "none": {"other": "source"},
+}
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_keys_of_objects_are_found_by_their_path(tmp_path: Path, *, sealed: bool) -> None:
+    with scannery.connect(tmp_path / "store", create=True) as client:
+        index = client.create_index(spec=SPEC, dimensions=4)
+        index.upsert(points(NESTED))
+    if sealed:
+        seal(Store.open(tmp_path / "store"), "notes")
+    with scannery.connect(tmp_path / "store") as client:
+        index = client.index("notes")
+        assert index.stats().memory_rows == (0 if sealed else len(NESTED))
+        page = "source.page"
+        assert found(index, {page: 3}) == {"page3"}
+        assert found(index, {page: "3"}) == {"text"}
+        assert found(index, {page: {"$gte": 3.5}}) == {"page4", "flat"}  # its own name comes first
+        assert found(index, {page: {"$ne": 3}}) == set(NESTED) - {"page3"}
+        assert found(index, {page: {"$exists": True}}) == {"page3", "page4", "text", "flat"}
+        assert found(index, {"source.file.name": {"$prefix": 'a "'}}) == {"page3"}
+        assert found(index, {"source.file": {"$exists": True}}) == {"page3"}
+        assert (
+            found(index, {"source.tags": "y"})
+            == {"page4"}
+            == found(index, {"source.tags": {"$all": ["x", "y"]}})
+        )
+        assert found(index, {"source.checked": None}) == set(NESTED)
+        assert found(index, {"source..": True}) == {"odd"}
+        for never in ("source.no", "other.page", ".", "source.page.3", "page", "." * 200):
+            assert found(index, {never: {"$exists": True}}) == set()
+        assert index.count({page: 3}) == 1
+        assert {facet.value: facet.count for facet in index.facets(page)} == {3: 1, 4: 1, 9: 1, "3": 1}
+        assert next(index.scan(order_by=page)).id == "page3"
+
+
+def test_an_object_in_a_filter_is_refused_with_the_way_to_name_its_keys(dynamic: scannery.Index) -> None:
+    with pytest.raises(scannery.InvalidArgumentError, match="named with a dot, ATTRIBUTE.page"):
+        dynamic.count({"source": {"page": 3}})
+
+
 def test_answers_have_the_fields_that_are_named(client: scannery.Client) -> None:
     index = filled(client)
 

@@ -25,7 +25,7 @@ from scannery.indexer import (
 from scannery.indexer.planning.plan_book import EVERY, FEWEST_AUDITS
 from scannery.indexer.planning.plan_costs import Costs
 from scannery.indexer.planning.planner import Planner
-from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.services.plan_keeper import IdleMachine, PlanKeeper
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.metrics import ServerMetrics

@@ -1,0 +1,218 @@
+"""The encoders of a process: those of its indexes, and those of models that no index has yet."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scannery.indexer import EncoderSpec, IndexSpec, Manifest, SourceSpec
+from scannery.runtime.errors import EncoderUnavailableError
+from scannery.runtime.paths import current_folder, placed_model
+from scannery.runtime.retry import RetryState
+from scannery.serving.config import CACHED_QUERIES, RemoteConfig
+from scannery.serving.encoding.query_encoder import Observer, QueryEncoder
+from scannery.serving.encoding.reranker import RerankerPool
+
+if TYPE_CHECKING:
+    from scannery.embed import Encoder, Fingerprint
+    from scannery.serving.encoding.remote_encoder import EncoderProcess
+
+__all__ = ["EncoderPool", "load_encoder"]
+
+
+class EncoderPool:
+    """The encoders of a process, shared by indexes with equal ones. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        reranker: str | None = None,
+        remote: RemoteConfig | None = None,
+        cached: int = CACHED_QUERIES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare; encoders load on first use.
+
+        Args:
+            device: of the models.
+            reranker: the cross-encoder of all indexes, in place of those in their specs.
+            remote: the encoder process; None: models are loaded in this process.
+            cached: limit of cached queries of each encoder.
+            clock: returns seconds.
+
+        """
+        self._cached = cached
+        self._clock = clock
+        self._folder = current_folder()
+        self._device = device
+        self._remote = remote
+        self._process: EncoderProcess | None = None
+        self.rerankers = RerankerPool(model=reranker, device=device)
+        self._encoders: dict[str, QueryEncoder] = {}
+        self._of_models: dict[str, QueryEncoder] = {}
+        self._failed: dict[str, RetryState] = {}
+        self.observer = Observer()
+        """Gets batch sizes and cache hits of all encoders."""
+        self._lock = threading.Lock()
+
+    def encoder_of(self, manifest: Manifest, *, field: str = "query") -> QueryEncoder:
+        """Return the encoder of an index, loaded at the first call.
+
+        The model comes from the manifest, never from a request. Errors name `field`.
+
+        Raises:
+            EncoderUnavailableError: the index has no encoder, or it cannot be loaded, or it did not make its vectors.
+
+        """
+        if manifest.spec.encoder is None:
+            raise EncoderUnavailableError(
+                f"index {manifest.index!r} has no encoder, so it accepts vectors only; send a vector",
+                field=field,
+            )
+        spec = manifest.spec.encoder.model_dump(exclude={"device", "dtype"})
+        key = json.dumps([spec, manifest.encoder, manifest.dimensions], sort_keys=True)
+        # One load at a time: loading a model saturates the memory bandwidth.
+        with self._lock:
+            if key not in self._encoders:
+                self._encoders[key] = self._loaded(key, manifest, field)
+            return self._encoders[key]
+
+    def encoder_of_model(self, spec: EncoderSpec, *, field: str) -> QueryEncoder:
+        """Return an encoder that no index has yet, loaded at the first call; raises as `fingerprint_of`."""
+        key = spec.model_dump_json()
+        if key in self._of_models:  # else its files are hashed
+            return self._of_models[key]
+        fingerprint = self.fingerprint_of(spec, field=field)
+        # As of an index without datapoints: an index that is created with it later shares the loaded model.
+        manifest = Manifest(
+            index="new",
+            version=1,
+            created_at=datetime.now(timezone.utc),
+            spec=IndexSpec(index="new", source=SourceSpec(text="text"), encoder=spec),
+            encoder=fingerprint.to_dict(),
+            dimensions=fingerprint.dimensions,
+            shards=1,
+            segments=(),
+        )
+        encoder = self._of_models[key] = self.encoder_of(manifest, field=field)
+        return encoder
+
+    def known_fingerprint_of(self, spec: EncoderSpec, *, field: str) -> Fingerprint | None:
+        """Return the fingerprint of an encoder that no index has yet; None if it must be loaded for that.
+
+        Raises:
+            EncoderUnavailableError: there is no such model, or texts are encoded in another process.
+
+        """
+        if self._remote is not None:
+            raise EncoderUnavailableError(
+                f"{field}: this server encodes texts in an encoder process; name the encoder of a served index, with "
+                "the same options",
+                field=field,
+            )
+        from scannery.embed import EmbedError, Encoder
+
+        try:
+            return Encoder.known_fingerprint(placed_model(spec.model, self._folder), **_options(spec))
+        except (EmbedError, OSError) as error:
+            raise EncoderUnavailableError(f"{field}: {error}", field=field) from error
+
+    def fingerprint_of(self, spec: EncoderSpec, *, field: str) -> Fingerprint:
+        """Return the fingerprint of an encoder that no index has yet, from its files or by loading it.
+
+        Raises:
+            EncoderUnavailableError: it cannot be loaded, or texts are encoded in another process.
+
+        """
+        known = self.known_fingerprint_of(spec, field=field)
+        if known is not None:
+            return known
+        from scannery.embed import EmbedError, Encoder
+
+        try:
+            model = placed_model(spec.model, self._folder)
+            return Encoder.load(model, device=self._device, **_options(spec)).fingerprint
+        except (EmbedError, OSError) as error:
+            raise EncoderUnavailableError(f"{field}: {error}", field=field) from error
+
+    def close(self) -> None:
+        """Close the connection to the encoder process."""
+        if self._process is not None:
+            self._process.close()
+
+    def _loaded(self, key: str, manifest: Manifest, field: str) -> QueryEncoder:
+        """Load an encoder, unless that failed recently: an attempt takes seconds, during which all texts wait."""
+        retry = self._failed.setdefault(key, RetryState(clock=self._clock))
+        if retry.error is not None and not retry.due:
+            raise EncoderUnavailableError(str(retry.error), field=field)
+        try:
+            encoder = self._created(manifest)
+        except EncoderUnavailableError as error:
+            retry.failed(f"the encoder of index {manifest.index}", error)
+            raise
+        del self._failed[key]
+        return encoder
+
+    def _created(self, manifest: Manifest) -> QueryEncoder:
+        if self._remote is None:
+            encoder = load_encoder(manifest, self._device, self._folder)
+            return QueryEncoder(encoder, cached=self._cached, observer=self.observer)
+        from scannery.serving.encoding.remote_encoder import EncoderProcess, RemoteEncoder
+
+        # Connected on first use: connections do not survive a fork.
+        self._process = self._process or EncoderProcess(self._remote)
+        return QueryEncoder(
+            RemoteEncoder(self._process, manifest),
+            cached=self._cached,
+            observer=self.observer,
+            batched=False,
+        )
+
+
+def _options(spec: EncoderSpec) -> dict[str, Any]:
+    return spec.model_dump(include={"dimensions", "query_prompt", "document_prompt", "max_tokens"})
+
+
+def load_encoder(manifest: Manifest, device: str, folder: Path) -> Encoder:
+    """Load the encoder of an index in this process.
+
+    A relative path of a model is resolved in `folder`.
+
+    Raises:
+        EncoderUnavailableError: it cannot be loaded, or did not make the vectors of the index.
+
+    """
+    # Imported late: takes seconds (torch), and vector queries do not need it.
+    from scannery.embed import EmbedError, Encoder, Fingerprint
+
+    spec = manifest.spec.encoder
+    if spec is None:
+        raise EncoderUnavailableError(f"index {manifest.index!r} has no encoder", field="query")
+    try:
+        encoder = Encoder.load(
+            placed_model(spec.model, folder),
+            device=device,
+            dimensions=spec.dimensions,
+            query_prompt=spec.query_prompt,
+            document_prompt=spec.document_prompt,
+            max_tokens=spec.max_tokens,
+            # Checked before loading: write access to the store or the hub must not choose the code that runs.
+            expected=None if manifest.encoder is None else Fingerprint.from_dict(manifest.encoder),
+        )
+    except (EmbedError, OSError) as error:
+        raise EncoderUnavailableError(
+            f"texts for index {manifest.index!r} cannot be encoded: {error}", field="query"
+        ) from error
+    if encoder.dimensions != manifest.dimensions:
+        raise EncoderUnavailableError(
+            f"texts for index {manifest.index!r} cannot be encoded: its vectors have {manifest.dimensions} dimensions, "
+            f"those of {spec.model} have {encoder.dimensions}",
+            field="query",
+        )
+    return encoder
