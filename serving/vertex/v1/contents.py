@@ -8,38 +8,30 @@ not in the folder are deleted at the end.
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 from scannery.indexer import IndexSpec, InvalidRecordError, Manifest
 from scannery.indexer.contents import ContentsReader, ContentsRecord
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import InvalidRequestError, OverloadedError
-from scannery.runtime.retry import Backoff
+from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.engine import Engine
+from scannery.serving.vertex.shared.patience import patiently
+from scannery.serving.vertex.shared.roots import folder_below
 from scannery.serving.vertex.v1.datapoints import own_datapoint
 from scannery.serving.vertex.v1.index_settings import Contents
 from scannery.serving.vertex.v1.record_conversion import RecordError, RefusedRecordError, to_datapoint
 from scannery.v1 import index_pb2, types_pb2
 from scannery.vertex.v1 import index_pb2 as pb
 
-__all__ = ["ContentsWriter", "check_below"]
+__all__ = ["ContentsWriter"]
 
 _FIELD = "index.metadata.contentsDeltaUri"
-_REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://[A-Za-z0-9][A-Za-z0-9._@-]*(?:/[^/?#%\\*\[\x00-\x1f]+)*/?")
 BATCH_ROWS = 500
 MAX_PARTIAL_ERRORS = 10
 """Errors that are told of a file."""
-BATCH_TIMEOUT_S = 300.0
-MAX_OVERLOADED_S = 600.0
 
-ResultT = TypeVar("ResultT")
 Told = Callable[[pb.NearestNeighborSearchOperationMetadata], None]
 Stats = pb.NearestNeighborSearchOperationMetadata.ContentValidationStats
 
@@ -53,7 +45,7 @@ class ContentsWriter:
 
     def check(self, contents: Contents) -> None:
         """Raise InvalidRequestError unless the folder is below one of the roots."""
-        check_below(contents.uri, self._facade.config.contents)
+        folder_below(contents.uri, self._facade.config.contents, _FIELD)
 
     def write(self, index: str, contents: Contents, told: Told) -> None:
         """Write a folder into an index.
@@ -70,7 +62,7 @@ class ContentsWriter:
         reader, engine = self._facade.config.reader, self._facade.engine
         assert reader is not None
         manifest = self._facade.catalog.manifest(index)
-        uri = check_below(contents.uri, self._facade.config.contents)
+        uri = folder_below(contents.uri, self._facade.config.contents, _FIELD)
         try:
             _validate(reader, uri, manifest, told)
         except InvalidRecordError as error:
@@ -78,7 +70,7 @@ class ContentsWriter:
         # Everything that was written until now has a sequence up to this one.
         before = self._facade.catalog.snapshot(index).sequence
         for batch in _batches(_changes(reader, uri, manifest.spec)):
-            _patiently(partial(_write, engine, index, batch))
+            patiently(partial(_write, engine, index, batch))
         if contents.overwrite:
             self._delete_older(index, before)
 
@@ -96,41 +88,7 @@ class ContentsWriter:
             request = index_pb2.DeleteWhereRequest(
                 index=index, where=everything, limit=10_000, until_sequence=sequence
             )
-            remaining = _patiently(partial(self._facade.engine.delete_where, request)).remaining
-
-
-def check_below(uri: str, roots: tuple[str, ...]) -> str:
-    """Return the folder that a URI names, if it is below a root: a path without links, or a URI of a bucket.
-
-    Raises:
-        InvalidRequestError: it is not. The message does not tell whether there is such a folder.
-
-    """
-    error = InvalidRequestError.at(
-        _FIELD,
-        f"{uri!r:.200} is not below a folder that this server reads contents from (--vertex-contents)",
-    )
-    if "://" in uri and not uri.startswith("file://"):
-        if not _REMOTE.fullmatch(uri) or {".", ".."} & {*PurePosixPath(uri).parts}:
-            raise error
-        if any("://" in root and _is_below(uri, root) for root in roots):
-            return uri
-        raise error
-    path = unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
-    if not path.startswith("/") or "\x00" in path or ".." in PurePosixPath(path).parts:
-        raise error
-    real = Path(path).resolve()
-    if not real.is_dir():  # also: no pattern
-        raise error
-    for root in roots:
-        local = unquote(urlsplit(root).path) if root.startswith("file://") else root
-        if "://" not in local and real.is_relative_to(Path(local).resolve()):
-            return str(real)
-    raise error
-
-
-def _is_below(uri: str, root: str) -> bool:
-    return uri.rstrip("/") == root.rstrip("/") or uri.startswith(f"{root.rstrip('/')}/")
+            remaining = patiently(partial(self._facade.engine.delete_where, request)).remaining
 
 
 def _validate(reader: ContentsReader, uri: str, manifest: Manifest, told: Told) -> None:
@@ -224,15 +182,3 @@ def _write(engine: Engine, index: str, batch: list[index_pb2.Upsert] | list[str]
         engine.delete(index_pb2.DeleteRequest(index=index, ids=batch), deadline)
     else:
         engine.upsert(index_pb2.UpsertRequest(index=index, upserts=batch), deadline)
-
-
-def _patiently(write: Callable[[Deadline], ResultT]) -> ResultT:
-    """Return the result of a write; one that is refused because of load is repeated."""
-    backoff, until_s = Backoff(first_s=0.1, max_s=5.0), time.monotonic() + MAX_OVERLOADED_S
-    while True:
-        try:
-            return write(Deadline.after(BATCH_TIMEOUT_S))
-        except OverloadedError as error:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(error.retry_after_s or backoff.back_off())

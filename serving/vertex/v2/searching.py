@@ -13,15 +13,15 @@ from scannery.serving.engine.lexical import analyser_of
 from scannery.serving.vertex.shared.calls import Call
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.v2.collections import Collection
-from scannery.serving.vertex.v2.embedding import query_vector
-from scannery.serving.vertex.v2.filters import parsed_filter
-from scannery.serving.vertex.v2.objects import (
+from scannery.serving.vertex.v2.data_objects.messages import (
     Output,
     SparseVector,
     StoredObject,
     parsed_sparse,
     stored_object,
 )
+from scannery.serving.vertex.v2.embedding import query_vector
+from scannery.serving.vertex.v2.filters import parsed_filter
 from scannery.serving.vertex.v2.plans import Plan, planned
 from scannery.serving.vertex.v2.values import attribute_name, searched_text
 from scannery.v1 import search_pb2, types_pb2

@@ -30,6 +30,7 @@ __all__ = [
     "Output",
     "SparseVector",
     "StoredObject",
+    "etag_of_revision",
     "message_of",
     "parsed_sparse",
     "parsed_vectors",
@@ -68,7 +69,7 @@ class StoredObject:
     @property
     def etag(self) -> str:
         """Changes with each write."""
-        return f"{self.revision:x}"
+        return etag_of_revision(self.revision)
 
     def datapoint(self, schema: VectorSchema) -> types_pb2.Datapoint:
         """Return the datapoint to write."""
@@ -91,6 +92,11 @@ class StoredObject:
         if self.sparse is not None:
             kept["sparse"] = [list(self.sparse.indices), list(self.sparse.values)]
         return json.dumps({"vertex": kept})
+
+
+def etag_of_revision(revision: int) -> str:
+    """Return the etag of a data object whose datapoint has a revision."""
+    return f"{revision:x}"
 
 
 def stored_object(point: types_pb2.Datapoint, schema: VectorSchema) -> StoredObject:
