@@ -12,6 +12,7 @@ from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError
 from scannery.serving.engine.lexical import analyser_of
 from scannery.serving.vertex.shared.calls import Call
 from scannery.serving.vertex.shared.context import Facade
+from scannery.serving.vertex.shared.leaves import most_leaves
 from scannery.serving.vertex.v2.collections import Collection
 from scannery.serving.vertex.v2.data_objects.messages import (
     Output,
@@ -161,8 +162,7 @@ class Searcher:
         """Return how many leaves of a segment to search: a share of those of the segment that has most."""
         assert asked.plan is not None
         segments = self._facade.catalog.snapshot(collection.index).space(asked.space).index.segments
-        most = max((each.tree_leaves for each in segments), default=1)
-        return max(1, math.ceil(most * asked.plan.leaves_pct / 100))
+        return max(1, math.ceil(most_leaves(segments) * asked.plan.leaves_pct / 100))
 
     def _by_vector(self, collection: Collection, given: pb.VectorSearch, path: str) -> Asked:
         kind, schema = given.WhichOneof("vector_type"), collection.schema

@@ -159,6 +159,15 @@ class CollectionCaller(Caller):
         )
         return [(each.data_object.name.rpartition("/")[2], each.distance) for each in answer.results]
 
+    def operations(self) -> list[str]:
+        """Return the operations of the location, as text."""
+        answer = self.call(
+            "/google.longrunning.Operations/ListOperations",
+            operations_pb2.ListOperationsRequest(name=PARENT),
+            operations_pb2.ListOperationsResponse,
+        )
+        return [str(each) for each in answer.operations]
+
     def import_from(self, id: str, folder: Path, errors: Path, **places: Any) -> operations_pb2.Operation:
         return self.ended(self.begin_import(id, folder, errors, **places))
 
