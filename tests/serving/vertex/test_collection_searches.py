@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scannery.embed import Reranker
-from scannery.indexer import Store
+from scannery.indexer import Store, open_index, read_manifest
 from scannery.live.maintenance.seal import seal
 from scannery.vertex.v2 import collections_pb2, search_pb2
 from tests.data import clustered
@@ -44,9 +44,21 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectionCalle
         request = {"parent": collection_name("many"), "index_id": "by-v", "index": index}
         caller.operate("CreateIndex", request, collections_pb2.CreateIndexRequest)
     store = Store.open(folder / "store")
+    train_small_segments(store)
     assert seal(store, "many") is not None
+    [segment] = open_index(store, "many").segments
+    assert segment.tree_leaves > 10
     with collections_served(folder) as server, CollectionCaller(server.address) as caller:
         yield caller
+
+
+def train_small_segments(store: Store) -> None:
+    """Change the spec in the store as no request can: else ScaNN is trained from 20,000 rows on."""
+    manifest = read_manifest(store, "many")
+    scann = manifest.spec.scann.model_copy(update={"exact_below_rows": 1000})
+    spec = manifest.spec.model_copy(update={"scann": scann})
+    [path] = (Path(store.uri) / "many" / "versions").iterdir()
+    path.write_bytes(manifest.model_copy(update={"spec": spec}).to_json())
 
 
 def found(caller: CollectionCaller, query_D: np.ndarray, **params: Any) -> list[str]:
@@ -73,7 +85,8 @@ def recall(caller: CollectionCaller, **params: Any) -> float:
 
 
 def test_a_trained_index_finds_what_brute_force_finds(sealed: CollectionCaller) -> None:
-    assert recall(sealed) >= 0.95
+    assert recall(sealed) >= 0.9  # the target of the index is 0.95, over all queries
+    assert recall(sealed, target_recall=0.99) >= 0.95
     assert recall(sealed, search_leaves_pct=100) == 1
     assert recall(sealed, target_recall=1.0) == 1
     # The knobs reach the trained index: with one candidate in one leaf it finds less.
