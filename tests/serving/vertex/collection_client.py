@@ -10,8 +10,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 
-from scannery.pipelines.sources.json_contents import read_json_lines
-from scannery.pipelines.sources.managed_contents import read_contents
+from scannery.pipelines.sources.managed_contents import read_contents, read_json_lines
 from scannery.serving import Server
 from scannery.serving.config import VertexConfig
 from scannery.vertex.v1 import operations_pb2
@@ -129,7 +128,7 @@ class CollectionCaller(Caller):
             search_pb2.AggregateDataObjectsRequest,
             search_pb2.AggregateDataObjectsResponse,
         )
-        return int(answer.aggregate_results[0]["count"])
+        return int(MessageToDict(answer.aggregate_results[0])["count"])
 
     def all_objects(self, id: str) -> dict[str, dict[str, Any]]:
         """Return data and vectors of up to 1000 data objects, by id."""

@@ -311,7 +311,9 @@ def test_a_limited_key_learns_nothing_of_other_collections(tmp_path: Path) -> No
                 for call in calls:
                     with pytest.raises(grpc.RpcError) as caught:
                         call()
-                    found.append((caught.value.code().name, caught.value.details().replace(name, "NAME")))
+                    found.append(
+                        (caught.value.code().name, str(caught.value.details()).replace(name, "NAME"))
+                    )
                 return found
 
             # What exists and may not be seen is told as what does not exist.
@@ -325,12 +327,13 @@ def test_a_limited_key_learns_nothing_of_other_collections(tmp_path: Path) -> No
             operations = limited.operations()
             assert all("other" not in each for each in operations)
             assert limited.count("mine") == reading.count("mine") == 1
-            for call in (
+            calls: list[Callable[[], object]] = [
                 lambda: reading.write("mine", {"x": {}}),
                 lambda: reading.delete_objects("mine", {"a": ""}),
                 lambda: reading.create("mine", vector_schema=ONE),
                 lambda: reading.export_to("mine", place / "out"),
-            ):
+            ]
+            for call in calls:
                 assert code_of(call) is grpc.StatusCode.PERMISSION_DENIED
             assert all_.count("other") == 1
             assert not (place / "out").exists()
