@@ -8,7 +8,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,20 @@ import pytest
 
 import scannery
 from scannery.indexer import Store, read_manifest
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import StaleEtagError
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security.api_keys import KeyFile
+from scannery.serving.vertex.shared.calls import Call
+from scannery.serving.vertex.shared.context import Facade
+from scannery.serving.vertex.shared.engine import Engine
 from scannery.serving.vertex.shared.operations import OPERATIONS_KEY
 from scannery.serving.vertex.shared.state import RESOURCES_KEY
 from scannery.serving.vertex.v2.births import ABANDONED_AFTER_S
+from scannery.serving.vertex.v2.collections import Collections
+from scannery.serving.vertex.v2.data_objects.store import Objects
+from scannery.serving.vertex.v2.resource_names import CollectionName
+from scannery.v1 import index_pb2
 from tests.serving.process.test_supervisor import children, started, wait_until
 from tests.serving.vertex.collection_client import (
     CollectionCaller,
@@ -30,7 +41,7 @@ from tests.serving.vertex.collection_client import (
     dimensions,
     names,
 )
-from tests.serving.vertex.facade_client import write_lines
+from tests.serving.vertex.facade_client import PARENT, write_lines
 
 ONE = dimensions(v=2)
 
@@ -176,37 +187,39 @@ def test_a_batch_of_deletions_is_all_or_none(caller: CollectionCaller) -> None:
     assert caller.count("films") == 0
 
 
-def test_no_write_is_lost_to_a_batch_of_deletions(caller: CollectionCaller, server: Server) -> None:
-    """A writer changes a data object all the time: a batch with an etag of before never deletes it."""
+class InterruptedEngine(Engine):
+    """Has something happen just before its first deletion."""
+
+    def __init__(self, real: Engine, between: Callable[[], object]) -> None:
+        super().__init__(real._methods)
+        self._between = [between]
+
+    def delete(self, request: index_pb2.DeleteRequest, deadline: Deadline) -> index_pb2.DeleteResponse:
+        if self._between:
+            self._between.pop()()
+        return super().delete(request, deadline)
+
+
+def test_a_write_between_the_check_and_the_deletion_is_noticed(
+    caller: CollectionCaller, server: Server
+) -> None:
     caller.create("films", vector_schema=ONE)
-    written = [caller.write("films", {"a": {"data": {"n": 0}}})[0].etag]
-    b = caller.write("films", {"b": {"data": {"n": 0}}})[0].etag
+    a, b = (caller.write("films", {name: {"data": {"n": 0}}})[0] for name in "ab")
+    assert server._facade is not None
+    facade: Facade = server._facade
+    collection = Collections(facade.state).get(CollectionName(PARENT, "films"), "name")
+    call = Call("google.cloud.vectorsearch.v1", Deadline.after(30))
 
-    def write_until_deleted() -> None:
-        with CollectionCaller(server.address) as own:
-            while True:
-                try:
-                    written.append(own.update("films", "a", data={"n": len(written)}).etag)
-                except grpc.RpcError as error:
-                    assert error.code() is grpc.StatusCode.NOT_FOUND
-                    return
+    def delete(between: Callable[[], object], etags: dict[str, str]) -> None:
+        engine = InterruptedEngine(facade.engine, between)
+        Objects(replace(facade, engine=engine)).delete(collection, etags, call)
 
-    with ThreadPoolExecutor(1) as threads:
-        writer = threads.submit(write_until_deleted)
-        deleted = ""
-        for _ in range(100):
-            seen = caller.read("films", "a").etag
-            try:
-                caller.delete_objects("films", {"a": seen, "b": b})
-            except grpc.RpcError as error:
-                assert error.code() is grpc.StatusCode.ABORTED
-            else:
-                deleted = seen
-                break
-        if not deleted:
-            caller.delete_objects("films", {"a": ""})
-        writer.result(timeout=60)
-    assert not deleted or deleted == written[-1]
+    with pytest.raises(StaleEtagError):
+        delete(lambda: caller.update("films", "b", data={"n": 1}), {"a": a.etag, "b": b.etag})
+    assert caller.count("films") == 2
+    # Without an etag, it is deleted as it is then.
+    delete(lambda: caller.update("films", "b", data={"n": 2}), {"a": a.etag, "b": ""})
+    assert caller.count("films") == 0
 
 
 def test_workers_see_a_collection_and_its_objects_at_once_or_not_at_all(tmp_path: Path) -> None:
@@ -320,7 +333,7 @@ def test_a_limited_key_learns_nothing_of_other_collections(tmp_path: Path) -> No
             assert answers(limited, "other") == answers(limited, "missing")
             assert {code for code, _ in answers(limited, "other")} == {"NOT_FOUND"}
             refused = [
-                code_of(lambda name=name: limited.create(name, vector_schema=ONE, request_id="make-other"))
+                code_of(partial(limited.create, name, vector_schema=ONE, request_id="make-other"))
                 for name in ("other", "missing")
             ]
             assert refused == [grpc.StatusCode.PERMISSION_DENIED] * 2
