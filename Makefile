@@ -74,7 +74,7 @@ test-clients: export PYTHONDONTWRITEBYTECODE :=
 
 test-clients: $(CLIENTS)/.ready  ## Other people's clients and test suites, in an environment of their own.
 	SCANNERY_TEST_CLIENTS=1 HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=src $(CLIENTS)/bin/python -m pytest \
-		-o filterwarnings=default -n 2 --dist loadfile tests/adapters tests/serving/vertex
+		-o filterwarnings=default -n 2 --dist loadfile tests/adapters tests/serving/vertex/test_official_*.py
 
 check: $(VENV)/.ready  ## Format, lint, imports, types.
 	$(BIN)/ruff format --check .

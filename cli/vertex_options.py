@@ -40,7 +40,7 @@ ContentsOption = Annotated[
     list[str] | None,
     _option(
         metavar="URI",
-        help="Folder below which requests may name folders of contents; may be given several times.",
+        help="Folder below which requests may name folders to read and to write; may be given several times.",
     ),
 ]
 PrivateOption = Annotated[
@@ -82,7 +82,7 @@ def vertex_config(**given: Any) -> VertexConfig | None:
         private=given["vertex_private"],
         contents=contents,
         models=_models(given["vertex_model"] or []),
-        reader=_reader() if contents else None,
+        **(_readers() if contents else {}),
     )
 
 
@@ -97,11 +97,11 @@ def development_certificate(folder: str, **given: Any) -> dict[str, str]:
     return {"tls_cert": str(certificate), "tls_key": str(key)}
 
 
-def _reader() -> ContentsReader:
+def _readers() -> dict[str, ContentsReader]:
     # Servers do not import pipelines: what they read of them is given to them here.
-    from scannery.pipelines.sources.managed_contents import read_contents
+    from scannery.pipelines.sources.managed_contents import read_contents, read_json_lines
 
-    return read_contents
+    return {"reader": read_contents, "object_reader": read_json_lines}
 
 
 def _models(given: list[str]) -> dict[str, str]:

@@ -98,6 +98,8 @@ def resolve_deletion(deletion: Deletion, state: LiveState) -> tuple[Mutation, in
             places = places_of(state, name)
             if deletion.condition is not None:
                 _check(deletion.condition, places, name, f"{field}[{i}]")
+            if deletion.conditions and field == "ids":
+                _check(deletion.conditions[i], places, name, f"conditions[{i}]")
             gone |= {(segment.entry.key, row): None for segment, rows in places for row in rows.tolist()}
     manifest = state.manifest
     nothing = written_schema(manifest.spec, manifest.dimensions).empty_table()

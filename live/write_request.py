@@ -67,3 +67,6 @@ class Deletion:
     ids: tuple[str, ...]
     document_ids: tuple[str, ...]
     condition: Condition | None
+    """Of each datapoint."""
+    conditions: tuple[Condition, ...] = ()
+    """Of each of `ids`, in their order; empty: none but `condition`."""

@@ -270,13 +270,16 @@ class VertexConfig:
     """`host:port` of the private endpoint, without TLS; clients use port 10000. Empty: none."""
 
     contents: tuple[str, ...] = ()
-    """Folders and bucket prefixes below which requests may name folders of contents."""
+    """Folders and bucket prefixes below which requests may name folders of contents, and folders for results."""
 
     models: Mapping[str, str] = field(default_factory=dict)
     """The encoder that each of the service's models stands for: a name, or a local folder."""
 
     reader: ContentsReader | None = None
     """Reads folders of contents; None: none are read."""
+
+    object_reader: ContentsReader | None = None
+    """Reads folders of data objects in JSON lines; None: none are read."""
 
     def __post_init__(self) -> None:
         for name in ("address", "private"):

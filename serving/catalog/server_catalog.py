@@ -10,6 +10,7 @@ from typing import Any
 
 from scannery.indexer import IndexerError, LeaseHolder, Manifest, Store, latest_version, read_manifest
 from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import OverloadedError
 from scannery.runtime.shared_marks import SharedMarks
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.entry import CatalogEntry
@@ -111,19 +112,29 @@ class ServerCatalog(BaseCatalog):
         entry = self._entries.get(name)
         if entry is not None and self._may_be_dropped(entry):
             entry = self._checked(entry)
-        if entry is None and self.serves(name) and self._looks.acquire(timeout=LOOK_WAIT_S):
-            # Another worker may have created it, and its caller may write to it at once.
-            try:
-                self._open_if_small(name)
-            finally:
-                self._looks.release()
-            entry = self._entries.get(name)
+        if entry is None and self.serves(name):
+            entry = self._looked_for(name)
         if entry is not None and entry.live is None and entry.opening.error is None:
             # It is being opened now by `refresh`, which holds the lock.
             if self._lock.acquire(timeout=LOOK_WAIT_S):
                 self._lock.release()
             entry = self._entries.get(name)
         return entry
+
+    def _looked_for(self, name: str) -> CatalogEntry | None:
+        """Return the entry of an index that another worker may have created, whose caller may use it at once."""
+        if not self._looks.acquire(timeout=LOOK_WAIT_S):
+            # Whether there is such an index was not found out.
+            raise OverloadedError(
+                f"index: {name!r:.100} is not open here, and other requests look for such indexes; try again",
+                field="index",
+                retry_after_s=LOOK_WAIT_S,
+            )
+        try:
+            self._open_if_small(name)
+        finally:
+            self._looks.release()
+        return self._entries.get(name)
 
     def _may_be_dropped(self, entry: CatalogEntry) -> bool:
         return entry.drop_mark != self._drops.of(entry.name)

@@ -345,14 +345,36 @@ def parse_delete(request: pb.DeleteRequest) -> Deletion:
             raise InvalidRequestError.at(
                 name, f"must have at most {limits.MAX_DELETES} items, got {len(values)}"
             )
-    condition = _condition(request.condition, "condition") if request.HasField("condition") else None
-    if condition is not None and condition.revision is None:
-        raise InvalidRequestError.at("condition.if_absent", "makes no sense for a deletion")
+    condition = _of_deletion(request.condition, "condition") if request.HasField("condition") else None
+    ids = _distinct(request.ids, "ids")
     return Deletion(
-        ids=_distinct(request.ids, "ids"),
+        ids=ids,
         document_ids=_distinct(request.document_ids, "document_ids"),
         condition=condition,
+        conditions=_of_deletions(request, ids),
     )
+
+
+def _of_deletions(request: pb.DeleteRequest, ids: Sequence[str]) -> tuple[Condition, ...]:
+    """Return the condition of each id, none if the request has none."""
+    count = len(request.conditions)
+    if not count:
+        return ()
+    if request.HasField("condition"):
+        raise InvalidRequestError.at("conditions", "cannot be combined with condition")
+    if len(request.ids) != count or len(ids) != count:
+        raise InvalidRequestError.at(
+            "conditions",
+            f"must be as many as the distinct ids, got {count} and {len(request.ids)} ids, {len(ids)} of them distinct",
+        )
+    return tuple(_of_deletion(each, f"conditions[{i}]") for i, each in enumerate(request.conditions))
+
+
+def _of_deletion(message: pb.WriteCondition, path: str) -> Condition:
+    condition = _condition(message, path)
+    if condition.revision is None:
+        raise InvalidRequestError.at(f"{path}.if_absent", "makes no sense for a deletion")
+    return condition
 
 
 def _distinct(texts: Sequence[str], field: str) -> tuple[str, ...]:

@@ -514,6 +514,40 @@ def test_the_log_of_an_index_that_is_behind_its_version_goes_on(store: Path) -> 
     log.close()
 
 
+def test_each_deletion_of_a_batch_has_its_own_condition(store: Path) -> None:
+    catalog = EmbeddedCatalog.open(store)
+
+    def delete(ids: list[str], revisions: list[int], **fields: Any) -> int:
+        conditions = [index_pb2.WriteCondition(if_revision=revision) for revision in revisions]
+        request = index_pb2.DeleteRequest(index="live", ids=ids, conditions=conditions, **fields)
+        return Writes(catalog).delete(request, Deadline.after(5)).deleted
+
+    with closing(catalog), scannery.connect(store) as client:
+        index = client.index("live")
+        for name in ("id1", "id2"):
+            index.upsert([{"id": name, "vector": VECTOR}])
+        for ids, revisions, message in (
+            (["id1", "id2"], [1, 1], r"conditions\[1\].if_revision: datapoint 'id2' has revision 2, not 1"),
+            (["id3", "none"], [0, 0], r"conditions\[1\].if_revision: there is no datapoint 'none'"),
+        ):
+            with pytest.raises(ConditionError, match=message):
+                delete(ids, revisions)
+        assert index.stats().rows == 30
+        one = index_pb2.WriteCondition(if_revision=1)
+        absent = index_pb2.WriteCondition(if_absent=True)
+        for wrong in (
+            {"condition": one},
+            {"ids": ["id1"]},
+            {"ids": ["id1", "id1"]},
+            {"conditions": [one, absent]},
+        ):
+            request = {"index": "live", "ids": ["id1", "id2"], "conditions": [one, one], **wrong}
+            with pytest.raises(InvalidRequestError, match="conditions"):
+                Writes(catalog).delete(index_pb2.DeleteRequest(**request), Deadline.after(5))  # type: ignore[arg-type]
+        assert delete(["id1", "id2", "id3"], [1, 2, 0]) == 3
+        assert index.stats().rows == 27
+
+
 def test_vectors_are_kept_as_they_are_given(index: Index, store: Path, tmp_path: Path) -> None:
     """In every form a vector can have, alone or beside one of another form; cosine scales for search only."""
     given = np.array([3, 4, 1e-7, *[0.5] * (DIMENSIONS - 3)], np.float32)

@@ -45,10 +45,12 @@ class Engine:
         self._methods, self._offer = methods, offer
 
     def create_index(
-        self, spec: Mapping[str, Any], *, dimensions: int, deadline: Deadline
+        self, spec: Mapping[str, Any], *, dimensions: int, deadline: Deadline, request_id: str = ""
     ) -> index_pb2.IndexInfo:
-        """Create an empty index from the keys of a spec."""
-        request = index_pb2.CreateIndexRequest(spec_json=json.dumps(spec), dimensions=dimensions)
+        """Create an empty index from the keys of a spec, or return the one that a request with this id has created."""
+        request = index_pb2.CreateIndexRequest(
+            spec_json=json.dumps(spec), dimensions=dimensions, request_id=request_id
+        )
         answer: index_pb2.CreateIndexResponse = self._called(CREATE_INDEX, request, deadline)
         return answer.index
 

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from grpc import StatusCode
 
 from scannery.indexer import IndexerError
-from scannery.runtime.errors import OverloadedError, ServingError
+from scannery.runtime.errors import ClosedError, OverloadedError, ServingError
 from scannery.runtime.periodic_task import PeriodicTask
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.status import status_for_callers
@@ -46,7 +46,7 @@ MAX_RUNNING = 16
 _KIND = "operations"
 
 Progress: TypeAlias = Callable[[Message], None]
-"""Takes the metadata of a running operation; it is stored with the next time stamp."""
+"""Takes the metadata of a running operation; it is stored with the next time stamp. ClosedError ends the operation."""
 Work: TypeAlias = Callable[[Progress], Message]
 
 
@@ -67,7 +67,7 @@ class Operations:
         """The operations of this process by id: the call that began each, and its metadata."""
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="scannery-operation")
         self._beat = PeriodicTask("operations", self._renew, every_s=BEAT_EVERY_S)
-        self._began = False
+        self._began = self._closing = False
 
     def finished(
         self, call: Call, resource: str, *, index: str, metadata: Message, response: Message
@@ -147,13 +147,19 @@ class Operations:
             self._document.change(lambda resources: resources.get(_KIND, {}).pop(id, None))
 
     def close(self) -> None:
-        """Wait for the operation that runs, and drop those that wait: they are reported as aborted."""
+        """Drop the operations that wait, which are reported as aborted, and end the one that runs.
+
+        It ends when it tells its progress, or is finished.
+        """
+        self._closing = True
         self._threads.shutdown(wait=True, cancel_futures=True)
         if self._began:
             self._beat.stop()
 
     def _run(self, id: str, call: Call, work: Work) -> None:
         def progress(metadata: Message) -> None:
+            if self._closing:
+                raise ClosedError("the server that ran this operation is stopping; begin it again")
             self._running[id] = call, metadata
 
         try:

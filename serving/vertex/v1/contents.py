@@ -8,15 +8,13 @@ aside, and queries see the old datapoints until all new ones take their place at
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
-from urllib.parse import unquote, urlsplit
 
 from scannery.indexer import IndexSpec, InvalidRecordError, Manifest
 from scannery.indexer.contents import ContentsReader, ContentsRecord
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.shared.context import Facade
+from scannery.serving.vertex.shared.roots import folder_below
 from scannery.serving.vertex.v1.contents_targets import Aside, Live, Target
 from scannery.serving.vertex.v1.datapoints import own_datapoint
 from scannery.serving.vertex.v1.index_settings import Contents
@@ -24,10 +22,9 @@ from scannery.serving.vertex.v1.record_conversion import RecordError, RefusedRec
 from scannery.v1 import index_pb2
 from scannery.vertex.v1 import index_pb2 as pb
 
-__all__ = ["ContentsWriter", "check_below"]
+__all__ = ["ContentsWriter"]
 
 _FIELD = "index.metadata.contentsDeltaUri"
-_REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://[A-Za-z0-9][A-Za-z0-9._@-]*(?:/[^/?#%\\*\[\x00-\x1f]+)*/?")
 BATCH_ROWS = 500
 MAX_PARTIAL_ERRORS = 10
 """Errors that are told of a file."""
@@ -45,7 +42,7 @@ class ContentsWriter:
 
     def check(self, contents: Contents) -> None:
         """Raise InvalidRequestError unless the folder is below one of the roots."""
-        check_below(contents.uri, self._facade.config.contents)
+        folder_below(contents.uri, self._facade.config.contents, _FIELD)
 
     def target(self, index: str, contents: Contents) -> Target:
         """Return where a folder is written. Stream updates that are acknowledged from now on are not overwritten."""
@@ -69,7 +66,7 @@ class ContentsWriter:
         reader = self._facade.config.reader
         assert reader is not None
         manifest = self._facade.catalog.manifest(index)
-        uri = check_below(contents.uri, self._facade.config.contents)
+        uri = folder_below(contents.uri, self._facade.config.contents, _FIELD)
         try:
             _validate(reader, uri, manifest, told)
         except InvalidRecordError as error:
@@ -77,55 +74,6 @@ class ContentsWriter:
         for batch in _batches(_changes(reader, uri, manifest.spec)):
             _write(target, batch)
         target.end()
-
-
-def check_below(uri: str, roots: tuple[str, ...]) -> str:
-    """Return the folder that a URI names, if it is below a root: a path without links, or a URI of a bucket.
-
-    Raises:
-        InvalidRequestError: it is not. The message does not tell whether there is such a folder.
-
-    """
-    error = InvalidRequestError.at(
-        _FIELD,
-        f"{uri!r:.200} is not below a folder that this server reads contents from (--vertex-contents)",
-    )
-    if "://" in uri and not uri.startswith("file://"):
-        if not _REMOTE.fullmatch(uri) or {".", ".."} & {*PurePosixPath(uri).parts}:
-            raise error
-        if any("://" in root and _is_below(uri, root) for root in roots):
-            return uri
-        raise error
-    path = _path_of(uri) if uri.startswith("file://") else uri
-    if not path.startswith("/") or "\x00" in path or ".." in PurePosixPath(path).parts:
-        raise error
-    try:
-        real = Path(path).resolve()
-        is_folder = real.is_dir()  # also: no pattern
-    except (OSError, RuntimeError):  # a name that is too long, a loop of links
-        is_folder = False
-    if not is_folder:
-        raise error
-    for root in roots:
-        local = unquote(urlsplit(root).path) if root.startswith("file://") else root
-        if "://" not in local and real.is_relative_to(Path(local).resolve()):
-            return str(real)
-    raise error
-
-
-def _path_of(uri: str) -> str:
-    """Return the path of a `file://` URI, empty if it names another machine or more than a path."""
-    try:
-        parts = urlsplit(uri)
-    except ValueError:  # no valid name of a machine
-        return ""
-    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-        return ""
-    return unquote(parts.path)
-
-
-def _is_below(uri: str, root: str) -> bool:
-    return uri.rstrip("/") == root.rstrip("/") or uri.startswith(f"{root.rstrip('/')}/")
 
 
 def _validate(reader: ContentsReader, uri: str, manifest: Manifest, told: Told) -> None:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.prepare import prepare
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import InvalidRequestError, OverloadedError
-from scannery.runtime.retry import Backoff
+from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.request.write import parse_upsert
 from scannery.serving.vertex.shared.engine import Engine
+from scannery.serving.vertex.shared.patience import patiently
 from scannery.v1 import index_pb2
 
 __all__ = ["Aside", "Live", "Target"]
 
-BATCH_TIMEOUT_S = 300.0
-MAX_OVERLOADED_S = 600.0
 _PLACE = re.compile(r"upserts\[(\d+)\]\.(?:datapoint\.)?")
-
-ResultT = TypeVar("ResultT")
 
 
 class Target(Protocol):
@@ -55,12 +50,12 @@ class Live:
         """Write datapoints."""
         request = index_pb2.UpsertRequest(index=self._index, upserts=batch)
         with _named_by_ids(batch):
-            _patiently(partial(self._engine.upsert, request))
+            patiently(partial(self._engine.upsert, request))
 
     def delete(self, ids: Sequence[str]) -> None:
         """Delete datapoints."""
         request = index_pb2.DeleteRequest(index=self._index, ids=ids)
-        _patiently(partial(self._engine.delete, request))
+        patiently(partial(self._engine.delete, request))
 
     def end(self) -> None:
         """Do nothing: all batches are visible."""
@@ -110,15 +105,3 @@ def _named_by_ids(batch: Sequence[index_pb2.Upsert]) -> Iterator[None]:
             return f"datapoint {batch[int(found[1])].datapoint.id!r:.200}: "
 
         raise InvalidRequestError(_PLACE.sub(datapoint, error.message, count=1), field=error.field) from error
-
-
-def _patiently(write: Callable[[Deadline], ResultT]) -> ResultT:
-    """Return the result of a write; one that is refused because of load is repeated."""
-    backoff, until_s = Backoff(first_s=0.1, max_s=5.0), time.monotonic() + MAX_OVERLOADED_S
-    while True:
-        try:
-            return write(Deadline.after(BATCH_TIMEOUT_S))
-        except OverloadedError as error:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(error.retry_after_s or backoff.back_off())

@@ -12,6 +12,7 @@ from scannery.serving import limits
 from scannery.serving.request.query import check_count
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
+from scannery.serving.vertex.shared.leaves import most_leaves
 from scannery.serving.vertex.v1.datapoints import crowding_tag, foreign_datapoint, has_sparse
 from scannery.serving.vertex.v1.distances import Measure, measure_of
 from scannery.serving.vertex.v1.endpoints import Deployment, Deployments
@@ -84,7 +85,7 @@ class Matches:
         if deployment.record is not None and deployment.record["config"]:
             settings = parse_settings(deployment.record["config"])
             measure, exact = settings.measure, settings.exact
-        leaves = max((segment.tree_leaves for segment in snapshot.segments), default=0)
+        leaves = most_leaves(snapshot.segments)
         return Target(manifest.spec, manifest.dimensions, exact, leaves, full), measure
 
     def _points(self, index: str, queries: Sequence[Query], deadline: Deadline) -> list[IndexDatapoint]:

@@ -14,7 +14,8 @@ from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.names import parse_parent
 from scannery.serving.vertex.shared.pages import page_of
-from scannery.serving.vertex.v2.collections import Collection, Collections, record_of
+from scannery.serving.vertex.v2.births import Births
+from scannery.serving.vertex.v2.collections import Collection, Collections, Once, record_of
 from scannery.serving.vertex.v2.data_schema import DataSchema
 from scannery.serving.vertex.v2.resource_names import CollectionName, checked_id, parsed_collection
 from scannery.serving.vertex.v2.values import struct_of
@@ -40,7 +41,7 @@ class CollectionMethods:
 
     def __init__(self, facade: Facade, collections: Collections) -> None:
         """Work with the indexes of a server."""
-        self._facade, self._collections = facade, collections
+        self._facade, self._collections, self._births = facade, collections, Births(facade)
         service = "VectorSearchService"
         self.methods = (
             ForeignMethod(service, "CreateCollection", pb.CreateCollectionRequest, self.create, "admin"),
@@ -54,22 +55,15 @@ class CollectionMethods:
         """Create an empty collection, which takes data objects at once."""
         location = parse_parent(request.parent)
         name = CollectionName(location, checked_id(request.collection_id, "collection_id", strict=True))
-        if self._collections.answered(request.request_id, f"create {name}"):
-            known = self._collections.get(name, "collection_id")
-            return finished(self._facade, call, "create", name, name, known.message)
-        message, schema = self._checked(request.collection)
-        distance = request.collection.labels.get(DISTANCE_LABEL, "cosine")
-        if distance not in ("dot", "cosine"):
-            raise InvalidRequestError.at(
-                f"collection.labels.{DISTANCE_LABEL}", f"must be dot or cosine, got {distance!r:.80}"
-            )
-        distances = dict.fromkeys(schema.dense, distance)
-        self._create_index(name, message, schema, distances, call)
-        now = self._collections.now_us()
-        record = record_of(location, message, schema, distances=distances, created_us=now, updated_us=now)
-        created = self._collections.put(name, record, instead_of=None)
-        self._collections.remember(request.request_id, f"create {name}")
-        return finished(self._facade, call, "create", name, name, created.message)
+        once = Once.of(request)
+        if not self._collections.answered(once):
+            try:
+                self._create(name, request.collection, once, call)
+            except AlreadyExistsError:
+                if not self._collections.answered(once):  # the same request, sent twice at once
+                    raise
+        created = self._collections.get(name, "collection_id").message
+        return finished(self._facade, call, "create", name, name, created)
 
     def get(self, request: pb.GetCollectionRequest, call: Call) -> pb.Collection:
         """Return a collection."""
@@ -89,8 +83,8 @@ class CollectionMethods:
         """Change descriptions, and add fields to schemas."""
         name = parsed_collection(request.collection.name, "collection.name")
         before = self._collections.get(name, "collection.name")
-        asked = f"update {name} {request.collection.SerializeToString(deterministic=True).hex()[:2000]}"
-        if self._collections.answered(request.request_id, asked):
+        once = Once.of(request)
+        if self._collections.answered(once):
             return finished(self._facade, call, "update", name, name, before.message)
         message = merged(before.message, request.collection, list(request.update_mask.paths))
         _check_texts(message)
@@ -109,22 +103,44 @@ class CollectionMethods:
             updated_us=self._collections.now_us(),
             indexes=before.record["indexes"],
         )
-        after = self._collections.put(name, record, instead_of=before)
-        self._collections.remember(request.request_id, asked)
+        after = self._collections.put(name, record, instead_of=before.record, once=once)
         return finished(self._facade, call, "update", name, name, after.message)
 
     def delete(self, request: pb.DeleteCollectionRequest, call: Call) -> operations_pb2.Operation:
         """Remove a collection; FAILED_PRECONDITION if it has data objects or indexes, unless `force` is set."""
         name = parsed_collection(request.name, "name")
-        if self._collections.answered(request.request_id, f"delete {name}"):
+        once = Once.of(request)
+        if self._collections.answered(once):
             return finished(self._facade, call, "delete", name, name, Empty())
         collection = self._collections.get(name, "name")
         if not request.force:
             self._check_empty(collection, call)
         self._facade.engine.drop_index(collection.index, call.deadline, missing_ok=True)
-        self._collections.remove(collection)
-        self._collections.remember(request.request_id, f"delete {name}")
+        self._collections.remove(collection, once=once)
         return finished(self._facade, call, "delete", name, name, Empty())
+
+    def _create(self, name: CollectionName, given: pb.Collection, once: Once, call: Call) -> None:
+        message, schema = self._checked(given)
+        distance = message.labels.get(DISTANCE_LABEL, "cosine")
+        if distance not in ("dot", "cosine"):
+            raise InvalidRequestError.at(
+                f"collection.labels.{DISTANCE_LABEL}", f"must be dot or cosine, got {distance!r:.80}"
+            )
+        distances = dict.fromkeys(schema.dense, distance)
+        replaced = self._collections.record(name.id)
+        info = self._births.index(
+            name, index_spec(name.id, schema, distances), message, schema, replaced, call
+        )
+        try:
+            _set_dimensions(message, schema, info)
+        except InvalidRequestError:
+            self._facade.engine.drop_index(name.id, call.deadline, missing_ok=True)
+            raise
+        now = self._collections.now_us()
+        record = record_of(
+            name.location, message, schema, distances=distances, created_us=now, updated_us=now
+        )
+        self._collections.put(name, record, instead_of=replaced, once=once)
 
     def _checked(self, given: pb.Collection) -> tuple[pb.Collection, VectorSchema]:
         """Return a new collection that was checked, and its vectors."""
@@ -142,30 +158,6 @@ class CollectionMethods:
         DataSchema(struct_of(message.data_schema, "collection.data_schema"))
         return message, parsed_schema(message.vector_schema, self._facade.config.models)
 
-    def _create_index(
-        self,
-        name: CollectionName,
-        message: pb.Collection,
-        schema: VectorSchema,
-        distances: Mapping[str, str],
-        call: Call,
-    ) -> None:
-        """Create the index of a collection, and set the dimensions that models have in its description."""
-        unnamed = [field.dimensions for field in schema.dense.values() if not field.space]
-        spec = index_spec(name.id, schema, distances)
-        try:
-            info = self._facade.engine.create_index(spec, dimensions=sum(unnamed), deadline=call.deadline)
-        except AlreadyExistsError as error:
-            raise AlreadyExistsError(
-                f"collection_id: there is a collection or an index {name.id!r}; names are unique in a server",
-                field="collection_id",
-            ) from error
-        try:
-            _set_dimensions(message, schema, info)
-        except InvalidRequestError:
-            self._facade.engine.drop_index(name.id, call.deadline, missing_ok=True)
-            raise
-
     def _add_vectors(
         self, before: Collection, message: pb.Collection, schema: VectorSchema, call: Call
     ) -> None:
@@ -181,8 +173,9 @@ class CollectionMethods:
             _set_dimensions(message, schema, info)
 
     def _check_empty(self, collection: Collection, call: Call) -> None:
-        count = search_pb2.CountRequest(index=collection.index)
-        rows = self._facade.engine.count(count, call.deadline).count
+        count, rows = search_pb2.CountRequest(index=collection.index), 0
+        if self._births.exists(collection.index):  # else a deletion was cut short
+            rows = self._facade.engine.count(count, call.deadline).count
         if rows or collection.indexes:
             raise ConditionError(
                 f"name: the collection has {rows} data objects and {len(collection.indexes)} indexes; delete them "

@@ -6,14 +6,17 @@ Names of collections are therefore unique in a server: one belongs to the projec
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
+from scannery.indexer import AlreadyExistsError
 from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.security.principal import CURRENT
 from scannery.serving.vertex.shared.names import is_visible, unknown_resource
 from scannery.serving.vertex.shared.state import JsonDocument, Resources
 from scannery.serving.vertex.v2.data_schema import DataSchema
@@ -22,7 +25,15 @@ from scannery.serving.vertex.v2.values import struct_of
 from scannery.serving.vertex.v2.vector_schema import VectorSchema, parsed_schema
 from scannery.vertex.v2 import collections_pb2 as pb
 
-__all__ = ["COLLECTIONS", "Collection", "CollectionIndex", "Collections", "record_of", "stored_index"]
+__all__ = [
+    "COLLECTIONS",
+    "Collection",
+    "CollectionIndex",
+    "Collections",
+    "Once",
+    "record_of",
+    "stored_index",
+]
 
 COLLECTIONS = "collections"
 """Kind of the resources in the state."""
@@ -30,6 +41,42 @@ REQUESTS = "collection-requests"
 KEPT_REQUEST_US = 3600 * 10**6
 """How long a request id is remembered, as the service documents."""
 MAX_REQUESTS = 1000
+MAX_REQUEST_ID = 64
+
+
+class _WithId(Protocol):
+    request_id: str
+
+    def SerializeToString(self, *, deterministic: bool = ...) -> bytes:  # noqa: N802  as messages have it
+        """Return the bytes of the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """A request that is done once, however often it is sent with the same id. Raises InvalidRequestError."""
+
+    id: str
+    """`request_id`; empty: it has none."""
+    asked: str
+    """What it asks for."""
+
+    def __post_init__(self) -> None:
+        if len(self.id) > MAX_REQUEST_ID:
+            raise InvalidRequestError.at(
+                "request_id", f"must have at most {MAX_REQUEST_ID} characters, got {len(self.id)}"
+            )
+
+    @classmethod
+    def of(cls, request: _WithId) -> Once:
+        """Return a request by its id and the digest of its content."""
+        digest = hashlib.blake2b(request.SerializeToString(deterministic=True), digest_size=16).hexdigest()
+        return cls(request.request_id, f"{type(request).__name__} {digest}")
+
+    @property
+    def key(self) -> str:
+        """The id, apart from those of other callers: none learns which ids others have used."""
+        principal = CURRENT.get()
+        return self.id if principal is None else f"{principal.name}:{self.id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,76 +153,77 @@ class Collections:
             if record["location"] == location and is_visible(id)
         ]
 
+    def record(self, id: str) -> Mapping[str, Any] | None:
+        """Return what is stored of the collection with an id, at any location and for any caller; None: nothing."""
+        return self._state.read().get(COLLECTIONS, {}).get(id)
+
     def put(
-        self, name: CollectionName, record: Mapping[str, Any], *, instead_of: Collection | None
+        self,
+        name: CollectionName,
+        record: Mapping[str, Any],
+        *,
+        instead_of: Mapping[str, Any] | None,
+        once: Once,
     ) -> Collection:
         """Write a collection, and return it.
 
         Args:
             name: of it.
             record: new content.
-            instead_of: what it replaces; UnknownResourceError if that is gone or was changed since.
+            instead_of: the record that it replaces; None: there is none.
+            once: the request, which is remembered in the same write.
+
+        Raises:
+            AlreadyExistsError: there is a record, and `instead_of` is None.
+            UnknownResourceError: that which it replaces is gone, or was changed since.
 
         """
 
         def change(resources: Resources) -> None:
             records = resources.setdefault(COLLECTIONS, {})
-            if instead_of is not None and records.get(name.id) != instead_of.record:
+            if records.get(name.id) != instead_of:
+                if instead_of is None:
+                    raise AlreadyExistsError(
+                        f"collection_id: there is {str(name)!r:.300}", field="collection_id"
+                    )
                 raise unknown_resource(f"{name} as it was read: another request has changed it", "name")
             records[name.id] = dict(record)
+            self._remember(resources, once)
 
         self._state.change(change)
         return self._loaded(name, record)
 
-    def remove(self, collection: Collection) -> None:
-        """Forget a collection; nothing happens if it is gone, or was created again."""
+    def remove(self, collection: Collection, *, once: Once) -> None:
+        """Forget a collection, unless it is gone or was created again, and remember the request."""
 
         def change(resources: Resources) -> None:
             records = resources.get(COLLECTIONS, {})
             if records.get(collection.index) == collection.record:
                 del records[collection.index]
+            self._remember(resources, once)
 
         self._state.change(change)
 
-    def answered(self, request_id: str, asked: str) -> bool:
-        """Return whether a request with this id has succeeded within the last hour.
-
-        Args:
-            request_id: of the request; empty: it has none.
-            asked: what it asks for.
-
-        Raises:
-            InvalidRequestError: the id was used for another request.
-
-        """
-        if not request_id:
+    def answered(self, once: Once) -> bool:
+        """Return whether a request has succeeded within the last hour; InvalidRequestError if its id was another's."""
+        if not once.id:
             return False
-        known = self._state.read().get(REQUESTS, {}).get(request_id)
+        known = self._state.read().get(REQUESTS, {}).get(once.key)
         if known is None or self.now_us() - known["at_us"] > KEPT_REQUEST_US:
             return False
-        if known["asked"] != asked:
+        if known["asked"] != once.asked:
             raise InvalidRequestError.at("request_id", "was used for another request")
         return True
 
-    def remember(self, request_id: str, asked: str) -> None:
-        """Record that a request has succeeded; nothing happens without an id."""
-        if not request_id:
+    def _remember(self, resources: Resources, once: Once) -> None:
+        if not once.id:
             return
-        if len(request_id) > 64:
-            raise InvalidRequestError.at(
-                "request_id", f"must have at most 64 characters, got {len(request_id)}"
-            )
-        now = self.now_us()
-
-        def change(resources: Resources) -> None:
-            kept = resources.setdefault(REQUESTS, {})
-            kept[request_id] = {"asked": asked, "at_us": now}
-            for key, _ in sorted(kept.items(), key=lambda item: item[1]["at_us"])[:-MAX_REQUESTS]:
-                del kept[key]
-            for key in [key for key, each in kept.items() if now - each["at_us"] > KEPT_REQUEST_US]:
-                del kept[key]
-
-        self._state.change(change)
+        now, kept = self.now_us(), resources.setdefault(REQUESTS, {})
+        kept[once.key] = {"asked": once.asked, "at_us": now}
+        for key, _ in sorted(kept.items(), key=lambda item: item[1]["at_us"])[:-MAX_REQUESTS]:
+            del kept[key]
+        for key in [key for key, each in kept.items() if now - each["at_us"] > KEPT_REQUEST_US]:
+            del kept[key]
 
     def now_us(self) -> int:
         """Return the time in microseconds since 1970."""

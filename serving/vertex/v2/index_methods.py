@@ -17,7 +17,7 @@ from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.pages import page_of
 from scannery.serving.vertex.v2.collection_methods import check_list, finished
-from scannery.serving.vertex.v2.collections import Collection, Collections, stored_index
+from scannery.serving.vertex.v2.collections import Collection, Collections, Once, stored_index
 from scannery.serving.vertex.v2.resource_names import checked_id, parsed_collection, parsed_index
 from scannery.vertex.v1 import operations_pb2
 from scannery.vertex.v2 import collections_pb2 as pb
@@ -49,7 +49,8 @@ class IndexMethods:
         collection = self._collections.get(name, "parent")
         identifier = checked_id(request.index_id, "index_id", strict=True)
         target = name.index_name(identifier)
-        if self._collections.answered(request.request_id, f"create {target}"):
+        once = Once.of(request)
+        if self._collections.answered(once):
             return finished(self._facade, call, "create", name, target, stored_index(collection, identifier))
         if identifier in collection.indexes:
             raise AlreadyExistsError(f"index_id: there is an index {target!r:.300}", field="index_id")
@@ -58,8 +59,7 @@ class IndexMethods:
         _check(request.index, collection)
         now = self._collections.now_us()
         entry = {"index": _kept(request.index), "created_us": now, "updated_us": now}
-        after = self._put(collection, {**collection.record["indexes"], identifier: entry})
-        self._collections.remember(request.request_id, f"create {target}")
+        after = self._put(collection, {**collection.record["indexes"], identifier: entry}, once)
         return finished(self._facade, call, "create", name, target, stored_index(after, identifier))
 
     def get(self, request: pb.GetIndexRequest, call: Call) -> pb.Index:
@@ -79,7 +79,10 @@ class IndexMethods:
         """Change the description of an index."""
         name, identifier = parsed_index(request.index.name, "index.name")
         collection = self._collections.get(name, "index.name")
-        after = stored_index(collection, identifier)
+        once, after = Once.of(request), stored_index(collection, identifier)
+        target = name.index_name(identifier)
+        if self._collections.answered(once):
+            return finished(self._facade, call, "update", name, target, after)
         given = [field.name for field, _ in request.index.ListFields() if field.name in _CHANGEABLE]
         for path in list(request.update_mask.paths) or given:
             if path not in _CHANGEABLE:
@@ -96,25 +99,24 @@ class IndexMethods:
             "index": _kept(after),
             "updated_us": self._collections.now_us(),
         }
-        changed = self._put(collection, {**collection.record["indexes"], identifier: entry})
-        target = name.index_name(identifier)
+        changed = self._put(collection, {**collection.record["indexes"], identifier: entry}, once)
         return finished(self._facade, call, "update", name, target, stored_index(changed, identifier))
 
     def delete(self, request: pb.DeleteIndexRequest, call: Call) -> operations_pb2.Operation:
         """Forget an index: searches of its field are exact then."""
         name, identifier = parsed_index(request.name, "name")
         target = name.index_name(identifier)
-        if not self._collections.answered(request.request_id, f"delete {target}"):
+        once = Once.of(request)
+        if not self._collections.answered(once):
             collection = self._collections.get(name, "name")
             stored_index(collection, identifier)
             rest = {key: each for key, each in collection.record["indexes"].items() if key != identifier}
-            self._put(collection, rest)
-            self._collections.remember(request.request_id, f"delete {target}")
+            self._put(collection, rest, once)
         return finished(self._facade, call, "delete", name, target, Empty())
 
-    def _put(self, collection: Collection, indexes: dict[str, Any]) -> Collection:
+    def _put(self, collection: Collection, indexes: dict[str, Any], once: Once) -> Collection:
         record = {**collection.record, "indexes": indexes}
-        return self._collections.put(collection.name, record, instead_of=collection)
+        return self._collections.put(collection.name, record, instead_of=collection.record, once=once)
 
 
 def _check(index: pb.Index, collection: Collection) -> None:

@@ -9,7 +9,7 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.shared.calls import Call
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.v2.collections import Collection
-from scannery.serving.vertex.v2.objects import StoredObject
+from scannery.serving.vertex.v2.data_objects.messages import StoredObject
 from scannery.serving.vertex.v2.templates import TextTemplate
 from scannery.vertex.v2 import search_pb2 as pb
 

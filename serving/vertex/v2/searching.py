@@ -12,16 +12,17 @@ from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError
 from scannery.serving.engine.lexical import analyser_of
 from scannery.serving.vertex.shared.calls import Call
 from scannery.serving.vertex.shared.context import Facade
+from scannery.serving.vertex.shared.leaves import most_leaves
 from scannery.serving.vertex.v2.collections import Collection
-from scannery.serving.vertex.v2.embedding import query_vector
-from scannery.serving.vertex.v2.filters import parsed_filter
-from scannery.serving.vertex.v2.objects import (
+from scannery.serving.vertex.v2.data_objects.messages import (
     Output,
     SparseVector,
     StoredObject,
     parsed_sparse,
     stored_object,
 )
+from scannery.serving.vertex.v2.embedding import query_vector
+from scannery.serving.vertex.v2.filters import parsed_filter
 from scannery.serving.vertex.v2.plans import Plan, planned
 from scannery.serving.vertex.v2.values import attribute_name, searched_text
 from scannery.v1 import search_pb2, types_pb2
@@ -161,8 +162,7 @@ class Searcher:
         """Return how many leaves of a segment to search: a share of those of the segment that has most."""
         assert asked.plan is not None
         segments = self._facade.catalog.snapshot(collection.index).space(asked.space).index.segments
-        most = max((each.tree_leaves for each in segments), default=1)
-        return max(1, math.ceil(most * asked.plan.leaves_pct / 100))
+        return max(1, math.ceil(most_leaves(segments) * asked.plan.leaves_pct / 100))
 
     def _by_vector(self, collection: Collection, given: pb.VectorSearch, path: str) -> Asked:
         kind, schema = given.WhichOneof("vector_type"), collection.schema

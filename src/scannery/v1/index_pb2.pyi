@@ -211,6 +211,7 @@ class DeleteRequest(_message.Message):
     DOCUMENT_IDS_FIELD_NUMBER: _builtins.int
     CONDITION_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
     index: _builtins.str
     """Name of the index."""
     request_id: _builtins.str
@@ -227,6 +228,10 @@ class DeleteRequest(_message.Message):
     def condition(self) -> Global___WriteCondition:
         """Must hold for each datapoint; `if_absent` is refused. Absent: delete unconditionally."""
 
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___WriteCondition]:
+        """Instead of `condition`: one for each of `ids`, which are distinct then, in their order."""
+
     def __init__(
         self,
         *,
@@ -235,10 +240,11 @@ class DeleteRequest(_message.Message):
         document_ids: _abc.Iterable[_builtins.str] | None = ...,
         condition: Global___WriteCondition | None = ...,
         request_id: _builtins.str = ...,
+        conditions: _abc.Iterable[Global___WriteCondition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "document_ids", b"document_ids", "ids", b"ids", "index", b"index", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "conditions", b"conditions", "document_ids", b"document_ids", "ids", b"ids", "index", b"index", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

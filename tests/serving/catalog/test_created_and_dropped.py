@@ -10,7 +10,8 @@ import scannery
 from scannery.indexer import Store, read_manifest
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import UnknownIndexError
+from scannery.runtime.errors import OverloadedError, UnknownIndexError
+from scannery.serving.catalog import server_catalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
 
 
@@ -45,3 +46,20 @@ def test_a_write_to_an_index_that_is_dropped_meanwhile_fails_as_to_any_unknown_o
     finally:
         one.close()
         other.close()
+
+
+def test_an_index_that_could_not_be_looked_for_in_time_is_not_said_to_be_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_catalog, "LOOK_WAIT_S", 0.01)
+    worker = ServerCatalog(Store.open(tmp_path, create=True))
+    worker.refresh()
+    try:
+        with scannery.connect(tmp_path) as client:
+            client.create_index("notes", dimensions=2)
+        with worker._looks, pytest.raises(OverloadedError, match="try again") as caught:
+            worker.live("notes")
+        assert caught.value.retry_after_s
+        assert worker.live("notes").state.manifest.index == "notes"
+    finally:
+        worker.close()

@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Value
+from typing_extensions import Self
 
 from scannery.indexer import Store
 from scannery.pipelines.sources.managed_contents import read_contents
@@ -44,11 +45,17 @@ def facade(folder: Path, *, vertex: VertexConfig | None = None, **options: Any) 
 class Caller:
     """Calls one server."""
 
-    def __init__(self, address: str, *, metadata: tuple[tuple[str, str], ...] = ()) -> None:
-        self.channel = grpc.insecure_channel(address)
+    def __init__(
+        self,
+        address: str,
+        *,
+        metadata: tuple[tuple[str, str], ...] = (),
+        options: tuple[tuple[str, Any], ...] = (),
+    ) -> None:
+        self.channel = grpc.insecure_channel(address, options=options)
         self.metadata = metadata
 
-    def __enter__(self) -> Caller:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -19,6 +19,7 @@ from scannery.serving import Server
 from scannery.serving.config import VertexConfig
 from scannery.vertex.v2 import collections_pb2, data_objects_pb2, search_pb2
 from tests.served import MINILM, serving
+from tests.serving.vertex.collection_client import collections_served
 
 HOME = "projects/team/locations/here"
 RANDOM = np.random.default_rng(5)
@@ -531,3 +532,33 @@ def test_hostile_requests_are_refused(clients: Clients, films: str) -> None:
     requests = [{"data_object_id": f"x{i}", "data_object": {"data": {"title": "t"}}} for i in range(1001)]
     with pytest.raises(exceptions.InvalidArgument, match="1 to 1000"):
         clients.objects.batch_create_data_objects({"parent": parent, "requests": requests})
+
+
+def test_data_objects_are_exported_and_imported(tmp_path: Path) -> None:
+    with collections_served(tmp_path) as server:
+        for api in (vectorsearch_v1, vectorsearch_v1beta):
+            clients = Clients(api, server.address)
+            version = api.__name__.rpartition("_")[2]
+            schema = {"plot": {"dense_vector": {"dimensions": SIZE}}, "words": {"sparse_vector": {}}}
+            made, copy = (
+                clients.create(f"{name}-{version}", vector_schema=schema) for name in ("made", "copy")
+            )
+            requests = [{"data_object_id": f"f{i}", "data_object": film(i)} for i in range(10)]
+            clients.objects.batch_create_data_objects({"parent": made.name, "requests": requests})
+            place = str(tmp_path / "contents" / version)
+            destination = {"export_uri": place, "format_": "JSONL"}
+            exporting = clients.collections.export_data_objects(
+                {"name": made.name, "gcs_destination": destination}
+            )
+            assert exporting.result(timeout=60) == api.ExportDataObjectsResponse()
+            assert exporting.metadata.finish_time
+            importing = clients.collections.import_data_objects(
+                {"name": copy.name, "gcs_import": {"contents_uri": place, "error_uri": f"{place}-errors"}}
+            )
+            assert importing.result(timeout=60).status.code == 0
+            assert (importing.metadata.success_count, importing.metadata.failure_count) == (10, 0)
+            before, after = (
+                clients.objects.get_data_object({"name": f"{each.name}/dataObjects/f3"})
+                for each in (made, copy)
+            )
+            assert (after.data, after.vectors) == (before.data, before.vectors)

@@ -139,3 +139,22 @@ def test_old_operations_are_forgotten(tmp_path: Path):
     new = mine.finished(CALL, PLACE, index="", metadata=METADATA, response=Empty())
     assert [operation.name for _, operation in mine.below(PLACE)] == [new.name]
     assert old.name != new.name
+
+
+def test_a_server_that_stops_ends_the_operation_that_runs(tmp_path: Path):
+    mine = operations(tmp_path)
+    runs, stops = threading.Event(), threading.Event()
+
+    def work(progress):
+        runs.set()
+        assert stops.wait(30)
+        while True:
+            progress(METADATA)
+
+    begun = mine.begin(CALL, PLACE, index="", metadata=METADATA, work=work)
+    assert runs.wait(30)
+    threading.Timer(0.05, stops.set).start()
+    mine.close()
+    ended = operations(tmp_path).get(begun.name)
+    assert ended.done
+    assert "begin it again" in ended.error.message

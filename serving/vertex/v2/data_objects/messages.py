@@ -4,7 +4,7 @@
 | --- | --- |
 | `data` | dynamic attributes, and its strings in `text`, which word searches see |
 | dense vectors | the unnamed vector and named ones (vector_schema.py) |
-| sparse vector | `sparse_vector`, and in the payload, since reads do not return it |
+| sparse vector | `sparse_vector`; older ones are in the payload, too |
 | `etag` | `revision` |
 | times, and which vectors the server made | payload |
 """
@@ -30,6 +30,7 @@ __all__ = [
     "Output",
     "SparseVector",
     "StoredObject",
+    "etag_of_revision",
     "message_of",
     "parsed_sparse",
     "parsed_vectors",
@@ -68,7 +69,7 @@ class StoredObject:
     @property
     def etag(self) -> str:
         """Changes with each write."""
-        return f"{self.revision:x}"
+        return etag_of_revision(self.revision)
 
     def datapoint(self, schema: VectorSchema) -> types_pb2.Datapoint:
         """Return the datapoint to write."""
@@ -88,9 +89,12 @@ class StoredObject:
         kept: dict[str, Any] = {"created_us": self.create_time_us, "updated_us": self.update_time_us}
         if made := self.made & self.dense.keys():
             kept["made"] = sorted(made)
-        if self.sparse is not None:
-            kept["sparse"] = [list(self.sparse.indices), list(self.sparse.values)]
         return json.dumps({"vertex": kept})
+
+
+def etag_of_revision(revision: int) -> str:
+    """Return the etag of a data object whose datapoint has a revision."""
+    return f"{revision:x}"
 
 
 def stored_object(point: types_pb2.Datapoint, schema: VectorSchema) -> StoredObject:
@@ -107,12 +111,18 @@ def stored_object(point: types_pb2.Datapoint, schema: VectorSchema) -> StoredObj
         id=point.id,
         data=data_of(json.loads(point.dynamic_json or "{}")),
         dense=dense,
-        sparse=SparseVector(tuple(kept["sparse"][0]), tuple(kept["sparse"][1])) if "sparse" in kept else None,
+        sparse=_sparse(point, kept),
         made=frozenset(kept.get("made", ())),
         create_time_us=kept.get("created_us", 0),
         update_time_us=kept.get("updated_us", 0),
         revision=point.revision,
     )
+
+
+def _sparse(point: types_pb2.Datapoint, kept: Mapping[str, Any]) -> SparseVector | None:
+    if point.HasField("sparse_vector"):
+        return SparseVector(tuple(point.sparse_vector.indices), tuple(point.sparse_vector.values))
+    return SparseVector(*map(tuple, kept["sparse"])) if "sparse" in kept else None
 
 
 def parsed_vectors(

@@ -1,0 +1,79 @@
+"""Folders that requests name: only those below the operator's roots are read or written (`--vertex-contents`)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from scannery.runtime.errors import InvalidRequestError
+
+__all__ = ["folder_below", "is_within", "place_below"]
+
+_REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://[A-Za-z0-9][A-Za-z0-9._@-]*(?:/[^/?#%\\*\[\x00-\x1f]+)*/?")
+
+
+def folder_below(uri: str, roots: tuple[str, ...], field: str) -> str:
+    """Return the folder that a URI names, if it is below a root: a path without links, or a URI of a bucket.
+
+    Args:
+        uri: of the request.
+        roots: paths and URIs.
+        field: of the request, for the error.
+
+    Raises:
+        InvalidRequestError: it is not, or there is no such folder. The message does not tell which.
+
+    """
+    place = place_below(uri, roots, field)
+    if "://" not in place and not Path(place).is_dir():  # also: no pattern
+        raise _outside(uri, field)
+    return place
+
+
+def place_below(uri: str, roots: tuple[str, ...], field: str) -> str:
+    """As `folder_below`, but the folder need not exist: something is to be written there."""
+    if "://" in uri and not uri.startswith("file://"):
+        if not _REMOTE.fullmatch(uri) or {".", ".."} & {*PurePosixPath(uri).parts}:
+            raise _outside(uri, field)
+        if any("://" in root and is_within(uri, root) for root in roots):
+            return uri
+        raise _outside(uri, field)
+    path = _local(uri)
+    if not path.startswith("/") or "\x00" in path or ".." in PurePosixPath(path).parts:
+        raise _outside(uri, field)
+    try:
+        real = Path(path).resolve()
+        real.exists()  # raises for a name that is too long
+    except (OSError, RuntimeError) as error:  # the latter for a loop of links
+        raise _outside(uri, field) from error
+    for root in roots:
+        local = _local(root)
+        if local and "://" not in local and real.is_relative_to(Path(local).resolve()):
+            return str(real)
+    raise _outside(uri, field)
+
+
+def is_within(place: str, folder: str) -> bool:
+    """Return whether a place is a folder, or below it; both without links."""
+    return place.rstrip("/") == folder.rstrip("/") or place.startswith(f"{folder.rstrip('/')}/")
+
+
+def _local(uri: str) -> str:
+    """Return the path of a `file://` URI, empty if it names another machine or more than a path; others as they are."""
+    if not uri.startswith("file://"):
+        return uri
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # no valid name of a machine
+        return ""
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+        return ""
+    return unquote(parts.path)
+
+
+def _outside(uri: str, field: str) -> InvalidRequestError:
+    return InvalidRequestError.at(
+        field,
+        f"{uri!r:.200} is not below a folder that this server reads contents from (--vertex-contents)",
+    )

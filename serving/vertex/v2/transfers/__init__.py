@@ -1,0 +1,1 @@
+"""Imports and exports of data objects: folders of JSON lines."""
