@@ -8,12 +8,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import NoReturn
 
 import pyarrow as pa
 
 from scannery.indexer import IndexerError, Store, collect_garbage, read_manifest
+from scannery.live.log.location import LOG_VARIABLE, log_root_of
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.scheduler import task_threads
 from scannery.live.maintenance.seal import seal
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("task", choices=("seal", "merge", "gc"))
     parser.add_argument("index")
     parser.add_argument("--store", required=True)
-    parser.add_argument("--log", required=True, type=Path)
+    parser.add_argument("--log", default=os.environ.get(LOG_VARIABLE, ""))
     parser.add_argument("--lock", required=True, type=int)  # descriptor, open until this process ends
     parser.add_argument("--filling", action="store_true")
     given = parser.parse_args(arguments)
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store = Store.open(given.store)
     try:
         if given.task == "seal":
-            seal(store, given.index, log_root=given.log, threads=threads, filling=given.filling)
+            seal(store, given.index, log_root=log_root_of(given.log), threads=threads, filling=given.filling)
         elif given.task == "merge":
             merge(store, given.index, threads=threads, filling=given.filling)
         else:

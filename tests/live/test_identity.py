@@ -114,7 +114,7 @@ def test_the_versions_and_the_log_of_an_index_have_one_id(path: Path) -> None:
         known = registered(store, "live")
         assert known is not None and (known.log_id, known.path) == (log.identity().log_id, None)
     status = log_status(store, read_manifest(store, "live"))
-    assert status is not None and status.sqlite_version == apsw.sqlite_lib_version()
+    assert status is not None and status.written_by == f"SQLite {apsw.sqlite_lib_version()}"
 
 
 def test_a_second_log_of_an_index_takes_no_writes(path: Path, fast: Path) -> None:
