@@ -154,6 +154,18 @@ class PostgresServer:
         self.execute(f"CREATE DATABASE {name} STRATEGY file_copy TEMPLATE template0")
         return self.url(name)
 
+    def add_rule(self, line: str) -> None:
+        """Put a line before the others of pg_hba.conf, which says who may connect how."""
+        rules = self._data / "pg_hba.conf"
+        rules.write_text(f"{line}\n{rules.read_text()}")
+        self.execute("SELECT pg_reload_conf()")
+        end_s = time.monotonic() + START_S
+        while not self.execute(
+            "SELECT 1 FROM pg_hba_file_rules WHERE %s LIKE '%%' || user_name[1] || '%%'", line
+        ):
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+
     def kill(self) -> None:
         """Kill it, as a power cut does to its processes; `start` begins it again."""
         assert self._process is not None

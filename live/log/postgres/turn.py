@@ -43,6 +43,12 @@ SETTLE_S = 10.0
 """Seconds to find out whether a commit took effect."""
 SETTLE_PAUSE_S = 0.1
 
+_BEGIN = """
+BEGIN; SET LOCAL lock_timeout = %s; SET LOCAL idle_in_transaction_session_timeout = %s;
+SELECT number, log_id, index_id, position, chain, truncated, truncated_chain FROM scannery.logs
+WHERE log_id = %s FOR UPDATE
+"""
+
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
 
@@ -240,18 +246,11 @@ def _locked(database: Database, log_id: str, stack: ExitStack) -> tuple[Connecti
 @contextmanager
 def _attempt(database: Database, log_id: str) -> Iterator[tuple[Connection, _State]]:
     with database.connection() as connection:
-        with connection.pipeline():
-            connection.execute("BEGIN")
-            connection.execute(
-                "SELECT set_config('lock_timeout', %s, true), "
-                "set_config('idle_in_transaction_session_timeout', %s, true)",
-                (str(LOCK_MS), str(IDLE_MS)),
-            )
-            cursor = connection.execute(
-                "SELECT number, log_id, index_id, position, chain, truncated, truncated_chain FROM scannery.logs "
-                "WHERE log_id = %s FOR UPDATE",
-                (log_id,),
-            )
+        # One message with four statements. A pipeline would take as long, but after one, PostgreSQL 18 does not end a
+        # session that is idle in its transaction.
+        cursor = psycopg.ClientCursor(connection).execute(_BEGIN, (LOCK_MS, IDLE_MS, log_id))
+        while cursor.nextset():
+            pass
         row = cursor.fetchone()
         if row is None:
             _roll_back(connection)
