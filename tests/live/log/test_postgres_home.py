@@ -1,4 +1,4 @@
-"""Indexes whose logs are in PostgreSQL: the right log for each, through drops, copies, backups and a server's restart."""
+"""Indexes whose logs are in PostgreSQL: the right log for each, through drops, copies, backups and other databases."""
 
 from __future__ import annotations
 

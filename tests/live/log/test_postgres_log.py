@@ -130,7 +130,7 @@ def test_a_process_that_is_stopped_in_its_turn_is_fenced(logs: PostgresLogs) -> 
         _, errors = hung.communicate("\n", timeout=60)
     finally:
         hung.kill()
-        hung.wait()
+        hung.communicate()
     print(f"the other writer waited {waited_s:.1f} s")
     assert hung.returncode == 1 and "LogUnavailableError" in errors
     assert [entry.data for entry in log.read(0)] == [b"first"]
