@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import scannery
 from benchmarks.live_setup import BATCH, milliseconds, publish, random_vectors, spec_of
@@ -26,7 +27,7 @@ from scannery.indexer import Store, read_manifest
 from scannery.live.log.homes import log_home
 from scannery.live.log.location import DatabaseUrl, LogRoot
 from scannery.live.log.mutation_log import MutationLog
-from tests.postgres_server import postgres_or_skip
+from tests.live.log.postgres_server import postgres_or_skip
 
 ROUNDS = 300
 UPSERT_S = 5.0
@@ -89,7 +90,7 @@ def upserts(address: str, clients: int, batch: int) -> list[str]:
         with scannery.connect(address) as client:
             index, call = client.index("writes"), 0
             while time.perf_counter() < end_s:
-                rows = [
+                rows: Any = [
                     {"id": f"{number}-{call}-{i}", "vector": vectors_ND[(call * batch + i) % len(vectors_ND)]}
                     for i in range(batch)
                 ]

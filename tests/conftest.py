@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tests.postgres_server import PostgresServer
+    from tests.live.log.postgres_server import PostgresServer
 
 # How long an example takes is the machine's doing, and no test's business. The examples are the same in every run, so
 # that no change is refused for what it has not done; HYPOTHESIS_PROFILE=explore looks for new ones.
@@ -117,7 +117,7 @@ def _shared_encoders() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A server of PostgreSQL, whose commits would not survive a crash of the machine; each test makes a database."""
-    from tests.postgres_server import postgres_or_skip
+    from tests.live.log.postgres_server import postgres_or_skip
 
     server = postgres_or_skip()
     yield server

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.log.postgres_server import PostgresServer
 from tests.model.injected import INJECTED, injected
 from tests.model.runner import Failure, config_of, random_ops, replay, run
 from tests.model.shrink import shrunk
-from tests.postgres_server import PostgresServer
 
 RECORDED_AT = Path(__file__).parent / "recorded"
 """Operations that failed once, shrunk."""

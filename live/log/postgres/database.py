@@ -161,7 +161,7 @@ class Database:
         started_s = time.monotonic()
         try:
             with translated_errors(self.where):
-                connection = _Connection.connect(**self._options, autocommit=True)
+                connection: _Connection = _Connection.connect(**self._options, autocommit=True)
         except StoreError as error:
             now_s = time.monotonic()
             self._failed, self._retry_at_s = error, now_s + max(REST_S, now_s - started_s)

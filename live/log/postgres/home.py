@@ -77,9 +77,10 @@ class PostgresHome:
         def ask(connection: psycopg.Connection[tuple[Any, ...]]) -> tuple[str | None, str] | None:
             try:
                 query = "SELECT index_id, store FROM scannery.logs WHERE log_id = %s"
-                return connection.execute(query, (log_id,)).fetchone()
+                row: tuple[str | None, str] | None = connection.execute(query, (log_id,)).fetchone()
             except errors.UndefinedTable:
                 return None
+            return row
 
         return self._database.ask(ask)
 

@@ -148,7 +148,9 @@ class PostgresLog:
     def _columns(self, columns: str) -> tuple[Any, ...]:
         self._check_open()
         query: Any = f"SELECT {columns} FROM scannery.logs WHERE log_id = %s"
-        row = self._database.ask(lambda connection: connection.execute(query, (self._log_id,)).fetchone())
+        row: tuple[Any, ...] | None = self._database.ask(
+            lambda connection: connection.execute(query, (self._log_id,)).fetchone()
+        )
         if row is None:
             raise LogReplacedError(f"the mutation log {self._log_id} was removed from {self._database.where}")
         return row
@@ -166,12 +168,13 @@ class PostgresLog:
             deleted = self._database.ask(self._delete_some)
 
     def _delete_some(self, connection: psycopg.Connection[tuple[Any, ...]]) -> int:
-        return connection.execute(
+        deleted: int = connection.execute(
             "DELETE FROM scannery.records r USING (SELECT log, sequence FROM scannery.records "
             "JOIN scannery.logs ON number = log WHERE log_id = %s AND sequence <= truncated LIMIT %s) AS old "
             "WHERE r.log = old.log AND r.sequence = old.sequence",
             (self._log_id, DELETE_AT_ONCE),
         ).rowcount
+        return deleted
 
     def tidy(self) -> None:
         """Remove old responses, of all logs; see MutationLog."""

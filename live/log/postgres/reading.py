@@ -86,7 +86,7 @@ def _rows(
     most = 1 << 62 if max_bytes is None else max_bytes
     rows = 1 << 40 if max_bytes is None else MAX_ROWS
     asked = {"log_id": log_id, "after": after, "most": most, "rows": rows}
-    found = connection.cursor(binary=True).execute(_QUERY, asked).fetchall()
+    found: list[tuple[Any, ...]] = connection.cursor(binary=True).execute(_QUERY, asked).fetchall()
     if not found:
         raise LogReplacedError(f"the mutation log {log_id} was removed from its database")
     return found

@@ -12,7 +12,7 @@ import apsw
 from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.mutation_log import MutationLog
 from scannery.live.log.sqlite_log import SqliteLog
-from tests.postgres_server import PostgresServer
+from tests.live.log.postgres_server import PostgresServer
 
 __all__ = ["Logs", "PostgresLogs", "SqliteLogs"]
 

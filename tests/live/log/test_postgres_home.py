@@ -22,9 +22,9 @@ from scannery.live.maintenance.lag import log_status
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.live.unsealed import unsealed_change
+from tests.live.log.postgres_server import PostgresServer
 from tests.live.model import make_store, random_row
 from tests.live.test_identity import ids, opened, watched, write
-from tests.postgres_server import PostgresServer
 
 
 @pytest.fixture

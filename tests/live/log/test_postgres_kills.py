@@ -17,8 +17,8 @@ import pytest
 
 import scannery
 from tests.data import ROOT
+from tests.live.log.postgres_server import PostgresServer, postgres_or_skip
 from tests.live.model import DIMENSIONS, make_store, random_row
-from tests.postgres_server import PostgresServer, postgres_or_skip
 
 pytestmark = pytest.mark.long
 

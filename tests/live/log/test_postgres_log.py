@@ -25,7 +25,7 @@ from scannery.live.log.mutation_log import (
 from scannery.runtime.errors import ReadOnlyError
 from tests.data import ROOT
 from tests.live.log.kinds import LOG_ID, PostgresLogs
-from tests.postgres_server import PostgresServer, postgres_or_skip
+from tests.live.log.postgres_server import PostgresServer, postgres_or_skip
 
 pytest.importorskip("psycopg", reason="needs scannery[postgres]")
 

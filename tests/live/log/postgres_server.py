@@ -121,13 +121,15 @@ class PostgresServer:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         with (self.folder / "log").open("ab") as output:
-            options = ["-D", self._data, "-h", "127.0.0.1", "-p", str(self.port), "-k", self.folder]
-            self._process = subprocess.Popen(
-                [self._programs / "postgres", *options], stdout=output, stderr=output, cwd="/", **_NOBODY
+            options = ["-D", str(self._data), "-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.folder)]
+            command = [str(self._programs / "postgres"), *options]
+            process: subprocess.Popen[bytes] = subprocess.Popen(
+                command, stdout=output, stderr=output, cwd="/", **_NOBODY
             )
+            self._process = process
         end_s = time.monotonic() + START_S
         while not self._answers():
-            assert self._process.poll() is None, (self.folder / "log").read_text()
+            assert process.poll() is None, (self.folder / "log").read_text()
             assert time.monotonic() < end_s, "PostgreSQL does not start"
             time.sleep(0.02)
 
