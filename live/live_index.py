@@ -478,7 +478,10 @@ class LiveIndex(Generic[SnapshotT]):
 
     def _check_exists(self, sequence: int) -> None:
         log = self._log
-        last = max(log.position() if log else 0, self.snapshot.sequence)
+        try:
+            last = max(log.position() if log else 0, self.snapshot.sequence)
+        except StoreError:
+            return  # nobody can tell now; the query waits until its deadline
         if sequence > last:
             raise InvalidRequestError.at(
                 "min_sequence",
