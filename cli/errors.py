@@ -63,6 +63,7 @@ EXIT_CODES: dict[str, int] = {
     "scannery.runtime.errors.BindError": NOT_NOW,
     "scannery.runtime.errors.ClosedError": NOT_NOW,
     "scannery.live.log.mutation_log.WrongLogError": USAGE,
+    "scannery.live.log.mutation_log.LogRefusedError": USAGE,
     "scannery.live.log.mutation_log.LogReplacedError": NOT_NOW,
     "scannery.live.log.mutation_log.LogGapError": NOT_NOW,
     "scannery.embed.errors.EmbedError": DEFECT,

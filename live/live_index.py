@@ -148,20 +148,21 @@ class LiveIndex(Generic[SnapshotT]):
         with self._lock:
             self._publish(self._apply_log(state))
 
-    def catch_up(self, *, wait_s: float = LOCK_S) -> bool:
+    def catch_up(self, *, wait_s: float = LOCK_S, now: bool = False) -> bool:
         """Apply new entries of the log; return whether there were any.
 
         If the log cannot be read, queries continue; the error is logged once, and writes fail with it.
 
         Args:
             wait_s: seconds to wait while another thread changes the state.
+            now: whether entries of a moment ago must be among them (`MutationLog.changed`).
 
         """
         if not self._lock.acquire(timeout=wait_s):
             return False
         try:
             log = None if self.replaced else self._open_log()
-            if log is None or not (log.changed() or self._behind):
+            if log is None or not (log.changed(now=now) or self._behind):
                 return False
             self._behind = True  # until applying succeeds: `changed` reports each change once
             state = self._apply_log(self._state)
@@ -195,7 +196,7 @@ class LiveIndex(Generic[SnapshotT]):
             DeadlineError: the mutation did not become visible in time.
 
         """
-        self.catch_up()
+        self.catch_up(now=True)
         if self.snapshot.sequence < sequence:
             self._check_exists(sequence)
             if deadline.remaining_s <= 0:
@@ -399,6 +400,7 @@ class LiveIndex(Generic[SnapshotT]):
                 f"{self._state.sequence} before: it was replaced"
             )
         state = state_after(self._state, transaction.read(self._state.sequence))
+        transaction.expect([write.request for write in group if write.request.id])
         pending: list[tuple[int, Mutation]] = []
         size_bytes = 0
         for number, write in enumerate(group):
@@ -476,7 +478,10 @@ class LiveIndex(Generic[SnapshotT]):
 
     def _check_exists(self, sequence: int) -> None:
         log = self._log
-        last = max(log.position() if log else 0, self.snapshot.sequence)
+        try:
+            last = max(log.position() if log else 0, self.snapshot.sequence)
+        except StoreError:
+            return  # nobody can tell now; the query waits until its deadline
         if sequence > last:
             raise InvalidRequestError.at(
                 "min_sequence",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
 from scannery.indexer import Manifest, Store
-from scannery.live.log.home import LogPlace
+from scannery.live.log.homes import checked_log, log_home
+from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import WrongLogError
 from scannery.live.log.records import Mutation, decode, rows_fit
 from scannery.live.log.registry import registered
@@ -34,7 +34,7 @@ class UnsealedChange:
 
 
 def unsealed_change(
-    store: Store, manifest: Manifest, *, log_root: Path | None = None
+    store: Store, manifest: Manifest, *, log_root: LogRoot | None = None
 ) -> UnsealedChange | None:
     """Return what the log of an index changes in its current version; None if it changes nothing.
 
@@ -43,21 +43,21 @@ def unsealed_change(
     Args:
         store: of the index.
         manifest: of its current version.
-        log_root: parent folder of all logs; None: the folder of the store.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
 
     Raises:
-        WrongLogError: the log of the index is not in the folder, so that its live updates would be missing.
+        WrongLogError: the log of the index is not in that place, so that its live updates would be missing.
         CorruptError, FormatError: the log cannot be read, or does not fit the version.
         LogGapError: there is a later version.
 
     """
-    place = LogPlace(store, manifest.index, log_root)
-    if place.folder is None and (known := registered(store, manifest.index)) is not None:
+    home = log_home(store, manifest.index, log_root)
+    if not home.writable and (known := registered(store, manifest.index)) is not None:
         raise WrongLogError(
-            f"the log of index {manifest.index!r} is {known.where}; pass its folder with --log, or the live updates "
+            f"the log of index {manifest.index!r} is {known.where}; pass its place with --log, or the live updates "
             "that are not sealed would be missing"
         )
-    log = place.checked(manifest)
+    log = checked_log(home, manifest)
     if log is None:
         return None
     found: list[tuple[int, Mutation]] = []

@@ -312,8 +312,9 @@ class ServerConfig(ListenConfig):
     """Query vectors that each worker keeps of each index, a uniform sample in memory, so that administrators can read
     them to tune the index. They can be personal data. 0: none."""
 
-    log: str = ""
-    """Local folder for the mutation logs; empty: inside the store, if it is a local folder."""
+    log: str = field(default="", repr=False)
+    """Local folder for the mutation logs, or the URL of a database of PostgreSQL, which may have a password; empty:
+    inside the store, if it is a local folder."""
 
     encoder: RemoteConfig | None = None
     """The encoder process; None: encode in this process."""

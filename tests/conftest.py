@@ -7,10 +7,13 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.live.log.postgres_server import PostgresServer
 
 # How long an example takes is the machine's doing, and no test's business. The examples are the same in every run, so
 # that no change is refused for what it has not done; HYPOTHESIS_PROFILE=explore looks for new ones.
@@ -139,6 +142,16 @@ def merges_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     from scannery.live.maintenance import scheduler
 
     monkeypatch.setattr(scheduler, "due", lambda manifest, *, filling=False: [])
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server of PostgreSQL, whose commits would not survive a crash of the machine; each test makes a database."""
+    from tests.live.log.postgres_server import postgres_or_skip
+
+    server = postgres_or_skip()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

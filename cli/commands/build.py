@@ -14,11 +14,13 @@ import typer
 from rich.markup import escape
 
 from scannery.cli.errors import PARTIAL
+from scannery.cli.log_option import LogOption, given_log_root
 from scannery.cli.output import console, size_text
 from scannery.cli.progress import stage_bar
 
 if TYPE_CHECKING:
     from scannery.indexer import Store
+    from scannery.live.log.location import LogRoot
     from scannery.pipelines import BuildPlan, BuildReport
 
 __all__ = ["build", "quiet_beam"]
@@ -86,13 +88,7 @@ def build(
             "line.",
         ),
     ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Logs of live updates, as `scannery serve --log`; default: those in the store.",
-        ),
-    ] = None,
+    log: LogOption = "",
     until: Annotated[
         str | None,
         typer.Option(
@@ -190,7 +186,9 @@ def build(
             progress=progress,
             max_dead_letters=limit,
             queries=queries,
-            before=lambda store, index: _seal(store, index, log, repairs=full or mode == "full"),
+            before=lambda store, index: _seal(
+                store, index, given_log_root(log), repairs=full or mode == "full"
+            ),
             until=last,
             accelerator=accelerator,
         )
@@ -216,7 +214,7 @@ def _print_plan(plan: BuildPlan, *, as_json: bool) -> None:
         print_plan(plan)
 
 
-def _seal(store: Store, index: str, log: Path | None, *, repairs: bool) -> None:
+def _seal(store: Store, index: str, log: LogRoot | None, *, repairs: bool) -> None:
     """Seal live updates into a version, so that the build can replace them; updates in the log are applied after it.
 
     A build that `repairs` rebuilds everything, so it continues if the version or its log is damaged.

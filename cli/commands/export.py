@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from scannery.cli.log_option import LogOption, given_log_root
 from scannery.cli.output import console, size_text
 from scannery.cli.progress import counting_bar
 
@@ -37,13 +37,7 @@ def export(
     vectors: Annotated[
         bool, typer.Option("--vectors/--no-vectors", help="Whether to write the vectors.")
     ] = True,
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Logs of live updates, as `scannery serve --log`; default: those in the store.",
-        ),
-    ] = None,
+    log: LogOption = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -58,11 +52,11 @@ def export(
     from scannery.live.unsealed import unsealed_change
     from scannery.pipelines.exports.exporting import export as run_export
 
-    name = read_aliases(Store.open(store)).get(name, name)
+    name, root = read_aliases(Store.open(store)).get(name, name), given_log_root(log)
     with counting_bar("exporting") as progress:
         report = run_export(name, store, output, format=format, version=version, vectors=vectors,
                             overwrite=overwrite, progress=progress,
-                            live=lambda opened, manifest: unsealed_change(opened, manifest, log_root=log))  # fmt: skip
+                            live=lambda opened, manifest: unsealed_change(opened, manifest, log_root=root))  # fmt: skip
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 from scannery.cli import server_options as options
 from scannery.cli import vertex_options
+from scannery.cli.log_option import LogOption
+from scannery.live.log.location import LOG_VARIABLE
 
 __all__ = ["serve"]
 
@@ -26,13 +29,7 @@ def serve(
     index: Annotated[
         list[str] | None, typer.Option(help="Serve only this index; may be given several times.")
     ] = None,
-    log: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of the logs of live updates; default: in the store, if it is a folder.",
-        ),
-    ] = "",
+    log: LogOption = "",
     device: options.DeviceOption = "auto",
     encoder: Annotated[
         str,
@@ -132,7 +129,7 @@ def serve(
         indexes=tuple(index or ()),
         insecure=insecure,
         security=options.security(**given),
-        log=log,
+        log=log or os.environ.get(LOG_VARIABLE, ""),
         device=device,
         encoder=RemoteConfig(address=encoder, key_file=encoder_key, ca=encoder_ca) if encoder else None,
         http=http,

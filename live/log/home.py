@@ -1,4 +1,4 @@
-"""Find the log of an index, and check that it is the one that the index uses.
+"""Find the log of an index in a folder, and check that it is the one that the index uses.
 
 The versions of an index, its log, and the registration of the log in the store (registry.py) carry random ids, which
 are compared. If the log file is missing, the index has never been written to only if no log is registered.
@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import suppress
+import shutil
+from contextlib import closing, suppress
 from pathlib import Path
 
-from scannery.indexer import CorruptError, FormatError, Manifest, NotFoundError, Store, read_manifest
-from scannery.live.log.files import LOG_FILE, files_of_log, read_mark
+from scannery.indexer import AlreadyExistsError, CorruptError, Manifest, Store
+from scannery.live.log.checks import ADVICE, FORGET, check_current, check_index, check_registered
+from scannery.live.log.files import (
+    DRAFT_FILE,
+    LOG_FILE,
+    files_of_log,
+    make_folders,
+    open_private,
+    read_mark,
+    sync_files,
+)
 from scannery.live.log.location import log_folder
 from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError
 from scannery.live.log.registry import Registration, forget, register, registered
-from scannery.live.log.sqlite_log import SqliteLog
+from scannery.live.log.sqlite_log import SqliteLog, rename_log
 from scannery.runtime.errors import ReadOnlyError
 
-__all__ = ["LogPlace"]
+__all__ = ["LogPlace", "check_no_files", "remove_files"]
 
 _LOG = logging.getLogger(__name__)
-
-_FORGET = "begin a new log with `scannery index log --forget`, which loses the mutations that were not sealed"
-_ADVICE = f"pass the folder of that log with --log, or, if it is lost, {_FORGET}"
 
 
 class LogPlace:
@@ -50,6 +57,11 @@ class LogPlace:
         return None if self._path is None else self._path.parent
 
     @property
+    def where(self) -> str:
+        """The place of the log, for messages."""
+        return f"in {self.folder}"
+
+    @property
     def writable(self) -> bool:
         """Whether there is a folder for a log."""
         return self._path is not None
@@ -64,36 +76,15 @@ class LogPlace:
         except FileNotFoundError:  # removed since the check
             return None
 
-    def checked(self, manifest: Manifest) -> SqliteLog | None:
-        """Return the opened and checked log; None if the index was never written to.
-
-        Raises:
-            WrongLogError, CorruptError, FormatError, StoreError: as `open` and `check`.
-
-        """
-        log = self.open()
-        try:
-            self.check(log, manifest)
-        except BaseException:
-            if log is not None:
-                log.close()
-            raise
-        return log
-
     def check(self, log: MutationLog | None, manifest: Manifest) -> None:
         """Check that the log is the one that the index uses; see LogHome."""
         known = registered(self._store, self._index)
         if log is None:
             self._check_missing(known, manifest)
             return
-        self._check_index(log, manifest)
-        found = log.identity().log_id
-        if known is not None and found != known.log_id:
-            raise WrongLogError(
-                f"the log in {self.folder} is not the one that index {self._index!r} uses, which is {known.where}: "
-                f"{_ADVICE}"
-            )
+        check_index(log, manifest, where=self.where)
         if known is not None:
+            check_registered(log, self._index, known.log_id, where=self.where, registered=known.where)
             self._check_not_copied(known)
 
     def claim(self, log: MutationLog | None, manifest: Manifest) -> MutationLog:
@@ -101,12 +92,12 @@ class LogPlace:
         if self._path is None:
             raise ReadOnlyError(f"index {self._index!r} has no folder for a log (--log)")
         own = None
-        self._check_current(manifest)
+        check_current(self._store, self._index, manifest)
         if log is None:
             self.check(None, manifest)
             log = own = SqliteLog(self._path.parent, create=True)
         try:
-            self._check_index(log, manifest)
+            check_index(log, manifest, where=self.where)
             with log.transaction(after=0, index_id=manifest.index_id):
                 pass  # gives the log an id
             log_id = log.identity().log_id
@@ -120,24 +111,13 @@ class LogPlace:
             raise
         return log
 
-    def _check_current(self, manifest: Manifest) -> None:
-        """Raise LogReplacedError if the index was dropped, or created again, since the version was opened."""
-        try:
-            known = read_manifest(self._store, self._index).index_id
-        except NotFoundError as error:
-            raise LogReplacedError(f"index {self._index!r} was dropped") from error
-        except (CorruptError, FormatError):
-            return  # an earlier version is open, and takes writes
-        if manifest.index_id is not None and known != manifest.index_id:
-            raise LogReplacedError(f"index {self._index!r} was dropped and created again")
-
     def _check_own(self, log: SqliteLog, log_id: str, manifest: Manifest) -> None:
         """Check again after a log was begun, and remove it if its index was dropped meanwhile.
 
         A drop that begins later finds the log, and removes it.
         """
         try:
-            self._check_current(manifest)
+            check_current(self._store, self._index, manifest)
         except LogReplacedError:
             known = registered(self._store, self._index)
             if known is not None and known.log_id == log_id:
@@ -168,11 +148,11 @@ class LogPlace:
         if known.is_in(self._store, self._path.parent):
             raise CorruptError(
                 f"the log of index {self._index!r} is gone: {self._path} does not exist; restore a copy, "
-                f"or {_FORGET}"
+                f"or {FORGET}"
             )
         raise WrongLogError(
             f"index {self._index!r} has live updates in a log {known.where}, and there is none in {self.folder}: "
-            f"{_ADVICE}"
+            f"{ADVICE}"
         )
 
     def _check_not_copied(self, known: Registration) -> None:
@@ -189,15 +169,53 @@ class LogPlace:
                     f"may be written to: stop the processes that use {former}, and move that folder away"
                 )
 
-    def _check_index(self, log: MutationLog, manifest: Manifest) -> None:
-        found = log.identity().index_id
-        if found is None:
-            # Releases without ids wrote this log: it can only belong to an index that they created.
-            wrong = manifest.index_id is not None and manifest.parent is None and log.position() > 0
-        else:
-            wrong = manifest.index_id is not None and manifest.index_id != found
-        if wrong:
-            raise WrongLogError(
-                f"the log in {self.folder} does not belong to the present index {self._index!r}, which was created "
-                "again or restored: move that folder away"
-            )
+    def check_absent(self) -> None:
+        """Check that no file of a log is left; see LogHome."""
+        if self.folder is not None:
+            check_no_files(self.folder)
+
+    def place(self, copy: Path, *, log_id: str, index_id: str) -> int:
+        """Copy a log to the folder, durably, and return its last sequence; see LogHome."""
+        if self._path is None:
+            raise ReadOnlyError(f"the log of live updates of index {self._index!r} needs a place (--log)")
+        folder = self._path.parent
+        make_folders(folder)
+        draft = folder / DRAFT_FILE
+        os.close(open_private(draft))
+        with copy.open("rb") as source, draft.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 22)
+        rename_log(draft, log_id=log_id, index_id=index_id)
+        draft.rename(self._path)
+        sync_files(folder)
+        register(self._store, self._index, log_id, folder)
+        with closing(SqliteLog(folder)) as log:
+            return log.position()
+
+    def remove(self, log_id: str | None) -> bool:
+        """Remove the files of the log, whatever its id; see LogHome."""
+        if self.folder is None or not self.folder.is_dir():
+            return False
+        remove_files(self.folder)
+        return True
+
+
+def check_no_files(folder: Path) -> None:
+    """Check that a folder has no file of a log: SQLite would apply a write-ahead log left by another database.
+
+    Raises:
+        AlreadyExistsError: it has.
+
+    """
+    if found := files_of_log(folder):
+        raise AlreadyExistsError(
+            f"{folder} has a log already ({', '.join(found)}): seal it, or move that folder away first"
+        )
+
+
+def remove_files(folder: Path) -> None:
+    """Remove the files of a log, and its folder if nothing else is in it: it comes from a file of the store."""
+    with suppress(OSError):
+        for name in files_of_log(folder):
+            (folder / name).unlink()
+        (folder / DRAFT_FILE).unlink(missing_ok=True)
+        folder.rmdir()

@@ -1,12 +1,41 @@
-"""Location of the log of an index."""
+"""Location of the logs of a store: a folder, or a database of PostgreSQL."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
-__all__ = ["LOG_FOLDER", "log_folder"]
+__all__ = ["LOG_FOLDER", "LOG_VARIABLE", "DatabaseUrl", "LogRoot", "is_database", "log_folder", "log_root_of"]
 
 LOG_FOLDER = "log"
+LOG_VARIABLE = "SCANNERY_LOG"
+"""Environment variable with a location: others on the machine can read arguments, and a URL may have a password."""
+_SCHEMES = ("postgresql://", "postgres://")
+
+
+@dataclass(frozen=True)
+class DatabaseUrl:
+    """URL of a database with logs. Its text, which may have a password, is shown nowhere."""
+
+    url: str = field(repr=False)
+    """As libpq reads it: `postgresql://user@host:port/database?options`."""
+
+
+LogRoot: TypeAlias = Path | DatabaseUrl
+"""The parent folder of all logs, or the database that has them."""
+
+
+def is_database(text: str) -> bool:
+    """Return whether a location is the URL of a database."""
+    return text.startswith(_SCHEMES)
+
+
+def log_root_of(text: str) -> LogRoot | None:
+    """Return the location that a user gave; None if the text is empty."""
+    if is_database(text):
+        return DatabaseUrl(text)
+    return Path(text).expanduser().absolute() if text else None
 
 
 def log_folder(root: Path | None, index: str) -> Path | None:

@@ -1,7 +1,7 @@
 """Protocols of the mutation log: the durable order of all upserts and deletes of an index.
 
 Callers see sequences and bytes, and no files, locks or machines. live/log/sqlite_log.py is the implementation for one
-machine; live/log/home.py finds the log of an index.
+machine, live/log/postgres/ the one in a database. live/log/homes.py finds the log of an index.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from scannery.indexer import IndexerError, Manifest
+from scannery.indexer import IndexerError, Manifest, StoreError
 
 __all__ = [
     "Answer",
@@ -19,8 +20,10 @@ __all__ = [
     "LogGapError",
     "LogHome",
     "LogIdentity",
+    "LogRefusedError",
     "LogReplacedError",
     "LogTransaction",
+    "LogUnavailableError",
     "MutationLog",
     "Request",
     "WrongLogError",
@@ -65,8 +68,8 @@ class LogIdentity:
     """Random, 32 hexadecimal digits; None if only releases without ids wrote to the log."""
     index_id: str | None
     """Id of the index; None if the log does not know it."""
-    sqlite_version: str | None
-    """Version of SQLite that wrote last."""
+    written_by: str | None
+    """Software that wrote last, as "SQLite 3.54.1"; None if it is not known."""
 
 
 class LogGapError(IndexerError):
@@ -75,6 +78,18 @@ class LogGapError(IndexerError):
 
 class LogReplacedError(IndexerError):
     """The opened log was removed or replaced, or belongs to another index."""
+
+
+class LogRefusedError(StoreError):
+    """The log's server refuses this process (credentials, permissions, version): somebody has to change something."""
+
+
+class LogUnavailableError(StoreError):
+    """The log cannot be reached now, or another writer holds it; try again after `retry_after_s`."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class WrongLogError(IndexerError):
@@ -90,6 +105,9 @@ class LogTransaction(Protocol):
 
     def read(self, after: int) -> Sequence[LogEntry]:
         """Return all entries after a sequence; no other process appends during the transaction."""
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Prepare `answer_of` for these requests: together they cost as much as one."""
 
     def answer_of(self, request: Request) -> Answer | None:
         """Return the response that the request got within the last hour, or None.
@@ -125,7 +143,8 @@ class MutationLog(Protocol):
         Raises:
             LogReplacedError: the log was replaced, or belongs to another index.
             ReadOnlyError: the log cannot be written.
-            StoreError: it cannot be written now (the disk is full or does not respond).
+            StoreError: it cannot be written now (the disk is full or does not respond), or nobody can tell whether it
+                was: the message says which.
 
         """
 
@@ -135,11 +154,15 @@ class MutationLog(Protocol):
         Raises:
             LogGapError: the log begins later.
             CorruptError: an entry is damaged or missing.
+            LogReplacedError: the log was replaced, or lost entries that were read before.
 
         """
 
-    def changed(self) -> bool:
+    def changed(self, *, now: bool = False) -> bool:
         """Return whether another connection may have appended since the last call; takes microseconds.
+
+        Args:
+            now: whether what was appended a moment ago must count; it may then take as long as a query.
 
         Raises:
             LogReplacedError: the log was replaced.
@@ -162,8 +185,17 @@ class MutationLog(Protocol):
 
         """
 
+    def truncated(self) -> int:
+        """Return the sequence up to which entries were removed."""
+
     def truncate(self, up_to: int) -> None:
-        """Remove the entries up to a sequence, and free their space."""
+        """Remove the entries up to a sequence, and free their space; never the reverse."""
+
+    def size_bytes(self) -> int:
+        """Return the size of the log in bytes."""
+
+    def copy_to(self, path: Path) -> None:
+        """Write a consistent copy of the log to a new file, a database of SQLite, while others append."""
 
     def tidy(self) -> None:
         """Do periodic work that would hold up a commit; called after commits, outside of a transaction. Logs errors."""
@@ -178,6 +210,10 @@ class LogHome(Protocol):
     @property
     def writable(self) -> bool:
         """Whether there is a place for a log."""
+
+    @property
+    def where(self) -> str:
+        """The place of the log, for messages; without credentials."""
 
     def open(self) -> MutationLog | None:
         """Return the opened log; None if it does not exist.
@@ -203,5 +239,31 @@ class LogHome(Protocol):
         Raises:
             WrongLogError: the index uses another log.
             FormatError, CorruptError, ReadOnlyError, StoreError: it cannot be opened or created.
+
+        """
+
+    def check_absent(self) -> None:
+        """Check that nothing is left of a log of the index.
+
+        Raises:
+            AlreadyExistsError: there is; the message says what to do with it.
+
+        """
+
+    def place(self, copy: Path, *, log_id: str, index_id: str) -> int:
+        """Make a copy of a log (`MutationLog.copy_to`) that of the index, and return its last sequence.
+
+        Args:
+            copy: a file that nobody else uses.
+            log_id: id of the new log.
+            index_id: id of the index.
+
+        """
+
+    def remove(self, log_id: str | None) -> bool:
+        """Remove the log of an index that was dropped; return whether this place had it.
+
+        Args:
+            log_id: id of the registered log; None: none was registered.
 
         """

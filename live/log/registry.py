@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scannery.indexer import AlreadyExistsError, CorruptError, NotFoundError, Store
 from scannery.indexer.versions.versions import log_registration_key
-from scannery.live.log.location import log_folder
+from scannery.live.log.location import is_database, log_folder
 from scannery.live.log.mutation_log import WrongLogError
 
 __all__ = ["Registration", "forget", "register", "registered", "registration_key"]
@@ -29,19 +29,27 @@ class Registration:
     log_id: str
     """32 hexadecimal digits."""
     path: str | None
-    """Absolute folder of the log when it was registered; None: inside the store."""
+    """Absolute folder of the log when it was registered, or the URL of its database without credentials; None: inside
+    the store."""
     host: str
-    """Host name of the machine that registered it."""
+    """Host name of the machine that registered it; empty for a database."""
     created_at: str
     """ISO 8601, UTC."""
 
     @property
     def where(self) -> str:
         """Location of the log, for messages."""
-        return "in the store" if self.path is None else f"in {self.path} on host {self.host}"
+        if self.path is None:
+            return "in the store"
+        return f"in {self.path} on host {self.host}" if self.host else f"in {self.path}"
+
+    @property
+    def in_database(self) -> bool:
+        """Whether the log is in a database."""
+        return self.path is not None and is_database(self.path)
 
     def folder(self, store: Store, index: str) -> Path | None:
-        """Return the registered folder on this machine; None: it is on another machine, or the store is a bucket."""
+        """Return the registered folder on this machine; None: it is elsewhere, or the store is a bucket."""
         if self.path is None:
             return log_folder(store.local_root, index)
         return Path(self.path) if self.host == socket.gethostname() else None
@@ -79,14 +87,14 @@ def registered(store: Store, index: str) -> Registration | None:
         raise CorruptError(f"{key} is damaged: {error!r}") from error
 
 
-def register(store: Store, index: str, log_id: str, folder: Path | None) -> None:
-    """Register the log of an index. Repeating it changes nothing, or updates the folder of a log that was moved.
+def register(store: Store, index: str, log_id: str, place: Path | str | None) -> None:
+    """Register the log of an index. Repeating it changes nothing, or updates the place of a log that was moved.
 
     Args:
         store: store of the index.
         index: name of the index.
         log_id: id of the log, which must exist.
-        folder: folder of the log; None: inside the store.
+        place: folder of the log, or the URL of its database without credentials; None: inside the store.
 
     Raises:
         WrongLogError: the index uses another log.
@@ -94,8 +102,8 @@ def register(store: Store, index: str, log_id: str, folder: Path | None) -> None
     """
     registration = Registration(
         log_id=log_id,
-        path=_path_of(store, folder),
-        host=socket.gethostname(),
+        path=place if isinstance(place, str) else _path_of(store, place),
+        host="" if isinstance(place, str) else socket.gethostname(),
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     known = registered(store, index)
@@ -108,7 +116,7 @@ def register(store: Store, index: str, log_id: str, folder: Path | None) -> None
     if known is None or known.log_id != log_id:
         where = known.where if known else "elsewhere"
         raise WrongLogError(
-            f"index {index!r} uses another log, {where}: the log in {folder or 'the store'} takes no writes"
+            f"index {index!r} uses another log, {where}: the log in {place or 'the store'} takes no writes"
         )
     if (known.path, known.host) != (registration.path, registration.host):  # the log was moved
         store.write(registration_key(index), _to_json(registration))

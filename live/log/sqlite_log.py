@@ -24,7 +24,6 @@ from scannery.live.log.database import (
     BUSY_MS,
     connected,
     create_database,
-    sqlite_version,
     translated_errors,
 )
 from scannery.live.log.files import (
@@ -51,6 +50,7 @@ from scannery.live.log.transaction import (
     identity_of,
     position_of,
     truncated_of,
+    written_by,
 )
 
 __all__ = ["SqliteLog", "rename_log"]
@@ -166,7 +166,7 @@ class SqliteLog:
             finally:
                 reader.execute("COMMIT")
 
-    def changed(self) -> bool:
+    def changed(self, *, now: bool = False) -> bool:
         """Return whether another connection may have written since the last call; see MutationLog."""
         self._check_file()
         with self._read_lock, translated_errors(self.path):
@@ -336,7 +336,7 @@ def rename_log(path: Path, *, log_id: str, index_id: str | None) -> None:
         connection = connected(path)
         try:
             connection.execute("BEGIN IMMEDIATE")
-            identify(connection, LogIdentity(log_id, index_id, sqlite_version()))
+            identify(connection, LogIdentity(log_id, index_id, written_by()))
             connection.execute("COMMIT")
         finally:
             connection.close()  # closing the last connection copies the write-ahead log into the file

@@ -29,6 +29,7 @@ __all__ = [
     "identity_of",
     "position_of",
     "truncated_of",
+    "written_by",
 ]
 
 KEEP_ANSWERS_S = 3600.0
@@ -60,6 +61,9 @@ class SqliteTransaction:
     def read(self, after: int) -> Sequence[LogEntry]:
         """Return all entries after a sequence; see LogTransaction."""
         return entries_after(self._connection, after, None)
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Do nothing: `answer_of` reads from memory, or the disk of this machine."""
 
     def answer_of(self, request: Request) -> Answer | None:
         """Return the response that the request got before; see LogTransaction."""
@@ -122,16 +126,16 @@ def adopt(connection: apsw.Connection, index_id: str | None) -> str:
             f"the log belongs to the index with id {known.index_id}, not to the one with id {index_id}"
         )
     log_id = known.log_id or secrets.token_hex(16)
-    wanted = LogIdentity(log_id, known.index_id or index_id, sqlite_version())
+    wanted = LogIdentity(log_id, known.index_id or index_id, written_by())
     if wanted != known:
         identify(connection, wanted)
     return log_id
 
 
 def identify(connection: apsw.Connection, identity: LogIdentity) -> None:
-    """Store the identity of the log, inside a transaction."""
+    """Store the ids of the log and its index, inside a transaction."""
     upgrade(connection)
-    rows = {"log_id": identity.log_id, "index_id": identity.index_id, "sqlite": identity.sqlite_version}
+    rows = {"log_id": identity.log_id, "index_id": identity.index_id, "sqlite": sqlite_version()}
     connection.executemany(
         "INSERT OR REPLACE INTO state VALUES (?, ?)",
         # Stored as bytes: the column has integer affinity, which would convert ids that look like numbers.
@@ -139,11 +143,17 @@ def identify(connection: apsw.Connection, identity: LogIdentity) -> None:
     )
 
 
+def written_by() -> str:
+    """Return the software that writes now."""
+    return f"SQLite {sqlite_version()}"
+
+
 def identity_of(connection: apsw.Connection) -> LogIdentity:
     """Return the ids of the log and of its index."""
     rows = connection.execute("SELECT name, value FROM state WHERE name != 'truncated'")
     known = {name: value.decode() for name, value in rows if isinstance(value, bytes)}
-    return LogIdentity(known.get("log_id"), known.get("index_id"), known.get("sqlite"))
+    version = known.get("sqlite")
+    return LogIdentity(known.get("log_id"), known.get("index_id"), f"SQLite {version}" if version else None)
 
 
 def entries_after(connection: apsw.Connection, after: int, max_bytes: int | None) -> list[LogEntry]:

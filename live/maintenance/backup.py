@@ -6,7 +6,6 @@ a separate index with its own ids: both may be written to afterwards.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,17 +29,10 @@ from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import hold_current
-from scannery.live.log.files import (
-    DRAFT_FILE,
-    LOG_FILE,
-    files_of_log,
-    make_folders,
-    open_private,
-    sync_files,
-)
-from scannery.live.log.home import LogPlace
-from scannery.live.log.location import LOG_FOLDER
-from scannery.live.log.mutation_log import WrongLogError
+from scannery.live.log.files import LOG_FILE
+from scannery.live.log.homes import checked_log, log_home
+from scannery.live.log.location import LOG_FOLDER, LogRoot
+from scannery.live.log.mutation_log import LogHome, WrongLogError
 from scannery.live.log.registry import register, registered, registration_key
 from scannery.live.log.sqlite_log import SqliteLog, rename_log
 from scannery.runtime.errors import ReadOnlyError
@@ -65,31 +57,31 @@ class BackupReport:
     """Size of segments and log."""
 
 
-def snapshot(store: Store, index: str, target: Store, *, log_root: Path | None = None) -> BackupReport:
+def snapshot(store: Store, index: str, target: Store, *, log_root: LogRoot | None = None) -> BackupReport:
     """Copy the current version of an index, and the log after it, to a store that does not have the index.
 
     Args:
         store: of the index.
         index: its name.
         target: store of the copy.
-        log_root: parent folder of all logs; None: the folder of the store.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
 
     Raises:
         NotFoundError: there is no such index.
         AlreadyExistsError: the target has the index.
         CorruptError: a file of the version is damaged.
-        WrongLogError: the log of the index is not in the folder.
+        WrongLogError: the log of the index is not in that place.
 
     """
-    place = LogPlace(store, index, log_root)
-    if place.folder is None and (known := registered(store, index)) is not None:
+    home = log_home(store, index, log_root)
+    if not home.writable and (known := registered(store, index)) is not None:
         raise WrongLogError(
-            f"the log of index {index!r} is {known.where}; pass its folder with --log, or the copy would lack the "
+            f"the log of index {index!r} is {known.where}; pass its place with --log, or the copy would lack the "
             "live updates that are not sealed"
         )
     with scratch_folder("backup") as folder, _lease(store, index) as lease:
         copy = folder / LOG_FILE
-        manifest, sequence = _consistent(store, index, place, copy, lease)
+        manifest, sequence = _consistent(store, index, home, copy, lease)
         _check_absent(target, index)
         fork = _Fork.of(manifest)
         size_bytes = _copy_files(store, target, manifest)
@@ -103,7 +95,7 @@ def snapshot(store: Store, index: str, target: Store, *, log_root: Path | None =
     return _report(manifest, sequence, size_bytes, with_log=sequence > manifest.log_sequence)
 
 
-def restore(backup: Store, index: str, store: Store, *, log_root: Path | None = None) -> BackupReport:
+def restore(backup: Store, index: str, store: Store, *, log_root: LogRoot | None = None) -> BackupReport:
     """Copy an index back from a store that `snapshot` wrote.
 
     The restored index is a fork: the original or other copies may still be written to. So its version and its log get
@@ -113,33 +105,32 @@ def restore(backup: Store, index: str, store: Store, *, log_root: Path | None = 
         backup: store of the copy.
         index: name of the index.
         store: where to restore it.
-        log_root: parent folder of all logs; None: the folder of the store.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
 
     Raises:
         NotFoundError: the backup does not have the index.
         CorruptError: a file of the backup is damaged.
-        AlreadyExistsError: the store has the index, or its folder has a log: restore into another store, or remove
-            them first.
-        ReadOnlyError: the backup has a log, and there is no local folder for it.
+        AlreadyExistsError: the store has the index, or there is a log of it already: restore into another store, or
+            remove them first.
+        ReadOnlyError: the backup has a log, and there is no place for it.
 
     """
     read_manifest(backup, index)  # raises NotFoundError before anything is written
     _check_absent(store, index)
     check_no_alias(store, index)
-    folder = LogPlace(store, index, log_root).folder
-    _check_no_log(folder)
+    home = log_home(store, index, log_root)
+    home.check_absent()
     with scratch_folder("restore") as scratch:
         path = scratch / LOG_FILE
         manifest, sequence = _from_backup(backup, index, path)
         fork = _Fork.of(manifest)
         size_bytes = _copy_files(backup, store, manifest)
         if path.exists():
-            if folder is None:
+            if not home.writable:
                 raise ReadOnlyError(
-                    f"the backup of index {index!r} has a log of live updates, which needs a local folder (--log)"
+                    f"the backup of index {index!r} has a log of live updates, which needs a place (--log)"
                 )
-            sequence = max(sequence, _place_log(path, folder, fork))
-            register(store, index, fork.log_id, folder)
+            sequence = max(sequence, home.place(path, log_id=fork.log_id, index_id=fork.index_id))
             size_bytes += path.stat().st_size
     store.create(manifest_key(index, manifest.version), fork.manifest.to_json())
     return _report(manifest, sequence, size_bytes, with_log=sequence > manifest.log_sequence)
@@ -150,22 +141,24 @@ class _Fork:
     """New ids for a copy of an index."""
 
     manifest: Manifest
+    index_id: str
     log_id: str
 
     @classmethod
     def of(cls, manifest: Manifest) -> _Fork:
-        return cls(manifest.model_copy(update={"index_id": new_index_id()}), new_index_id())
+        index_id = new_index_id()
+        return cls(manifest.model_copy(update={"index_id": index_id}), index_id, new_index_id())
 
     def rename(self, copy: Path) -> None:
         """Set the ids of the fork in a log that is not in use yet."""
-        rename_log(copy, log_id=self.log_id, index_id=self.manifest.index_id)
+        rename_log(copy, log_id=self.log_id, index_id=self.index_id)
 
 
 def _from_backup(backup: Store, index: str, copy: Path) -> tuple[Manifest, int]:
     """Return the manifest of a backup and its last sequence, and copy its log, if any, to `copy`."""
-    place = LogPlace(backup, index)
-    if place.writable:  # servers may have written to the backup since: then its log has several files
-        return _consistent(backup, index, place, copy)
+    home = log_home(backup, index)
+    if home.writable:  # servers may have written to the backup since: then its log has several files
+        return _consistent(backup, index, home, copy)
     manifest = read_manifest(backup, index)
     if backup.exists(_log_key(index)):
         with backup.open_file(_log_key(index)) as path:
@@ -186,13 +179,13 @@ def _lease(store: Store, index: str) -> Iterator[WorkLease | None]:
 
 
 def _consistent(
-    store: Store, index: str, place: LogPlace, copy: Path, lease: WorkLease | None = None
+    store: Store, index: str, home: LogHome, copy: Path, lease: WorkLease | None = None
 ) -> tuple[Manifest, int]:
     """Return a manifest and the last sequence, and copy the log with all mutations after the manifest to `copy`."""
     for _ in range(MAX_ATTEMPTS):
         held = hold_current(store, index, lease) if lease else None
         manifest = held or read_manifest(store, index)
-        log = place.checked(manifest)
+        log = checked_log(home, manifest)
         if log is None:
             return manifest, manifest.log_sequence
         try:
@@ -220,14 +213,6 @@ def _check_absent(store: Store, index: str) -> None:
         )
 
 
-def _check_no_log(folder: Path | None) -> None:
-    # SQLite would apply a write-ahead log left by another database.
-    if folder is not None and (found := files_of_log(folder)):
-        raise AlreadyExistsError(
-            f"{folder} has a log already ({', '.join(found)}); move that folder away first"
-        )
-
-
 def _copy_files(source: Store, target: Store, manifest: Manifest) -> int:
     """Copy the files of a version and return their size; CorruptError if a hash differs from the manifest."""
     size_bytes = 0
@@ -248,23 +233,6 @@ def _hashes(manifest: Manifest) -> dict[str, str]:
     found = {file.key: file.sha256 for file in manifest.files}
     given = manifest.recall.given_queries if manifest.recall else None
     return found | ({given: Path(given).stem} if given else {})
-
-
-def _place_log(path: Path, folder: Path, fork: _Fork) -> int:
-    """Copy a log to its folder, durably, and return its last sequence."""
-    make_folders(folder)
-    draft = folder / DRAFT_FILE
-    os.close(open_private(draft))
-    with path.open("rb") as source, draft.open("wb") as target:
-        shutil.copyfileobj(source, target, 1 << 22)
-    fork.rename(draft)
-    draft.rename(folder / LOG_FILE)
-    sync_files(folder)
-    log = SqliteLog(folder)
-    try:
-        return log.position()
-    finally:
-        log.close()
 
 
 def _log_key(index: str) -> str:

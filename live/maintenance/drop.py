@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from scannery.indexer import Store
-from scannery.indexer.errors import CorruptError
+from scannery.indexer.errors import CorruptError, StoreError
 from scannery.indexer.versions.dropping import DropReport, drop_index
-from scannery.live.log.files import DRAFT_FILE, files_of_log
-from scannery.live.log.location import log_folder
+from scannery.live.log.home import remove_files
+from scannery.live.log.homes import log_home
+from scannery.live.log.location import DatabaseUrl, LogRoot, log_folder
+from scannery.live.log.mutation_log import LogHome
 from scannery.live.log.registry import registered
 
 __all__ = ["drop"]
+
+_LOG = logging.getLogger(__name__)
 
 
 def drop(
     store: Store,
     index: str,
     *,
-    log_root: Path | None = None,
+    log_root: LogRoot | None = None,
     force: bool = False,
     hidden: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] | None = None,
@@ -30,7 +34,8 @@ def drop(
     Args:
         store: of the index.
         index: its name.
-        log_root: parent folder of all logs; None: the registered folder of its log, if it is on this machine.
+        log_root: parent folder of all logs, or their database; None: the registered folder of its log, if it is on this
+            machine.
         force: although it is in use.
         hidden: called when the index is invisible, before its log and files are removed.
         progress: as `drop_index`.
@@ -43,26 +48,31 @@ def drop(
         known = registered(store, index)
     except CorruptError:
         known = None
-    folders = {log_folder(log_root, index), known.folder(store, index) if known is not None else None}
+    database = log_home(store, index, log_root) if isinstance(log_root, DatabaseUrl) else None
+    given = None if isinstance(log_root, DatabaseUrl) else log_folder(log_root, index)
+    folders = {given, known.folder(store, index) if known is not None else None}
     outside = [folder for folder in folders if folder is not None and not _is_in(folder, store)]
+    removed = []
 
     def remove_logs() -> None:
         hidden()
         for folder in outside:
-            _remove_log(folder)
+            remove_files(folder)
+        if database is not None and known is not None and known.in_database:
+            removed.append(_removed(database, known.log_id))
 
     report = drop_index(store, index, force=force, also=remove_logs, progress=progress)
-    is_elsewhere = known is not None and known.path is not None and not outside
+    is_elsewhere = known is not None and known.path is not None and not outside and not any(removed)
     return report, known.where if known is not None and is_elsewhere else None
 
 
-def _remove_log(folder: Path) -> None:
-    """Remove the files of a log, and its folder if nothing else is in it: it comes from a file of the store."""
-    with contextlib.suppress(OSError):
-        for name in files_of_log(folder):
-            (folder / name).unlink()
-        (folder / DRAFT_FILE).unlink(missing_ok=True)
-        folder.rmdir()
+def _removed(home: LogHome, log_id: str) -> bool:
+    """Remove a log from its database; return whether that succeeded: the index is invisible already."""
+    try:
+        return home.remove(log_id)
+    except StoreError as error:
+        _LOG.warning("the log %s cannot be removed now: %s", log_id, error)
+        return False
 
 
 def _is_in(folder: Path, store: Store) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from scannery.indexer import Manifest, Store
-from scannery.live.log.home import LogPlace
+from scannery.live.log.homes import checked_log, log_home
+from scannery.live.log.location import LogRoot
 from scannery.live.maintenance.merge_policy import due
 
 __all__ = ["LogStatus", "log_status"]
@@ -21,29 +21,29 @@ class LogStatus:
     sequence: int
     """The last sequence."""
     size_bytes: int
-    """Size of the log's files."""
+    """Size of the log's files, or of its records in a database."""
     merges: int
     """Groups of segments that are due to be merged."""
     log_id: str | None
     """Id of the log; None if only releases without ids wrote to it."""
-    sqlite_version: str | None
-    """Version of SQLite that wrote last, as "3.54.1"."""
+    written_by: str | None
+    """Software that wrote last, as "SQLite 3.54.1"; None if it is not known."""
 
 
-def log_status(store: Store, manifest: Manifest, *, log_root: Path | None = None) -> LogStatus | None:
+def log_status(store: Store, manifest: Manifest, *, log_root: LogRoot | None = None) -> LogStatus | None:
     """Return the status of an index's log; None if it has no log here.
 
     Args:
         store: of the index.
         manifest: of the version to compare with.
-        log_root: parent folder of all logs; None: the folder of the store.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
 
     Raises:
         CorruptError, FormatError, StoreError: the log cannot be opened.
         WrongLogError: the log found is not the one that the index uses.
 
     """
-    log = LogPlace(store, manifest.index, log_root).checked(manifest)
+    log = checked_log(log_home(store, manifest.index, log_root), manifest)
     if log is None:
         return None
     try:
@@ -55,7 +55,7 @@ def log_status(store: Store, manifest: Manifest, *, log_root: Path | None = None
             size_bytes=log.size_bytes(),
             merges=len(due(manifest)),
             log_id=identity.log_id,
-            sqlite_version=identity.sqlite_version,
+            written_by=identity.written_by,
         )
     finally:
         log.close()

@@ -8,13 +8,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import NoReturn
 
 import pyarrow as pa
 
 from scannery.indexer import IndexerError, Store, collect_garbage, read_manifest
 from scannery.indexer.kernels.import_numba import import_numba_without_blas
+from scannery.live.log.location import LOG_VARIABLE, log_root_of
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.scheduler import task_threads
 from scannery.live.maintenance.seal import seal
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("task", choices=("seal", "merge", "gc"))
     parser.add_argument("index")
     parser.add_argument("--store", required=True)
-    parser.add_argument("--log", required=True, type=Path)
+    parser.add_argument("--log", default=os.environ.get(LOG_VARIABLE, ""))
     parser.add_argument("--lock", required=True, type=int)  # descriptor, open until this process ends
     parser.add_argument("--filling", action="store_true")
     given = parser.parse_args(arguments)
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     store = Store.open(given.store)
     try:
         if given.task == "seal":
-            seal(store, given.index, log_root=given.log, threads=threads, filling=given.filling)
+            seal(store, given.index, log_root=log_root_of(given.log), threads=threads, filling=given.filling)
         elif given.task == "merge":
             merge(store, given.index, threads=threads, filling=given.filling)
         else:

@@ -38,7 +38,9 @@ from scannery.indexer import (
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.versions.leases import WorkLease, keeps_log, working
 from scannery.indexer.versions.versions import hold_current, no_such_index
-from scannery.live.log.home import LogPlace
+from scannery.live.log.homes import checked_log, log_home
+from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogHome
 from scannery.live.maintenance.merge_policy import largest_tried
 from scannery.live.maintenance.scheduler import task_threads
 from scannery.runtime.errors import InvalidRequestError
@@ -57,7 +59,7 @@ class Replacement:
         store: Store,
         index: str,
         *,
-        log_root: Path | None = None,
+        log_root: LogRoot | None = None,
         cache: SegmentCache | None = None,
         threads: int | None = None,
     ) -> None:
@@ -66,7 +68,7 @@ class Replacement:
         Args:
             store: of the index.
             index: its name.
-            log_root: parent folder of all logs; None: the folder of the store.
+            log_root: parent folder of all logs, or their database; None: the folder of the store.
             cache: for opening segments; None: the default cache.
             threads: for building segments; None: as other maintenance.
 
@@ -85,7 +87,7 @@ class Replacement:
         self._hashes: list[np.ndarray] = []
         with ExitStack() as stack:
             self._lease = stack.enter_context(working(store, index))
-            self.manifest, self._after = _begun(store, index, LogPlace(store, index, log_root), self._lease)
+            self.manifest, self._after = _begun(store, index, log_home(store, index, log_root), self._lease)
             self._held = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -200,14 +202,14 @@ class Replacement:
         )
 
 
-def _begun(store: Store, index: str, place: LogPlace, lease: WorkLease) -> tuple[Manifest, int]:
+def _begun(store: Store, index: str, place: LogHome, lease: WorkLease) -> tuple[Manifest, int]:
     """Return the current version, and the last acknowledged mutation, with leases on it and on the log after that."""
     for _ in range(MAX_ATTEMPTS):
         manifest = hold_current(store, index, lease)
         if manifest is None:
             raise NotFoundError(no_such_index(store, index), field="index")
         # Created if there is none: without one, servers do not merge the new segments.
-        log = place.claim(place.checked(manifest), manifest)
+        log = place.claim(checked_log(place, manifest), manifest)
         try:
             after = log.position()
         finally:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from scannery.indexer import Manifest, Store, read_manifest
 from scannery.indexer import rollback as rollback_stored
 from scannery.indexer.maintenance import lost_since
-from scannery.live.log.location import log_folder
-from scannery.live.log.mutation_log import WrongLogError
+from scannery.live.log.homes import log_home
+from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogHome, WrongLogError
 from scannery.live.log.registry import Registration, registered
-from scannery.live.log.sqlite_log import SqliteLog
 
 __all__ = ["rollback"]
 
 
-def rollback(store: Store, index: str, version: int, *, log_root: Path | None = None) -> Manifest:
+def rollback(store: Store, index: str, version: int, *, log_root: LogRoot | None = None) -> Manifest:
     """Publish the content of an earlier version as a new one, and return its manifest.
 
     Mutations sealed since then are undone, unless the current version is damaged and the log still has all of them:
@@ -26,30 +24,28 @@ def rollback(store: Store, index: str, version: int, *, log_root: Path | None = 
         store: of the index.
         index: its name.
         version: the earlier version.
-        log_root: parent folder of all logs; None: the folder of the store.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
 
     Raises:
-        WrongLogError: the current version is damaged, and the log of the index is not in the folder.
+        WrongLogError: the current version is damaged, and the log of the index is not in that place.
 
     """
     old, known = read_manifest(store, index, version), registered(store, index)
-    folder = log_folder(log_root or store.local_root, index)
-    begins_after = None if folder is None else _begins_after(folder, known)
+    begins_after = _begins_after(log_home(store, index, log_root), known)
     if begins_after is None and known is not None and lost_since(store, old):
         raise WrongLogError(
             f"the current version of index {index!r} is damaged, and mutations sealed since version {version} may be "
-            f"in its log, which is {known.where}: pass its folder with --log, or, if it is lost, first run "
+            f"in its log, which is {known.where}: pass its place with --log, or, if it is lost, first run "
             "`scannery index log --forget`"
         )
     written = known is not None or begins_after is not None
     return rollback_stored(store, index, version, log_after=begins_after, written=written)
 
 
-def _begins_after(folder: Path, known: Registration | None) -> int | None:
+def _begins_after(home: LogHome, known: Registration | None) -> int | None:
     """Return the sequence after which the log has all mutations; None if there is no log, or not the registered one."""
-    try:
-        log = SqliteLog(folder)
-    except FileNotFoundError:
+    log = home.open()
+    if log is None:
         return None
     try:
         return log.truncated() if known is None or log.identity().log_id == known.log_id else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import hashlib
 import logging
 import os
 import subprocess
@@ -33,14 +34,14 @@ from scannery.indexer import (
 )
 from scannery.live.log.files import LOG_FILE, make_folders, open_private
 from scannery.live.log.forks import held_by_this_process
-from scannery.live.log.location import log_folder
+from scannery.live.log.location import LOG_VARIABLE, DatabaseUrl, LogRoot, log_folder
 from scannery.live.maintenance.filling import FillDetector
 from scannery.live.maintenance.merge_policy import due
 from scannery.live.memtable import LiveState
 from scannery.runtime.errors import OverloadedError
 from scannery.runtime.retry import Backoff
 
-__all__ = ["PROGRAM", "Maintenance", "Task", "bounds", "locked", "seal_due", "task_threads"]
+__all__ = ["PROGRAM", "Maintenance", "Task", "bounds", "lock_root_of", "locked", "seal_due", "task_threads"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -124,20 +125,21 @@ class Maintenance:
     """Starts what is due for one index. Safe to use from several threads."""
 
     def __init__(
-        self, store: Store, index: str, log_root: Path, *, clock: Callable[[], float] = time.monotonic
+        self, store: Store, index: str, log_root: LogRoot, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Start nothing yet.
 
         Args:
             store: with the index.
             index: its name.
-            log_root: folder with the logs of the indexes.
+            log_root: folder with the logs of the indexes, or their database.
             clock: seconds.
 
         """
         self._store = store
         self._index = index
-        self._log_root = log_root.absolute()
+        self._log_root = log_root if isinstance(log_root, DatabaseUrl) else log_root.absolute()
+        self._lock_root = lock_root_of(store, log_root)
         self._cache = default_cache_folder().absolute()
         self._clock = clock
         self._runs: dict[Task, _Run] = {}
@@ -161,18 +163,24 @@ class Maintenance:
         try:
             for task in list(self._runs):
                 self._reap(task)
-            if not _lock_path(self._log_root, self._index, "seal").with_name(LOG_FILE).exists():
-                return  # never written to: only builds change its segments
+            if not self._was_written(state):
+                return  # only builds change its segments
             age_s = self._age_s(state)
             filling = regularly and self._filling(state, age_s)
             if seal_due(state, age_s, filling=filling):
                 self._start("seal", state, filling=filling)
             if due(state.manifest, filling=filling):
                 self._start("merge", state, filling=filling)
-            if _gc_due(_lock_path(self._log_root, self._index, "gc"), state.manifest.spec.live.gc_every_s):
+            if _gc_due(_lock_path(self._lock_root, self._index, "gc"), state.manifest.spec.live.gc_every_s):
                 self._start("gc", state)
         finally:
             self._lock.release()
+
+    def _was_written(self, state: LiveState) -> bool:
+        """Return whether the index has a log; for a database, as far as the state says, which costs no query."""
+        if isinstance(self._log_root, DatabaseUrl):
+            return state.sequence > 0
+        return _lock_path(self._lock_root, self._index, "seal").with_name(LOG_FILE).exists()
 
     def _filling(self, state: LiveState, age_s: float) -> bool:
         return self._fill.filling(
@@ -226,7 +234,7 @@ class Maintenance:
         try:
             if latest_version(self._store, self._index) != state.manifest.version:
                 return  # another process has done it; this one is about to move to that version
-            lock = _try_lock(_lock_path(self._log_root, self._index, task))
+            lock = _try_lock(_lock_path(self._lock_root, self._index, task))
         except (OSError, IndexerError) as error:
             self._failed(task, f"cannot begin: {error}")
             return
@@ -242,13 +250,13 @@ class Maintenance:
             os.close(lock)
 
     def _spawn(self, task: Task, lock: int, filling: bool) -> _Run:
-        options = ["--store", self._store.uri, "--log", str(self._log_root), "--lock", str(lock)]
-        options += ["--filling"] if filling else []
+        log, variables = _told(self._log_root)
+        options = ["--store", self._store.uri, *log, "--lock", str(lock), *(["--filling"] if filling else [])]
         output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
         try:
             process = subprocess.Popen(
                 python_command(PROGRAM, [task, self._index, *options]),
-                env=python_environment(bounds() | {"SCANNERY_CACHE_DIR": str(self._cache)}),
+                env=python_environment(bounds() | variables | {"SCANNERY_CACHE_DIR": str(self._cache)}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -279,11 +287,11 @@ class Maintenance:
 
 
 @contextmanager
-def locked(log_root: Path, index: str, task: Task) -> Iterator[None]:
+def locked(lock_root: Path, index: str, task: Task) -> Iterator[None]:
     """Hold the lock of a task, for a command of the user.
 
     Args:
-        log_root: parent folder of all logs.
+        lock_root: parent folder of all locks (`lock_root_of`).
         index: name of the index.
         task: the task.
 
@@ -291,9 +299,7 @@ def locked(log_root: Path, index: str, task: Task) -> Iterator[None]:
         OverloadedError: another process runs the task.
 
     """
-    path = _lock_path(log_root, index, task)
-    make_folders(path.parent)
-    lock = _try_lock(path)
+    lock = _try_lock(_lock_path(lock_root, index, task))
     if lock is None:
         raise OverloadedError(f"index {index!r}: another process runs this task ({task})", retry_after_s=5.0)
     try:
@@ -315,14 +321,33 @@ def bounds() -> dict[str, str]:
     return dict.fromkeys(names, str(task_threads()))
 
 
-def _lock_path(log_root: Path, index: str, task: Task) -> Path:
-    folder = log_folder(log_root, index)
+def _told(log_root: LogRoot) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments and environment variables that tell a process where the logs are."""
+    if isinstance(log_root, DatabaseUrl):
+        return [], {LOG_VARIABLE: log_root.url}
+    return ["--log", str(log_root)], {}
+
+
+def lock_root_of(store: Store, log_root: LogRoot) -> Path:
+    """Return the parent folder of the locks of all tasks, on this machine: that of the logs, if they are in folders.
+
+    Machines that share a database and a bucket may run a task at once: the commit of a version decides which counts.
+    """
+    if isinstance(log_root, Path):
+        return log_root.absolute()
+    name = hashlib.sha256(store.uri.encode()).hexdigest()[:16]
+    return store.local_root or default_cache_folder().absolute() / "locks" / name
+
+
+def _lock_path(lock_root: Path, index: str, task: Task) -> Path:
+    folder = log_folder(lock_root, index)
     assert folder is not None
     return folder / f"{task}.lock"
 
 
 def _try_lock(path: Path) -> int | None:
     """Return the lock file's descriptor, locked; None if another process holds the lock."""
+    make_folders(path.parent)
     descriptor = open_private(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +33,9 @@ from scannery.indexer import (
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.versions.leases import WorkLease, read_leases, working
 from scannery.indexer.versions.versions import hold_current
-from scannery.live.log.home import LogPlace
-from scannery.live.log.mutation_log import MutationLog
+from scannery.live.log.homes import checked_log, log_home
+from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogHome, MutationLog
 from scannery.live.maintenance.merge_policy import largest_tried, seal_effort
 from scannery.live.memtable import LiveState, begin
 from scannery.live.replay import state_after
@@ -67,7 +67,7 @@ def seal(
     store: Store,
     index: str,
     *,
-    log_root: Path | None = None,
+    log_root: LogRoot | None = None,
     cache: SegmentCache | None = None,
     threads: int | None = None,
     filling: bool = False,
@@ -77,7 +77,7 @@ def seal(
     Args:
         store: of the index.
         index: its name.
-        log_root: parent folder of all logs; None: the folder of the store.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
         cache: for opening segments; None: the default cache.
         threads: for building segments; None: one per available core.
         filling: whether rows are added quickly: training is left to a merge, within bounds (merge_policy.py).
@@ -89,8 +89,8 @@ def seal(
         AlreadyExistsError: other processes committed versions during all MAX_ATTEMPTS attempts.
 
     """
-    place = LogPlace(store, index, log_root)
-    log = place.checked(read_manifest(store, index))
+    place = log_home(store, index, log_root)
+    log = checked_log(place, read_manifest(store, index))
     if log is None:
         return None
     try:
@@ -103,7 +103,7 @@ def seal(
 def _sealed(
     store: Store,
     index: str,
-    place: LogPlace,
+    place: LogHome,
     log: MutationLog,
     cache: SegmentCache | None,
     threads: int | None,

@@ -27,6 +27,7 @@ from scannery.indexer import (
 )
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.database import check_sqlite
+from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.replacement import Replacement
@@ -74,7 +75,7 @@ class BaseCatalog(ABC):
         encoders: EncoderPool | None = None,
         cache: SegmentCache | None = None,
         preloaded: Callable[[str], OpenIndex | None] = lambda name: None,
-        log: Path | None = None,
+        log: LogRoot | None = None,
         recall: RecallController | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -86,7 +87,7 @@ class BaseCatalog(ABC):
             encoders: shared pool; None: a new one.
             cache: where segments are unpacked.
             preloaded: returns an already open index, in any version.
-            log: local folder for the mutation logs; None: inside the store, if it is a local folder.
+            log: local folder for the mutation logs, or their database; None: inside the store, if it is a local folder.
             recall: holds the recall of the indexes by live queries; None: the curves do.
             clock: returns seconds.
 
@@ -102,7 +103,7 @@ class BaseCatalog(ABC):
         self.encoders = encoders or EncoderPool()
         self._clock = clock
         # A relative path is resolved now: the process may change its working folder.
-        log_root = log.absolute() if log else store.local_root
+        log_root = log.absolute() if isinstance(log, Path) else log or store.local_root
         self._opener = VersionOpener(
             store, self.encoders, cache or SegmentCache(), preloaded, log_root, recall
         )

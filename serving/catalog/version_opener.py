@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from scannery.indexer import (
     IndexerError,
@@ -16,7 +15,8 @@ from scannery.indexer import (
     open_index,
 )
 from scannery.live.live_index import LiveIndex
-from scannery.live.log.home import LogPlace
+from scannery.live.log.homes import log_home
+from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.scheduler import Maintenance
 from scannery.serving.catalog.entry import CatalogEntry
@@ -42,8 +42,8 @@ class VersionOpener:
     cache: SegmentCache
     preloaded: Callable[[str], OpenIndex | None]
     """Returns an already open index, in any version."""
-    log_root: Path | None
-    """Folder of the mutation logs; None: no live updates."""
+    log_root: LogRoot | None
+    """Folder of the mutation logs, or their database; None: no live updates."""
     recall: RecallController | None = None
     """Holds the recall of the indexes; None: the curves do."""
 
@@ -102,7 +102,7 @@ class VersionOpener:
             return
         if before is not None:  # also if the new index cannot be opened
             before.retire()
-        home = LogPlace(self.store, entry.name, self.log_root)
+        home = log_home(self.store, entry.name, self.log_root)
         entry.live = LiveIndex(index, self._snapshots(), home=home, waiting=waiting, on_gap=entry.look_again)
         if before is not None:
             before.close()

@@ -23,6 +23,8 @@ from scannery.indexer import (
     open_index,
     read_manifest,
 )
+from scannery.live.log.homes import check_log_root
+from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
 from scannery.serving.catalog.version_opener import is_stored
 from scannery.serving.config import EncoderConfig, ServerConfig
@@ -56,11 +58,13 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
         before: of the last generation; what did not change is reused.
 
     Raises:
-        NotFoundError, StoreError: the store does not exist or cannot be read.
+        NotFoundError, StoreError: the store does not exist or cannot be read, or the database of the logs.
         UnknownIndexError: a chosen index is not in the store.
 
     """
     store = Store.open(config.store)
+    if before is None:
+        check_log_root(log_root_of(config.log))
     preloaded = Preloaded(before.encoders if before else encoder_pool(config))
     manifests = list(_manifests(store, config)) if store.local_root is not None else []
     if before is None and config.indexes and store.local_root is not None:

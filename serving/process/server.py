@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from scannery.indexer import Store
+from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.shared_blobs import blobs_for
 from scannery.serving.catalog.description import memory_rows
@@ -76,7 +76,7 @@ class Server(BaseServer):
             only=config.indexes or None,
             encoders=preloaded.encoders,
             preloaded=preloaded.indexes.get,
-            log=Path(config.log) if config.log else None,
+            log=log_root_of(config.log),
             drops=context.drops,
             recall=self._recall,
         )

@@ -33,6 +33,7 @@ from scannery.live.log import home as log_place
 from scannery.live.log import sqlite_log
 from scannery.live.log.database import LOG_FORMAT, create_database
 from scannery.live.log.forget import forget_log
+from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogReplacedError, WrongLogError
 from scannery.live.log.registry import registered
 from scannery.live.log.sqlite_log import SqliteLog
@@ -68,14 +69,14 @@ def fast(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def watched(store: Path, log: Path | None = None) -> Iterator[ServerCatalog]:
+def watched(store: Path, log: LogRoot | None = None) -> Iterator[ServerCatalog]:
     with closing(ServerCatalog(Store.open(store), log=log)) as catalog:
         catalog.refresh()
         yield catalog
 
 
 @contextmanager
-def opened(store: Path, log: Path | None = None) -> Iterator[EmbeddedCatalog]:
+def opened(store: Path, log: LogRoot | None = None) -> Iterator[EmbeddedCatalog]:
     catalog = EmbeddedCatalog(Store.open(store), log=log)
     try:
         yield catalog
@@ -114,7 +115,7 @@ def test_the_versions_and_the_log_of_an_index_have_one_id(path: Path) -> None:
         known = registered(store, "live")
         assert known is not None and (known.log_id, known.path) == (log.identity().log_id, None)
     status = log_status(store, read_manifest(store, "live"))
-    assert status is not None and status.sqlite_version == apsw.sqlite_lib_version()
+    assert status is not None and status.written_by == f"SQLite {apsw.sqlite_lib_version()}"
 
 
 def test_a_second_log_of_an_index_takes_no_writes(path: Path, fast: Path) -> None:

@@ -22,7 +22,7 @@ from scannery.live.log import forks as log_forks
 from scannery.live.log import sqlite_log
 from scannery.live.log.database import LOG_FORMAT, check_sqlite, connected
 from scannery.live.log.files import exclusive, wal_of
-from scannery.live.log.mutation_log import Answer, LogEntry, LogGapError, Request
+from scannery.live.log.mutation_log import Answer, LogEntry, Request
 from scannery.live.log.sqlite_log import SqliteLog
 from scannery.live.log.transaction import KEEP_ANSWERS_S, entries_after
 from scannery.serving import ConfigError
@@ -46,30 +46,6 @@ def append(log: SqliteLog, *batches: bytes, after: int = 0) -> list[int]:
         return [transaction.append(data) for data in batches]
 
 
-def test_batches_are_numbered_in_order_and_read_from_any_position(log: SqliteLog, folder: Path) -> None:
-    assert append(log, b"one", b"two") == [1, 2]
-    assert append(log, b"three") == [3]
-    other = SqliteLog(folder)
-    assert other.read(0) == [LogEntry(1, b"one"), LogEntry(2, b"two"), LogEntry(3, b"three")]
-    assert other.read(2) == [LogEntry(3, b"three")]
-    assert other.read(3) == []
-    assert other.position() == 3
-
-
-def test_a_read_is_bounded_and_still_gets_on(log: SqliteLog) -> None:
-    append(log, b"x" * 100, b"y" * 100, b"z")
-    assert [entry.sequence for entry in log.read(0, max_bytes=50)] == [1]
-    assert [entry.sequence for entry in log.read(1, max_bytes=101)] == [2, 3]
-
-
-def test_an_exception_takes_the_whole_turn_back(log: SqliteLog) -> None:
-    with pytest.raises(KeyError), log.transaction(after=0) as transaction:
-        transaction.append(b"lost")
-        raise KeyError
-    assert log.position() == 0
-    assert append(log, b"kept") == [1]
-
-
 def test_a_request_is_remembered_for_an_hour(folder: Path) -> None:
     now = 1000.0
     folder.parent.mkdir()
@@ -87,50 +63,6 @@ def test_a_request_is_remembered_for_an_hour(folder: Path) -> None:
         transaction.append(b"two", request=Request("r2"))
     with closing(apsw.Connection(str(log.path))) as connection:
         assert connection.execute("SELECT request_id FROM answers").fetchall() == [("\0r2",)]
-
-
-def test_sequences_go_on_after_truncation_and_what_is_gone_is_a_gap(log: SqliteLog, folder: Path) -> None:
-    append(log, *(b"%d" % i for i in range(200)))
-    log.truncate(150)
-    assert log.read(150)[0] == LogEntry(151, b"150")
-    with pytest.raises(LogGapError):
-        log.read(149)
-    log.truncate(200)
-    assert (log.position(), SqliteLog(folder).position()) == (200, 200)
-    assert append(log, b"next") == [201]
-
-
-def test_a_log_that_is_behind_its_version_goes_on_after_it(log: SqliteLog) -> None:
-    append(log, b"old")
-    assert append(log, b"new", after=10) == [11]
-    assert log.read(10) == [LogEntry(11, b"new")]
-    with pytest.raises(LogGapError):
-        log.read(0)
-
-
-def test_others_see_that_something_changed(log: SqliteLog, folder: Path) -> None:
-    other = SqliteLog(folder)
-    other.changed()
-    assert not other.changed()
-    append(log, b"one")
-    assert other.changed()
-    assert not other.changed()
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ("UPDATE records SET data = x'6261' WHERE sequence = 2", "record 2 .* damaged"),
-        ("DELETE FROM records WHERE sequence = 2", "no record 2"),
-        ("UPDATE records SET sequence = 5 WHERE sequence = 3", "no record 3"),
-    ],
-)
-def test_a_damaged_or_missing_record_is_named(log: SqliteLog, damage: str, message: str) -> None:
-    append(log, b"one", b"two", b"three")
-    with closing(apsw.Connection(str(log.path))) as connection:
-        connection.execute(damage)
-    with pytest.raises(CorruptError, match=message):
-        log.read(0)
 
 
 def test_the_write_ahead_log_begins_anew_while_others_append(
@@ -265,20 +197,6 @@ def test_processes_create_and_share_a_log_and_one_that_is_killed_takes_nothing_w
     assert killed == [f"b-{i}" for i in range(len(killed))]
     assert len(killed) - len(acknowledged) in (0, 1)
     assert append(log, b"after") == [len(entries) + 1]
-
-
-def test_threads_share_a_log(log: SqliteLog) -> None:
-    def work() -> None:
-        for _ in range(20):
-            append(log, b"x")
-            log.read(max(0, log.position() - 2))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(log.read(0)) == 80
 
 
 def test_a_copy_is_consistent_while_others_append(log: SqliteLog, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import scannery
 from scannery.indexer import Manifest, SegmentCache, Store, list_versions, read_manifest, segment_key
+from scannery.live.log.location import DatabaseUrl, LogRoot
 from scannery.pipelines import build
 from tests.model.actors import ACTORS, Actor, LocalActor
 from tests.model.checks import Checker
@@ -51,7 +52,11 @@ class Machine:
         self.shape = Shape(*(config.get(name, False) for name in Shape._fields))
         self.spec = make_spec(**config | {"documents": self.grouped})
         self.path = folder / "store"
-        self.log_root = folder / "logs" if config.get("log") else None
+        # `log`: false, true, or the URL of a server of PostgreSQL, where each machine has a database of its own.
+        given = config.get("log")
+        self.log_root: LogRoot | None = folder / "logs" if given else None
+        if isinstance(given, str):
+            self.log_root = DatabaseUrl(given)
         self.cache = SegmentCache(folder / "cache")
         self.world = World()
         self.checker = Checker(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.log.postgres_server import PostgresServer
 from tests.model.injected import INJECTED, injected
 from tests.model.runner import Failure, config_of, random_ops, replay, run
 from tests.model.shrink import shrunk
@@ -48,6 +49,20 @@ def test_random_operations_on_servers_that_are_killed() -> None:
 def test_random_operations_on_segments_of_scann(distance: str, ops: int) -> None:
     config = config_of(5) | {"distance": distance, "shards": 1, "scann": True, "named": True}
     _succeed(replay(config, random_ops(distance, ops, {"merged": 2, "compacted": 2})))
+
+
+@pytest.mark.parametrize("ops", [60, pytest.param(1500, marks=pytest.mark.long)])
+def test_random_operations_with_a_log_in_postgres(
+    ops: int, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from scannery.live.log.postgres import home, positions
+
+    # Each operation must see what others did a moment ago.
+    monkeypatch.setattr(positions, "POLL_S", 0.0)
+    monkeypatch.setattr(positions, "IDLE_POLL_S", 0.0)
+    monkeypatch.setattr(home, "ABSENT_S", 0.0)
+    config = config_of(8) | {"log": postgres.new_database(), "scann": False}
+    _succeed(replay(config, random_ops("postgres", ops, {})))
 
 
 def _succeed(failure: Failure | None) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import scannery
@@ -282,7 +283,7 @@ def recreated(machine: Machine, rng: random.Random, op: Op) -> None:
     """Remove the index and build another one of its name while an actor has it open: it moves there, or refuses."""
     old = machine.actors.pop(machine.some_actor(rng).name)
     shutil.rmtree(machine.path / INDEX)
-    if machine.log_root is not None:
+    if isinstance(machine.log_root, Path):
         shutil.rmtree(machine.log_root / INDEX, ignore_errors=True)
     machine.world = machine.checker.world = World()
     machine.begin_index(rng)

@@ -42,7 +42,9 @@ def test_a_store_is_opened_again_from_any_folder(here: Path, monkeypatch: pytest
 def test_the_log_stays_where_it_was(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = EmbeddedCatalog(Store.open("library"), log=Path("logs"))
     monkeypatch.chdir("elsewhere")
-    assert log_folder(catalog._opener.log_root, "library") == here / "logs" / "library" / "log"
+    root = catalog._opener.log_root
+    assert isinstance(root, Path)
+    assert log_folder(root, "library") == here / "logs" / "library" / "log"
 
 
 def test_options_are_absolute_from_the_start(here: Path) -> None:

@@ -15,33 +15,28 @@ from scannery.cli.client_options import StoreOption as OptionalStore
 from scannery.cli.client_options import TargetOption, TimeoutOption, connected
 from scannery.cli.commands.indexes.show import unsealed_batches
 from scannery.cli.commands.indexes.versions import JsonOption, NameArgument, StoreOption, index_app, index_of
+from scannery.cli.log_option import LogOption, given_log_root
 from scannery.cli.output import print_json, size_text
 from scannery.cli.progress import counting_bar
 from scannery.indexer import AlreadyExistsError, Store, list_versions, read_aliases, read_manifest
+from scannery.live.log.location import LogRoot
 
 __all__ = ["index_app"]
-
-LogOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--log", help="Folder of the logs of live updates; default: that of the store, if it is a folder."
-    ),
-]
 
 
 @index_app.command("seal")
 def seal_command(
-    name: NameArgument, store: StoreOption, log: LogOption = None, as_json: JsonOption = False
+    name: NameArgument, store: StoreOption, log: LogOption = "", as_json: JsonOption = False
 ) -> None:
     """Seal live updates from the log into segments, in a new version."""
     from scannery.live.maintenance.scheduler import locked
     from scannery.live.maintenance.seal import seal
 
-    opened = Store.open(store)
+    opened, root = Store.open(store), given_log_root(log)
     name = index_of(opened, name)
     read_manifest(opened, name)  # raises a clear error for an unknown index
-    with locked(_log_root(opened, log), name, "seal"):
-        report = seal(opened, name, log_root=log)
+    with locked(_lock_root(opened, root), name, "seal"):
+        report = seal(opened, name, log_root=root)
     if as_json:
         print_json(report and asdict(report))
     elif report is None:
@@ -55,7 +50,7 @@ def seal_command(
 
 @index_app.command("merge")
 def merge_command(
-    name: NameArgument, store: StoreOption, log: LogOption = None, as_json: JsonOption = False
+    name: NameArgument, store: StoreOption, log: LogOption = "", as_json: JsonOption = False
 ) -> None:
     """Merge small segments and drop deleted rows beyond the spec's thresholds, in new versions."""
     from scannery.live.maintenance.merge import merge
@@ -64,7 +59,7 @@ def merge_command(
     opened, reports = Store.open(store), []
     name = index_of(opened, name)
     read_manifest(opened, name)
-    with locked(_log_root(opened, log), name, "merge"):
+    with locked(_lock_root(opened, given_log_root(log)), name, "merge"):
         while report := merge(opened, name):
             reports.append(report)
     if as_json:
@@ -84,7 +79,7 @@ def snapshot_command(
     name: NameArgument,
     store: StoreOption,
     to: Annotated[str, typer.Option("--to", help="Folder or bucket of the copy.")],
-    log: LogOption = None,
+    log: LogOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Copy an index with its live updates to another store, also while it is served and written to."""
@@ -93,7 +88,7 @@ def snapshot_command(
     opened = Store.open(store)
     name = index_of(opened, name)
     with _taken_is_usage("--to"):
-        report = snapshot(opened, name, Store.open(to, create=True), log_root=log)
+        report = snapshot(opened, name, Store.open(to, create=True), log_root=given_log_root(log))
     if as_json:
         print_json(asdict(report))
     else:
@@ -108,14 +103,15 @@ def restore_command(
     name: NameArgument,
     store: StoreOption,
     backup: Annotated[str, typer.Option("--from", help="Folder or bucket of the copy.")],
-    log: LogOption = None,
+    log: LogOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Copy an index from a snapshot into a store that does not have it."""
     from scannery.live.maintenance.backup import restore
 
     with _taken_is_usage("--store"):
-        report = restore(Store.open(backup), name, Store.open(store, create=True), log_root=log)
+        root = given_log_root(log)
+        report = restore(Store.open(backup), name, Store.open(store, create=True), log_root=root)
     if as_json:
         print_json(asdict(report))
     else:
@@ -129,7 +125,7 @@ def restore_command(
 def log_command(
     name: NameArgument,
     store: StoreOption,
-    log: LogOption = None,
+    log: LogOption = "",
     forget: Annotated[
         bool,
         typer.Option("--forget", help="Begin a new log; unsealed updates in the old one are lost."),
@@ -140,9 +136,9 @@ def log_command(
     opened = Store.open(store)
     name = index_of(opened, name)
     if forget:
-        _forget(opened, name, log, as_json=as_json)
+        _forget(opened, name, given_log_root(log), as_json=as_json)
     else:
-        _show_log(opened, name, log, as_json=as_json)
+        _show_log(opened, name, given_log_root(log), as_json=as_json)
 
 
 @index_app.command("drop")
@@ -155,7 +151,7 @@ def drop_command(
         bool,
         typer.Option("--force", help="Although a server has it open or a build is running; they will fail."),
     ] = False,
-    log: LogOption = None,
+    log: LogOption = "",
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -164,13 +160,13 @@ def drop_command(
     --force and --log are for --store: with --target, the server removes the index although it has it open.
     """
     if target is not None:
-        if force or log is not None:
+        if force or log:
             raise typer.BadParameter("--force and --log are for --store")
         _drop_served(name, target, store, timeout_s=timeout, yes=yes, as_json=as_json)
         return
     if store is None:
         raise typer.BadParameter("give either --target HOST:PORT or --store URI")
-    _drop_stored(name, Store.open(store), log, yes=yes, force=force, as_json=as_json)
+    _drop_stored(name, Store.open(store), given_log_root(log), yes=yes, force=force, as_json=as_json)
 
 
 def _drop_served(
@@ -193,7 +189,7 @@ def _confirm(name: str, content: str, versions: str) -> None:
     typer.confirm(f"Remove {name}: {content}, {versions}? This cannot be undone", abort=True)
 
 
-def _content(opened: Store, name: str, log: Path | None) -> str:
+def _content(opened: Store, name: str, log: LogRoot | None) -> str:
     """Return what an index holds, with the live updates that are in no segment."""
     manifest = read_manifest(opened, name)
     waiting = unsealed_batches(opened, manifest, log)
@@ -203,7 +199,7 @@ def _content(opened: Store, name: str, log: Path | None) -> str:
 
 
 def _drop_stored(
-    name: str, opened: Store, log: Path | None, *, yes: bool, force: bool, as_json: bool
+    name: str, opened: Store, log: LogRoot | None, *, yes: bool, force: bool, as_json: bool
 ) -> None:
     from scannery.live.maintenance.drop import drop
 
@@ -224,7 +220,7 @@ def _drop_stored(
         typer.echo(f"Its log of live updates is {elsewhere}; remove it there.")
 
 
-def _forget(store: Store, name: str, log: Path | None, *, as_json: bool) -> None:
+def _forget(store: Store, name: str, log: LogRoot | None, *, as_json: bool) -> None:
     from scannery.live.log.forget import forget_log
 
     with _taken_is_usage("--log"):
@@ -237,7 +233,7 @@ def _forget(store: Store, name: str, log: Path | None, *, as_json: bool) -> None
         typer.echo(f"{name} begins a new log with the next write; the old one was {known.where}.")
 
 
-def _show_log(store: Store, name: str, log: Path | None, *, as_json: bool) -> None:
+def _show_log(store: Store, name: str, log: LogRoot | None, *, as_json: bool) -> None:
     from scannery.live.log.registry import registered
     from scannery.live.maintenance.lag import log_status
 
@@ -255,7 +251,7 @@ def _show_log(store: Store, name: str, log: Path | None, *, as_json: bool) -> No
     if status is not None:
         typer.echo(
             f"{status.mutations:,} mutations, up to {status.sequence:,}, are not sealed; "
-            f"{size_text(status.size_bytes)}, written by SQLite {status.sqlite_version or 'of an unknown version'}."
+            f"{size_text(status.size_bytes)}, written by {status.written_by or 'SQLite of an unknown version'}."
         )
 
 
@@ -268,8 +264,10 @@ def _taken_is_usage(option: str) -> Iterator[None]:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def _log_root(store: Store, log: Path | None) -> Path:
+def _lock_root(store: Store, log: LogRoot | None) -> Path:
+    from scannery.live.maintenance.scheduler import lock_root_of
+
     root = log or store.local_root
     if root is None:
-        raise typer.BadParameter("--log: name the folder of the logs, the store is a bucket")
-    return root
+        raise typer.BadParameter("--log: name the place of the logs, the store is a bucket")
+    return lock_root_of(store, root)

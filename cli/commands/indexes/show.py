@@ -6,19 +6,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import timezone
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from scannery.cli.log_option import given_log_root
 from scannery.cli.output import size_text
 from scannery.client import IndexInfo
 from scannery.client.response.notebook import vectors_text
 from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store, StoreError
 from scannery.indexer.manifest import ConfigTrial
 from scannery.indexer.tuning.settings_choice import named_recalls, pick_point
+from scannery.live.log.location import LogRoot
 
 __all__ = ["documents_of", "print_version", "time_text", "unsealed_batches"]
 
@@ -48,7 +49,7 @@ def documents_of(manifest: Manifest) -> tuple[int, bool] | None:
     return sum(known), whole or all(count == 1 for count in segments.values())
 
 
-def unsealed_batches(store: Store, manifest: Manifest, log_root: Path | None = None) -> int | None:
+def unsealed_batches(store: Store, manifest: Manifest, log_root: LogRoot | None = None) -> int | None:
     """Return the number of batches in the log that are not in the version; None if the log is not here."""
     # Importing this takes as long as importing a server.
     from scannery.live.log.mutation_log import WrongLogError
@@ -149,15 +150,15 @@ def _print_live(console: Console, store: Store, manifest: Manifest) -> None:
     from scannery.live.maintenance.lag import log_status
 
     try:
-        status = log_status(store, manifest)
-    except WrongLogError as error:  # the log is elsewhere; the version can still be shown
+        status = log_status(store, manifest, log_root=given_log_root(""))
+    except (WrongLogError, StoreError) as error:  # the log is elsewhere; the version can still be shown
         console.print(f"live updates: [red]{escape(error.message)}[/red]")
         return
     if status is not None:
-        sqlite = f", written by SQLite {status.sqlite_version}" if status.sqlite_version else ""
+        software = f", written by {status.written_by}" if status.written_by else ""
         console.print(
             f"live updates: {status.mutations:,} mutations, up to {status.sequence:,}, in the log are not sealed "
-            f"({size_text(status.size_bytes)}{sqlite}); {status.merges} merge(s) due",
+            f"({size_text(status.size_bytes)}{software}); {status.merges} merge(s) due",
             soft_wrap=True,
         )
 

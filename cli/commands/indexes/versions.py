@@ -14,6 +14,7 @@ from scannery.cli.client_options import TargetOption, connected
 from scannery.cli.commands.build import quiet_beam
 from scannery.cli.commands.indexes.show import documents_of, print_version, time_text, unsealed_batches
 from scannery.cli.errors import NO
+from scannery.cli.log_option import LogOption, given_log_root
 from scannery.cli.output import console, print_json, size_text
 from scannery.cli.plots import plot_curves
 from scannery.cli.progress import counting_bar, stage_bar
@@ -200,12 +201,7 @@ def rollback_command(
     name: NameArgument,
     store: StoreOption,
     to: Annotated[int, typer.Option("--to", min=1, help="Version to publish again.")],
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Logs of live updates, as `scannery serve --log`; default: the store's."
-        ),
-    ] = None,
+    log: LogOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Publish an earlier version again, as a new version.
@@ -217,7 +213,7 @@ def rollback_command(
 
     opened = Store.open(store)
     name = index_of(opened, name)
-    manifest = rollback(opened, name, to, log_root=log)
+    manifest = rollback(opened, name, to, log_root=given_log_root(log))
     if as_json:
         print_json(_summary(manifest))
     else:

@@ -1,0 +1,76 @@
+"""Find the log of an index, in a folder or in a database."""
+
+from __future__ import annotations
+
+from scannery.indexer import Manifest, Store
+from scannery.live.log.home import LogPlace
+from scannery.live.log.location import DatabaseUrl, LogRoot
+from scannery.live.log.mutation_log import LogHome, LogRefusedError, MutationLog
+
+__all__ = ["check_log_root", "checked_log", "log_home"]
+
+
+def log_home(store: Store, index: str, root: LogRoot | None = None) -> LogHome:
+    """Return the place of the log of an index.
+
+    Args:
+        store: of the index.
+        index: its name.
+        root: parent folder of all logs, or the database with them; None: the folder of the store. A store in a bucket
+            has none.
+
+    Raises:
+        LogRefusedError: the package for databases is not installed.
+
+    """
+    if not isinstance(root, DatabaseUrl):
+        return LogPlace(store, index, root)
+    _check_installed()
+    from scannery.live.log.postgres.home import PostgresHome
+
+    return PostgresHome(store, index, root)
+
+
+def checked_log(home: LogHome, manifest: Manifest) -> MutationLog | None:
+    """Return the opened and checked log of an index; None if the index was never written to.
+
+    Raises:
+        WrongLogError, CorruptError, FormatError, StoreError: as `LogHome.open` and `LogHome.check`.
+
+    """
+    log = home.open()
+    try:
+        home.check(log, manifest)
+    except BaseException:
+        if log is not None:
+            log.close()
+        raise
+    return log
+
+
+def check_log_root(root: LogRoot | None) -> None:
+    """Check that a database of logs can be used now; a folder is checked when it is written to.
+
+    Raises:
+        LogUnavailableError: it does not answer.
+        LogRefusedError: it refuses this process, or is too old.
+        FormatError: a later release made its tables.
+
+    """
+    if isinstance(root, DatabaseUrl):
+        _check_installed()
+        from scannery.live.log.postgres.database import Database
+
+        database = Database.of(root)
+        with database.connection():
+            pass
+        database.drop_idle()  # the caller may fork
+
+
+def _check_installed() -> None:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise LogRefusedError(
+            "logs in PostgreSQL need a package that is not installed: pip install 'scannery[postgres]'"
+        ) from error

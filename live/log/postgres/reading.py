@@ -1,0 +1,105 @@
+"""Reads of a log: one statement, so that what it sees is of one moment, however fast others append and truncate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from scannery.indexer import CorruptError
+from scannery.live.log.mutation_log import LogEntry, LogGapError, LogReplacedError
+from scannery.live.log.postgres.chain import chained
+
+__all__ = ["Found", "entries_after"]
+
+MAX_ROWS = 20_000
+"""Of one statement; it sums up the sizes of so many records to find those that it returns."""
+
+# The record at `after` comes along, without its data: its hash says whether the reader stands in this log.
+_QUERY = """
+SELECT l.truncated, l.truncated_chain, l.position, r.sequence, r.chain, r.data
+FROM scannery.logs l LEFT JOIN LATERAL (
+    SELECT sequence, chain, CASE WHEN sequence > %(after)s THEN data END AS data
+    FROM (
+        SELECT sequence, chain, data,
+            sum(CASE WHEN sequence > %(after)s THEN octet_length(data) ELSE 0 END)
+                OVER (ORDER BY sequence ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before_bytes
+        FROM scannery.records WHERE log = l.number AND sequence >= %(after)s ORDER BY sequence LIMIT %(rows)s
+    ) AS bounded
+    WHERE sequence = %(after)s OR coalesce(before_bytes, 0) < %(most)s
+) AS r ON true
+WHERE l.log_id = %(log_id)s ORDER BY r.sequence
+"""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Entries of a log."""
+
+    entries: list[LogEntry]
+    last: bytes | None
+    """The hash of the last one, or of the record before the first if there are none; None: that record is gone."""
+
+
+def entries_after(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    log_id: str,
+    after: int,
+    *,
+    max_bytes: int | None = None,
+    known: bytes | None = None,
+) -> Found:
+    """Return the entries after a sequence, as `MutationLog.read` does.
+
+    Args:
+        connection: outside of a turn, or in it.
+        log_id: id of the log.
+        after: the sequence.
+        max_bytes: no further entries once they have so many; None: all.
+        known: hash of the record at `after` as the caller read it; None: it was never read.
+
+    """
+    rows = _rows(connection, log_id, after, max_bytes)
+    truncated, truncated_chain, position = rows[0][:3]
+    if after < truncated:
+        raise LogGapError(f"the log begins after sequence {truncated}, records after {after} were requested")
+    records = [(sequence, chain, data) for *_, sequence, chain, data in rows if sequence is not None]
+    before = truncated_chain if after == truncated else b""
+    if records and records[0][0] == after:
+        before = records.pop(0)[1]
+    if known is not None and (position < after or before != known):
+        raise LogReplacedError(
+            f"the log has lost records up to sequence {after}, which were read before: its database was restored, or "
+            "another one took its place"
+        )
+    entries = _checked(records, after, before)
+    expected = after if position <= after else after + 1
+    if not entries and position >= expected > after:
+        raise CorruptError(f"the log has no record {expected}, and its last one is {position}")
+    return Found(entries, records[-1][1] if records else (before or None))
+
+
+def _rows(
+    connection: psycopg.Connection[tuple[Any, ...]], log_id: str, after: int, max_bytes: int | None
+) -> list[tuple[Any, ...]]:
+    most = 1 << 62 if max_bytes is None else max_bytes
+    rows = 1 << 40 if max_bytes is None else MAX_ROWS
+    asked = {"log_id": log_id, "after": after, "most": most, "rows": rows}
+    found: list[tuple[Any, ...]] = connection.cursor(binary=True).execute(_QUERY, asked).fetchall()
+    if not found:
+        raise LogReplacedError(f"the mutation log {log_id} was removed from its database")
+    return found
+
+
+def _checked(records: list[tuple[int, bytes, bytes]], after: int, chain: bytes) -> list[LogEntry]:
+    """Return the entries; CorruptError if one is missing, or its hash is wrong."""
+    entries = []
+    for expected, (sequence, found, data) in enumerate(records, after + 1):
+        if sequence != expected:
+            raise CorruptError(f"the log has no record {expected}, but a later one")
+        chain = chained(chain, sequence, data)
+        if chain != found:
+            raise CorruptError(f"record {sequence} of the log is damaged: its hash is wrong")
+        entries.append(LogEntry(sequence, data))
+    return entries

@@ -1,0 +1,185 @@
+"""Indexes whose logs are in PostgreSQL: the right log for each, through drops, copies, backups and other databases."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import scannery
+from scannery.cli.main import main
+from scannery.indexer import AlreadyExistsError, CorruptError, Store, StoreError, read_manifest
+from scannery.live.log.forget import forget_log
+from scannery.live.log.location import DatabaseUrl
+from scannery.live.log.mutation_log import WrongLogError
+from scannery.live.log.registry import registered
+from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.drop import drop
+from scannery.live.maintenance.lag import log_status
+from scannery.live.maintenance.rollback import rollback
+from scannery.live.maintenance.seal import seal
+from scannery.live.unsealed import unsealed_change
+from tests.live.log.postgres_server import PostgresServer
+from tests.live.model import make_store, random_row
+from tests.live.test_identity import ids, opened, watched, write
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    rng = random.Random(0)
+    return make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(10)])
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> DatabaseUrl:
+    return DatabaseUrl(postgres.new_database())
+
+
+def count(postgres: PostgresServer, url: DatabaseUrl, table: str) -> int:
+    [[found]] = postgres.execute(
+        f"SELECT count(*) FROM scannery.{table}", database=url.url.rpartition("/")[2]
+    )
+    return int(found)
+
+
+def test_writes_are_seen_by_others_sealed_and_truncated(
+    path: Path, url: DatabaseUrl, postgres: PostgresServer
+) -> None:
+    store = Store.open(path)
+    with watched(path, url) as server, opened(path, url) as other:
+        assert write(server, "a", "r1") == 1
+        assert write(other, "b") == 2
+        assert write(other, "a", "r1") == 1  # the same request, through another process
+        server.snapshot("live", min_sequence=2)
+        assert ids(server, "a", "b") == ids(other, "a", "b") == [True, True]
+        change = unsealed_change(store, read_manifest(store, "live"), log_root=url)
+        assert change is not None and change.mutations == 2
+        report = seal(store, "live", log_root=url)
+        assert report is not None and report.mutations == 2
+        assert write(other, "c") == 3
+        server.refresh()
+        assert ids(server, "a", "b", "c") == [True, True, True]
+        seal(store, "live", log_root=url)
+    status = log_status(store, read_manifest(store, "live"), log_root=url)
+    assert status is not None and (status.mutations, status.sequence) == (0, 3)
+    assert status.written_by is not None and status.written_by.startswith("PostgreSQL ")
+    assert count(postgres, url, "records") == 1  # of the version before, to which servers may roll back
+    assert not (path / "live" / "log" / "log.sqlite").exists()
+    assert rollback(store, "live", 1, log_root=url).log_sequence == 3
+
+
+def test_stores_that_share_a_database_do_not_mix(path: Path, url: DatabaseUrl, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    second = make_store(tmp_path / "second", [random_row(rng, f"id{i}") for i in range(10)])
+    with opened(path, url) as one, opened(second, url) as two:
+        assert (write(one, "a"), write(two, "b"), write(one, "c")) == (1, 1, 2)
+    with opened(path, url) as one, opened(second, url) as two:
+        assert ids(one, "a", "b", "c") == [True, False, True]
+        assert ids(two, "a", "b", "c") == [False, True, False]
+
+
+def test_a_log_that_is_elsewhere_is_not_replaced(
+    path: Path, url: DatabaseUrl, postgres: PostgresServer
+) -> None:
+    with opened(path, url) as catalog:
+        write(catalog, "a")
+    with opened(path) as catalog, pytest.raises(WrongLogError, match="in postgresql://.*--log"):
+        write(catalog, "b")
+    empty = DatabaseUrl(postgres.new_database())
+    with (
+        opened(path, empty) as catalog,
+        pytest.raises(WrongLogError, match="and there is none in postgresql://"),
+    ):
+        write(catalog, "b")
+    with pytest.raises(AlreadyExistsError, match="UPDATE scannery.logs SET log_id"):
+        forget_log(Store.open(path), "live", log_root=url)
+    known = forget_log(Store.open(path), "live", log_root=empty)
+    assert known is not None and known.in_database
+    with opened(path, empty) as catalog:
+        write(catalog, "b")
+        assert ids(catalog, "a", "b") == [False, True]
+
+
+def test_a_log_that_is_gone_is_said(path: Path, url: DatabaseUrl, postgres: PostgresServer) -> None:
+    with opened(path, url) as catalog:
+        write(catalog, "a")
+        postgres.execute("DELETE FROM scannery.logs", database=url.url.rpartition("/")[2])
+        with pytest.raises(StoreError, match="was removed from postgresql://"):
+            write(catalog, "b")
+    with opened(path, url) as catalog, pytest.raises(CorruptError, match="is gone from .*--forget"):
+        catalog.snapshot("live")
+
+
+def test_a_copy_of_a_store_does_not_share_the_log(path: Path, url: DatabaseUrl, tmp_path: Path) -> None:
+    with opened(path, url) as catalog:
+        write(catalog, "a")
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    with opened(copy, url) as catalog, pytest.raises(WrongLogError, match="is a copy of the one in"):
+        catalog.snapshot("live")
+    path.rename(tmp_path / "former")  # now it was moved
+    with opened(copy, url) as catalog:
+        assert write(catalog, "b") == 2
+
+
+def test_a_dropped_index_leaves_nothing(path: Path, url: DatabaseUrl, postgres: PostgresServer) -> None:
+    with opened(path, url) as catalog:
+        write(catalog, "a", "r1")
+    _, elsewhere = drop(Store.open(path), "live", log_root=url)
+    assert elsewhere is None
+    assert [count(postgres, url, table) for table in ("logs", "records", "answers")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("back", ["database", "folder"])
+def test_a_backup_is_restored_into_either_kind_of_log(
+    path: Path, url: DatabaseUrl, tmp_path: Path, back: str
+) -> None:
+    with opened(path, url) as catalog:
+        write(catalog, "a")
+        write(catalog, "b")
+        report = snapshot(Store.open(path), "live", Store.open(tmp_path / "copy", create=True), log_root=url)
+        assert report.sequence == 2
+    root = url if back == "database" else None
+    restored = tmp_path / "restored"
+    restore(Store.open(tmp_path / "copy"), "live", Store.open(restored, create=True), log_root=root)
+    with opened(restored, root) as catalog:
+        assert ids(catalog, "a", "b") == [True, True]
+        assert write(catalog, "c") == 3
+    with opened(path, url) as catalog:
+        assert write(catalog, "d") == 3  # the restored index is a fork
+        assert ids(catalog, "c", "d") == [False, True]
+
+
+def test_commands_find_the_log_by_the_environment(
+    path: Path, url: DatabaseUrl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with opened(path, url) as catalog:
+        write(catalog, "a")
+    monkeypatch.setenv("SCANNERY_LOG", url.url)
+    assert main(["index", "log", "live", "--store", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "written by PostgreSQL" in shown and "in postgresql://127.0.0.1" in shown
+    assert main(["index", "seal", "live", "--store", str(path)]) == 0
+    assert "1 mutations" in capsys.readouterr().out
+
+
+def test_a_server_refuses_to_start_without_its_database(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = "postgresql://user:secret@127.0.0.1:1/logs"
+    assert main(["serve", "--store", str(path), "--listen", "127.0.0.1:0", "--log", log]) != 0
+    shown = capsys.readouterr()
+    assert "postgresql://127.0.0.1:1/logs cannot be used now" in shown.err
+    assert "secret" not in shown.err + shown.out
+
+
+def test_an_older_registration_names_no_database(path: Path) -> None:
+    with opened(path) as catalog:
+        write(catalog, "a")
+    known = registered(Store.open(path), "live")
+    assert known is not None and not known.in_database
+    with closing(scannery.connect(path)) as client:
+        assert client.index("live").stats().sequence == 1
