@@ -120,18 +120,20 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        with (self.folder / "log").open("ab") as output:
-            options = ["-D", str(self._data), "-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.folder)]
-            command = [str(self._programs / "postgres"), *options]
-            process: subprocess.Popen[bytes] = subprocess.Popen(
-                command, stdout=output, stderr=output, cwd="/", **_NOBODY
-            )
-            self._process = process
-        end_s = time.monotonic() + START_S
+        process, end_s = self._begun(), time.monotonic() + START_S
         while not self._answers():
-            assert process.poll() is None, (self.folder / "log").read_text()
-            assert time.monotonic() < end_s, "PostgreSQL does not start"
+            assert time.monotonic() < end_s, (self.folder / "log").read_text()
+            if process.poll() is not None:  # processes of a server that was killed have not ended yet
+                process = self._begun()
             time.sleep(0.02)
+
+    def _begun(self) -> subprocess.Popen[bytes]:
+        options = ["-D", str(self._data), "-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.folder)]
+        with (self.folder / "log").open("ab") as output:
+            self._process = subprocess.Popen(
+                [str(self._programs / "postgres"), *options], stdout=output, stderr=output, cwd="/", **_NOBODY
+            )
+        return self._process
 
     def _answers(self) -> bool:
         import psycopg
