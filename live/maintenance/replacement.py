@@ -8,6 +8,7 @@ Shapes: N rows.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,13 +17,16 @@ import pyarrow as pa
 from typing_extensions import Self
 
 from scannery.indexer import (
+    DYNAMIC_COLUMN,
     AlreadyExistsError,
+    InvalidSpecError,
     Manifest,
     NotFoundError,
     SegmentCache,
     SegmentEntry,
     Store,
     StoreError,
+    altered_spec,
     build_segment,
     commit,
     conformed,
@@ -35,6 +39,7 @@ from scannery.indexer import (
     store_segment,
     written_schema,
 )
+from scannery.indexer.datapoints.declaring import rows_with_dynamic
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.versions.leases import WorkLease, keeps_log, working
 from scannery.indexer.versions.versions import hold_current, no_such_index
@@ -124,8 +129,8 @@ class Replacement:
 
         Raises:
             InvalidRequestError: two rows have one id.
-            AlreadyExistsError: the index was built with other vectors or shards meanwhile, or versions were committed
-                during all MAX_ATTEMPTS attempts.
+            AlreadyExistsError: the index was built with another spec or encoder meanwhile, an attribute was declared
+                that rows have as a dynamic one, or versions were committed during all MAX_ATTEMPTS attempts.
             BuildError, StoreError: a segment cannot be built or stored, or mutations since the beginning may be lost.
 
         """
@@ -176,12 +181,11 @@ class Replacement:
 
     def _next(self, parent: Manifest) -> Manifest:
         """Return the manifest to commit after a version: a seal, a merge or a change of the spec may have made it."""
-        before = self.manifest
-        for name in ("index_id", "dimensions", "shards", "encoder"):
-            if getattr(parent, name) != getattr(before, name):
-                raise AlreadyExistsError(
-                    f"index {self._index!r} was built or created again meanwhile; nothing was replaced, begin again"
-                )
+        if not _fits(self.manifest, parent):
+            raise AlreadyExistsError(
+                f"index {self._index!r} was built or created again meanwhile; nothing was replaced, begin again"
+            )
+        self._check_declared(parent.spec.attributes.keys() - self.manifest.spec.attributes.keys())
         if parent.log_sequence > self._after and not keeps_log(self._store, self._lease.key, self._after):
             raise StoreError(
                 f"index {self._index!r}: the lease on the log could not be renewed in time, so live updates since the "
@@ -200,6 +204,34 @@ class Replacement:
                 "statistics": {"mode": "replace"},
             }
         )
+
+    def _check_declared(self, names: Collection[str]) -> None:
+        """Refuse names that new rows have as dynamic attributes: filters would not find their values."""
+        for entry in self._entries if names else ():
+            segment = open_segment(self._store, self._index, entry, self._cache)
+            if DYNAMIC_COLUMN not in segment.table.column_names:
+                continue
+            if found := rows_with_dynamic(segment.column(DYNAMIC_COLUMN), names):
+                raise AlreadyExistsError(
+                    f"attributes {sorted(found)} of index {self._index!r}, which new rows have, were declared "
+                    "meanwhile; nothing was replaced, begin again"
+                )
+
+
+def _fits(before: Manifest, now: Manifest) -> bool:
+    """Return whether rows that were made for a version can be in a later one: only its spec was altered."""
+    if any(
+        getattr(now, name) != getattr(before, name)
+        for name in ("index_id", "dimensions", "shards", "encoder")
+    ):
+        return False
+    if any(now.named_vectors.get(name) != info for name, info in before.named_vectors.items()):
+        return False
+    spec = now.spec.model_dump(mode="json")
+    try:
+        return altered_spec(before.spec, spec).model_dump(mode="json") == spec
+    except InvalidSpecError:
+        return False
 
 
 def _begun(store: Store, index: str, place: LogHome, lease: WorkLease) -> tuple[Manifest, int]:

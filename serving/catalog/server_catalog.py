@@ -125,16 +125,15 @@ class ServerCatalog(BaseCatalog):
         """Return the entry of an index that another worker may have created, whose caller may use it at once."""
         if not self._looks.acquire(timeout=LOOK_WAIT_S):
             # Whether there is such an index was not found out.
-            raise OverloadedError(
-                f"index: {name!r:.100} is not open here, and other requests look for such indexes; try again",
-                field="index",
-                retry_after_s=LOOK_WAIT_S,
-            )
+            raise _busy(name, "other requests look for such indexes")
         try:
-            self._open_if_small(name)
+            is_there = self._open_if_small(name)
         finally:
             self._looks.release()
-        return self._entries.get(name)
+        entry = self._entries.get(name)
+        if entry is None and is_there:
+            raise _busy(name, "another index is being opened")
+        return entry
 
     def _may_be_dropped(self, entry: CatalogEntry) -> bool:
         return entry.drop_mark != self._drops.of(entry.name)
@@ -158,12 +157,17 @@ class ServerCatalog(BaseCatalog):
             entry.drop_mark = mark
         return entry
 
-    def _open_if_small(self, name: str) -> None:
-        """Open an index that may just have been created; what takes longer to open is left to `refresh`."""
+    def _open_if_small(self, name: str) -> bool:
+        """Open an index that may just have been created, and return whether there is one.
+
+        What takes longer to open is left to `refresh`.
+        """
         with suppress(IndexerError):
             version = latest_version(self._store, name)
             if version is not None and read_manifest(self._store, name, version).size_bytes <= SMALL_BYTES:
                 self.open_created(name)
+                return True
+        return False
 
     def _refresh_index(self, name: str) -> None:
         entry = self._refresh_entry(name, known=True)
@@ -176,3 +180,8 @@ class ServerCatalog(BaseCatalog):
     def _renew_leases(self) -> None:
         for entry in self._entries.values():
             entry.hold(self._leases, self.held.holds(entry.name))
+
+
+def _busy(name: str, why: str) -> OverloadedError:
+    message = f"index: {name!r:.100} is not open here, and {why}; try again"
+    return OverloadedError(message, field="index", retry_after_s=LOOK_WAIT_S)

@@ -60,7 +60,8 @@ class ContentsWriter:
             told: called with what was read so far.
 
         Raises:
-            InvalidRequestError: a record is wrong; nothing was written.
+            InvalidRequestError: a record is wrong, and nothing was written; or the folder has changed while it was
+                read.
 
         """
         reader = self._facade.config.reader
@@ -68,20 +69,28 @@ class ContentsWriter:
         manifest = self._facade.catalog.manifest(index)
         uri = folder_below(contents.uri, self._facade.config.contents, _FIELD)
         try:
-            _validate(reader, uri, manifest, told)
+            checked = _validate(reader, uri, manifest, told)
         except InvalidRecordError as error:
             raise InvalidRequestError(f"{_FIELD}: {error.message}", field=_FIELD) from error
+        written = 0
         for batch in _batches(_changes(reader, uri, manifest.spec)):
             _write(target, batch)
+            written += len(batch)
+        if written != checked:
+            raise InvalidRequestError(
+                f"{_FIELD}: the folder has changed while it was read: it had {checked} records, then {written}",
+                field=_FIELD,
+            )
         target.end()
 
 
-def _validate(reader: ContentsReader, uri: str, manifest: Manifest, told: Told) -> None:
-    """Read everything; raise InvalidRequestError if a record is wrong, after `told` has all counts."""
+def _validate(reader: ContentsReader, uri: str, manifest: Manifest, told: Told) -> int:
+    """Read everything, and return the number of records; InvalidRequestError if one is wrong, after `told` has all."""
+    count = 0
     files: dict[str, Stats] = {}
     seen: set[str] = set()
     first = ""
-    for item in reader(uri):
+    for count, item in enumerate(reader(uri), 1):  # noqa: B007  the last one is the result
         stats = files.setdefault(item.source, Stats(source_gcs_uri=item.source))
         problem = _problem(item, manifest, seen)
         if problem is None:
@@ -99,6 +108,7 @@ def _validate(reader: ContentsReader, uri: str, manifest: Manifest, told: Told) 
             f"{_FIELD}: {wrong} records cannot be written, nothing was written; the first: {first}",
             field=_FIELD,
         )
+    return count
 
 
 def _problem(item: ContentsRecord, manifest: Manifest, seen: set[str]) -> RecordError | None:

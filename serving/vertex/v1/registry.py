@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scannery.indexer import Manifest, latest_version
-from scannery.runtime.errors import InvalidRequestError, UnknownIndexError
+from scannery.runtime.errors import InvalidRequestError, OverloadedError, UnknownIndexError
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.vertex.shared.context import Facade
@@ -124,7 +124,8 @@ def opened(facade: Facade, index: str) -> Snapshot:
     Another worker may just have created it, and this one be busy with opening it, or others: then it is waited for.
 
     Raises:
-        UnknownIndexError: it is not in the store, not served, not opened in time, or the caller may not see it.
+        UnknownIndexError: it is not in the store, not served, or the caller may not see it.
+        UnknownIndexError, OverloadedError: it is not opened in time.
         CorruptError, FormatError, StoreError: it cannot be opened.
 
     """
@@ -132,7 +133,7 @@ def opened(facade: Facade, index: str) -> Snapshot:
     while True:
         try:
             return facade.catalog.snapshot(index)
-        except UnknownIndexError:
+        except (UnknownIndexError, OverloadedError):
             if time.monotonic() > until_s or not _exists(facade, index):
                 raise
         with waiting():

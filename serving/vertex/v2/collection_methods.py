@@ -14,7 +14,7 @@ from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.names import parse_parent
 from scannery.serving.vertex.shared.pages import page_of
-from scannery.serving.vertex.v2.births import Births
+from scannery.serving.vertex.v2.births import Births, birth_mark
 from scannery.serving.vertex.v2.collections import Collection, Collections, Once, record_of
 from scannery.serving.vertex.v2.data_schema import DataSchema
 from scannery.serving.vertex.v2.resource_names import CollectionName, checked_id, parsed_collection
@@ -41,7 +41,8 @@ class CollectionMethods:
 
     def __init__(self, facade: Facade, collections: Collections) -> None:
         """Work with the indexes of a server."""
-        self._facade, self._collections, self._births = facade, collections, Births(facade)
+        self._facade, self._collections = facade, collections
+        self._births = Births(facade, collections)
         service = "VectorSearchService"
         self.methods = (
             ForeignMethod(service, "CreateCollection", pb.CreateCollectionRequest, self.create, "admin"),
@@ -127,10 +128,8 @@ class CollectionMethods:
                 f"collection.labels.{DISTANCE_LABEL}", f"must be dot or cosine, got {distance!r:.80}"
             )
         distances = dict.fromkeys(schema.dense, distance)
-        replaced = self._collections.record(name.id)
-        info = self._births.index(
-            name, index_spec(name.id, schema, distances), message, schema, replaced, call
-        )
+        replaced, mark = self._collections.record(name.id), birth_mark(name, message)
+        info = self._births.index(name, index_spec(name.id, schema, distances), schema, mark, replaced, call)
         try:
             _set_dimensions(message, schema, info)
         except InvalidRequestError:
@@ -140,7 +139,7 @@ class CollectionMethods:
         record = record_of(
             name.location, message, schema, distances=distances, created_us=now, updated_us=now
         )
-        self._collections.put(name, record, instead_of=replaced, once=once)
+        self._collections.put(name, record, instead_of=replaced, once=once, mark=mark)
 
     def _checked(self, given: pb.Collection) -> tuple[pb.Collection, VectorSchema]:
         """Return a new collection that was checked, and its vectors."""
@@ -175,6 +174,8 @@ class CollectionMethods:
     def _check_empty(self, collection: Collection, call: Call) -> None:
         count, rows = search_pb2.CountRequest(index=collection.index), 0
         if self._births.exists(collection.index):  # else a deletion was cut short
+            # With what other workers have acknowledged.
+            self._facade.catalog.live(collection.index).catch_up()
             rows = self._facade.engine.count(count, call.deadline).count
         if rows or collection.indexes:
             raise ConditionError(

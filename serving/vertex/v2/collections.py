@@ -38,6 +38,10 @@ __all__ = [
 COLLECTIONS = "collections"
 """Kind of the resources in the state."""
 REQUESTS = "collection-requests"
+CLAIMS = "collection-claims"
+"""Kind of the requests that replace an index without a record, by the name of the collection."""
+CLAIMED_US = 600 * 10**6
+"""How long others wait for such a request, which takes milliseconds; long, since the clocks of two servers differ."""
 KEPT_REQUEST_US = 3600 * 10**6
 """How long a request id is remembered, as the service documents."""
 MAX_REQUESTS = 1000
@@ -164,6 +168,7 @@ class Collections:
         *,
         instead_of: Mapping[str, Any] | None,
         once: Once,
+        mark: str = "",
     ) -> Collection:
         """Write a collection, and return it.
 
@@ -172,9 +177,10 @@ class Collections:
             record: new content.
             instead_of: the record that it replaces; None: there is none.
             once: the request, which is remembered in the same write.
+            mark: of the request, if it creates the collection.
 
         Raises:
-            AlreadyExistsError: there is a record, and `instead_of` is None.
+            AlreadyExistsError: there is a record, and `instead_of` is None; or another request has claimed the name.
             UnknownResourceError: that which it replaces is gone, or was changed since.
 
         """
@@ -183,15 +189,32 @@ class Collections:
             records = resources.setdefault(COLLECTIONS, {})
             if records.get(name.id) != instead_of:
                 if instead_of is None:
-                    raise AlreadyExistsError(
-                        f"collection_id: there is {str(name)!r:.300}", field="collection_id"
-                    )
+                    raise _exists(name)
                 raise unknown_resource(f"{name} as it was read: another request has changed it", "name")
+            if instead_of is None:
+                self._check_claim(resources, name, mark)
+            resources.get(CLAIMS, {}).pop(name.id, None)
             records[name.id] = dict(record)
             self._remember(resources, once)
 
         self._state.change(change)
         return self._loaded(name, record)
+
+    def claim(self, name: CollectionName, mark: str) -> None:
+        """Keep other requests from recording a collection, since its index is about to be replaced.
+
+        Raises:
+            AlreadyExistsError: there is a record, or another request has claimed the name.
+
+        """
+
+        def change(resources: Resources) -> None:
+            if name.id in resources.get(COLLECTIONS, {}):
+                raise _exists(name)
+            self._check_claim(resources, name, mark)
+            resources.setdefault(CLAIMS, {})[name.id] = {"mark": mark, "at_us": self.now_us()}
+
+        self._state.change(change)
 
     def remove(self, collection: Collection, *, once: Once) -> None:
         """Forget a collection, unless it is gone or was created again, and remember the request."""
@@ -215,6 +238,13 @@ class Collections:
             raise InvalidRequestError.at("request_id", "was used for another request")
         return True
 
+    def _check_claim(self, resources: Resources, name: CollectionName, mark: str) -> None:
+        claim = resources.get(CLAIMS, {}).get(name.id)
+        if claim and claim["mark"] != mark and self.now_us() - claim["at_us"] < CLAIMED_US:
+            raise AlreadyExistsError(
+                f"collection_id: another request creates {str(name)!r:.300}", field="collection_id"
+            )
+
     def _remember(self, resources: Resources, once: Once) -> None:
         if not once.id:
             return
@@ -234,6 +264,10 @@ class Collections:
         if known is None or known.record is not record:
             known = self._known[name.id] = _loaded(name, record)
         return known
+
+
+def _exists(name: CollectionName) -> AlreadyExistsError:
+    return AlreadyExistsError(f"collection_id: there is {str(name)!r:.300}", field="collection_id")
 
 
 def record_of(

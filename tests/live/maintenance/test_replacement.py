@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import scannery
-from scannery.indexer import AlreadyExistsError, Store, StoreError, parse_spec, read_manifest
+from scannery.indexer import AlreadyExistsError, Store, StoreError, commit, parse_spec, read_manifest
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.maintenance.seal import seal
@@ -130,6 +130,19 @@ def created_again(replacement: Replacement, store: Store) -> None:
         replacement.publish()
 
 
+def rebuilt(change: dict[str, Any]) -> Callable[[Replacement, Store], None]:
+    """Return what publishes a version with the same vectors and another spec, as a full build does."""
+
+    def rebuild(replacement: Replacement, store: Store) -> None:
+        now = read_manifest(store, "i")
+        spec = parse_spec({**SPEC, **change})
+        commit(store, now.model_copy(update={"parent": now.version, "spec": spec}))
+        with pytest.raises(AlreadyExistsError, match="built"):
+            replacement.publish()
+
+    return rebuild
+
+
 def without_lease(replacement: Replacement, store: Store) -> None:
     """Lose the lease, as when the machine sleeps for an hour, so that sealing cuts the log."""
     with scannery.connect(store.uri) as client:
@@ -143,7 +156,17 @@ def without_lease(replacement: Replacement, store: Store) -> None:
         replacement.publish()
 
 
-@pytest.mark.parametrize("fail", [closed, duplicated, created_again, without_lease])
+@pytest.mark.parametrize(
+    "fail",
+    [
+        closed,
+        duplicated,
+        created_again,
+        without_lease,
+        rebuilt({"distance": "dot"}),
+        rebuilt({"lexical": False}),
+    ],
+)
 def test_failures_leave_the_old_content(store: Store, fail: Callable[[Replacement, Store], None]):
     with scannery.connect(store.uri) as client:
         client.index("i").upsert([{"id": "old", "vector": VECTORS_ND[0], "attributes": {"color": "white"}}])

@@ -11,7 +11,7 @@ from scannery.indexer import Store, read_manifest
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError, UnknownIndexError
-from scannery.serving.catalog import server_catalog
+from scannery.serving.catalog import base_catalog, server_catalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
 
 
@@ -52,6 +52,7 @@ def test_an_index_that_could_not_be_looked_for_in_time_is_not_said_to_be_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_catalog, "LOOK_WAIT_S", 0.01)
+    monkeypatch.setattr(base_catalog, "OPEN_S", 0.01)
     worker = ServerCatalog(Store.open(tmp_path, create=True))
     worker.refresh()
     try:
@@ -60,6 +61,10 @@ def test_an_index_that_could_not_be_looked_for_in_time_is_not_said_to_be_absent(
         with worker._looks, pytest.raises(OverloadedError, match="try again") as caught:
             worker.live("notes")
         assert caught.value.retry_after_s
+        with worker._lock, pytest.raises(OverloadedError, match="is being opened"):
+            worker.live("notes")
+        with worker._lock, pytest.raises(UnknownIndexError):
+            worker.live("others")
         assert worker.live("notes").state.manifest.index == "notes"
     finally:
         worker.close()

@@ -12,6 +12,7 @@ import pytest
 from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
+import scannery
 from scannery.indexer import Store, read_manifest
 from scannery.indexer.contents import ContentsRecord
 from scannery.live.maintenance.merge import merge
@@ -213,8 +214,50 @@ def test_contents_that_change_while_they_are_read_replace_nothing(served: Paused
     reader.added = ContentsRecord(source="b.json", fields=records("new")[7])
     reader.go_on.set()
     failed = caller.update_contents(index, tmp_path / "contents" / "new", overwrite=True)
-    assert (failed.error.code, "have the same" in failed.error.message) == (3, True), failed
+    assert (failed.error.code, "then 1201" in failed.error.message) == (3, True), failed
     assert everything(caller, endpoint) == ids("old")
+
+
+@pytest.mark.parametrize("declared", ["year", "other"])
+def test_an_attribute_that_is_declared_meanwhile(served: Paused_t, tmp_path: Path, declared: str):
+    server, caller, index, endpoint, reader = served
+    new = [
+        {**record, "numeric_restricts": [{"namespace": "year", "value_int": 1990}]}
+        for record in records("new", 20)
+    ]
+    write_lines(tmp_path / "contents" / "new" / "a.json", new)
+    operation = overwrite(caller, index, tmp_path / "contents" / "new")
+    assert reader.reached.wait(60)
+    with scannery.connect(server.address) as client:
+        client.index(index.rpartition("/")[2]).alter(attributes={declared: "int"})
+        reader.go_on.set()
+        wait = operations_pb2.WaitOperationRequest(name=operation.name)
+        ended = caller.call("/google.longrunning.Operations/WaitOperation", wait, operations_pb2.Operation)
+        if declared == "year":  # no filter would find the values of the new datapoints
+            assert (ended.error.code, "'year'" in ended.error.message) == (6, True), ended
+            assert everything(caller, endpoint) == ids("old")
+        else:
+            assert client.index(index.rpartition("/")[2]).count(where={"year": 1990}) == 20
+
+
+def test_a_file_that_is_gone_when_it_is_written_replaces_nothing(tmp_path: Path):
+    folder, readings = tmp_path / "contents" / "new", list[str]()
+    for name in "abc":
+        write_lines(folder / f"{name}.json", records(name, 5))
+
+    def reader(uri: str) -> Iterator[ContentsRecord]:
+        readings.append(uri)
+        if len(readings) == 2:
+            (folder / "b.json").unlink()
+        yield from read_contents(uri)
+
+    vertex = VertexConfig(contents=(str(tmp_path / "contents"),), reader=reader)
+    with facade(tmp_path, vertex=vertex) as server, Caller(server.address) as caller:
+        index = caller.create_index().name
+        caller.upsert(index, [{"datapoint_id": "old", "feature_vector": [1, 2, 3, 4]}])
+        failed = caller.update_contents(index, folder, overwrite=True)
+        assert (failed.error.code, "it had 15 records, then 10" in failed.error.message) == (3, True), failed
+        assert everything(caller, caller.deploy(index)) == ["old"]
 
 
 def test_an_empty_folder_of_records_empties_the_index(served: Paused_t, tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,9 +15,10 @@ import grpc
 import pytest
 
 from scannery.indexer import Store
+from scannery.serving.catalog.server_catalog import LOOK_WAIT_S, ServerCatalog
 from scannery.vertex.v1 import endpoint_pb2, index_pb2, operations_pb2, private_pb2
 from tests.serving.process.test_supervisor import started
-from tests.serving.vertex.facade_client import PARENT, V1, Caller, ids_of, write_lines
+from tests.serving.vertex.facade_client import PARENT, V1, Caller, facade, ids_of, write_lines
 
 CALLERS = 8
 """Connections, which the kernel spreads over the workers: all go to one of two in one run of 128."""
@@ -87,6 +89,22 @@ def test_every_worker_finds_at_once_what_one_has_just_made(callers: list[Caller]
         for caller in callers:
             answer = caller.call(f"/{V1}.IndexService/ListIndexes", listed, index_pb2.ListIndexesResponse)
             assert index in [each.name for each in answer.indexes]
+
+
+def test_an_index_that_another_has_made_is_waited_for_while_others_are_looked_for(tmp_path: Path):
+    with (
+        facade(tmp_path) as other,
+        facade(tmp_path, check_every_s=3600) as server,
+        Connected(other.address) as creator,
+        Connected(server.address) as caller,
+    ):
+        get = index_pb2.GetIndexRequest(name=creator.create_index().name)
+        assert server._facade is not None
+        catalog = server._facade.catalog
+        assert isinstance(catalog, ServerCatalog)
+        assert catalog._looks.acquire(timeout=60)
+        threading.Timer(3 * LOOK_WAIT_S, catalog._looks.release).start()
+        assert caller.call(f"/{V1}.IndexService/GetIndex", get, index_pb2.Index).name == get.name
 
 
 def test_writes_to_an_index_for_batches_are_refused_by_every_worker(callers: list[Caller]):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Collection as Names
+from contextlib import contextmanager
 from functools import partial
 
-from scannery.indexer import NotFoundError, Store
+from scannery.indexer import AlreadyExistsError, NotFoundError, Store
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.shared.context import Facade
@@ -22,6 +23,8 @@ __all__ = ["check_unused", "export", "line_fields"]
 
 PAGE = 1000
 _NAME = "data-objects"
+_CLAIM = "_exporting.json"
+"""Imports leave out names that begin with an underscore."""
 
 
 def export(
@@ -43,7 +46,9 @@ def export(
                 files.add(line_of(stored, collection.schema, fields))
             told()
         check_unused(place)
-        files.publish(place)
+        if files.lines:
+            with _claimed(place):
+                files.publish(place)
 
 
 def check_unused(place: str) -> None:
@@ -53,9 +58,29 @@ def check_unused(place: str) -> None:
     except NotFoundError:
         used = False
     if used:
-        raise InvalidRequestError.at(
-            "gcs_destination.export_uri", "must be a folder without files, or one that does not exist yet"
-        )
+        raise _used()
+
+
+@contextmanager
+def _claimed(place: str) -> Iterator[None]:
+    """Within the context, no other export writes to a folder without files; one that is killed leaves the claim."""
+    store = Store.open(place, create=True)
+    try:
+        store.create(_CLAIM, b"{}\n")
+    except AlreadyExistsError as error:
+        raise _used() from error
+    try:
+        if len(store.list()) > 1:
+            raise _used()
+        yield
+    finally:
+        store.delete(_CLAIM)
+
+
+def _used() -> InvalidRequestError:
+    return InvalidRequestError.at(
+        "gcs_destination.export_uri", "must be a folder without files, or one that does not exist yet"
+    )
 
 
 def line_fields(request: pb.ExportDataObjectsRequest) -> tuple[str, ...]:
