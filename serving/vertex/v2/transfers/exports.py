@@ -12,6 +12,7 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.line_files import LineFiles
 from scannery.serving.vertex.shared.patience import patiently
+from scannery.serving.vertex.shared.roots import check_still_below
 from scannery.serving.vertex.v2.collections import Collection
 from scannery.serving.vertex.v2.data_objects.messages import StoredObject, stored_object
 from scannery.serving.vertex.v2.transfers.lines import LINE_FIELDS, line_of
@@ -22,6 +23,7 @@ __all__ = ["check_unused", "export", "line_fields"]
 
 PAGE = 1000
 _NAME = "data-objects"
+_FIELD = "gcs_destination.export_uri"
 
 
 def export(
@@ -42,6 +44,8 @@ def export(
             for stored in page:
                 files.add(line_of(stored, collection.schema, fields))
             told()
+        # Much may have happened there since the request.
+        check_still_below(place, facade.config.contents, _FIELD)
         check_unused(place)
         files.publish(place)
 
@@ -53,9 +57,7 @@ def check_unused(place: str) -> None:
     except NotFoundError:
         used = False
     if used:
-        raise InvalidRequestError.at(
-            "gcs_destination.export_uri", "must be a folder without files, or one that does not exist yet"
-        )
+        raise InvalidRequestError.at(_FIELD, "must be a folder without files, or one that does not exist yet")
 
 
 def line_fields(request: pb.ExportDataObjectsRequest) -> tuple[str, ...]:
