@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-__all__ = ["current_folder", "make_absolute", "placed_model"]
+__all__ = ["current_folder", "make_absolute", "overlap", "placed_model"]
 
 
 def current_folder() -> Path:
@@ -28,3 +29,22 @@ def placed_model(model: str, folder: Path) -> str:
     """Return a model as it is found from any folder: a local one by its absolute path, others by their name."""
     place = folder / Path(model).expanduser()
     return str(place) if model.startswith((".", "~")) or place.is_dir() else model
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether one of two places is, or is in, the other: paths, with links followed, or URIs.
+
+    An empty one is nowhere.
+    """
+    if not one or not other:
+        return False
+    first, second = _parts(one), _parts(other)
+    shared = min(len(first), len(second))
+    return first[:shared] == second[:shared]
+
+
+def _parts(place: str) -> tuple[str, ...]:
+    local = unquote(urlsplit(place).path) if place.startswith("file://") else place
+    if "://" in local:
+        return tuple(part for part in local.split("/") if part)
+    return Path(local).expanduser().resolve().parts

@@ -13,7 +13,7 @@ from typing import Any
 
 from scannery.indexer.contents import ContentsReader
 from scannery.runtime.errors import ConfigError
-from scannery.runtime.paths import make_absolute
+from scannery.runtime.paths import make_absolute, overlap
 from scannery.runtime.shared_blobs import SharedBlobs
 from scannery.runtime.shared_marks import SharedMarks
 from scannery.runtime.shared_table import SharedTable
@@ -334,6 +334,26 @@ class ServerConfig(ListenConfig):
         self._check("recall_share", 0, 1)
         self._check("keep_queries", 0, 10_000)
         make_absolute(self, "store", "log")
+        self._check_contents()
+
+    def _check_contents(self) -> None:
+        """Raise ConfigError if requests could read or write files of the server as contents."""
+        security = self.security
+        own = (
+            self.store,
+            self.log,
+            security.keys_file,
+            security.jwks_file,
+            security.tls_cert,
+            security.tls_key,
+        )
+        for root in self.vertex.contents if self.vertex is not None else ():
+            if found := next((place for place in own if overlap(root, place)), ""):
+                raise ConfigError(
+                    f"vertex_contents: {root} and {found} overlap, so that requests could read there what callers "
+                    "must not see; give a folder of its own",
+                    field="vertex_contents",
+                )
 
     @property
     def private(self) -> ServerConfig | None:
@@ -345,6 +365,12 @@ class ServerConfig(ListenConfig):
         """
         if self.vertex is None or not self.vertex.private:
             return None
+        if self.security.client_ca and not self.security.tokens:
+            raise ConfigError(
+                "vertex_private: has no TLS, so nobody would be asked for a certificate there (--client-ca); require "
+                "keys or tokens, too (--keys, --jwks)",
+                field="vertex_private",
+            )
         plain = replace(self.security, tls_cert="", tls_key="", client_ca="")
         return replace(self, listen=self.vertex.private, security=plain, vertex=None)
 

@@ -113,6 +113,10 @@ class Store:
         """
         self._backend.write(_checked(key), data, only_if_absent=True)
 
+    def create_file(self, key: str, path: Path) -> None:
+        """Copy a local file to an object, as `create` does."""
+        self._backend.write(_checked(key), path, only_if_absent=True)
+
     def replace(self, key: str, data: bytes, *, known: bytes | None) -> None:
         """Write an object that has not changed since it was read; of several concurrent calls exactly one succeeds.
 

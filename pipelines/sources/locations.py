@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import io
 import itertools
@@ -20,11 +21,30 @@ from obstore.store import ObjectStore, from_url
 from scannery.indexer.spec.spec import CsvSpec, SourceFormat
 from scannery.pipelines.errors import InputNotFoundError
 
-__all__ = ["InputFile", "find_files", "find_remote", "leaves_folder", "open_bytes", "stamp_of"]
+__all__ = [
+    "ClosedFolder",
+    "InputFile",
+    "find_files",
+    "find_remote",
+    "leaves_folder",
+    "open_bytes",
+    "stamp_of",
+]
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
 _LEAVES = "a link to outside of the input's folder, which is not followed; name the file or folder itself as an input"
+_OUTSIDE = "it is outside of the folder now, by a link that was put in its place"
 _WILDCARD = re.compile(r"[*?\[]")
+
+
+class ClosedFolder(str):
+    """The absolute path of a folder, without links, as `base` of files: none outside of it is read.
+
+    Not even if somebody puts a link in the place of a file or folder after the files were found, or of the folder
+    itself: what counts is where an opened file is.
+    """
+
+    __slots__ = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,11 +147,11 @@ def open_bytes(base: str, path: str) -> BinaryIO:
     """Return a seekable reader of the file's bytes.
 
     Raises:
-        OSError: the file cannot be opened, or is not a regular one.
+        OSError: the file cannot be opened, is not a regular one, or is outside of a ClosedFolder.
 
     """
     if not _SCHEME.match(base):
-        return _open_local(Path(base) / path)
+        return _open_local(base, path)
     try:
         reader = obstore.open_reader(object_store(base), path)
     except Exception as error:
@@ -139,11 +159,31 @@ def open_bytes(base: str, path: str) -> BinaryIO:
     return io.BufferedReader(_RemoteFile(reader), 1 << 16)
 
 
-def _open_local(path: Path) -> BinaryIO:
-    if not path.is_file():  # to open a named pipe would wait for a writer, without an end
-        path.stat()
-        raise OSError(f"{path} is not a regular file")
-    return path.open("rb")
+def _open_local(base: str, path: str) -> BinaryIO:
+    full = Path(base) / path
+    if not full.is_file():  # to open a device may do something
+        full.stat()
+        raise OSError(f"{full} is not a regular file")
+    # Without waiting: it may have become a named pipe meanwhile, which would wait for a writer without an end.
+    file = open(os.open(full, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: PTH123, SIM115
+    try:
+        _check_opened(file, base, full)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_opened(file: BinaryIO, base: str, full: Path) -> None:
+    """Raise OSError if an opened file is not a regular one, or outside of a closed folder."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise OSError(f"{full} is not a regular file")
+    if isinstance(base, ClosedFolder) and not _opened_path(file).is_relative_to(base):
+        raise OSError(errno.EXDEV, _OUTSIDE, str(full))
+
+
+def _opened_path(file: BinaryIO) -> Path:
+    return Path(f"/proc/self/fd/{file.fileno()}").readlink()
 
 
 class _RemoteFile(io.RawIOBase):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from scannery.indexer.contents import ContentsRecord
@@ -12,7 +13,7 @@ from scannery.indexer.errors import InvalidRecordError
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import InputNotFoundError, UnknownFormatError
 from scannery.pipelines.sources import lines, managed
-from scannery.pipelines.sources.locations import InputFile, find_files
+from scannery.pipelines.sources.locations import ClosedFolder, InputFile, find_files
 from scannery.pipelines.sources.managed_records import with_category
 from scannery.pipelines.sources.parts import DamagedError, Record
 
@@ -32,17 +33,18 @@ def read_contents(uri: str) -> Iterator[ContentsRecord]:
     """Yield the records of a folder in the managed layout, and the ids in its `delete/`.
 
     Records are as the files have them: only their syntax is checked. An id that is to be deleted and has a record,
-    too, is given with a problem. Links that leave the folder are not followed.
+    too, is given with a problem. Links that leave the folder are not followed,
+    also if they are put there while it is read.
 
     Args:
-        uri: the folder, local or in an object store.
+        uri: the folder: a URI of an object store, or an absolute path without links.
 
     Raises:
         InvalidRecordError: there is no such folder, or it has files of another layout.
 
     """
     try:
-        files = managed.arrange(find_files([uri]))
+        files = managed.arrange(_found(uri))
     except (InputNotFoundError, UnknownFormatError) as error:
         raise InvalidRecordError(str(error), reason="source", field="contentsDeltaUri") from error
     deleted = {id for file in files for id in managed.deletes_of(file)}
@@ -54,17 +56,17 @@ def read_json_lines(uri: str) -> Iterator[ContentsRecord]:
     """Yield the records of all files in a folder and below that end in `.json` or `.jsonl`, also `.gz` and `.zst`.
 
     Only the syntax is checked. Names that begin with `.` or `_` are left out, and links that leave the folder are not
-    followed. No more than a line and a block of a file is in memory.
+    followed, also if they are put there while it is read. No more than a line and a block of a file is in memory.
 
     Args:
-        uri: the folder, local or in an object store.
+        uri: as of `read_contents`.
 
     Raises:
         InvalidRecordError: there is no such folder, or it has files of another kind.
 
     """
     try:
-        files = find_files([uri])
+        files = _found(uri)
     except InputNotFoundError as error:
         raise InvalidRecordError(str(error), reason="source", field=_LINES_FIELD) from error
     if unknown := [file.path for file in files if _compression(file.path) is None]:
@@ -76,6 +78,13 @@ def read_json_lines(uri: str) -> Iterator[ContentsRecord]:
         )
     for file in files:
         yield from _read_lines(file)
+
+
+def _found(uri: str) -> list[InputFile]:
+    files = find_files([uri])
+    if "://" in uri:
+        return files
+    return [dataclasses.replace(file, base=ClosedFolder(file.base)) for file in files]
 
 
 def _read(file: InputFile, deleted: set[str]) -> Iterator[ContentsRecord]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import os
+import secrets
 from pathlib import Path
 
 from cryptography import x509
@@ -50,7 +51,7 @@ def made_certificate(folder: str | Path, *, now: dt.datetime | None = None) -> t
     paths = root / "cert.pem", root / "key.pem"
     try:
         if not _is_good(root, now):
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(0o755, parents=True, exist_ok=True)
             _make(root, now)
     except OSError as error:
         raise ConfigError(f"tls_dev: cannot write {folder}: {error.strerror}", field="tls_dev") from error
@@ -60,7 +61,10 @@ def made_certificate(folder: str | Path, *, now: dt.datetime | None = None) -> t
 def _is_good(root: Path, now: dt.datetime) -> bool:
     if not all((root / name).is_file() for name in ("ca.pem", "cert.pem", "key.pem")):
         return False
-    certificate = x509.load_pem_x509_certificate((root / "cert.pem").read_bytes())
+    try:
+        certificate = x509.load_pem_x509_certificate((root / "cert.pem").read_bytes())
+    except ValueError:
+        return False
     return certificate.not_valid_after_utc - now > dt.timedelta(days=RENEWED_DAYS)
 
 
@@ -75,8 +79,9 @@ def _make(root: Path, now: dt.datetime) -> None:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    # A new file always: who could open one that is there already would read the key.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
     draft.replace(path)

@@ -29,17 +29,18 @@ class LineFiles:
         self._folder, self._name, self._part_bytes = folder, name, part_bytes
         self._parts: list[Path] = []
         self._file: BinaryIO | None = None
-        self._size_bytes = 0
-        self.lines = 0
+        self._part_size_bytes = 0
+        self.lines = self.size_bytes = 0
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add a line."""
         data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
-        if self._file is None or self._size_bytes >= self._part_bytes:
+        if self._file is None or self._part_size_bytes >= self._part_bytes:
             self._begin_part()
         assert self._file is not None
         self._file.write(data)
-        self._size_bytes += len(data)
+        self._part_size_bytes += len(data)
+        self.size_bytes += len(data)
         self.lines += 1
 
     def __enter__(self) -> LineFiles:
@@ -57,7 +58,7 @@ class LineFiles:
         """Copy the files to a folder or bucket prefix, and return their names. Each is visible only when it is whole.
 
         Raises:
-            StoreError: one cannot be written; those before it are removed.
+            AlreadyExistsError, StoreError: one exists, or cannot be written; those before it are removed.
 
         """
         self.close()
@@ -69,8 +70,8 @@ class LineFiles:
         written: list[str] = []
         try:
             for name, path in zip(names, self._parts, strict=True):
+                store.create_file(name, path)
                 written.append(name)
-                store.write_file(name, path)
         except BaseException:
             for name in written:
                 store.delete(name)
@@ -80,5 +81,5 @@ class LineFiles:
     def _begin_part(self) -> None:
         self.close()
         path = self._folder / f"{self._name}-{len(self._parts)}"
-        self._file, self._size_bytes = path.open("wb"), 0
+        self._file, self._part_size_bytes = path.open("wb"), 0
         self._parts.append(path)

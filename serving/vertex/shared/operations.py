@@ -12,7 +12,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -41,6 +42,8 @@ LOST_AFTER_S = 30.0
 KEPT_S = 7 * 86400.0
 MAX_KEPT = 1000
 """Operations of a store; the oldest that have ended are forgotten."""
+MAX_KEPT_BYTES = 8 << 20
+"""Of their results, about; beyond it those that have ended are forgotten, the oldest of the index with most first."""
 MAX_RUNNING = 16
 """Operations that run or wait in a process."""
 _KIND = "operations"
@@ -209,13 +212,13 @@ class Operations:
         records = resources.setdefault(_KIND, {})
         records[id] = record
         oldest_s = self._clock() - KEPT_S
-        ended = sorted(
-            (item["created_s"], key) for key, item in records.items() if item["done"] and key != id
-        )
+        ended = {key: item for key, item in records.items() if item["done"] and key != id}
         spare = len(records) - MAX_KEPT
-        for number, (created_s, key) in enumerate(ended):
-            if created_s < oldest_s or number < spare:
-                del records[key]
+        for number, key in enumerate(sorted(ended, key=lambda key: ended[key]["created_s"])):
+            if ended[key]["created_s"] < oldest_s or number < spare:
+                del records[key], ended[key]
+        for key in _largest(ended, sum(map(_size, records.values())) - MAX_KEPT_BYTES):
+            del records[key]
 
     def _end(
         self, resources: Resources, id: str, call: Call, metadata: Message, result: dict[str, Any]
@@ -235,6 +238,30 @@ class Operations:
 
 def _may_see(record: dict[str, Any]) -> bool:
     return not record["index"] or is_visible(record["index"])
+
+
+def _size(record: dict[str, Any]) -> int:
+    """Return about how many bytes the messages of an operation take."""
+    return sum(len(record[name].get("value", "")) for name in ("metadata", "response") if name in record)
+
+
+def _largest(ended: dict[str, dict[str, Any]], spare_bytes: int) -> Iterator[str]:
+    """Yield operations until they have `spare_bytes`: those of the index with most bytes, the oldest first.
+
+    So a caller with large ones keeps others from nothing.
+    """
+    groups = defaultdict[str, list[str]](list)
+    for key in sorted(ended, key=lambda key: ended[key]["created_s"], reverse=True):
+        groups[ended[key]["index"]].append(key)
+    sizes = {index: sum(_size(ended[key]) for key in keys) for index, keys in groups.items()}
+    while spare_bytes > 0 and groups:
+        index = max(groups, key=sizes.__getitem__)
+        key = groups[index].pop()
+        if not groups[index]:
+            del groups[index]
+        sizes[index] -= _size(ended[key])
+        spare_bytes -= _size(ended[key])
+        yield key
 
 
 def _name(record: dict[str, Any], id: str) -> str:

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from scannery.runtime.errors import InvalidRequestError
 
-__all__ = ["folder_below", "is_within", "place_below"]
+__all__ = ["check_still_below", "folder_below", "is_within", "place_below"]
 
 _REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://[A-Za-z0-9][A-Za-z0-9._@-]*(?:/[^/?#%\\*\[\x00-\x1f]+)*/?")
 
@@ -52,6 +52,12 @@ def place_below(uri: str, roots: tuple[str, ...], field: str) -> str:
         if local and "://" not in local and real.is_relative_to(Path(local).resolve()):
             return str(real)
     raise _outside(uri, field)
+
+
+def check_still_below(place: str, roots: tuple[str, ...], field: str) -> None:
+    """Raise InvalidRequestError if a place that was checked is another one now, by a link that was put there since."""
+    if place_below(place, roots, field) != place:
+        raise _outside(place, field)
 
 
 def is_within(place: str, folder: str) -> bool:

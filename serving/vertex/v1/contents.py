@@ -28,6 +28,10 @@ _FIELD = "index.metadata.contentsDeltaUri"
 BATCH_ROWS = 500
 MAX_PARTIAL_ERRORS = 10
 """Errors that are told of a file."""
+MAX_TOLD_FILES, MAX_TOLD_ERRORS = 1000, 1000
+"""Files, and errors of all of them, that are told: they are kept with all other operations."""
+MAX_TOLD_CHARACTERS = 512
+"""Of an id or a message that is told."""
 
 Told = Callable[[pb.NearestNeighborSearchOperationMetadata], None]
 Stats = pb.NearestNeighborSearchOperationMetadata.ContentValidationStats
@@ -89,7 +93,7 @@ def _validate(reader: ContentsReader, uri: str, manifest: Manifest, told: Told) 
     count = 0
     files: dict[str, Stats] = {}
     seen: set[str] = set()
-    first = ""
+    first, told_errors = "", 0
     for count, item in enumerate(reader(uri), 1):  # noqa: B007  the last one is the result
         stats = files.setdefault(item.source, Stats(source_gcs_uri=item.source))
         problem = _problem(item, manifest, seen)
@@ -99,9 +103,11 @@ def _validate(reader: ContentsReader, uri: str, manifest: Manifest, told: Told) 
             continue
         stats.invalid_record_count += 1
         first = first or f"{item.source}: {problem.error_message}"
-        if len(stats.partial_errors) < MAX_PARTIAL_ERRORS:
+        if len(stats.partial_errors) < MAX_PARTIAL_ERRORS and told_errors < MAX_TOLD_ERRORS:
             stats.partial_errors.append(problem)
-    told(pb.NearestNeighborSearchOperationMetadata(content_validation_stats=files.values()))
+            told_errors += 1
+    shown = sorted(files.values(), key=lambda stats: not stats.invalid_record_count)[:MAX_TOLD_FILES]
+    told(pb.NearestNeighborSearchOperationMetadata(content_validation_stats=shown))
     wrong = sum(stats.invalid_record_count for stats in files.values())
     if wrong:
         raise InvalidRequestError(
@@ -141,9 +147,9 @@ def _error(item: ContentsRecord, message: str, category: str, id: str) -> Record
     known = RecordError.RecordErrorType.keys()
     return RecordError(
         error_type=RecordError.RecordErrorType.Value(category if category in known else "PARSING_ERROR"),
-        error_message=message,
+        error_message=message[:MAX_TOLD_CHARACTERS],
         source_gcs_uri=item.source,
-        embedding_id=id,
+        embedding_id=id[:MAX_TOLD_CHARACTERS],
         raw_record=item.excerpt,
     )
 

@@ -34,6 +34,8 @@ exactly where not. `dot` makes ScaNN search vectors of any length by dot product
 _TEXTS = ("display_name", "description", "labels")
 _SCHEMAS = ("data_schema", "vector_schema")
 MAX_TEXT = 4096
+MAX_KEPT_BYTES = 1 << 16
+"""Of a collection without its indexes. All of them are in one object, which every change writes anew."""
 
 
 class CollectionMethods:
@@ -304,6 +306,10 @@ def _set_dimensions(message: pb.Collection, schema: VectorSchema, info: index_pb
 
 
 def _check_texts(message: pb.Collection) -> None:
+    if message.ByteSize() > MAX_KEPT_BYTES:
+        raise InvalidRequestError.at(
+            "collection", f"must have at most {MAX_KEPT_BYTES} bytes, got {message.ByteSize()}"
+        )
     for name, text in (("display_name", message.display_name), ("description", message.description)):
         if len(text) > MAX_TEXT:
             raise InvalidRequestError.at(f"collection.{name}", f"must have at most {MAX_TEXT} characters")

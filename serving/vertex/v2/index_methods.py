@@ -26,6 +26,8 @@ __all__ = ["IndexMethods"]
 
 _CHANGEABLE = ("display_name", "description", "labels", "dedicated_infrastructure")
 MAX_INDEXES = 100
+MAX_KEPT_BYTES = 1 << 13
+"""Of an index: they are kept with their collection."""
 
 
 class IndexMethods:
@@ -128,6 +130,10 @@ def _check(index: pb.Index, collection: Collection) -> None:
 
 def _kept(index: pb.Index) -> dict[str, Any]:
     """Return the JSON of an index without what the server sets."""
+    if index.ByteSize() > MAX_KEPT_BYTES:
+        raise InvalidRequestError.at(
+            "index", f"must have at most {MAX_KEPT_BYTES} bytes, got {index.ByteSize()}"
+        )
     kept = pb.Index()
     kept.CopyFrom(index)
     for field in ("name", "create_time", "update_time"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.request.query import check_text
 from scannery.serving.vertex.shared.calls import Call
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.v2.collections import Collection
@@ -35,8 +36,7 @@ def checked_ranker(ranker: pb.VertexRanker, path: str) -> Ranked:
     """Return what a request asks for; InvalidRequestError names the field below `path` that is wrong."""
     place = f"{path}.vertex_ranker"
     spec = ranker.text_record_spec
-    if not spec.query.strip():
-        raise InvalidRequestError.at(f"{place}.text_record_spec.query", "must not be empty")
+    check_text(spec.query, f"{place}.text_record_spec.query")
     if not (spec.title_template or spec.content_template):
         raise InvalidRequestError.at(
             f"{place}.text_record_spec", "must have a title_template or a content_template"

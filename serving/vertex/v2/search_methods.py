@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from google.protobuf.message import Message
 
 from scannery.runtime.errors import InvalidRequestError
+from scannery.serving import limits
+from scannery.serving.engine.hydrator import MAX_ANSWER_BYTES
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.pages import MAX_PAGE, read_token, written_token
@@ -88,13 +90,16 @@ class SearchMethods:
             self._searcher.asked(collection, each, call, f"searches[{number}].")
             for number, each in enumerate(request.searches)
         ]
+        _check_hits(searches)
         signals = request.metadata_options.search_signals_enabled
         if request.HasField("combine"):
             answer = self._combined(collection, request.combine, searches, call, signals=signals)
             return pb.BatchSearchDataObjectsResponse(results=[answer])
-        results = []
+        results, room = [], MAX_ANSWER_BYTES
         for number, asked in enumerate(searches):
-            answer = _answer(self._searcher.found(collection, asked, call), asked, asked.output, collection)
+            found = self._searcher.found(collection, asked, call)
+            room = _room_left(room, found)
+            answer = _answer(found, asked, asked.output, collection)
             for rank, result in enumerate(answer.results if signals else (), start=1):
                 result.search_result_metadata.search_distances.add(
                     search_index=number, rank=rank, distance=result.distance
@@ -159,11 +164,15 @@ class SearchMethods:
             weights = checked_weights(ranker.rrf.weights, len(searches), f"{path}.rrf.weights")
         record = checked_ranker(ranker.vertex_ranker, path) if ranker.HasField("vertex_ranker") else None
         output = _combined_output(combine, searches, collection)
-        read = output if record is None else Output(("*",), output.vectors, output.metadata)
-        rankings = [self._searcher.found(collection, asked, call, output=read) for asked in searches]
+        read = output if record is None else Output(frozenset({"*"}), output.vectors, output.metadata)
+        rankings, room = list[Sequence[Found]](), MAX_ANSWER_BYTES
+        for asked in searches:
+            rankings.append(self._searcher.found(collection, asked, call, output=read))
+            room = _room_left(room, rankings[-1])
         placed = _placed(rankings)
         scores = fused([[each.stored.id for each in ranking] for ranking in rankings], weights)
         order, final = list(scores), dict(scores)
+        ranks = {identifier: rank for rank, identifier in enumerate(scores, start=1)}
         if record is not None:
             stored = [placed[identifier].found.stored for identifier in order]
             final = reranked(self._facade, collection, record, stored, call)
@@ -176,11 +185,29 @@ class SearchMethods:
             each = placed[identifier]
             result.data_object.CopyFrom(output.message(each.found.stored, collection.name, collection.schema))
             if signals:
-                _describe(result, each, list(scores).index(identifier) + 1, scores[identifier])
+                _describe(result, each, ranks[identifier], scores[identifier])
                 if record is not None:
                     result.search_result_metadata.vertex_ranker_result.rank = rank
                     result.search_result_metadata.vertex_ranker_result.score = final[identifier]
         return answer
+
+
+def _check_hits(searches: Sequence[Asked]) -> None:
+    most = sum(each.top_k for each in searches)
+    if most > limits.MAX_BATCH_HITS:
+        raise InvalidRequestError.at(
+            "searches", f"must ask for at most {limits.MAX_BATCH_HITS} results in all (top_k), got {most}"
+        )
+
+
+def _room_left(room_bytes: int, found: Sequence[Found]) -> int:
+    """Return the bytes that are left for the other searches of a batch; InvalidRequestError if it is too large."""
+    room_bytes -= sum(each.size_bytes for each in found)
+    if room_bytes < 0:
+        raise InvalidRequestError.at(
+            "searches", f"find more than {MAX_ANSWER_BYTES} bytes; ask for less (top_k, output_fields)"
+        )
+    return room_bytes
 
 
 def _answer(

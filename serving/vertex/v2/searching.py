@@ -10,6 +10,7 @@ import numpy as np
 
 from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError, UnsupportedError
 from scannery.serving.engine.lexical import analyser_of
+from scannery.serving.request.query import check_text
 from scannery.serving.vertex.shared.calls import Call
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.leaves import most_leaves
@@ -44,6 +45,8 @@ class Found:
 
     stored: StoredObject
     distance: float
+    size_bytes: int
+    """As the engine returned it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ class Searcher:
         if asked.where is not None:
             options.where.CopyFrom(asked.where)
         if asked.text:
-            names = Output(("*",), output.vectors, output.metadata) if asked.fields else output
+            names = Output(frozenset({"*"}), output.vectors, output.metadata) if asked.fields else output
             _set_output(options, names)
             return self._with_words(collection, asked, request, call, skip=skip, most=most)
         _set_output(options, output)
@@ -196,8 +199,7 @@ class Searcher:
     def _by_meaning(self, collection: Collection, given: pb.SemanticSearch, call: Call, path: str) -> Asked:
         dense = collection.schema.dense_field(given.search_field, f"{path}.search_field")
         plan = planned(collection, dense.name, given.search_hint, 0, path)
-        if not given.search_text.strip():
-            raise InvalidRequestError.at(f"{path}.search_text", "must not be empty")
+        check_text(given.search_text, f"{path}.search_text")
         where, output = parsed_filter(given.filter, f"{path}.filter"), _output(given, collection, path)
         vector_D = query_vector(
             self._facade,
@@ -223,11 +225,11 @@ class Searcher:
                 f"{path}.structured_query: queries with operators are not supported",
                 field=f"{path}.structured_query",
             )
-        if not given.search_text.strip():
-            raise InvalidRequestError.at(f"{path}.search_text", "must not be empty")
-        if not given.data_field_names:
+        check_text(given.search_text, f"{path}.search_text")
+        if not 1 <= len(given.data_field_names) <= MAX_NAMED:
             raise InvalidRequestError.at(
-                f"{path}.data_field_names", "must name at least one field of the data"
+                f"{path}.data_field_names",
+                f"must name 1 to {MAX_NAMED} fields of the data, got {len(given.data_field_names)}",
             )
         return Asked(
             top_k=_top_k(given, path),
@@ -283,7 +285,7 @@ def return_fields(output: Output) -> list[str]:
     # A name that is also one of a datapoint's own fields means that field.
     if "*" in output.data or _OWN_FIELDS.intersection(output.data) or len(output.data) > MAX_NAMED:
         return []
-    return ["payload", *map(attribute_name, dict.fromkeys(output.data))]
+    return ["payload", *map(attribute_name, sorted(output.data))]
 
 
 def _set_output(options: search_pb2.SearchOptions, output: Output) -> None:
@@ -295,7 +297,7 @@ def _found(hit: search_pb2.Hit, collection: Collection, asked: Asked) -> Found:
     distance = hit.score
     if asked.plan is not None and asked.vector_D is not None:
         distance = asked.plan.distance(hit.score, float(np.linalg.norm(asked.vector_D.astype(np.float64))))
-    return Found(stored_object(hit.datapoint, collection.schema), distance)
+    return Found(stored_object(hit.datapoint, collection.schema), distance, hit.ByteSize())
 
 
 def _output(

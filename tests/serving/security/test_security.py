@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 import scannery
 from scannery.client.request.calls import search
 from scannery.serving import ConfigError, EncoderConfig, SecurityConfig, Server, ServerConfig
+from scannery.serving.config import VertexConfig
 from scannery.serving.security import KeyFile
 from scannery.serving.security.authentication import Authenticator
 from scannery.v1 import index_pb2, index_pb2_grpc, search_pb2, search_pb2_grpc
@@ -284,6 +285,48 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
         assert caught.value.field == field
     with pytest.raises(ConfigError, match="keys_file"):
         Authenticator(SecurityConfig(keys_file=here))
+
+
+def test_a_private_endpoint_asks_for_credentials_where_the_server_does(tmp_path: Path, keys: KeyFile) -> None:
+    keys.create("a")
+    file = tmp_path / "file"
+    file.touch()
+    options = {"tls_cert": str(file), "tls_key": str(file), "client_ca": str(file)}
+    private = VertexConfig(private="127.0.0.1:0")
+    with pytest.raises(ConfigError, match="--client-ca") as caught:
+        ServerConfig(store="x", vertex=private, security=SecurityConfig(**options))  # type: ignore[arg-type]
+    assert caught.value.field == "vertex_private"
+    both = SecurityConfig(**options, keys_file=str(keys.path))  # type: ignore[arg-type]
+    assert ServerConfig(store="x", vertex=private, security=both).private
+
+
+def test_contents_of_requests_are_apart_from_files_of_the_server(tmp_path: Path, keys: KeyFile) -> None:
+    keys.create("a")
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    (tmp_path / "key").symlink_to(keys.path)
+
+    def config(root: str, store: str = str(tmp_path / "store"), log: str = "") -> ServerConfig:
+        security = SecurityConfig(keys_file=str(tmp_path / "key"))
+        vertex = VertexConfig(contents=("/elsewhere", root), reader=lambda uri: iter(()))
+        return ServerConfig(store=store, log=log, vertex=vertex, security=security)
+
+    for root in (
+        f"{tmp_path}/store",
+        f"{tmp_path}/link/index",
+        f"file://{tmp_path}/store/",
+        str(tmp_path),
+        "/",
+    ):
+        with pytest.raises(ConfigError, match="overlap") as caught:
+            config(root)
+        assert caught.value.field == "vertex_contents"
+    for root, store in (("gs://b/in", "gs://b"), ("gs://b/", "gs://b/store"), ("gs://b/s/x", "gs://b/s/")):
+        with pytest.raises(ConfigError, match="overlap"):
+            config(root, store)
+    with pytest.raises(ConfigError, match="overlap"):
+        config(str(tmp_path / "log" / "x"), log=str(tmp_path / "log"))
+    assert config(str(tmp_path / "store-of-contents")).vertex
+    assert config("gs://b/store2", "gs://b/store").vertex
 
 
 def test_with_credentials_a_server_may_be_reached_from_anywhere(keys: KeyFile) -> None:

@@ -19,6 +19,7 @@ from scannery.pipelines.sources.managed_contents import read_contents
 from scannery.serving import SecurityConfig
 from scannery.serving.config import VertexConfig
 from scannery.serving.security.api_keys import KeyFile
+from scannery.serving.vertex.v1 import contents as contents_module
 from scannery.vertex.v1 import endpoint_pb2, index_pb2, operations_pb2, private_pb2
 from tests.serving.vertex.facade_client import PARENT, V1, Caller, facade, write_lines
 
@@ -26,6 +27,7 @@ INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 EXHAUSTED, UNSUPPORTED = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED
 OPERATIONS = "/google.longrunning.Operations"
 NAN, INF = float("nan"), float("inf")
+GOOD_RECORD = {"id": "more", "embedding": [1, 2, 3, 4]}
 GOOD = {"datapoint_id": "good", "feature_vector": [1, 2, 3, 4]}
 
 
@@ -679,3 +681,18 @@ def test_a_tenant_cannot_touch_what_is_others(tmp_path: Path):
         own.caller = Caller(server.address, metadata=(("x-goog-api-key", root),))
         with own.caller:
             own.check()
+
+
+def test_what_is_told_of_wrong_contents_is_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents_module, "MAX_TOLD_FILES", 2)
+    monkeypatch.setattr(contents_module, "MAX_TOLD_ERRORS", 3)
+    folder = served.folder / "contents" / "wrong"
+    write_lines(folder / "a.json", [GOOD_RECORD])
+    for name in "bcd":
+        write_lines(folder / f"{name}.json", [{"id": "x" * 10_000, "embedding": [1]}] * 2)
+    failed = served.caller.update_contents(served.index, folder)
+    assert "6 records cannot be written" in failed.error.message
+    metadata = index_pb2.UpdateIndexOperationMetadata.FromString(failed.metadata.value)
+    told = metadata.nearest_neighbor_search_operation_metadata.content_validation_stats
+    assert [(stats.invalid_record_count, len(stats.partial_errors)) for stats in told] == [(2, 2), (2, 1)]
+    assert failed.ByteSize() < 10_000

@@ -12,6 +12,7 @@ from scannery.indexer import Store
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, UnknownResourceError
 from scannery.serving.security.principal import CURRENT, Principal
+from scannery.serving.vertex.shared import operations as module
 from scannery.serving.vertex.shared.calls import Call
 from scannery.serving.vertex.shared.operations import LOST_AFTER_S, OPERATIONS_KEY, Operations
 from scannery.serving.vertex.shared.state import JsonDocument
@@ -139,6 +140,20 @@ def test_old_operations_are_forgotten(tmp_path: Path):
     new = mine.finished(CALL, PLACE, index="", metadata=METADATA, response=Empty())
     assert [operation.name for _, operation in mine.below(PLACE)] == [new.name]
     assert old.name != new.name
+
+
+def test_large_operations_of_one_index_do_not_displace_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "MAX_KEPT_BYTES", 10_000)
+    mine, large = operations(tmp_path), pb.Index(description="x" * 1000)
+    kept = mine.finished(CALL, PLACE, index="small", metadata=METADATA, response=Empty())
+    for _ in range(20):
+        last = mine.finished(CALL, PLACE, index="large", metadata=METADATA, response=large)
+    names = [operation.name for _, operation in mine.below(PLACE)]
+    assert {kept.name, last.name} <= {*names}
+    assert len(names) < 10
+    assert (tmp_path / "store" / OPERATIONS_KEY).stat().st_size < 20_000
 
 
 def test_a_server_that_stops_ends_the_operation_that_runs(tmp_path: Path):

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -176,9 +176,9 @@ def parsed_sparse(vector: pb.SparseVector, path: str) -> SparseVector:
 class Output:
     """What an answer has of data objects, besides their names. Immutable."""
 
-    data: tuple[str, ...]
-    vectors: tuple[str, ...]
-    metadata: tuple[str, ...]
+    data: frozenset[str]
+    vectors: frozenset[str]
+    metadata: frozenset[str]
 
     @classmethod
     def of(cls, fields: search_pb2.OutputFields, path: str, *, schema: VectorSchema) -> Output:
@@ -199,10 +199,10 @@ class Output:
                         f"{path}.{kind}[{number}]",
                         f"must be * or one of {', '.join(sorted(known)) or 'none'}, got {name!r:.80}",
                     )
-        return cls(tuple(fields.data_fields), tuple(fields.vector_fields), tuple(fields.metadata_fields))
+        return cls(*map(frozenset, (fields.data_fields, fields.vector_fields, fields.metadata_fields)))
 
     def __or__(self, other: Output) -> Output:
-        return Output(self.data + other.data, self.vectors + other.vectors, self.metadata + other.metadata)
+        return Output(self.data | other.data, self.vectors | other.vectors, self.metadata | other.metadata)
 
     @property
     def needs_vectors(self) -> bool:
@@ -245,7 +245,7 @@ def message_of(stored: StoredObject, collection: CollectionName, schema: VectorS
     return message
 
 
-def _has(asked: Sequence[str], name: str) -> bool:
+def _has(asked: frozenset[str], name: str) -> bool:
     return name in asked or _ALL in asked
 
 

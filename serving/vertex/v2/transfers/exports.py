@@ -13,6 +13,7 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.line_files import LineFiles
 from scannery.serving.vertex.shared.patience import patiently
+from scannery.serving.vertex.shared.roots import check_still_below
 from scannery.serving.vertex.v2.collections import Collection
 from scannery.serving.vertex.v2.data_objects.messages import StoredObject, stored_object
 from scannery.serving.vertex.v2.transfers.lines import LINE_FIELDS, line_of
@@ -25,6 +26,7 @@ PAGE = 1000
 _NAME = "data-objects"
 _CLAIM = "_exporting.json"
 """Imports leave out names that begin with an underscore."""
+_FIELD = "gcs_destination.export_uri"
 
 
 def export(
@@ -45,6 +47,8 @@ def export(
             for stored in page:
                 files.add(line_of(stored, collection.schema, fields))
             told()
+        # Much may have happened there since the request.
+        check_still_below(place, facade.config.contents, _FIELD)
         check_unused(place)
         if files.lines:
             with _claimed(place):
@@ -78,9 +82,7 @@ def _claimed(place: str) -> Iterator[None]:
 
 
 def _used() -> InvalidRequestError:
-    return InvalidRequestError.at(
-        "gcs_destination.export_uri", "must be a folder without files, or one that does not exist yet"
-    )
+    return InvalidRequestError.at(_FIELD, "must be a folder without files, or one that does not exist yet")
 
 
 def line_fields(request: pb.ExportDataObjectsRequest) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from scannery.serving.vertex.shared.line_files import LineFiles
 from scannery.serving.vertex.shared.names import new_id
 from scannery.serving.vertex.shared.operations import Progress
 from scannery.serving.vertex.shared.patience import patiently
+from scannery.serving.vertex.shared.roots import check_still_below
 from scannery.serving.vertex.v2.collections import Collection, Collections
 from scannery.serving.vertex.v2.data_objects.messages import StoredObject, etag_of_revision
 from scannery.serving.vertex.v2.data_objects.store import Objects
@@ -37,6 +38,9 @@ __all__ = ["BATCH_ROWS", "ImportPlaces", "Importer"]
 BATCH_ROWS = 500
 BATCH_BYTES = 8 << 20
 """A batch of this size takes no further lines."""
+MAX_ERROR_BYTES = 1 << 30
+"""An import with more refused lines ends: a small compressed file can have billions of them."""
+_FIELDS = {"contents": "contents_uri", "errors": "error_uri", "output": "output_uri"}
 _NUMBER = re.compile(r"lines\[(\d+)\]\.(?:data_object\.)?")
 
 
@@ -48,6 +52,13 @@ class ImportPlaces:
     errors: str
     output: str
     """For the ids and etags that were written; empty: none are kept."""
+    roots: tuple[str, ...]
+    """Of the operator, which all of them are below."""
+
+    def check(self, name: str) -> None:
+        """Raise InvalidRequestError if a folder, `contents`, `errors` or `output`, became a link meanwhile."""
+        if place := getattr(self, name):
+            check_still_below(place, self.roots, f"gcs_import.{_FIELDS[name]}")
 
 
 class Importer:
@@ -87,6 +98,7 @@ class Importer:
             LineFiles(folder, f"imported-{id}") as output,
         ):
             one = _Import(self._collections, self._objects, name, api, errors, output, told)
+            places.check("contents")  # other operations may have come first
             try:
                 one.write(self._reader(places.contents))
             except InvalidRecordError as error:
@@ -127,6 +139,8 @@ class _Import:
 
     def ended(self, places: ImportPlaces) -> pb.ImportDataObjectsResponse:
         """Write the files of results, and return what is said of the import."""
+        places.check("errors")
+        places.check("output")
         files = self._errors.publish(places.errors)
         if places.output:
             self._output.publish(places.output)
@@ -151,7 +165,7 @@ class _Import:
         try:
             return parsed_line(record.fields, collection, record.source)
         except InvalidRequestError as error:
-            self._refuse(record.source, str(record.fields.get("id", "")), error.message)
+            self._refuse(record.source, f"{record.fields.get('id', '')!s:.512}", error.message)
             return None
 
     def _refuse(
@@ -167,6 +181,11 @@ class _Import:
         self._errors.add(
             {"id": id, "source": source, "status": status, **({"record": record} if record else {})}
         )
+        if self._errors.size_bytes > MAX_ERROR_BYTES:
+            raise InvalidRequestError.at(
+                "gcs_import.contents_uri",
+                f"has too many wrong lines: {self._errors.lines} until {source}; the last one: {message}",
+            )
 
     def _write_batch(self, collection: Collection, lines: Sequence[Line]) -> None:
         self._write_lines(collection, lines)

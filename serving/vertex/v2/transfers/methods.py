@@ -91,7 +91,7 @@ class TransferMethods:
                     f"gcs_import.{field}",
                     "must not be in contents_uri: its files would be imported next time",
                 )
-        return ImportPlaces(contents, errors, output)
+        return ImportPlaces(contents, errors, output, self._facade.config.contents)
 
     def _export_place(self, request: pb.ExportDataObjectsRequest) -> str:
         if not request.HasField("gcs_destination"):
