@@ -1,7 +1,8 @@
 """Metadata of frameworks and attributes of datapoints: values are kept exactly, and any name is possible.
 
 Attributes cannot be called `id` or `document_id`, and not begin with `$`: filters have these names for something else.
-Such keys get a prefix here, and lose it when they are read.
+Such keys get a prefix here, and lose it when they are read. It has no dot: dots in filters lead into objects, and
+`metadata.id` would also be the key `id` of an object `metadata`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from typing import Any
 
 __all__ = ["attribute_name", "renamed", "to_attributes", "to_metadata"]
 
-PREFIX = "metadata."
+PREFIX = "metadata:"
 _TAKEN = ("id", "document_id")
 
 
 def attribute_name(key: str) -> str:
-    """Return the name of the attribute that keeps a key of metadata.
+    """Return the name of the attribute that keeps a key of metadata, or of a path into it.
 
-    >>> attribute_name("year"), attribute_name("id"), attribute_name("metadata.id")
-    ('year', 'metadata.id', 'metadata.metadata.id')
+    >>> attribute_name("year"), attribute_name("id"), attribute_name("id.part"), attribute_name("metadata:id")
+    ('year', 'metadata:id', 'metadata:id.part', 'metadata:metadata:id')
     """
-    return PREFIX + key if key in _TAKEN or key.startswith((PREFIX, "$")) else key
+    is_taken = key.split(".", 1)[0] in _TAKEN
+    return PREFIX + key if is_taken or key.startswith((PREFIX, "$")) else key
 
 
 def to_attributes(metadata: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -53,8 +53,9 @@ def search_of(
         ValueError: the mode needs a part that the query lacks, or is none of Scannery's.
 
     """
-    where = {"where": _where(asked)} if _where(asked) else {}
-    options = {**options, **where}
+    # A filter among the options and those of the query must both allow a node: one may keep tenants apart.
+    if where := all_of([options.get("where") or {}, _where(asked)]):
+        options = {**options, "where": where}
     if asked.mode in _BY_WORDS:
         words = _words(asked)
         if sparse is None or asked.mode == _MODES.TEXT_SEARCH:

@@ -28,7 +28,8 @@ __all__ = [
 
 _WHOLE = 2.0**53
 """Up to this a double is the exact integer that it shows."""
-_ESCAPE = "data."
+_ESCAPE = "data:"
+"""Without a dot: dots in filters lead into objects, and `data.id` would also be the key `id` of an object `data`."""
 _TAKEN = frozenset({"id", "document_id"})
 """Names that attributes of ours cannot have."""
 
@@ -60,12 +61,13 @@ def fill(struct: Struct, values: Mapping[str, Any]) -> None:
 
 
 def attribute_name(field: str) -> str:
-    """Return the name of the attribute that keeps a field of the data.
+    """Return the name of the attribute that keeps a field of the data, or of a path into it.
 
-    `id` and `document_id` are taken, so these become `data.id` and `data.document_id`. Names that begin with `data.`
-    get another `data.`, so that no two fields share an attribute.
+    `id` and `document_id` are taken, so these become `data:id` and `data:document_id`, and `id.part` `data:id.part`.
+    Names that begin with `data:` get another `data:`, so that no two fields share an attribute.
     """
-    return f"{_ESCAPE}{field}" if field in _TAKEN or field.startswith(_ESCAPE) else field
+    is_taken = field.split(".", 1)[0] in _TAKEN
+    return f"{_ESCAPE}{field}" if is_taken or field.startswith(_ESCAPE) else field
 
 
 def field_name(attribute: str) -> str:

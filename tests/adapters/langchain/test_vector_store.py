@@ -28,7 +28,7 @@ METADATA: dict[str, dict[str, Any]] = {
     "bool": {"value": True},
     "none": {"value": None},
     "list": {"value": ["a", 1, None], "nested": {"deep": [{"x": 1}]}},
-    "taken": {"id": 7, "document_id": "d", "metadata.id": 8, "$odd": 9, "title": "t", "text": "u"},
+    "taken": {"id": 7, "document_id": "d", "metadata:id": 8, "$odd": 9, "title": "t", "text": "u"},
     "missing": {},
 }
 
@@ -87,7 +87,7 @@ def test_metadata_come_back_as_they_were_given(store: ScanneryVectorStore):
         ({"value": {"$ne": 1}}, {"float", "text", "bool", "none", "taken", "missing"}),
         ({"value": {"$contains": "a"}}, {"list"}),
         ({"id": 7}, {"taken"}),
-        ({"$and": [{"document_id": "d"}, {"metadata.id": {"$in": [8]}}]}, {"taken"}),
+        ({"$and": [{"document_id": "d"}, {"metadata:id": {"$in": [8]}}]}, {"taken"}),
         ({"$not": {"$or": [{"id": 7}, {"value": {"$exists": True}}]}}, {"none", "missing"}),
         ({"never seen": 1}, set()),
     ],
@@ -101,7 +101,11 @@ def test_filters_are_by_keys_of_metadata(
 
 def test_filters_look_into_objects(store: ScanneryVectorStore):
     metadata: list[dict[str, Any]] = [{"source": {"page": 3}}, {"source": {"page": 4}}, {"source": "page"}]
-    store.add_texts(["a", "b", "c"], metadata, ids=["x", "y", "z"])
+    metadata += [{"metadata": {"id": 5}}, {"id": {"part": 6}}]
+    store.add_texts(["a", "b", "c", "d", "e"], metadata, ids=["x", "y", "z", "inner", "outer"])
+    assert ids(store.similarity_search("a", k=3, filter={"id": 5})) == []
+    assert ids(store.similarity_search("a", k=3, filter={"metadata.id": 5})) == ["inner"]
+    assert ids(store.similarity_search("a", k=3, filter={"id.part": 6})) == ["outer"]
     assert ids(store.similarity_search("a", k=3, filter={"source.page": 3})) == ["x"]
     assert ids(store.similarity_search("a", k=3, filter={"source.page": {"$gt": 3}})) == ["y"]
     with pytest.raises(scannery.InvalidArgumentError, match="named with a dot, ATTRIBUTE.page"):

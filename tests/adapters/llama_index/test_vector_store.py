@@ -277,6 +277,17 @@ def test_ids_of_nodes_and_documents_restrict_a_query(
     assert set(filled.query(asked(doc_ids=["doc0", "doc2"])).ids or ()) == wanted
 
 
+def test_a_filter_among_the_options_is_joined_with_those_of_the_query(filled: ScanneryVectorStore) -> None:
+    where = {"name": "Bo"}
+    own = MetadataFilters(filters=[one("live", Op.EQ, 1)])
+    allowed = [node.node_id for node in NODES if node.metadata.get("name") == "Bo"]
+    live = [node.node_id for node in NODES if node.node_id in allowed and node.metadata["live"]]
+    assert sorted(filled.query(asked(), where=where).ids or ()) == sorted(allowed) != sorted(live)
+    assert sorted(filled.query(asked(own), where=where).ids or ()) == sorted(live) != []
+    ids = [allowed[0], "n0"]
+    assert filled.query(asked(node_ids=ids), where=where).ids == allowed[:1]
+
+
 def test_words_find_nodes(filled: ScanneryVectorStore) -> None:
     for mode in (Mode.TEXT_SEARCH, Mode.SPARSE):
         found = filled.query(VectorStoreQuery(query_str="honey", similarity_top_k=50, mode=mode))

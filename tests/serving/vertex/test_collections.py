@@ -226,6 +226,26 @@ def test_a_repeated_request_is_done_once(caller: CollectionCaller) -> None:
     assert caller.listed() == ["films"]
 
 
+def test_filters_lead_into_objects_of_any_name(caller: CollectionCaller) -> None:
+    caller.create("films", vector_schema=ONE)
+    data: dict[str, Any] = {
+        "own": {"id": "x"},
+        "inner": {"data": {"id": "x"}},
+        "outer": {"id": {"part": "x"}},
+        "dotted": {"id.part": "x"},
+    }
+    caller.write("films", {key: {"data": each, "vectors": {"v": dense(1, 2)}} for key, each in data.items()})
+
+    def found(name: str) -> list[str]:
+        search = {"search_field": "v", "vector": {"values": [1, 1]}, "filter": {name: "x"}}
+        return names(caller.search("films", vector_search=search))
+
+    assert found("id") == ["own"]
+    assert found("data.id") == ["inner"]
+    assert found("id.part") == ["dotted", "outer"]
+    assert {key: each["data"] for key, each in caller.all_objects("films").items()} == data
+
+
 def test_a_batch_of_deletions_is_all_or_none(caller: CollectionCaller) -> None:
     caller.create("films", vector_schema=ONE)
     a, b, _ = caller.write("films", {"a": {"data": {"n": 1}}, "b": {"data": {"n": 1}}, "c": {}})
