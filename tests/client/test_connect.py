@@ -101,6 +101,10 @@ def test_stores(target: str | Path) -> None:
         "grpc://a:1",
         "host:0",
         "host:99999",
+        "localhost",
+        "127.0.0.1",
+        "search.example.com",
+        "localhost:7077/",
     ],
 )
 def test_neither(target: Any) -> None:
