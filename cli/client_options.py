@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -60,9 +61,9 @@ def connected(target: str | None, store: str | None, *, timeout_s: float, create
     from scannery.indexer.kernels.import_numba import import_numba_without_blas
 
     import_numba_without_blas()
-    # A path that looks like host:port is a folder here, because the option names a store.
-    uri = store if store is None or "://" in store else f"./{store}" if ":" in store else store
-    return connect(str(uri), timeout_s=timeout_s, create=create)
+    assert store is not None
+    # A path that looks like a server is a folder here, because the option names a store.
+    return connect(store if "://" in store else Path(store), timeout_s=timeout_s, create=create)
 
 
 def remote_options() -> ConnectOptions:

@@ -28,6 +28,10 @@ _GRPC_SCHEME = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|xds):")
 _STORE_SCHEME = re.compile(r"(file|gs|s3|az|abfs|abfss)://", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _HTTP_SCHEMES = {"http://", "https://"}
+_PROBABLY_A_SERVER = re.compile(
+    rf"localhost|[0-9]{{1,3}}(\.[0-9]{{1,3}}){{3}}|([A-Za-z0-9-]+\.){{2,}}[A-Za-z]{{2,}}|{_HOST}:[0-9]{{1,5}}/.*"
+)
+"""Meant as servers, but read as folders: `localhost`, `127.0.0.1`, `search.example.com`, `localhost:7077/`."""
 
 
 def connect(
@@ -110,7 +114,9 @@ def connect_config(
             "target: a store takes no credentials; they are for a server (host:port)", field="target"
         )
     if create and remote is not None:
-        raise InvalidArgumentError("create: is for the folder of a store, not for a server", field="create")
+        raise InvalidArgumentError(
+            "create: is for the folder of a store, not for a server: leave it out", field="create"
+        )
     if not _is_count(channels, 64):
         raise InvalidArgumentError(f"channels: must be 1 to 64, got {channels!r:.80}", field="channels")
     if remote is not None:
@@ -144,9 +150,20 @@ def _remote(target: str | Path) -> Endpoint | str | None:
         )
     match = _HOST_PORT.fullmatch(target)
     if match is None:
+        _check_is_folder(target)
         return None
     _port(target, match["port"])
     return target
+
+
+def _check_is_folder(target: str) -> None:
+    """Raise InvalidArgumentError for what looks like a server: an empty folder of that name would be no help."""
+    if _PROBABLY_A_SERVER.fullmatch(target) and not Path(target).exists():
+        raise InvalidArgumentError(
+            f"target: {target!r:.80} is not host:port; give it as localhost:7077 for a server, or with ./ in front for "
+            "a folder",
+            field="target",
+        )
 
 
 def _is_count(value: object, most: int) -> bool:

@@ -31,9 +31,13 @@ def datapoint(name: str, vector: tuple[float, ...]) -> dict[str, object]:
 def main(address: str) -> None:
     """Create, fill, deploy and query an index, and remove all of it."""
     scannery.vertex.insecure()  # without TLS; docs/vertex.md has the lines for a server with a certificate
-    # `project` must be here: without it the client changes to REST.
+    # Without `api_transport` the client may change to REST, which is not served.
     aiplatform.init(
-        project="any", location="us-central1", api_endpoint=address, credentials=AnonymousCredentials()
+        project="any",
+        location="us-central1",
+        api_transport="grpc",
+        api_endpoint=address,
+        credentials=AnonymousCredentials(),
     )
     index = aiplatform.MatchingEngineIndex.create_tree_ah_index(
         "colours", dimensions=3, approximate_neighbors_count=10, index_update_method="STREAM_UPDATE"

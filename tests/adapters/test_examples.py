@@ -11,6 +11,7 @@ import pytest
 from scannery.indexer import Store
 from scannery.serving.config import VertexConfig
 from tests.data import ROOT
+from tests.pages import blocks
 from tests.served import MINILM, serving
 
 PROGRAMS = ROOT / "examples" / "frameworks"
@@ -36,7 +37,7 @@ def run(name: str, *arguments: str) -> None:
 def test_every_program_is_run_here_and_is_listed() -> None:
     tests, page = Path(__file__).read_text(), (ROOT / "docs" / "adapters.md").read_text()
     programs = [path.name for path in PROGRAMS.glob("*.py")]
-    assert len(programs) == 6
+    assert len(programs) == 7
     for name in programs:
         assert f'"{name}"' in tests
         assert f"examples/frameworks/{name}" in page
@@ -90,3 +91,39 @@ def test_the_client_of_the_managed_service(tmp_path: Path, capsys: pytest.Captur
             run("with_vertex.py", server.address)
             found = capsys.readouterr().out.splitlines()
             assert found[-2:] == ["nearest: [('orange', 1.0), ('red', 0.9)]", "cold: ['green']"]
+
+
+def test_the_client_of_the_managed_service_s_collections(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Store.open(tmp_path / "served", create=True)
+    vertex = VertexConfig(models={"text-embedding-005": MINILM})
+    with serving(tmp_path / "served", device="cpu", vertex=vertex) as server:
+        for _ in range(2):  # nothing is left
+            run("with_vertex_collections.py", server.address)
+            assert capsys.readouterr().out == f"nearest: {BEES}\n"
+
+
+def test_the_examples_of_the_page_of_frameworks(tmp_path: Path) -> None:
+    from llama_index.core import Document, MockEmbedding
+
+    found = {
+        name: next(
+            block.text for block in blocks("docs/adapters.md") if f"scannery.adapters.{name} " in block.text
+        )
+        for name in ("langchain", "haystack", "llama_index")
+    }
+    Store.open(tmp_path / "served", create=True)
+    with serving(tmp_path / "served", device="cpu", models=(MINILM,)) as server:
+        given = {"documents": [Document(text="Bees make honey.")], "embed_model": MockEmbedding(embed_dim=4)}
+        ran = {}
+        for name, text in found.items():
+            names = ran[name] = dict(given)
+            exec(text.replace("localhost:7077", server.address), names)
+        assert [each.id for each in ran["langchain"]["store"].similarity_search("insects")] == ["a"]
+        assert [each.id for each in ran["haystack"]["store"].filter_documents()] == ["a"]
+        assert [each.text for each in ran["llama_index"]["retriever"].retrieve("honey")] == [
+            "Bees make honey."
+        ]
+        for names in ran.values():
+            names["store"].close()

@@ -317,3 +317,13 @@ def test_help_is_shown_as_it_is_written() -> None:
         for parameter in page.params:
             assert "[" not in (getattr(parameter, "help", None) or ""), (page.name, parameter.name)
     assert len(pages) > 20
+
+
+@pytest.mark.parametrize("name", ["localhost", "localhost:7077", "a.b.example"])
+def test_the_option_names_a_store_whatever_it_is_called(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, errors = run(capsys, "index", "create", "a", "--dimensions", "2", "--store", name)
+    assert (status, errors) == (0, "")
+    assert (tmp_path / name / "a").is_dir()

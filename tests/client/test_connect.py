@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import scannery
 from scannery.client.connect import connect_config
 from scannery.client.transport.http.endpoint import Endpoint
+from scannery.indexer import Store
 from tests.data import ROOT
 from tests.served import DIMENSIONS, serving
 
@@ -101,6 +103,10 @@ def test_stores(target: str | Path) -> None:
         "grpc://a:1",
         "host:0",
         "host:99999",
+        "localhost",
+        "127.0.0.1",
+        "search.example.com",
+        "localhost:7077/",
     ],
 )
 def test_neither(target: Any) -> None:
@@ -134,6 +140,28 @@ def test_a_store_can_be_created_for_its_first_index(tmp_path: Path) -> None:
         client.index("notes").upsert([{"id": "a", "vector": [1, 0]}])
     with scannery.connect(store, create=True) as client:
         assert client.index("notes").search([1, 0], k=1)[0].id == "a"
+
+
+def test_a_wrong_port_or_wire_is_told(tmp_path: Path) -> None:
+    Store.open(tmp_path, create=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        unused_port = probe.getsockname()[1]
+    with serving(tmp_path) as server:
+        host, _, port = server.address.rpartition(":")
+        wrong = {
+            f"{host}:{server.http_port}": "this seems to be the HTTP port: put http://",
+            f"http://{host}:{port}": "this may be the port of gRPC: leave http:// out",
+            f"https://{host}:{server.http_port}": "not to speak TLS: http:// in place",
+            f"{host}:{unused_port}": "is a server running there",
+            f"http://{host}:{unused_port}": "is a server running there",
+        }
+        for target, hint in wrong.items():
+            with (
+                scannery.connect(target, retries=False) as client,
+                pytest.raises(scannery.UnavailableError, match=hint),
+            ):
+                client.indexes()
 
 
 def test_only_a_store_is_created() -> None:

@@ -16,6 +16,7 @@ from scannery.client.transport._async.retrying import AsyncRetryingTransport
 from scannery.client.transport.channels import CHANNELS, Channels, async_ask, async_channel, async_close
 from scannery.client.transport.credentials import Credentials
 from scannery.client.transport.discovery import ASK, PROBE_TIMEOUT_S, Discovery
+from scannery.client.transport.hints import grpc_hint
 from scannery.client.transport.retries import Attempts
 from scannery.client.transport.status import DETAIL_KEY, client_closed, error_from_status
 from scannery.client.transport.tracing import Headers
@@ -115,7 +116,7 @@ class AsyncGrpcTransport(AsyncRetryingTransport):
         detail = _detail(error.trailing_metadata())
         if detail is None:
             # Of gRPC itself, not of the handlers: say which server it was.
-            message = f"{self._target}: {message}{_about_tls(message)}"
+            message = f"{self._target}: {message}{grpc_hint(message)}"
             self._discovery.breaks += code is grpc.StatusCode.UNAVAILABLE
         else:
             self._reached = True
@@ -130,13 +131,6 @@ class AsyncGrpcTransport(AsyncRetryingTransport):
         await async_close(self._channels.close())
         if self._http is not None:
             await self._http.close()
-
-
-def _about_tls(message: str) -> str:
-    """Return a hint where one side encrypts and the other does not, which gRPC says in its own words."""
-    if "WRONG_VERSION_NUMBER" in message:
-        return "; the server seems not to speak TLS"
-    return "; it may speak TLS, and this client does not (tls, ca)" if "Socket closed" in message else ""
 
 
 def _detail(metadata: Iterable[Any] | None) -> ErrorDetail | None:

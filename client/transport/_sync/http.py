@@ -14,6 +14,7 @@ from scannery.client.errors import DeadlineExceededError, ScanneryError, Unavail
 from scannery.client.request.calls import Method
 from scannery.client.transport._sync.retrying import RetryingTransport
 from scannery.client.transport.credentials import Credentials
+from scannery.client.transport.hints import http_hint
 from scannery.client.transport.http.codec import (
     ForeignAnswerError,
     Response,
@@ -229,7 +230,7 @@ class HttpTransport(RetryingTransport):
         except ForeignAnswerError as error:
             raise error_from_status(error.code, f"{self._target}: {error}", None) from error
         except (OSError, UnicodeError) as error:
-            raise UnavailableError(f"{self._target}: {error}") from error
+            raise UnavailableError(f"{self._target}: {error}{http_hint(str(error))}") from error
         self._reached = True
         return answer
 

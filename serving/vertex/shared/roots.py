@@ -81,5 +81,6 @@ def _local(uri: str) -> str:
 def _outside(uri: str, field: str) -> InvalidRequestError:
     return InvalidRequestError.at(
         field,
-        f"{uri!r:.200} is not below a folder that this server reads contents from (--vertex-contents)",
+        f"{uri!r:.200} is no folder that requests may name: give the absolute path or the URI of a folder below one of "
+        "the server's --vertex-contents",
     )
