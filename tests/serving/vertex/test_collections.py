@@ -87,7 +87,9 @@ def age(folder: Path, id: str, seconds: float) -> None:
     first = read_manifest(Store.open(folder / "store"), id, 1)
     older = first.model_copy(update={"created_at": first.created_at - timedelta(seconds=seconds)})
     [path] = (folder / "store" / id / "versions").iterdir()
-    path.write_bytes(older.to_json())
+    draft = folder / "older.json"
+    draft.write_bytes(older.to_json())
+    draft.replace(path)  # a server may read it now
 
 
 def test_the_same_request_takes_over_the_index_of_a_creation_that_was_cut_short(
