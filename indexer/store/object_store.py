@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from scannery.indexer.errors import NotFoundError, StoreError, StoreUriError
+from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.store.backend import Backend, StoredObject
 from scannery.indexer.store.bucket_backend import BucketBackend
@@ -114,8 +114,20 @@ class Store:
         self._backend.write(_checked(key), data, only_if_absent=True)
 
     def create_file(self, key: str, path: Path) -> None:
-        """Copy a local file to an object, as `create` does."""
-        self._backend.write(_checked(key), path, only_if_absent=True)
+        """Copy a local file to an object that must not exist yet.
+
+        In a bucket two concurrent calls may both succeed: large objects are written in parts, without a condition.
+
+        Raises:
+            AlreadyExistsError: it exists.
+
+        """
+        if self.local_root is not None:
+            self._backend.write(_checked(key), path, only_if_absent=True)
+        elif self.exists(key):
+            raise AlreadyExistsError(f"{key} exists")
+        else:
+            self.write_file(key, path)
 
     def replace(self, key: str, data: bytes, *, known: bytes | None) -> None:
         """Write an object that has not changed since it was read; of several concurrent calls exactly one succeeds.

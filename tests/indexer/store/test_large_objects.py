@@ -71,6 +71,17 @@ def test_small_and_empty_objects_are_one_request(server):
         store.create("b", b"")
 
 
+def test_files_do_not_replace_objects(server, data, tmp_path):
+    (tmp_path / "file").write_bytes(data)
+    for uri in ("s3://bucket/store", tmp_path / "store"):
+        store = Store.open(uri, create=True)
+        store.create_file("a", tmp_path / "file")
+        (tmp_path / "other").touch()
+        with pytest.raises(AlreadyExistsError):
+            store.create_file("a", tmp_path / "other")
+        assert store.read("a") == data
+
+
 def test_an_object_that_takes_longer_than_a_request_may_arrives_in_parts(server, data, monkeypatch, tmp_path):
     monkeypatch.setenv("SCANNERY_STORE_TIMEOUT_S", "1")
     server.bytes_per_s = 4 * PART  # a part takes a quarter of a second; four at once, the whole 0.6 s
