@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from scannery.adapters.attributes import attribute_name, to_metadata
@@ -14,6 +14,8 @@ __all__ = ["MetadataQueries"]
 
 MAX_FACETS = 10_000
 """Of a call."""
+_OWN_FIELDS = ("title", "text", "payload", "offsets")
+"""Of a datapoint: an attribute of such a name comes only with all fields."""
 _TYPES = ((bool, "boolean"), (int, "int"), (float, "float"))
 
 
@@ -98,7 +100,7 @@ class MetadataQueries:
         facets = index.facets(name, where, limit=MAX_FACETS)
         values = _listed(facets)
         if facets.distinct > len(facets):
-            values = _distinct(index.scan(where=where, fields=[name]), name)
+            values = _distinct(index.scan(where=where, fields=_read(name)), name)
         return _page(values, search_term, from_, size)
 
     async def get_metadata_field_unique_values_async(
@@ -115,7 +117,7 @@ class MetadataQueries:
         facets = await index.facets(name, where, limit=MAX_FACETS)
         values = _listed(facets)
         if facets.distinct > len(facets):
-            values = _distinct([each async for each in index.scan(where=where, fields=[name])], name)
+            values = _distinct([each async for each in index.scan(where=where, fields=_read(name))], name)
         return _page(values, search_term, from_, size)
 
     @property
@@ -139,11 +141,27 @@ def _distinct(points: Iterable[Datapoint], name: str) -> list[Any]:
     """Return the distinct scalars of an attribute, those in lists included."""
     found: dict[tuple[type, Any], Any] = {}
     for point in points:
-        value = point.attributes.get(name)
+        value = _value(point.attributes, name)
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, (str, int, float)):
                 found[type(each), each] = each
     return list(found.values())
+
+
+def _read(name: str) -> list[str] | None:
+    """Return the fields to read for the values of a name: its own, and that which it is a path into; None: all."""
+    first = name.split(".", 1)[0]
+    return None if first in _OWN_FIELDS else list(dict.fromkeys([name, first]))
+
+
+def _value(attributes: Mapping[str, Any], name: str) -> Any:
+    """Return the value of an attribute, or else of a path into objects, as filters and facets see it."""
+    if name in attributes:
+        return attributes[name]
+    value: Any = attributes
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _page(values: list[Any], search_term: str | None, from_: int, size: int) -> tuple[list[Any], int]:

@@ -257,10 +257,20 @@ def test_writers_at_the_same_time_write_each_document_once(target: str):
 def test_values_of_lists_and_more_values_than_a_call_returns(store: ScanneryDocumentStore):
     store.write_documents(
         [
-            Document(id=str(number), meta={"n": number, "tags": ["x", f"t{number % 3}"]})
+            Document(
+                id=str(number),
+                meta={
+                    "n": number,
+                    "tags": ["x", f"t{number % 3}"],
+                    "title": f"p{number}",
+                    "at": {"page": f"p{number}"},
+                },
+            )
             for number in range(10_050)
         ]
     )
+    for field in ("title", "at.page"):
+        assert store.get_metadata_field_unique_values(field, "10049") == (["p10049"], 1)
     values, total = store.get_metadata_field_unique_values("n", from_=10_040, size=100)
     assert total == 10_050 and values == sorted(range(10_050), key=str)[10_040:]
     assert store.get_metadata_field_unique_values("meta.tags", "T") == (["t0", "t1", "t2"], 3)
