@@ -32,7 +32,7 @@ class Authorizer:
         """Return the caller, for any method; raise UnauthenticatedError without valid credentials."""
         principal = self._authenticator.principal(metadata)
         if principal is None:
-            raise UnauthenticatedError("valid credentials are needed")
+            raise UnauthenticatedError("valid credentials are needed: an API key or a token for this server")
         return principal
 
     def principal(self, path: str, metadata: Metadata) -> Principal:
