@@ -7,8 +7,11 @@ object from threads and from coroutines of several event loops.
 from __future__ import annotations
 
 import asyncio
+import difflib
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +21,8 @@ from scannery.client.aio import AsyncClient, AsyncIndex
 from scannery.client.connect import connect_config
 
 __all__ = ["Connection"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class _LoopClient(NamedTuple):
@@ -145,12 +150,23 @@ class Connection:
                 await client.close()
 
     def _found_or_created(self, client: Client) -> IndexInfo:
-        try:
+        with suppress(NotFoundError):
             return client.index(self._name).stats()
-        except NotFoundError:
-            # Another process may create it at the same time.
-            created = client.create_index(self._name, if_exists="keep", **self._new_index(client))
-            return created.stats()
+        self._warn_of_another_name(client)
+        # Outside of the handler, so that an error here does not begin with one that there is no index. Another process
+        # may create it at the same time.
+        return client.create_index(self._name, if_exists="keep", **self._new_index(client)).stats()
+
+    def _warn_of_another_name(self, client: Client) -> None:
+        """Log it if there is an index of nearly this name: a misspelt one would only be found empty."""
+        # Names with another number are meant: `tenant-1`, `tenant-2`.
+        others = [info.name for info in client.indexes() if _letters(info.name) != _letters(self._name)]
+        for other in difflib.get_close_matches(self._name, others, n=1, cutoff=0.85):
+            _LOG.warning(
+                "there is no index %r, which is created when it is written; did you mean %r?",
+                self._name,
+                other,
+            )
 
     def _connecting(self) -> dict[str, Any]:
         return {**self._options, **self._secrets()}
@@ -165,3 +181,7 @@ class Connection:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+
+def _letters(name: str) -> str:
+    return "".join(each for each in name if not each.isdigit())

@@ -331,6 +331,7 @@ class ServerConfig(ListenConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.private  # checks its address
+        self._check_told_address()
         self._check("recall_share", 0, 1)
         self._check("keep_queries", 0, 10_000)
         make_absolute(self, "store", "log")
@@ -354,6 +355,16 @@ class ServerConfig(ListenConfig):
                     "must not see; give a folder of its own",
                     field="vertex_contents",
                 )
+
+    def _check_told_address(self) -> None:
+        """Raise ConfigError if clients of the managed service would be told an address that no other machine has."""
+        host, port = split_address(self.listen)
+        if self.vertex is not None and not self.vertex.address and host in ("0.0.0.0", "::"):
+            raise ConfigError(
+                f"vertex_address: {self.listen} cannot be reached by clients, which are told it for queries; "
+                f"give the server's own, such as search.example.com:{port} (--vertex-address)",
+                field="vertex_address",
+            )
 
     @property
     def private(self) -> ServerConfig | None:

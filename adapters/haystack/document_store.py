@@ -67,6 +67,10 @@ class ScanneryDocumentStore(MetadataQueries):
         ca: str | None = None,
         timeout_s: float = 30.0,
     ) -> None:
+        if api_key is not None and not isinstance(api_key, Secret):
+            raise TypeError(
+                "api_key: must be Haystack's Secret, such as Secret.from_env_var('KEY') or Secret.from_token(key)"
+            )
         self._arguments: dict[str, Any] = {
             "target": str(target),
             "index": index,

@@ -94,7 +94,9 @@ class ScanneryVectorStore(VectorStore):
         if texts:
             vectors = None if self.embedding is None else self.embedding.embed_documents(texts)
             batch = points(texts, metadatas, known, vectors)
-            self._connection.index().upsert_many(batch, batch_size=self._batch_size)
+            index = self._connection.index()
+            self._check_encodes()
+            index.upsert_many(batch, batch_size=self._batch_size)
         return known
 
     async def aadd_texts(
@@ -112,7 +114,9 @@ class ScanneryVectorStore(VectorStore):
         if texts:
             vectors = None if self.embedding is None else await self.embedding.aembed_documents(texts)
             batch = points(texts, metadatas, known, vectors)
-            await (await self._connection.aindex()).upsert_many(batch, batch_size=self._batch_size)
+            index = await self._connection.aindex()
+            self._check_encodes()
+            await index.upsert_many(batch, batch_size=self._batch_size)
         return known
 
     def delete(self, ids: Sequence[str] | None = None, **kwargs: Any) -> bool:
@@ -318,6 +322,16 @@ class ScanneryVectorStore(VectorStore):
             return {**self._new, "encoder": self._encoder or _only_encoder(client)}
         dimensions = self._dimensions or len(self.embedding.embed_query("dimensions"))
         return {**self._new, "dimensions": dimensions}
+
+    def _check_encodes(self) -> None:
+        """Raise InvalidArgumentError for texts that nothing makes vectors of: no search by meaning would find them."""
+        info = self._connection.info
+        encodes = info.encoder is not None or any(each.encoder for each in info.named_vectors.values())
+        if self.embedding is None and info.dimensions and not encodes:
+            raise InvalidArgumentError(
+                f"embedding: index {info.name!r} has no encoder: give the embedding that its vectors were made with",
+                field="embedding",
+            )
 
     def _deleted_by(self, ids: Sequence[str] | None, kwargs: dict[str, Any]) -> Any:
         where = kwargs.pop("filter", None)

@@ -88,6 +88,12 @@ class ScanneryVectorStore(BasePydanticVectorStore):
     _new_index: _NewIndex = PrivateAttr()
 
     def __init__(self, target: str | Path, index: str, **options: Any) -> None:
+        # Pydantic would ignore them, a key for the server too.
+        for name in options.keys() - type(self).model_fields.keys() - {"class_name"}:
+            raise TypeError(
+                f"ScanneryVectorStore has no argument {name!r}; options of scannery.connect, such as api_key, are in "
+                "connect_options={…}"
+            )
         super().__init__(
             target=str(target),
             index=index,

@@ -63,7 +63,7 @@ class EmbeddedTransport:
         try:
             response = self._engine.call(method.path, request, timeout_s)
         except Exception as error:
-            raise _translated(error) from error
+            raise _translated(error, timeout_s) from error
         if not isinstance(response, method.response):
             raise TypeError(f"{method.path} answered with a {type(response).__name__}")
         return response
@@ -85,11 +85,15 @@ class EmbeddedTransport:
         return type(self).open, (self._store,)
 
 
-def _translated(error: Exception) -> ScanneryError:
+def _translated(error: Exception, timeout_s: float | None = None) -> ScanneryError:
     from scannery.serving.embedded import status_of
 
     code, message, detail = status_of(error)
     if code.name == "INTERNAL":
         # There is no server with a log, and no other user to hide the cause from.
         return error_from_status(code.name, f"internal error: {type(error).__name__}: {error}", None)
+    if code.name == "DEADLINE_EXCEEDED" and timeout_s is not None:
+        # The first call that needs a model loads it in this process, or even downloads it.
+        hint = f"{message} ({timeout_s:g} s; `timeout_s` of the call, or of `connect`, gives more)"
+        return error_from_status(code.name, hint, None)
     return error_from_status(code.name, message, detail)

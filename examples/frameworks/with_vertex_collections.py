@@ -41,11 +41,9 @@ def main(address: str) -> None:
     collections = api.VectorSearchServiceClient(**options)
     collections.create_collection(parent=HOME, collection_id="songs", collection=SCHEMA).result()
 
-    new = [
-        {"parent": SONGS, "data_object_id": id, "data_object": {"data": {"title": text}}}
-        for id, text in TEXTS.items()
-    ]
-    api.DataObjectServiceClient(**options).batch_create_data_objects({"parent": SONGS, "requests": new})
+    objects = api.DataObjectServiceClient(**options)
+    new = [{"data_object_id": id, "data_object": {"data": {"title": text}}} for id, text in TEXTS.items()]
+    objects.batch_create_data_objects({"parent": SONGS, "requests": new})
 
     wanted = {"search_text": "how do insects communicate", "search_field": "meaning", "top_k": 1}
     wanted |= {"task_type": "RETRIEVAL_QUERY", "output_fields": {"data_fields": ["*"]}}
@@ -53,6 +51,8 @@ def main(address: str) -> None:
         {"parent": SONGS, "semantic_search": wanted}
     )
     print("nearest:", best.data_object.data["title"])
+    old = [{"name": f"{SONGS}/dataObjects/{id}"} for id in TEXTS]
+    objects.batch_delete_data_objects({"parent": SONGS, "requests": old})
     collections.delete_collection(name=SONGS).result()
 
 

@@ -32,7 +32,7 @@ class Authorizer:
         """Return the caller, for any method; raise UnauthenticatedError without valid credentials."""
         principal = self._authenticator.principal(metadata)
         if principal is None:
-            raise UnauthenticatedError("valid credentials are needed")
+            raise UnauthenticatedError("valid credentials are needed: an API key or a token for this server")
         return principal
 
     def principal(self, path: str, metadata: Metadata) -> Principal:
@@ -47,7 +47,7 @@ class Authorizer:
         principal = self.known(metadata)
         scope = self._scope_of(path)
         if scope is None:
-            raise UnsupportedError("there is no such method")
+            raise UnsupportedError(f"there is no such method{_hint(path)}")
         if not principal.may(scope):
             raise PermissionDeniedError(f"these credentials do not have the scope {scope!r}")
         return principal
@@ -59,3 +59,9 @@ class Authorizer:
         except (UnauthenticatedError, UnsupportedError, PermissionDeniedError):
             return False
         return True
+
+
+def _hint(path: str) -> str:
+    """Return how a server answers a method of the managed service, which a program with its client may expect."""
+    managed = path.startswith(("/google.cloud.aiplatform.", "/google.cloud.vectorsearch."))
+    return "; `scannery serve --vertex` has those that docs/vertex.md lists" if managed else ""

@@ -164,6 +164,14 @@ def test_a_wrong_port_or_wire_is_told(tmp_path: Path) -> None:
                 client.indexes()
 
 
+def test_a_deadline_in_this_process_tells_how_long_it_was(tmp_path: Path) -> None:
+    with (
+        scannery.connect(tmp_path, timeout_s=1e-6) as client,
+        pytest.raises(scannery.DeadlineExceededError, match=r"1e-06 s; `timeout_s` of the call"),
+    ):
+        client.create_index("notes", dimensions=2)
+
+
 def test_only_a_store_is_created() -> None:
     for connect in (scannery.connect, scannery.aio.connect):
         with pytest.raises(scannery.InvalidArgumentError, match="create: is for the folder of a store"):

@@ -79,8 +79,8 @@ def _local(uri: str) -> str:
 
 
 def _outside(uri: str, field: str) -> InvalidRequestError:
+    wrong = f"{uri!r:.200} is no folder that requests may name" if uri else "is required"
     return InvalidRequestError.at(
         field,
-        f"{uri!r:.200} is no folder that requests may name: give the absolute path or the URI of a folder below one of "
-        "the server's --vertex-contents",
+        f"{wrong}: give the absolute path or the URI of a folder below one of the server's --vertex-contents",
     )

@@ -361,6 +361,11 @@ def test_a_store_in_this_process_takes_no_key(tmp_path, monkeypatch: pytest.Monk
     store.close()
 
 
+def test_a_key_is_a_secret() -> None:
+    with pytest.raises(TypeError, match=r"api_key: must be Haystack's Secret, such as Secret\.from_env_var"):
+        ScanneryDocumentStore(target="localhost:1", api_key="scn_x")  # type: ignore[arg-type]  # the point
+
+
 def test_without_the_package_the_error_names_the_extra():
     code = "import sys; sys.modules['haystack'] = None; import scannery.adapters.haystack"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

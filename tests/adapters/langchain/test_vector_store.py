@@ -316,6 +316,34 @@ def test_without_an_encoder_the_error_says_what_to_give(target: str):
     store.close()
 
 
+def test_a_misspelt_index_is_told(target: str, caplog: pytest.LogCaptureFixture):
+    name = fresh_name()
+    for index in (name, f"{name}s"):
+        with_vectors = ScanneryVectorStore(EMBEDDING, target=target, index=index)
+        with_vectors.add_texts(["a"])
+        with_vectors.close()
+    assert (
+        f"there is no index '{name}s', which is created when it is written; did you mean '{name}'?"
+        in caplog.text
+    )
+    assert len(caplog.records) == 1
+
+
+def test_texts_without_a_vector_are_not_written_where_vectors_are_searched(target: str):
+    name = fresh_name()
+    with_vectors = ScanneryVectorStore(EMBEDDING, target=target, index=name)
+    with_vectors.add_texts(["a"])
+    store = ScanneryVectorStore(target=target, index=name)
+    with pytest.raises(scannery.InvalidArgumentError, match="has no encoder: give the embedding") as caught:
+        store.add_texts(["b"])
+    assert caught.value.field == "embedding"
+    with pytest.raises(scannery.InvalidArgumentError, match="has no encoder: give the embedding"):
+        asyncio.run(store.aadd_texts(["b"]))
+    assert len(with_vectors.similarity_search("a", k=9)) == 1
+    store.close()
+    with_vectors.close()
+
+
 def test_without_the_package_the_error_names_the_extra():
     code = "import sys; sys.modules['langchain_core'] = None; import scannery.adapters.langchain"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -322,6 +322,13 @@ def test_other_modes_are_refused(filled: ScanneryVectorStore) -> None:
         filled.query(VectorStoreQuery(query_str="bees"))
 
 
+def test_unknown_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"no argument 'api_key'; .* in connect_options"):
+        ScanneryVectorStore("localhost:1", "notes", api_key="scn_x")
+    store = ScanneryVectorStore("localhost:1", "notes", embedding_dim=3)
+    assert ScanneryVectorStore.from_dict(store.to_dict()).to_dict() == store.to_dict()
+
+
 def by_letters(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
     counts = [{ord(letter): float(text.count(letter)) for letter in text} for text in texts]
     return [list(each) for each in counts], [list(each.values()) for each in counts]

@@ -203,6 +203,8 @@ def test_places_outside_of_the_roots_are_refused(caller: CollectionCaller, folde
             caller.import_from("here", root / "in", place)  # type: ignore[arg-type]
         with pytest.raises(grpc.RpcError, match="gcs_destination.export_uri"):
             caller.export_to("here", place)  # type: ignore[arg-type]
+    with pytest.raises(grpc.RpcError, match="gcs_import.error_uri: is required"):
+        caller.import_from("here", root / "in", "")  # type: ignore[arg-type]
     assert sorted(path.name for path in (folder / "outside").iterdir()) == ["x.jsonl"]
     write_lines(root / "csv" / "x.csv", [{"id": "a"}])
     ended = caller.import_from("here", root / "csv", root / "errors")

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 import scannery
+from scannery.indexer import Store
 from scannery.serving import ConfigError, SecurityConfig, ServerConfig
 from scannery.serving.config import VertexConfig
 from scannery.serving.security.api_keys import KeyFile
 from scannery.vertex.v1 import endpoint_pb2, index_pb2, match_pb2, operations_pb2, private_pb2
 from scannery.vertex.v2 import collections_pb2
+from tests.served import serving
 from tests.serving.vertex.facade_client import PARENT, V1, Caller, facade, ids_of, write_lines
 
 RNG = np.random.default_rng(4)
@@ -706,3 +708,22 @@ def test_a_private_endpoint_beyond_loopback_needs_consent(tmp_path: Path):
     security = SecurityConfig(keys_file=str(tmp_path / "keys.json"))
     with pytest.raises(ConfigError, match="in the clear"):
         ServerConfig(store=str(tmp_path), security=security, vertex=VertexConfig(private="0.0.0.0:10000"))
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7077", "[::]:7077"])
+def test_clients_are_told_an_address_that_they_can_reach(tmp_path: Path, listen: str) -> None:
+    options: dict[str, Any] = {"store": str(tmp_path), "listen": listen, "insecure": True}
+    with pytest.raises(ConfigError, match=r"such as search\.example\.com:7077 \(--vertex-address\)"):
+        ServerConfig(**options, vertex=VertexConfig())
+    ServerConfig(**options, vertex=VertexConfig(address="search.example.com:7077"))
+
+
+def test_a_server_without_it_names_the_option(tmp_path: Path) -> None:
+    Store.open(tmp_path, create=True)
+    with (
+        serving(tmp_path, http="off") as server,
+        Caller(server.address) as caller,
+        pytest.raises(grpc.RpcError, match="`scannery serve --vertex`") as caught,
+    ):
+        caller.create_index()
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
