@@ -363,7 +363,7 @@ def test_a_store_in_this_process_takes_no_key(tmp_path, monkeypatch: pytest.Monk
 
 def test_a_key_is_a_secret() -> None:
     with pytest.raises(TypeError, match=r"api_key: must be Haystack's Secret, such as Secret\.from_env_var"):
-        ScanneryDocumentStore(target="localhost:1", api_key="scn_x")  # type: ignore[arg-type]  # the point
+        ScanneryDocumentStore(target="localhost:1", api_key="scn_x")  # the point
 
 
 def test_without_the_package_the_error_names_the_extra():
