@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,8 +116,11 @@ def test_the_examples_of_the_page_of_frameworks(tmp_path: Path) -> None:
     }
     Store.open(tmp_path / "served", create=True)
     with serving(tmp_path / "served", device="cpu", models=(MINILM,)) as server:
-        given = {"documents": [Document(text="Bees make honey.")], "embed_model": MockEmbedding(embed_dim=4)}
-        ran = {}
+        given: dict[str, Any] = {
+            "documents": [Document(text="Bees make honey.")],
+            "embed_model": MockEmbedding(embed_dim=4),
+        }
+        ran: dict[str, dict[str, Any]] = {}
         for name, text in found.items():
             names = ran[name] = dict(given)
             exec(text.replace("localhost:7077", server.address), names)
