@@ -62,6 +62,10 @@ NOT_RUN = {
     ): "needs other databases; tests/cli/importing/test_import.py has them",
     ("docs/serving.md", "gs://bucket/store"): "needs a bucket; tests/serving/process serves with workers",
     (
+        "docs/live-updates.md",
+        "SCANNERY_LOG",
+    ): "needs a bucket and a database; tests/live/log has servers of PostgreSQL",
+    (
         "docs/operations/serving.md",
         "pip install",
     ): "pip would change this environment; test_tracing.py traces",
