@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from scannery.indexer import CorruptError, FormatError, Manifest, NotFoundError, Store, read_manifest
 from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError
+from scannery.live.log.registry import forget, registered
 
-__all__ = ["ADVICE", "FORGET", "check_current", "check_index", "check_registered"]
+__all__ = ["ADVICE", "FORGET", "check_begun", "check_current", "check_index", "check_registered"]
 
 FORGET = "begin a new log with `scannery index log --forget`, which loses the mutations that were not sealed"
 ADVICE = f"pass the place of that log with --log, or, if it is lost, {FORGET}"
@@ -26,6 +27,24 @@ def check_current(store: Store, index: str, manifest: Manifest) -> None:
         return  # an earlier version is open, and takes writes
     if manifest.index_id is not None and known != manifest.index_id:
         raise LogReplacedError(f"index {index!r} was dropped and created again")
+
+
+def check_begun(store: Store, index: str, manifest: Manifest, log_id: str) -> None:
+    """Check again after a log was begun; if its index was dropped meanwhile, the log's registration is removed.
+
+    A drop that begins later finds the log, and removes it.
+
+    Raises:
+        LogReplacedError: it was; the log is to be removed.
+
+    """
+    try:
+        check_current(store, index, manifest)
+    except LogReplacedError:
+        known = registered(store, index)
+        if known is not None and known.log_id == log_id:
+            forget(store, index)
+        raise
 
 
 def check_index(log: MutationLog, manifest: Manifest, *, where: str) -> None:

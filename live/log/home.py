@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from scannery.indexer import AlreadyExistsError, CorruptError, Manifest, Store
-from scannery.live.log.checks import ADVICE, FORGET, check_current, check_index, check_registered
+from scannery.live.log.checks import ADVICE, FORGET, check_begun, check_current, check_index, check_registered
 from scannery.live.log.files import (
     DRAFT_FILE,
     LOG_FILE,
@@ -25,7 +25,7 @@ from scannery.live.log.files import (
 )
 from scannery.live.log.location import log_folder
 from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError
-from scannery.live.log.registry import Registration, forget, register, registered
+from scannery.live.log.registry import Registration, register, registered
 from scannery.live.log.sqlite_log import SqliteLog, rename_log
 from scannery.runtime.errors import ReadOnlyError
 
@@ -112,16 +112,10 @@ class LogPlace:
         return log
 
     def _check_own(self, log: SqliteLog, log_id: str, manifest: Manifest) -> None:
-        """Check again after a log was begun, and remove it if its index was dropped meanwhile.
-
-        A drop that begins later finds the log, and removes it.
-        """
+        """Check again after a log was begun, and remove it if its index was dropped meanwhile."""
         try:
-            check_current(self._store, self._index, manifest)
+            check_begun(self._store, self._index, manifest, log_id)
         except LogReplacedError:
-            known = registered(self._store, self._index)
-            if known is not None and known.log_id == log_id:
-                forget(self._store, self._index)
             names = files_of_log(log.path.parent) if log.position() == 0 else []
             log.close()
             for name in names:

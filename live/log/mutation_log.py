@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from scannery.indexer import IndexerError, Manifest, StoreError
+from scannery.runtime.errors import InvalidRequestError
 
 __all__ = [
+    "KEEP_ANSWERS_S",
     "Answer",
     "LogEntry",
     "LogGapError",
@@ -28,6 +30,9 @@ __all__ = [
     "Request",
     "WrongLogError",
 ]
+
+KEEP_ANSWERS_S = 3600.0
+"""How long a request is recognised that is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,29 @@ class Request:
     """Name of the principal: each caller has its own ids. Empty if the server requires no credentials."""
     digest: bytes = b""
     """Hash of the request's content."""
+
+    @property
+    def key(self) -> str:
+        """The caller and the id."""
+        return f"{self.caller}\0{self.id}"  # names of callers cannot contain the separator
+
+    def check_repeated(self, digest: bytes, sequence: int) -> None:
+        """Check that the content is that of an earlier request with the same key.
+
+        Args:
+            digest: of the earlier request.
+            sequence: with which that was answered.
+
+        Raises:
+            InvalidRequestError: it is not.
+
+        """
+        if digest != self.digest:
+            raise InvalidRequestError.at(
+                "request_id",
+                f"must not be used again for another request within an hour; {self.id!r} was answered with sequence "
+                f"{sequence}",
+            )
 
 
 @dataclass(frozen=True, slots=True)

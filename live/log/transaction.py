@@ -11,6 +11,7 @@ import apsw
 from scannery.indexer import CorruptError
 from scannery.live.log.database import sqlite_version, upgrade
 from scannery.live.log.mutation_log import (
+    KEEP_ANSWERS_S,
     Answer,
     LogEntry,
     LogGapError,
@@ -18,10 +19,8 @@ from scannery.live.log.mutation_log import (
     LogReplacedError,
     Request,
 )
-from scannery.runtime.errors import InvalidRequestError
 
 __all__ = [
-    "KEEP_ANSWERS_S",
     "SqliteTransaction",
     "adopt",
     "entries_after",
@@ -31,9 +30,6 @@ __all__ = [
     "truncated_of",
     "written_by",
 ]
-
-KEEP_ANSWERS_S = 3600.0
-_SEPARATOR = "\0"
 
 
 class SqliteTransaction:
@@ -71,17 +67,13 @@ class SqliteTransaction:
         row = self._connection.execute(
             "SELECT sequence, count, digest FROM answers "
             "WHERE (request_id = ? OR (request_id = ? AND digest IS NULL)) AND answered_at > ?",
-            (_key(request), request.id, self._clock() - KEEP_ANSWERS_S),
+            (request.key, request.id, self._clock() - KEEP_ANSWERS_S),
         ).fetchone()
         if row is None:
             return None
         sequence, count, digest = row
-        if digest is not None and digest != request.digest:
-            raise InvalidRequestError.at(
-                "request_id",
-                f"must not be used again for another request within an hour; {request.id!r} was answered with sequence "
-                f"{sequence}",
-            )
+        if digest is not None:
+            request.check_repeated(digest, sequence)
         return Answer(sequence, count)
 
     def append(self, data: bytes, *, request: Request | None = None, count: int = 0) -> int:
@@ -95,7 +87,7 @@ class SqliteTransaction:
             self._connection.execute(
                 "INSERT OR REPLACE INTO answers (request_id, sequence, count, answered_at, digest) "
                 "VALUES (?, ?, ?, ?, ?)",
-                (_key(request), sequence, count, self._clock(), request.digest),
+                (request.key, sequence, count, self._clock(), request.digest),
             )
         self.position = sequence
         self.appended_bytes += len(data)
@@ -188,11 +180,6 @@ def truncated_of(connection: apsw.Connection) -> int:
     """Return the sequence up to which records were removed."""
     value: int = connection.execute("SELECT value FROM state WHERE name = 'truncated'").get
     return value
-
-
-def _key(request: Request) -> str:
-    # Names of callers cannot contain the separator.
-    return f"{request.caller}{_SEPARATOR}{request.id}"
 
 
 def _checksum(sequence: int, data: bytes) -> int:

@@ -22,9 +22,9 @@ from scannery.live.log import forks as log_forks
 from scannery.live.log import sqlite_log
 from scannery.live.log.database import LOG_FORMAT, check_sqlite, connected
 from scannery.live.log.files import exclusive, wal_of
-from scannery.live.log.mutation_log import Answer, LogEntry, Request
+from scannery.live.log.mutation_log import KEEP_ANSWERS_S, Answer, LogEntry, Request
 from scannery.live.log.sqlite_log import SqliteLog
-from scannery.live.log.transaction import KEEP_ANSWERS_S, entries_after
+from scannery.live.log.transaction import entries_after
 from scannery.serving import ConfigError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from tests.data import ROOT

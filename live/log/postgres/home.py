@@ -16,14 +16,14 @@ import psycopg
 from psycopg import errors
 
 from scannery.indexer import AlreadyExistsError, CorruptError, Manifest, Store, new_index_id
-from scannery.live.log.checks import ADVICE, FORGET, check_current, check_index, check_registered
+from scannery.live.log.checks import ADVICE, FORGET, check_begun, check_current, check_index, check_registered
 from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError
 from scannery.live.log.postgres.database import Database
 from scannery.live.log.postgres.postgres_log import PostgresLog
 from scannery.live.log.postgres.schema import create_schema
 from scannery.live.log.postgres.turn import turn
-from scannery.live.log.registry import Registration, forget, register, registered
+from scannery.live.log.registry import Registration, register, registered
 from scannery.live.log.sqlite_copy import read_copy
 
 __all__ = ["PostgresHome"]
@@ -176,16 +176,10 @@ class PostgresHome:
         )
 
     def _check_own(self, log_id: str, manifest: Manifest) -> None:
-        """Check again after a log was begun, and remove it if its index was dropped meanwhile.
-
-        A drop that begins later finds the log, and removes it.
-        """
+        """Check again after a log was begun, and remove it if its index was dropped meanwhile."""
         try:
-            check_current(self._store, self._index, manifest)
+            check_begun(self._store, self._index, manifest, log_id)
         except LogReplacedError:
-            known = registered(self._store, self._index)
-            if known is not None and known.log_id == log_id:
-                forget(self._store, self._index)
             self._delete(log_id)
             raise
 

@@ -18,10 +18,10 @@ from typing import Any
 import psycopg
 
 from scannery.indexer import IndexerError, StoreError
-from scannery.live.log.mutation_log import LogEntry, LogIdentity, LogReplacedError
+from scannery.live.log.mutation_log import KEEP_ANSWERS_S, LogEntry, LogIdentity, LogReplacedError
 from scannery.live.log.postgres.database import Database
 from scannery.live.log.postgres.reading import entries_after
-from scannery.live.log.postgres.turn import KEEP_ANSWERS_S, PostgresTransaction, turn
+from scannery.live.log.postgres.turn import PostgresTransaction, turn
 from scannery.live.log.sqlite_copy import write_copy
 
 __all__ = ["PostgresLog"]

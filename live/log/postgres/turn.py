@@ -21,18 +21,23 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 
 from scannery.indexer import CorruptError, StoreError
-from scannery.live.log.mutation_log import Answer, LogEntry, LogReplacedError, LogUnavailableError, Request
+from scannery.live.log.mutation_log import (
+    KEEP_ANSWERS_S,
+    Answer,
+    LogEntry,
+    LogReplacedError,
+    LogUnavailableError,
+    Request,
+)
 from scannery.live.log.postgres.chain import chained
 from scannery.live.log.postgres.database import Database
 from scannery.live.log.postgres.errors import translated_errors
 from scannery.live.log.postgres.reading import entries_after
-from scannery.runtime.errors import InvalidRequestError
 
-__all__ = ["KEEP_ANSWERS_S", "PostgresTransaction", "turn"]
+__all__ = ["PostgresTransaction", "turn"]
 
 _LOG = logging.getLogger(__name__)
 
-KEEP_ANSWERS_S = 3600
 LOCK_MS = 2000
 """One attempt to get the lock."""
 TURN_S = 10.0
@@ -147,12 +152,7 @@ class PostgresTransaction:
         if known is None:
             return None
         answer, digest = known
-        if digest != request.digest:
-            raise InvalidRequestError.at(
-                "request_id",
-                f"must not be used again for another request within an hour; {request.id!r} was answered with sequence "
-                f"{answer.sequence}",
-            )
+        request.check_repeated(digest, answer.sequence)
         return answer
 
     def append(self, data: bytes, *, request: Request | None = None, count: int = 0) -> int:
@@ -326,5 +326,4 @@ def _took_effect(connection: Connection, state: _State, transaction: PostgresTra
 
 
 def _key(request: Request) -> bytes:
-    # Names of callers cannot contain the separator.
-    return f"{request.caller}\0{request.id}".encode("utf-8", "surrogatepass")
+    return request.key.encode("utf-8", "surrogatepass")
