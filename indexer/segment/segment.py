@@ -180,6 +180,16 @@ class Segment:
         table = self.table if columns is None else self.table.select(list(columns))
         return taken(table, np.asarray(rows, np.int64))
 
+    def ranks_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return a number for each of some rows, int64, which is greater where the id is."""
+        ranks: np.ndarray = self.ties.ranks_N[rows]
+        return ranks
+
+    def ids_of(self, rows: np.ndarray) -> list[str]:
+        """Return the ids of some rows."""
+        ids: list[str] = self.take(rows, ["id"]).column(0).to_pylist()
+        return ids
+
     def searched_texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return title and text of each row, for transcripts only the spoken text; "" if a row has neither."""
         known = [name for name in SEARCHED_COLUMNS if name in self.table.column_names]

@@ -27,9 +27,8 @@ from functools import partial, reduce
 
 import numpy as np
 
-from scannery.indexer import Segment
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale, dense_values, lexical_values
-from scannery.serving.engine.top_k import EMPTY, Ranking, by_score_and_id
+from scannery.serving.engine.top_k import EMPTY, Ranking, Rows, by_score_and_id
 from scannery.serving.request.options import Fusion
 
 __all__ = ["RANK_CONSTANT", "DenseRankings", "fuse", "fusion_depth", "keys_in", "places_of"]
@@ -73,7 +72,7 @@ class DenseRankings:
         """Rows of the longest ranking."""
         return max(map(len, self.rankings))
 
-    def within(self, depth: int, segments: Sequence[Segment]) -> list[Ranking]:
+    def within(self, depth: int, segments: Sequence[Rows]) -> list[Ranking]:
         """Return the rankings by each vector of the rows that are among the best `depth` of any."""
         best = [ranking.within(0, depth) for ranking in self.rankings]
         if len(best) == 1:
@@ -92,7 +91,7 @@ def fuse(
     dense: DenseRankings,
     lexical: Ranking | None,
     fusion: Fusion,
-    segments: Sequence[Segment],
+    segments: Sequence[Rows],
     *,
     lexical_best: float = -np.inf,
 ) -> Ranking:
@@ -124,7 +123,7 @@ def _of_one(fused: Ranking, alpha: float) -> Ranking:
     return fused if scores is None else fused.at(~np.isnan(scores))
 
 
-def _followed(first: Ranking, deeper: Ranking, segments: Sequence[Segment]) -> Ranking:
+def _followed(first: Ranking, deeper: Ranking, segments: Sequence[Rows]) -> Ranking:
     """Return a ranking, and after it the other rows of a deeper one, whose scores are moved below the last one."""
     rest = deeper.at(~np.isin(_keys(deeper), _keys(first)))
     if not len(rest) or not len(first):
@@ -142,7 +141,7 @@ def _fused(
     lexical: Ranking | None,
     depth: int,
     fusion: Fusion,
-    segments: Sequence[Segment],
+    segments: Sequence[Rows],
     lexical_best: float,
 ) -> Ranking:
     by_vector = dense.within(depth, segments)

@@ -17,12 +17,14 @@ Shapes: Q queries, M members, D dimensions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from scannery.indexer import Distance, InvalidRecordError, search_ready, unit_length, vector_value
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, VectorsUnavailableError
+from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.request.query import (
     Blend,
     ById,
@@ -36,9 +38,21 @@ from scannery.serving.request.query import (
     WithWords,
 )
 from scannery.serving.request.vector_choice import ChosenVectors, VectorChoice
-from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["blended_vector", "dense_part", "members_of", "named_rows", "query_for", "query_vectors"]
+__all__ = ["Lookup", "blended_vector", "dense_part", "members_of", "named_rows", "query_for", "query_vectors"]
+
+
+class Lookup(Protocol):
+    """Finds what queries name, in one state of an index."""
+
+    def encoder(self, name: str = "") -> QueryEncoder:
+        """Return the encoder of the vectors of a name, loaded; EncoderUnavailableError if it cannot be used."""
+
+    def require(self, identifier: str, *, path: str) -> tuple[int, int]:
+        """Return where a datapoint is; UnknownDatapointError, which names `path`, if there is none."""
+
+    def vector_of(self, name: str, number: int, row: int) -> np.ndarray | None:
+        """Return the vector of a name of a datapoint as it is searched, float32 (D,); None if it has none."""
 
 
 def members_of(query: Query, path: str) -> list[tuple[Single, float, str]]:
@@ -53,15 +67,13 @@ def members_of(query: Query, path: str) -> list[tuple[Single, float, str]]:
     ]
 
 
-def named_rows(
-    snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str]
-) -> list[list[tuple[int, int]]]:
+def named_rows(lookup: Lookup, queries: Sequence[Query], paths: Sequence[str]) -> list[list[tuple[int, int]]]:
     """Return for each query the rows that it names by id, which are no hits of it: (segment number, row)."""
     if isinstance(queries, Vectors):
         return [[]] * len(queries)
     return [
         [
-            snapshot.require(member.id, path=place)
+            lookup.require(member.id, path=place)
             for member, _, place in members_of(query, path)
             if isinstance(member, ById)
         ]
@@ -70,12 +82,12 @@ def named_rows(
 
 
 def query_for(
-    snapshot: Snapshot, query: Single | Blend, chosen: ChosenVectors, place: int, *, path: str
+    lookup: Lookup, query: Single | Blend, chosen: ChosenVectors, place: int, *, path: str
 ) -> Single | Blend | None:
     """Return a query as one of several vectors is searched by it; None if it has no such vector.
 
     Args:
-        snapshot: what is searched.
+        lookup: finds the datapoints and encoders of what is searched.
         query: by text, vectors or id, or a blend of these.
         chosen: the vectors of the search.
         place: of one among them.
@@ -90,7 +102,7 @@ def query_for(
     if isinstance(query, Blend):
         members = []
         for member, _, own in members_of(query, path):
-            part = query_for(snapshot, member, chosen, place, path=own)
+            part = query_for(lookup, member, chosen, place, path=own)
             if part is None or isinstance(part, Blend):
                 return None
             members.append(part)
@@ -100,16 +112,16 @@ def query_for(
         return None if vector_D is None else ByVector(vector_D)
     if isinstance(query, ByText) and not choice.has_encoder:
         if chosen.given:
-            snapshot.encoder(choice.name)  # raises
+            lookup.encoder(choice.name)  # raises
         return None
     if isinstance(query, ById):
-        number, row = snapshot.require(query.id, path=path)
-        return None if snapshot.space(choice.name).vector_of(number, row) is None else query
+        number, row = lookup.require(query.id, path=path)
+        return None if lookup.vector_of(choice.name, number, row) is None else query
     return query
 
 
 def query_vectors(
-    snapshot: Snapshot,
+    lookup: Lookup,
     choice: VectorChoice,
     queries: Sequence[Single | Blend],
     deadline: Deadline,
@@ -119,7 +131,7 @@ def query_vectors(
     """Return the vector of each query as segments are searched with it, float32 (Q, D).
 
     Args:
-        snapshot: what is searched.
+        lookup: finds the datapoints and encoders of what is searched.
         choice: the vectors that are searched.
         queries: as `query_for` returns them; or any, if no other vectors are searched.
         deadline: of the request.
@@ -134,11 +146,11 @@ def query_vectors(
     if isinstance(queries, Vectors):
         return queries.vectors_QD
     if not any(isinstance(query, Blend) for query in queries):
-        return _vectors(snapshot, choice, queries, deadline, paths)
+        return _vectors(lookup, choice, queries, deadline, paths)
     groups = [members_of(query, path) for query, path in zip(queries, paths, strict=True)]
     flat = [part for group in groups for part in group]
     members = [member for member, _, _ in flat]
-    vectors_MD = _vectors(snapshot, choice, members, deadline, [path for _, _, path in flat])
+    vectors_MD = _vectors(lookup, choice, members, deadline, [path for _, _, path in flat])
     vectors_QD = np.empty((len(queries), choice.manifest.dimensions), np.float32)
     distance, first = choice.manifest.spec.distance, 0
     for i, (query, group) in enumerate(zip(queries, groups, strict=True)):
@@ -166,7 +178,7 @@ def dense_part(query: Query, mode: str, path: str) -> Single | Blend:
 
 
 def _vectors(
-    snapshot: Snapshot,
+    lookup: Lookup,
     choice: VectorChoice,
     queries: Sequence[Single | Blend],
     deadline: Deadline,
@@ -177,19 +189,19 @@ def _vectors(
     texts = [(i, query.text) for i, query in enumerate(queries) if isinstance(query, ByText)]
     if texts:
         path = paths[texts[0][0]] if len(texts) == 1 else "queries"
-        encoder = snapshot.encoder(choice.name)
+        encoder = lookup.encoder(choice.name)
         encoded_TD = encoder.encode([text for _, text in texts], path=path, deadline=deadline)
         vectors_QD[[i for i, _ in texts]] = search_ready(encoded_TD, choice.manifest.spec.distance)
     for i, query in enumerate(queries):
         if isinstance(query, ByVector):
             vectors_QD[i] = query.vector_D
         elif isinstance(query, ById):
-            vectors_QD[i] = _vector_of(snapshot, choice.name, query.id, paths[i])
+            vectors_QD[i] = _vector_of(lookup, choice.name, query.id, paths[i])
     return vectors_QD
 
 
-def _vector_of(snapshot: Snapshot, name: str, identifier: str, path: str) -> np.ndarray:
-    vector_D = snapshot.space(name).vector_of(*snapshot.require(identifier, path=path))
+def _vector_of(lookup: Lookup, name: str, identifier: str, path: str) -> np.ndarray:
+    vector_D = lookup.vector_of(name, *lookup.require(identifier, path=path))
     if vector_D is None:
         raise VectorsUnavailableError(
             f"{path}: datapoint {identifier!r:.200} has no vector {f'{name!r} ' if name else ''}to search by",

@@ -11,13 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from scannery.indexer import Segment
 from scannery.runtime.deadline import Deadline
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.options import Rerank
 from scannery.serving.scheduling.affinity import on_all_cores
 
-__all__ = ["reranked", "texts_of"]
+__all__ = ["reranked"]
 
 BATCH_TEXTS = 16
 """Scored between two checks of the deadline."""
@@ -59,14 +58,3 @@ def reranked(
     # NaN sorts last, and the sort is stable: hits that were not scored keep their order.
     order_H = np.argsort(-scores_H, kind="stable")
     return replace(ranking, rerank=scores_H).at(order_H)
-
-
-def texts_of(ranking: Ranking, segments: Sequence[Segment]) -> list[str | None]:
-    """Return the title and text of each hit, of transcripts only the spoken text; None where there is neither."""
-    texts: list[str | None] = [None] * len(ranking)
-    for number in np.unique(ranking.segments).tolist():
-        positions = np.flatnonzero(ranking.segments == number)
-        found = segments[number].searched_texts(ranking.rows[positions])
-        for position, text in zip(positions.tolist(), found, strict=True):
-            texts[position] = text or None
-    return texts

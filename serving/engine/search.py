@@ -27,15 +27,16 @@ import numpy as np
 
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.engine.candidates import Candidates
-from scannery.serving.engine.crowding import Groups, crowd
+from scannery.serving.engine.crowding import crowd
 from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.highlighting.highlighter import Highlighter
 from scannery.serving.engine.highlighting.wire import with_snippets
 from scannery.serving.engine.hydrator import Written
+from scannery.serving.engine.local_rows import LocalRows
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import named_rows
-from scannery.serving.engine.rerank import reranked, texts_of
+from scannery.serving.engine.rerank import reranked
+from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.filter import Node
 from scannery.serving.request.options import Mode, Options, Rerank
@@ -106,7 +107,10 @@ def _answer_at_once(query: PreparedQuery, deadline: Deadline) -> bytes | None:
 
 
 def search(
-    prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None] | None = None
+    prepared: PreparedSearch,
+    batch: QueryBatch,
+    filters: Sequence[Node | None] | None = None,
+    rows: RowSource | None = None,
 ) -> Written:
     """Return the hits of each query, best first, equal scores by id: `options.k` of them, if that many exist.
 
@@ -114,6 +118,7 @@ def search(
         prepared: the options, prepared for the snapshot of the batch. Each query has those of its kind (`Options.of`).
         batch: the queries.
         filters: the filter of each query; None: that of the options.
+        rows: where the rows are; None: in the segments of the snapshot.
 
     Raises:
         EncoderUnavailableError, LexicalUnavailableError, RerankerUnavailableError, UnknownDatapointError,
@@ -123,24 +128,25 @@ def search(
     if prepared.options.explain:
         batch.stats.explain()
     highlight = prepared.options.highlight
-    highlighter = None if highlight is None else Highlighter(batch, highlight, prepared.options.vectors)
+    given, rows = rows, rows or LocalRows(batch.snapshot)
+    highlighter = None if highlight is None else Highlighter(batch, rows, highlight, prepared.options.vectors)
     if filters is not None:
-        rankings = _rank_apart(prepared, batch, filters)
+        rankings = _rank_apart(prepared, batch, rows, filters)
     elif isinstance(batch.queries, Vectors):
         # A search leaves the processor's cache without the interpreter: each function on the way costs several times
         # what it does in a loop of its own.
-        if prepared.reads_one_segment and not batch.stats.detailed:
+        if given is None and prepared.reads_one_segment and not batch.stats.detailed:
             asked_QD = batch.queries.vectors_QD
             written = _search_one_segment(prepared, batch.snapshot, batch.deadline, batch.stats, asked_QD)
             if written is not None:
                 return written
-        rankings = _rank(prepared, batch)
+        rankings = _rank(prepared, batch, rows)
     elif prepared.options.by_mode:
-        rankings = _rank_apart(prepared, batch, [prepared.options.where] * len(batch.queries))
+        rankings = _rank_apart(prepared, batch, rows, [prepared.options.where] * len(batch.queries))
     else:
-        rankings = _rank(prepared, batch)
+        rankings = _rank(prepared, batch, rows)
     with batch.stats.stage("hydrate"):
-        written = prepared.hydrator.hits(rankings)
+        written = rows.hits(prepared, rankings)
     if highlighter is None:
         return written
     with batch.stats.stage("highlight"):
@@ -174,7 +180,9 @@ def _search_one_segment(
     return prepared.hydrator.block(number, rows_QK, scores_QK)
 
 
-def _rank_apart(prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None]) -> list[Ranking]:
+def _rank_apart(
+    prepared: PreparedSearch, batch: QueryBatch, rows: RowSource, filters: Sequence[Node | None]
+) -> list[Ranking]:
     """Return the hits of each query; those that share a filter and a mode are searched together."""
     groups: dict[tuple[Node | None, Mode], tuple[Options, list[int]]] = {}
     for number, (node, query) in enumerate(zip(filters, batch.queries, strict=True)):
@@ -184,7 +192,7 @@ def _rank_apart(prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[N
     for (node, _), (options, group) in groups.items():
         part = _prepared_as(prepared, batch.snapshot, options, node)
         queries, paths = zip(*((batch.queries[n], batch.paths[n]) for n in group), strict=True)
-        found = _rank(part, replace(batch, queries=queries, paths=paths))
+        found = _rank(part, replace(batch, queries=queries, paths=paths), rows)
         rankings.update(zip(group, found, strict=True))
     return [rankings[number] for number in range(len(filters))]
 
@@ -197,14 +205,14 @@ def _prepared_as(
     return prepared if options is prepared.options else snapshot.derived(options, PreparedSearch)
 
 
-def _rank(prepared: PreparedSearch, batch: QueryBatch) -> list[Ranking]:
+def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[Ranking]:
     """Return the hits of each query, in any mode."""
     options = prepared.options
     if options.rerank is not None:
-        return _reranked(prepared, options.rerank, batch)
-    candidates = Candidates(prepared, batch)
-    named = named_rows(batch.snapshot, batch.queries, batch.paths)
-    finish = _Finish(batch.snapshot, options, named)
+        return _reranked(prepared, options.rerank, batch, rows)
+    candidates = rows.candidates(prepared, batch)
+    named = named_rows(rows.lookup, batch.queries, batch.paths)
+    finish = _Finish(rows, options, named)
     wanted = options.offset + options.k + max(map(len, named), default=0)
     results: list[Ranking | None] = [None] * len(named)
     while None in results:
@@ -219,18 +227,18 @@ def _rank(prepared: PreparedSearch, batch: QueryBatch) -> list[Ranking]:
     return [ranking for ranking in results if ranking is not None]
 
 
-def _reranked(prepared: PreparedSearch, rerank: Rerank, batch: QueryBatch) -> list[Ranking]:
+def _reranked(prepared: PreparedSearch, rerank: Rerank, batch: QueryBatch, rows: RowSource) -> list[Ranking]:
     """Return the hits of each query in the order of the cross-encoder, in which offset and k count."""
     assert prepared.first_stage is not None
     snapshot = batch.snapshot
     reranker = snapshot.encoders.rerankers.reranker_of(snapshot.manifest)
     texts = [_text(query, path) for query, path in zip(batch.queries, batch.paths, strict=True)]
-    rankings = _rank(prepared.first_stage, batch)
+    rankings = _rank(prepared.first_stage, batch, rows)
     with batch.stats.stage("rerank"):
         ordered = [
             reranked(
                 ranking,
-                texts_of(ranking.at(slice(0, rerank.candidates)), snapshot.segments),
+                rows.searched_texts(ranking.at(slice(0, rerank.candidates))),
                 partial(reranker.scores, text),
                 rerank,
                 batch.deadline,
@@ -250,11 +258,8 @@ def _text(query: Query, path: str) -> str:
 class _Finish:
     """From the candidates of a query to its hits, or to the finding that there are too few candidates."""
 
-    def __init__(
-        self, snapshot: Snapshot, options: Options, named: Sequence[Sequence[tuple[int, int]]]
-    ) -> None:
-        self._options, self._named = options, named
-        self._groups = Groups(snapshot.segments, options.group_by)
+    def __init__(self, rows: RowSource, options: Options, named: Sequence[Sequence[tuple[int, int]]]) -> None:
+        self._rows, self._options, self._named = rows, options, named
 
     def __call__(self, query: int, ranking: Ranking, *, complete: bool) -> Ranking | None:
         """Return the hits; None if more candidates are needed. `complete`: there are no more."""
@@ -267,7 +272,8 @@ class _Finish:
         for number, row in named:
             kept = kept.at((kept.segments != number) | (kept.rows != row))
         if options.max_per_group is not None:
-            kept = crowd(kept, self._groups, options.max_per_group, most=options.offset + options.k)
+            groups = self._rows.groups(kept, options.group_by)
+            kept = crowd(kept, groups, options.max_per_group, most=options.offset + options.k)
         if len(kept) < options.offset + options.k and not complete:
             return None
         return kept.within(options.offset, options.k)

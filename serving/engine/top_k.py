@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from scannery.indexer import Segment
+__all__ = ["EMPTY", "Ranking", "Rows", "best", "by_score_and_id", "merge"]
 
-__all__ = ["EMPTY", "Ranking", "best", "by_score_and_id", "merge"]
+
+class Rows(Protocol):
+    """Where rows lie that are ranked together: a segment, or the shards of a group of leaves."""
+
+    def ranks_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return a number for each of some rows, int64, which is greater where the id is."""
+
+    def ids_of(self, rows: np.ndarray) -> list[str]:
+        """Return the ids of some rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,9 +70,7 @@ class Ranking:
 EMPTY = Ranking(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
 
-def best(
-    found: Sequence[tuple[int, np.ndarray, np.ndarray]], most: int, segments: Sequence[Segment]
-) -> Ranking:
+def best(found: Sequence[tuple[int, np.ndarray, np.ndarray]], most: int, segments: Sequence[Rows]) -> Ranking:
     """Return the best rows of one query over all segments, at most `most`, by score and then by id.
 
     Args:
@@ -85,13 +91,13 @@ def best(
     return by_score_and_id(Ranking(numbers, rows, scores), segments).at(slice(0, most))
 
 
-def by_score_and_id(ranking: Ranking, segments: Sequence[Segment]) -> Ranking:
+def by_score_and_id(ranking: Ranking, segments: Sequence[Rows]) -> Ranking:
     """Return the same rows by score and then by id."""
     ranks = np.empty(len(ranking), np.int64)
     numbers = np.unique(ranking.segments).tolist()
     for number in numbers:
         places = np.flatnonzero(ranking.segments == number)
-        ranks[places] = segments[number].ties.ranks_N[ranking.rows[places]]
+        ranks[places] = segments[number].ranks_of(ranking.rows[places])
     ranking = ranking.at(np.lexsort((ranks, -ranking.scores)))
     # Ranks of several segments do not compare.
     return ranking if len(numbers) < 2 else _by_id_where_equal(ranking, segments)
@@ -101,7 +107,7 @@ def merge(
     found: Sequence[tuple[int, np.ndarray, np.ndarray]],
     queries: int,
     most: int,
-    segments: Sequence[Segment],
+    segments: Sequence[Rows],
 ) -> list[Ranking]:
     """Return the best rows of each query over all segments, at most `most`, by score and then by id.
 
@@ -141,7 +147,7 @@ def _ranking(
     scores_S: np.ndarray,
     order_S: np.ndarray,
     most: int,
-    segments: Sequence[Segment],
+    segments: Sequence[Rows],
 ) -> Ranking:
     order = order_S[rows_S[order_S] >= 0]
     scores = scores_S[order]
@@ -152,7 +158,7 @@ def _ranking(
     return _by_id_where_equal(ranking, segments).within(0, most)
 
 
-def _by_id_where_equal(ranking: Ranking, segments: Sequence[Segment]) -> Ranking:
+def _by_id_where_equal(ranking: Ranking, segments: Sequence[Rows]) -> Ranking:
     """Return rows, whose scores descend, with those of equal scores by id."""
     equal = ranking.scores[1:] == ranking.scores[:-1]
     if not equal.any():
@@ -166,11 +172,11 @@ def _by_id_where_equal(ranking: Ranking, segments: Sequence[Segment]) -> Ranking
     return ranking.at(order)
 
 
-def _ids(ranking: Ranking, segments: Sequence[Segment]) -> list[str]:
+def _ids(ranking: Ranking, segments: Sequence[Rows]) -> list[str]:
     ids: list[str] = [""] * len(ranking)
     for number in np.unique(ranking.segments).tolist():
         positions = np.flatnonzero(ranking.segments == number)
-        names = segments[number].take(ranking.rows[positions], ["id"]).column(0).to_pylist()
+        names = segments[number].ids_of(ranking.rows[positions])
         for position, name in zip(positions.tolist(), names, strict=True):
             ids[position] = name
     return ids

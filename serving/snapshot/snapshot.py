@@ -98,6 +98,10 @@ class Snapshot:
             space = self._spaces[name] = space_of(self.index, name)
         return space
 
+    def vector_of(self, name: str, number: int, row: int) -> np.ndarray | None:
+        """Return the vector of a name of a row of a segment as it is searched, float32 (D,); None if it has none."""
+        return self.space(name).vector_of(number, row)
+
     def encoder(self, name: str = "") -> QueryEncoder:
         """Return the encoder of the vectors of a name, loaded; EncoderUnavailableError if it cannot be used."""
         encoder = self._encoders.get(name)

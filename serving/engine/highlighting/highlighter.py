@@ -26,6 +26,7 @@ from scannery.runtime.errors import EncoderUnavailableError, EncoderUnreachableE
 from scannery.serving.engine.highlighting.query_words import QueryWords, texts_of_query, words_of_query
 from scannery.serving.engine.prepared_search import QueryBatch
 from scannery.serving.engine.query_vectors import query_for, query_vectors
+from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.options import Highlight
 from scannery.serving.request.query import WithSparse, WithWords
@@ -59,9 +60,11 @@ class Highlighter:
 
     """
 
-    def __init__(self, batch: QueryBatch, highlight: Highlight, chosen: ChosenVectors) -> None:
+    def __init__(
+        self, batch: QueryBatch, rows: RowSource, highlight: Highlight, chosen: ChosenVectors
+    ) -> None:
         """Read the texts of the queries; `chosen` are the vectors of the search."""
-        self._batch, self._highlight, self._chosen = batch, highlight, chosen
+        self._batch, self._rows, self._highlight, self._chosen = batch, rows, highlight, chosen
         self._texts = [
             texts_of_query(query, path) for query, path in zip(batch.queries, batch.paths, strict=True)
         ]
@@ -92,25 +95,17 @@ class Highlighter:
         most = min(MAX_CHARACTERS, MAX_REQUEST_CHARACTERS // max(total, 1))
         found = []
         for query, ranking in enumerate(rankings):
-            texts = [text[:most] for text in self._texts_of(ranking)]
+            texts = [text[:most] for text in self._rows.texts(ranking)]
             samples = [text for text in texts if text][:SAMPLED_TEXTS]
-            words = words_of_query(self._texts[query], self._batch.snapshot, samples)
+            words = words_of_query(
+                self._texts[query], self._batch.snapshot.manifest, samples, self._rows.corpus
+            )
             found += [_Hit(query, rank, text, words) for rank, text in enumerate(texts)]
         found.sort(key=lambda hit: (hit.rank, hit.query))
         for hit in found:
             self._batch.deadline.check()
             hit.read()
         return found
-
-    def _texts_of(self, ranking: Ranking) -> list[str]:
-        """Return the text of each hit as it is returned; "" where there is none."""
-        texts = [""] * len(ranking)
-        for number in np.unique(ranking.segments).tolist():
-            positions = np.flatnonzero(ranking.segments == number)
-            column = self._batch.snapshot.segments[number].take(ranking.rows[positions], ["text"]).column(0)
-            for position, text in zip(positions.tolist(), column.to_pylist(), strict=True):
-                texts[position] = text or ""
-        return texts
 
     def _by_encoder(self, hits: Sequence[_Hit]) -> dict[int, tuple[int, float]]:
         """Return the best sentence and its cosine by `id` of a hit; hits that it does not have are chosen by words."""
@@ -149,13 +144,13 @@ class Highlighter:
         found = []
         for number, (query, path) in enumerate(zip(batch.queries, batch.paths, strict=True)):
             asked = query.query if isinstance(query, (WithSparse, WithWords)) else query
-            part = asked and query_for(batch.snapshot, asked, self._chosen, place, path=path)
+            part = asked and query_for(self._rows.lookup, asked, self._chosen, place, path=path)
             if part is not None:
                 found.append((number, part, path))
         if not found:
             return {}
         numbers, parts, paths = zip(*found, strict=True)
-        vectors_QD = query_vectors(batch.snapshot, choice, parts, batch.deadline, paths=paths)
+        vectors_QD = query_vectors(self._rows.lookup, choice, parts, batch.deadline, paths=paths)
         return dict(zip(numbers, unit_length(vectors_QD), strict=True))
 
     def _gained(self, hit: _Hit, places: Sequence[int]) -> np.ndarray | float:

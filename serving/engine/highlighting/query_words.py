@@ -9,7 +9,7 @@ are marked, not single ones that are part of a longer run: nearly every text has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -18,12 +18,11 @@ from typing import Final, get_args
 import regex
 
 from scannery.embed.text.language import MOST_CHARS, UNKNOWN, function_words, language_of
-from scannery.indexer import Analyser, Language, LexicalSpec, corpus_statistics
+from scannery.indexer import Analyser, CorpusStatistics, Language, LexicalSpec, Manifest
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.engine.lexical import analyser_of
 from scannery.serving.engine.query_vectors import members_of
 from scannery.serving.request.query import ByText, Query, WithWords
-from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["Places", "QueryWords", "texts_of_query", "words_of_query"]
 
@@ -87,10 +86,21 @@ def texts_of_query(query: Query, path: str) -> list[tuple[str, float]]:
 
 
 def words_of_query(
-    texts: Sequence[tuple[str, float]], snapshot: Snapshot, samples: Iterable[str]
+    texts: Sequence[tuple[str, float]],
+    manifest: Manifest,
+    samples: Iterable[str],
+    corpus: Callable[[Sequence[str]], CorpusStatistics | None],
 ) -> QueryWords:
-    """Return the words of a query; `samples` are texts of its hits, by which a language is told that no spec names."""
-    spec = snapshot.manifest.spec.lexical
+    """Return the words of a query.
+
+    Args:
+        texts: of the query, with their weights.
+        manifest: of the index.
+        samples: texts of the hits, by which a language is told that no spec names.
+        corpus: returns the statistics of terms; None: the index has no words.
+
+    """
+    spec = manifest.spec.lexical
     language = spec.language if spec else "none"
     if language == "none":
         sample = "\n".join([*samples, *(text for text, _ in texts)])
@@ -98,7 +108,9 @@ def words_of_query(
     analyser = analyser_of(spec or _default_spec(language))
     known = "english" if language == "porter" else language
     weights = _weighted(texts, analyser, _function_terms(analyser, known))
-    return QueryWords(analyser, _with_idf(weights, snapshot), None if known == UNKNOWN else known)
+    return QueryWords(
+        analyser, _with_idf(weights, corpus(list(weights))), None if known == UNKNOWN else known
+    )
 
 
 def _weighted(
@@ -118,11 +130,9 @@ def _weighted(
     return kept or rest
 
 
-def _with_idf(weights: dict[str, float], snapshot: Snapshot) -> dict[str, float]:
-    postings = [segment.postings for segment in snapshot.segments if segment.postings is not None]
-    if not postings or len(postings) < len(snapshot.segments):
+def _with_idf(weights: dict[str, float], corpus: CorpusStatistics | None) -> dict[str, float]:
+    if corpus is None:
         return weights
-    corpus = corpus_statistics(postings, list(weights), snapshot.alive)
     # Terms that no row has match nothing, but a passage may have changed while the query ran.
     return {
         term: weight * (corpus.idf(term) if term in corpus.frequencies else 1.0)
