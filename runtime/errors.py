@@ -14,6 +14,9 @@ ServingError
 ├── RerankerUnavailableError  reranking was requested, and the index has no usable reranker
 ├── DeadlineError             the deadline of the request passed
 ├── OverloadedError           the request was rejected because of load
+├── UnavailableError          another server of the cluster does not answer now
+│   └── StateGoneError        the leaves do not have the state that was asked for
+├── PreconditionError         another server of the cluster says that the index does not allow the request
 ├── ConditionError            the condition of a write does not hold; nothing was written
 ├── ReadOnlyError             the index takes no writes
 ├── SnapshotGoneError         the snapshot of a scan cannot be opened any more
@@ -40,12 +43,15 @@ __all__ = [
     "LexicalUnavailableError",
     "OverloadedError",
     "PermissionDeniedError",
+    "PreconditionError",
     "ReadOnlyError",
     "RerankerUnavailableError",
     "ServingError",
     "SnapshotGoneError",
     "StaleEtagError",
+    "StateGoneError",
     "UnauthenticatedError",
+    "UnavailableError",
     "UnknownDatapointError",
     "UnknownIndexError",
     "UnknownResourceError",
@@ -136,6 +142,18 @@ class DeadlineError(ServingError, TimeoutError):
 
 class OverloadedError(ServingError):
     """The request was rejected because of load; try again after `retry_after_s`."""
+
+
+class UnavailableError(ServingError, ConnectionError):
+    """Another server of the cluster does not answer now; try again after `retry_after_s`."""
+
+
+class StateGoneError(UnavailableError):
+    """The leaves do not have the state that was asked for: too old or too new. Ask with a newer one."""
+
+
+class PreconditionError(ServingError):
+    """Another server of the cluster says that the index does not allow the request; repeating it cannot succeed."""
 
 
 class ConditionError(ServingError):

@@ -20,7 +20,10 @@ from scannery.runtime.shared_table import SharedTable
 from scannery.serving.security.config import SecurityConfig
 
 __all__ = [
+    "DNS",
+    "FILE",
     "EncoderConfig",
+    "LeavesConfig",
     "ListenConfig",
     "RemoteConfig",
     "ServerConfig",
@@ -37,6 +40,8 @@ _ORIGIN = re.compile(r"https?://[^/\s,*]+")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 CACHED_QUERIES = 4096
+DNS, FILE = "dns:///", "file://"
+"""What targets of leaves begin with that are no list of addresses."""
 
 
 def _default_threads() -> int:
@@ -257,6 +262,48 @@ class RemoteConfig:
     def tls(self) -> bool:
         """Whether the connection is encrypted."""
         return bool(self.ca) or (bool(self.key_file) and not is_loopback(split_address(self.address)[0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeavesConfig:
+    """Where the leaves of a cluster are, and the credentials for them. Raises ConfigError."""
+
+    target: str
+    """`dns:///name:port`: all addresses of the name; `file:///path`: one `host:port` a line; or `host:port,host:port`.
+    Names are looked up, and the file is read, every few seconds."""
+
+    key_file: str = ""
+    """File with the API key; read again when the key is refused."""
+
+    ca: str = ""
+    """File with the authorities for their certificates, PEM. Empty: those of the system if a key is sent to other
+    machines, and no TLS otherwise. With `dns:///` the certificates must have the name of the target."""
+
+    def __post_init__(self) -> None:
+        if self.target.startswith(FILE):
+            path = self.target.removeprefix(FILE)
+            if not Path(path).is_absolute() or not Path(path).is_file():
+                raise ConfigError(f"leaves: there is no file {path}", field="leaves")
+        else:
+            for address in self.target.removeprefix(DNS).split(","):
+                split_address(address, field="leaves")
+        for name in ("key_file", "ca"):
+            path = getattr(self, name)
+            if path and not Path(path).is_file():
+                raise ConfigError(f"leaves_{name}: there is no file {path}", field=f"leaves_{name}")
+        make_absolute(self, "key_file", "ca")
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connections are encrypted."""
+        return bool(self.ca) or (bool(self.key_file) and not self._is_local)
+
+    @property
+    def _is_local(self) -> bool:
+        if self.target.startswith(FILE):
+            return False
+        addresses = self.target.removeprefix(DNS).split(",")
+        return all(is_loopback(split_address(address)[0]) for address in addresses)
 
 
 @dataclass(frozen=True, kw_only=True)
