@@ -9,14 +9,16 @@ Shapes: M rows that match, T terms.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from scannery.indexer import (
     Analyser,
+    CorpusStatistics,
     Language,
     LexicalSpec,
     Postings,
@@ -30,11 +32,46 @@ from scannery.serving.engine.top_k import EMPTY, Ranking, best
 from scannery.serving.request.query import ById, ByText, Query, Single, WithSparse, WithWords
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["LexicalSearch", "analyser_of"]
+__all__ = [
+    "LexicalSearch",
+    "QueryTerms",
+    "WeightedTerms",
+    "Words",
+    "analyser_of",
+    "check_sparse",
+    "query_words",
+    "words_of",
+]
 
 
-class LexicalSearch:
-    """Some queries, as terms or as sparse vectors, over one snapshot.
+@dataclass(frozen=True, slots=True)
+class WeightedTerms:
+    """The words of a query, as rows are scored by them."""
+
+    weights: Mapping[str, float]
+    """Inverse document frequency times the weight in the query, in the order in which scores are added up."""
+    average_length: float
+    """Mean number of words of a row of the whole corpus."""
+
+    @classmethod
+    def of(cls, terms: QueryTerms, corpus: CorpusStatistics) -> WeightedTerms:
+        """Return the words of a query with statistics that have its terms."""
+        weights = {
+            term: corpus.idf(term) * weight for term, weight in terms.items() if term in corpus.frequencies
+        }
+        return cls(weights, corpus.average_length)
+
+
+QueryTerms: TypeAlias = Mapping[str, float]
+"""How often a query has each term, in the order of the query."""
+Words: TypeAlias = QueryTerms | WeightedTerms | WithSparse
+"""What a query is searched by: terms without statistics, with them, or a sparse vector."""
+
+
+def query_words(
+    snapshot: Snapshot, queries: Sequence[Query], mode: str, *, paths: Sequence[str]
+) -> list[Words]:
+    """Return what queries are searched by: terms, or a sparse vector.
 
     Raises:
         LexicalUnavailableError: the index has no words.
@@ -42,24 +79,32 @@ class LexicalSearch:
         UnknownDatapointError: a query names a datapoint that is not there.
 
     """
+    if any(isinstance(query, WithSparse) for query in queries):
+        check_sparse(snapshot)
+    if all(isinstance(query, WithSparse) for query in queries):
+        return [query for query in queries if isinstance(query, WithSparse)]
+    _, spec = words_of(snapshot, mode)
+    analyser = analyser_of(spec)
+    return [
+        query if isinstance(query, WithSparse) else _weighted_terms(snapshot, query, mode, path, analyser)
+        for query, path in zip(queries, paths, strict=True)
+    ]
 
-    def __init__(
-        self, snapshot: Snapshot, queries: Sequence[Query], mode: str, *, paths: Sequence[str]
-    ) -> None:
+
+class LexicalSearch:
+    """Some queries, as terms or as sparse vectors, over one snapshot.
+
+    Raises:
+        LexicalUnavailableError: the index has no words.
+
+    """
+
+    def __init__(self, snapshot: Snapshot, words: Sequence[Words], mode: str) -> None:
         self._snapshot = snapshot
-        self._queries = queries
-        self._postings: list[Postings] = []
-        self._terms: dict[int, dict[str, float]] = {}
-        if any(isinstance(query, WithSparse) for query in queries):
-            _check_sparse(snapshot)
-        worded = [number for number, query in enumerate(queries) if not isinstance(query, WithSparse)]
-        if worded:
-            self._postings, spec = _words_of(snapshot, mode)
-            analyser = analyser_of(spec)
-            for number in worded:
-                self._terms[number] = _weighted_terms(
-                    snapshot, queries[number], mode, paths[number], analyser
-                )
+        self._words = list(words)
+        self._postings: Sequence[Postings] = []
+        if not all(isinstance(each, WithSparse) for each in words):
+            self._postings, _ = words_of(snapshot, mode)
 
     def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], most: int) -> Ranking:
         """Return the best rows for a query, at most `most`, by score and then by id, of those with any of its words.
@@ -70,19 +115,15 @@ class LexicalSearch:
             most: rows wanted.
 
         """
-        asked = self._queries[query]
-        if isinstance(asked, WithSparse):
-            return self._best_sparse(asked, allowed, most)
-        terms = self._terms[query]
-        corpus = corpus_statistics(self._postings, list(terms), self._snapshot.alive)
-        # In the order of the query, in which every segment adds them up.
-        weights = {
-            term: corpus.idf(term) * weight for term, weight in terms.items() if term in corpus.frequencies
-        }
-        if not weights:
+        words = self._words[query]
+        if isinstance(words, WithSparse):
+            return self._best_sparse(words, allowed, most)
+        if not isinstance(words, WeightedTerms):
+            words = self._words[query] = self._weighted(words)
+        if not words.weights:
             return EMPTY
         found = [
-            (number, *score_rows(self._postings[number], weights, corpus.average_length, mask))
+            (number, *score_rows(self._postings[number], words.weights, words.average_length, mask))
             for number, mask in allowed
         ]
         return best(found, most, self._snapshot.segments)
@@ -94,6 +135,11 @@ class LexicalSearch:
             for number, alive in enumerate(self._snapshot.alive)
         ]
         return float(max(self.best(query, everywhere, 1).scores, default=-np.inf))
+
+    def _weighted(self, terms: QueryTerms) -> WeightedTerms:
+        """Return the words of a query with the statistics of this snapshot, all of the corpus."""
+        corpus = corpus_statistics(self._postings, list(terms), self._snapshot.alive)
+        return WeightedTerms.of(terms, corpus)
 
     def _best_sparse(
         self, query: WithSparse, allowed: Sequence[tuple[int, np.ndarray | None]], most: int
@@ -107,7 +153,8 @@ class LexicalSearch:
         return best(found, most, segments)
 
 
-def _check_sparse(snapshot: Snapshot) -> None:
+def check_sparse(snapshot: Snapshot) -> None:
+    """Raise LexicalUnavailableError if an index has no sparse vectors."""
     if snapshot.manifest.spec.source.sparse_vector is None:
         raise LexicalUnavailableError(
             f"query.sparse_vector: index {snapshot.manifest.index!r} has no sparse vectors; build it with "
@@ -116,7 +163,8 @@ def _check_sparse(snapshot: Snapshot) -> None:
         )
 
 
-def _words_of(snapshot: Snapshot, mode: str) -> tuple[list[Postings], LexicalSpec]:
+def words_of(snapshot: Snapshot, mode: str) -> tuple[list[Postings], LexicalSpec]:
+    """Return the postings of each segment, and how words are analysed; LexicalUnavailableError if there are none."""
     spec = snapshot.manifest.spec.lexical
     if spec is None:
         raise LexicalUnavailableError(

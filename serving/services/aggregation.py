@@ -22,7 +22,7 @@ from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import search_pb2 as pb
 from scannery.v1 import types_pb2
 
-__all__ = ["Aggregation"]
+__all__ = ["Aggregation", "count_rows", "count_values"]
 
 
 class _Values(NamedTuple):
@@ -49,12 +49,7 @@ class Aggregation:
     def count(self, request: pb.CountRequest, deadline: Deadline) -> pb.CountResponse:
         """Return the number of datapoints that a filter allows."""
         snapshot, where = self._asked(request, deadline)
-        count = snapshot.rows
-        if where is not None:
-            count = 0
-            for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
-                deadline.check()
-                count += snapshot.masks.allowed(segment, where, alive, deadline=deadline).count
+        count = count_rows(snapshot, where, deadline)
         return pb.CountResponse(count=count, version=snapshot.manifest.version, sequence=snapshot.sequence)
 
     def facets(self, request: pb.FacetsRequest, deadline: Deadline) -> pb.FacetsResponse:
@@ -102,8 +97,29 @@ class Aggregation:
 
     def _values(self, request: pb.FacetsRequest | pb.AttributeStatsRequest, deadline: Deadline) -> _Values:
         snapshot, where = self._asked(request, deadline)
-        name = _field(request.attribute, snapshot)
-        return _Values(counted(_rows(snapshot, name, where, deadline)), snapshot)
+        return _Values(count_values(snapshot, request.attribute, where, deadline), snapshot)
+
+
+def count_rows(snapshot: Snapshot, where: Node | None, deadline: Deadline) -> int:
+    """Return the number of datapoints that a filter allows."""
+    if where is None:
+        return snapshot.rows
+    count = 0
+    for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
+        deadline.check()
+        count += snapshot.masks.allowed(segment, where, alive, deadline=deadline).count
+    return count
+
+
+def count_values(snapshot: Snapshot, name: str, where: Node | None, deadline: Deadline) -> FieldCounts:
+    """Return the values of an attribute among the datapoints that a filter allows.
+
+    Raises:
+        InvalidRequestError: the index has no attribute of this name.
+        DeadlineError: the deadline passed.
+
+    """
+    return counted(_rows(snapshot, _field(name, snapshot), where, deadline))
 
 
 def _rows(
