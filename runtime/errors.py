@@ -17,6 +17,7 @@ ServingError
 ├── ConditionError            the condition of a write does not hold; nothing was written
 ├── ReadOnlyError             the index takes no writes
 ├── SnapshotGoneError         the snapshot of a scan cannot be opened any more
+├── StateUnavailableError     a leaf does not have the state that a root reads
 ├── UnauthenticatedError      credentials are missing or invalid
 ├── PermissionDeniedError     the credentials do not allow the method
 ├── ConfigError               an option of the server is invalid; `field` names it
@@ -45,6 +46,7 @@ __all__ = [
     "ServingError",
     "SnapshotGoneError",
     "StaleEtagError",
+    "StateUnavailableError",
     "UnauthenticatedError",
     "UnknownDatapointError",
     "UnknownIndexError",
@@ -148,6 +150,10 @@ class ReadOnlyError(ServingError):
 
 class SnapshotGoneError(ServingError):
     """The snapshot of a scan is not held any more, and its version or its mutations are gone: it has to begin again."""
+
+
+class StateUnavailableError(ServingError, LookupError):
+    """A leaf of a cluster does not have the state that a root reads: it was replaced, or is not open yet."""
 
 
 class UnauthenticatedError(ServingError):

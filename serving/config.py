@@ -9,9 +9,10 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from scannery.indexer.contents import ContentsReader
+from scannery.indexer.shard_groups import ShardGroup
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.paths import make_absolute, overlap
 from scannery.runtime.shared_blobs import SharedBlobs
@@ -34,6 +35,7 @@ __all__ = [
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
 
 _ORIGIN = re.compile(r"https?://[^/\s,*]+")
+_ROLES = ("all", "leaf", "root")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 CACHED_QUERIES = 4096
@@ -328,14 +330,53 @@ class ServerConfig(ListenConfig):
     vertex: VertexConfig | None = None
     """The managed service's APIs on the gRPC port; None: they are not served."""
 
+    role: Literal["all", "leaf", "root"] = "all"
+    """Part of this process in a cluster. A leaf opens the shards of its group, and answers roots (docs/cluster.md)."""
+
+    group: str = ""
+    """The group of a leaf, such as `3/8`: the shards s with s mod 8 = 3."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_role()
         _ = self.private  # checks its address
         self._check_told_address()
         self._check("recall_share", 0, 1)
         self._check("keep_queries", 0, 10_000)
         make_absolute(self, "store", "log")
         self._check_contents()
+
+    @property
+    def shard_group(self) -> ShardGroup | None:
+        """The group of a leaf; None: this process is none."""
+        return ShardGroup.parse(self.group) if self.role == "leaf" else None
+
+    def _check_role(self) -> None:
+        """Raise ConfigError if options do not fit the role."""
+        if self.role not in _ROLES:
+            raise ConfigError(f"role: must be {', '.join(_ROLES)}, got {self.role!r:.80}", field="role")
+        if self.role == "root":
+            raise ConfigError("role: root is not there yet; serve with the role all or leaf", field="role")
+        if self.role != "leaf":
+            if self.group:
+                raise ConfigError(f"group: is for the role leaf, the role is {self.role}", field="group")
+            return
+        if not self.group:
+            raise ConfigError("group: a leaf needs a group, such as 0/2 (--group)", field="group")
+        try:
+            ShardGroup.parse(self.group)
+        except ValueError as error:
+            raise ConfigError(f"group: {error}", field="group") from error
+        if self.log:
+            raise ConfigError(
+                "log: a leaf serves versions without live updates, and reads no log yet; leave out --log",
+                field="log",
+            )
+        for name in ("vertex", "keep_queries"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"{name}: is not for a leaf, which answers roots and no other callers", field=name
+                )
 
     def _check_contents(self) -> None:
         """Raise ConfigError if requests could read or write files of the server as contents."""

@@ -12,6 +12,7 @@ __all__ = [
     "HTTP_KEY",
     "INDEX_SERVICE",
     "KEPT_QUERIES",
+    "LEAF_SERVICE",
     "LIST_ALIASES",
     "LIST_ENCODERS",
     "SEARCH_SERVICE",
@@ -25,6 +26,7 @@ __all__ = [
 SEARCH_SERVICE = "scannery.v1.SearchService"
 INDEX_SERVICE = "scannery.v1.IndexService"
 EMBEDDING_SERVICE = "scannery.v1.EmbeddingService"
+LEAF_SERVICE = "scannery.v1.LeafService"
 
 SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
 UPSERT = f"/{INDEX_SERVICE}/Upsert"

@@ -43,6 +43,7 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (serving.ConditionError, StatusCode.FAILED_PRECONDITION),
     (serving.ReadOnlyError, StatusCode.FAILED_PRECONDITION),
     (serving.SnapshotGoneError, StatusCode.FAILED_PRECONDITION),
+    (serving.StateUnavailableError, StatusCode.OUT_OF_RANGE),
     (serving.UnauthenticatedError, StatusCode.UNAUTHENTICATED),
     (serving.PermissionDeniedError, StatusCode.PERMISSION_DENIED),
     (serving.ClosedError, StatusCode.UNAVAILABLE),
@@ -71,6 +72,7 @@ _OF_THE_REQUEST = (
     serving.UnsupportedError,
     serving.ConditionError,
     serving.SnapshotGoneError,
+    serving.StateUnavailableError,
     indexer.InvalidRecordError,
 )
 _PLACE = re.compile(r"(?<![\w/.])(?:[a-z][a-z0-9+.-]*:/|\.{0,2})/[^\s'\",;)]+")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,6 +14,7 @@ from scannery.live.log.location import LOG_VARIABLE
 
 __all__ = ["serve"]
 
+_CLUSTER = "Cluster"
 _ENCODER = "Encoder process"
 
 
@@ -30,6 +31,21 @@ def serve(
         list[str] | None, typer.Option(help="Serve only this index; may be given several times.")
     ] = None,
     log: LogOption = "",
+    role: Annotated[
+        Literal["all", "leaf", "root"],
+        typer.Option(
+            help="Part of this server in a cluster; `leaf`: answer roots for the shards of one group.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "all",
+    group: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER/GROUPS",
+            help="Group of a leaf: 3/8 has the shards s with s mod 8 = 3.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "",
     device: options.DeviceOption = "auto",
     encoder: Annotated[
         str,
@@ -126,6 +142,8 @@ def serve(
     config = ServerConfig(
         store=store,
         listen=listen,
+        role=role,
+        group=group,
         indexes=tuple(index or ()),
         insecure=insecure,
         security=options.security(**given),

@@ -5,22 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from scannery.indexer import Store
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.shared_blobs import blobs_for
 from scannery.serving.catalog.description import memory_rows
+from scannery.serving.catalog.leaf_catalog import LeafCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.config import ServerConfig, WorkerContext
-from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, SEARCH_SERVICE
+from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, LEAF_SERVICE, SEARCH_SERVICE
 from scannery.serving.process.base_server import BaseServer
 from scannery.serving.process.preload import Preloaded, encoder_pool
 from scannery.serving.recall.controller import Estimate, RecallController
 from scannery.serving.services.kept_queries import KeptQueries
+from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.serving.services.plan_keeper import PlanKeeper
 from scannery.serving.services.recall_sampler import RecallSampler
+from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.transport.health import INDEX_PREFIX
@@ -68,45 +72,28 @@ class Server(BaseServer):
         preloaded = preloaded or Preloaded(encoder_pool(config))
         self._recall = (
             RecallController(context.recall, process=context.slot, workers=context.workers)
-            if config.hold_recall and config.recall_share
+            if config.hold_recall and config.recall_share and config.role != "leaf"
             else None
         )
-        self._catalog = ServerCatalog(
-            Store.open(config.store),
-            only=config.indexes or None,
-            encoders=preloaded.encoders,
-            preloaded=preloaded.indexes.get,
-            log=log_root_of(config.log),
-            drops=context.drops,
-            recall=self._recall,
-        )
-        service = Service(
-            self._catalog,
-            models=(*config.models, *(config.vertex.models.values() if config.vertex else ())),
-            at_once=None if context.core is None else 1,
-            kept=lambda: self._kept,
-        )
-        self._facade = self._opened_facade(service) if config.vertex else None
+        self._catalog = _catalog(config, preloaded, context, self._recall)
+        self._facade: Facade | None = None
+        service = None if config.role == "leaf" else self._service(context)
+        methods: MethodRegistry = self._leaf_service() if service is None else service
+        if service is not None and config.vertex:
+            self._facade = self._opened_facade(service)
+            methods = FacadeMethods(service, facade_methods(self._facade))
         super().__init__(
             config,
-            FacadeMethods(service, facade_methods(self._facade)) if self._facade else service,
-            services=(SEARCH_SERVICE, INDEX_SERVICE, EMBEDDING_SERVICE),
+            methods,
+            services=(LEAF_SERVICE,)
+            if service is None
+            else (SEARCH_SERVICE, INDEX_SERVICE, EMBEDDING_SERVICE),
             context=context,
             offer=self._offer,
             private=config.private,
             private_methods=PRIVATE_PATHS,
         )
-        self._sampler = RecallSampler(
-            service.search,
-            self.metrics,
-            share=config.recall_share,
-            busy=lambda: self.admission.in_flight > 0,
-            distance_of=lambda index: self._catalog.snapshot(index).manifest.spec.distance,
-            search_many=service.search_many,
-            pinned=service.pinned,
-            controller=self._recall,
-            texts_are_dense=self._texts_are_dense,
-        )
+        self._sampler = None if service is None else self._recall_sampler(service)
         self._kept = _kept_queries(config, context, self._catalog)
         self._keeper = PlanKeeper(
             self._catalog.snapshots, self.metrics, busy=lambda: self.admission.in_flight > 0
@@ -130,13 +117,47 @@ class Server(BaseServer):
     def _close(self) -> None:
         if self._facade is not None:
             self._facade.operations.close()
-        self._sampler.stop()
+        if self._sampler is not None:
+            self._sampler.stop()
         if self._kept is not None:
             self._kept.stop()
         self._keeper.stop()
         self._watcher.stop()
         self._catalog.close()
         self._catalog.encoders.close()
+
+    def _service(self, context: WorkerContext) -> Service:
+        """Return the handlers of a server of whole indexes."""
+        config = self.config
+        return Service(
+            self._catalog,
+            models=(*config.models, *(config.vertex.models.values() if config.vertex else ())),
+            at_once=None if context.core is None else 1,
+            kept=lambda: self._kept,
+        )
+
+    def _leaf_service(self) -> LeafService:
+        """Return the handlers of a leaf."""
+        group = self.config.shard_group
+        assert group is not None
+        assert isinstance(self._catalog, LeafCatalog)
+        return LeafService(
+            self._catalog, group, load=lambda: (self.admission.in_flight, int(self.admission.limit))
+        )
+
+    def _recall_sampler(self, service: Service) -> RecallSampler:
+        """Return what estimates the recall of the answers of a service."""
+        return RecallSampler(
+            service.search,
+            self.metrics,
+            share=self.config.recall_share,
+            busy=lambda: self.admission.in_flight > 0,
+            distance_of=lambda index: self._catalog.snapshot(index).manifest.spec.distance,
+            search_many=service.search_many,
+            pinned=service.pinned,
+            controller=self._recall,
+            texts_are_dense=self._texts_are_dense,
+        )
 
     def _opened_facade(self, service: Service) -> Facade:
         """Return what the handlers of the managed service's APIs work with."""
@@ -175,13 +196,15 @@ class Server(BaseServer):
     def _offer(
         self, index: str, queries: int, request_of: Callable[[], SearchRequest | SearchManyRequest]
     ) -> None:
-        self._sampler.offer(index, queries, request_of)
+        if self._sampler is not None:
+            self._sampler.offer(index, queries, request_of)
         if self._kept is not None:
             self._kept.offer(request_of())
 
     def _forget(self, index: str) -> None:
         """Forget the queries of an index that is gone, or was replaced by another one of its name."""
-        self._sampler.forget(index)
+        if self._sampler is not None:
+            self._sampler.forget(index)
         if self._kept is not None:
             self._kept.forget(index)
 
@@ -201,6 +224,22 @@ class Server(BaseServer):
     def _report_health(self) -> None:
         states = self._catalog.states()
         self._health.report({health_name(name): answers for name, answers in states.items()})
+
+
+def _catalog(
+    config: ServerConfig, preloaded: Preloaded, context: WorkerContext, recall: RecallController | None
+) -> ServerCatalog:
+    """Return the catalog of a server, not yet open: of whole indexes, or of the shards of a leaf."""
+    store, group = Store.open(config.store), config.shard_group
+    options: dict[str, Any] = {
+        "only": config.indexes or None,
+        "encoders": preloaded.encoders,
+        "preloaded": preloaded.indexes.get,
+        "drops": context.drops,
+    }
+    if group is not None:
+        return LeafCatalog(store, shards=group, **options)
+    return ServerCatalog(store, log=log_root_of(config.log), recall=recall, **options)
 
 
 def _kept_queries(config: ServerConfig, context: WorkerContext, catalog: ServerCatalog) -> KeptQueries | None:
