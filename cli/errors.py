@@ -58,6 +58,8 @@ EXIT_CODES: dict[str, int] = {
     "scannery.runtime.errors.VectorsUnavailableError": USAGE,
     "scannery.runtime.errors.DeadlineError": NOT_NOW,
     "scannery.runtime.errors.OverloadedError": NOT_NOW,
+    "scannery.runtime.errors.UnavailableError": NOT_NOW,
+    "scannery.runtime.errors.PreconditionError": USAGE,
     "scannery.runtime.errors.UnauthenticatedError": NOT_ALLOWED,
     "scannery.runtime.errors.PermissionDeniedError": NOT_ALLOWED,
     "scannery.runtime.errors.BindError": NOT_NOW,

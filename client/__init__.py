@@ -36,6 +36,7 @@ from scannery.client.response.index_info import (
 )
 from scannery.client.response.results import (
     BulkWritten,
+    Coverage,
     Datapoint,
     Deleted,
     Explanation,
@@ -57,6 +58,7 @@ __all__ = [
     "BulkWritten",
     "CancelledError",
     "Client",
+    "Coverage",
     "DataLossError",
     "Datapoint",
     "DeadlineExceededError",

@@ -59,7 +59,13 @@ from scannery.indexer.errors import (
 )
 from scannery.indexer.hashes import id_hashes
 from scannery.indexer.lexical.analyser import Analyser
-from scannery.indexer.lexical.bm25 import CorpusStatistics, corpus_statistics, score_rows
+from scannery.indexer.lexical.bm25 import (
+    CorpusCounts,
+    CorpusStatistics,
+    corpus_counts,
+    corpus_statistics,
+    score_rows,
+)
 from scannery.indexer.lexical.inverted_index import (
     WORD_COLUMNS,
     KnownTerms,
@@ -87,6 +93,7 @@ from scannery.indexer.segment.memory_segment import MemorySegment
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import open_segment
 from scannery.indexer.segment.segment import Segment
+from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
 from scannery.indexer.spec.sharding import shard_of, shards_of_ids
 from scannery.indexer.spec.spec import (
     AttributeType,
@@ -138,6 +145,7 @@ __all__ = [
     "MAX_SPARSE_ENTRIES",
     "NAMED_TYPE",
     "NO_ROW",
+    "NO_SHARDS",
     "REVISION_COLUMN",
     "SPAN",
     "SPARSE",
@@ -152,6 +160,7 @@ __all__ = [
     "BuildError",
     "BuiltSegment",
     "ChunkSpec",
+    "CorpusCounts",
     "CorpusStatistics",
     "CorruptError",
     "CurvePoint",
@@ -191,6 +200,8 @@ __all__ = [
     "Segment",
     "SegmentCache",
     "SegmentEntry",
+    "ShardGroup",
+    "Shards",
     "SizeLimits",
     "SourceFormat",
     "SourceSpec",
@@ -212,6 +223,7 @@ __all__ = [
     "collect_garbage",
     "commit",
     "conformed",
+    "corpus_counts",
     "corpus_statistics",
     "create_index",
     "datapoint_schema",

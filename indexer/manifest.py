@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scannery.indexer.errors import CorruptError, FormatError
+from scannery.indexer.shard_groups import Shards
 from scannery.indexer.spec.spec import IndexSpec
 
 __all__ = [
@@ -286,6 +287,11 @@ class Manifest(_Record):
     def files(self) -> tuple[SegmentEntry | DeletedRows, ...]:
         """The files of all segments."""
         return tuple(file for entry in self.segments for file in entry.files)
+
+    def of_shards(self, shards: Shards) -> Manifest:
+        """Return the manifest with the segments of some shards alone. It is not published anywhere."""
+        kept = tuple(entry for entry in self.segments if shards.has(entry.shard))
+        return self.model_copy(update={"segments": kept})
 
     def of_vectors(self, name: str) -> Manifest:
         """Return the manifest of an index with the vectors of a name alone; KeyError if there is no such name.

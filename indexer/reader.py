@@ -16,6 +16,7 @@ from scannery.indexer.segment.cache import SegmentCache
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import open_segment
 from scannery.indexer.segment.segment import Segment
+from scannery.indexer.shard_groups import Shards
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.search_settings import SearchSettings
@@ -110,8 +111,9 @@ def open_index(
     *,
     cache: SegmentCache | None = None,
     reuse: OpenIndex | None = None,
+    shards: Shards | None = None,
 ) -> OpenIndex:
-    """Return a version of an index with all segments open.
+    """Return a version of an index with its segments open.
 
     Args:
         store: the store.
@@ -119,19 +121,28 @@ def open_index(
         version: None: the current one.
         cache: where segments are unpacked; None: the default folder.
         reuse: an open version; segments that both have are shared, and so are equal objects of `alive`.
+        shards: whose segments are opened; its manifest then lists no others. None: all.
 
     Raises:
         NotFoundError: no such index or version, or a file of it is missing.
         CorruptError, FormatError: a file is damaged, or of a later release.
 
     """
-    return open_manifest(store, read_manifest(store, index, version), cache=cache, reuse=reuse)
+    manifest = read_manifest(store, index, version)
+    return open_manifest(store, manifest, cache=cache, reuse=reuse, shards=shards)
 
 
 def open_manifest(
-    store: Store, manifest: Manifest, *, cache: SegmentCache | None = None, reuse: OpenIndex | None = None
+    store: Store,
+    manifest: Manifest,
+    *,
+    cache: SegmentCache | None = None,
+    reuse: OpenIndex | None = None,
+    shards: Shards | None = None,
 ) -> OpenIndex:
-    """Return the index of a manifest, published or not, with all segments open; otherwise as `open_index`."""
+    """Return the index of a manifest, published or not, with its segments open; otherwise as `open_index`."""
+    if shards is not None:
+        manifest = manifest.of_shards(shards)
     index, cache = manifest.index, cache or SegmentCache()
     opened = {segment.entry.content: segment for segment in reuse.segments} if reuse else {}
     missing = [entry for entry in manifest.segments if entry.content not in opened]

@@ -14,9 +14,13 @@ ServingError
 ├── RerankerUnavailableError  reranking was requested, and the index has no usable reranker
 ├── DeadlineError             the deadline of the request passed
 ├── OverloadedError           the request was rejected because of load
+├── UnavailableError          another server of the cluster does not answer now
+│   └── StateGoneError        the leaves do not have the state that was asked for
+├── PreconditionError         another server of the cluster says that the index does not allow the request
 ├── ConditionError            the condition of a write does not hold; nothing was written
 ├── ReadOnlyError             the index takes no writes
 ├── SnapshotGoneError         the snapshot of a scan cannot be opened any more
+├── StateUnavailableError     a leaf does not have the state that a root reads
 ├── UnauthenticatedError      credentials are missing or invalid
 ├── PermissionDeniedError     the credentials do not allow the method
 ├── ConfigError               an option of the server is invalid; `field` names it
@@ -40,12 +44,16 @@ __all__ = [
     "LexicalUnavailableError",
     "OverloadedError",
     "PermissionDeniedError",
+    "PreconditionError",
     "ReadOnlyError",
     "RerankerUnavailableError",
     "ServingError",
     "SnapshotGoneError",
     "StaleEtagError",
+    "StateGoneError",
+    "StateUnavailableError",
     "UnauthenticatedError",
+    "UnavailableError",
     "UnknownDatapointError",
     "UnknownIndexError",
     "UnknownResourceError",
@@ -97,6 +105,11 @@ class UnknownIndexError(ServingError, LookupError):
 class UnknownDatapointError(ServingError, LookupError):
     """A query by id names a datapoint that does not exist."""
 
+    @classmethod
+    def named(cls, identifier: str, index: str, path: str) -> UnknownDatapointError:
+        """Return the error of an id at a path in the request."""
+        return cls(f"{path}: index {index!r} has no datapoint {identifier!r:.200}", field=path)
+
 
 class UnknownResourceError(ServingError, LookupError):
     """There is no resource of this name, or the caller may not see it."""
@@ -138,6 +151,18 @@ class OverloadedError(ServingError):
     """The request was rejected because of load; try again after `retry_after_s`."""
 
 
+class UnavailableError(ServingError, ConnectionError):
+    """Another server of the cluster does not answer now; try again after `retry_after_s`."""
+
+
+class StateGoneError(UnavailableError):
+    """The leaves do not have the state that was asked for: too old or too new. Ask with a newer one."""
+
+
+class PreconditionError(ServingError):
+    """Another server of the cluster says that the index does not allow the request; repeating it cannot succeed."""
+
+
 class ConditionError(ServingError):
     """The condition of a write (`if_absent`, `if_revision`) does not hold; nothing was written."""
 
@@ -148,6 +173,10 @@ class ReadOnlyError(ServingError):
 
 class SnapshotGoneError(ServingError):
     """The snapshot of a scan is not held any more, and its version or its mutations are gone: it has to begin again."""
+
+
+class StateUnavailableError(ServingError, LookupError):
+    """A leaf of a cluster does not have the state that a root reads: it was replaced, or is not open yet."""
 
 
 class UnauthenticatedError(ServingError):

@@ -23,7 +23,7 @@ from scannery.runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig
+    from scannery.serving.config import EncoderConfig, LeavesConfig, RemoteConfig, ServerConfig
     from scannery.serving.process.encoder_server import EncoderServer
     from scannery.serving.process.serve import serve, serve_encoders
     from scannery.serving.process.server import Server
@@ -40,6 +40,7 @@ __all__ = [
     "EncoderUnavailableError",
     "EncoderUnreachableError",
     "InvalidRequestError",
+    "LeavesConfig",
     "OverloadedError",
     "PermissionDeniedError",
     "ReadOnlyError",
@@ -59,6 +60,7 @@ __all__ = [
 _MODULES = {
     "EncoderConfig": "config",
     "EncoderServer": "process.encoder_server",
+    "LeavesConfig": "config",
     "RemoteConfig": "config",
     "SecurityConfig": "security",
     "Server": "process.server",

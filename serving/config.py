@@ -9,9 +9,10 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from scannery.indexer.contents import ContentsReader
+from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.paths import make_absolute, overlap
 from scannery.runtime.shared_blobs import SharedBlobs
@@ -20,7 +21,10 @@ from scannery.runtime.shared_table import SharedTable
 from scannery.serving.security.config import SecurityConfig
 
 __all__ = [
+    "DNS",
+    "FILE",
     "EncoderConfig",
+    "LeavesConfig",
     "ListenConfig",
     "RemoteConfig",
     "ServerConfig",
@@ -34,9 +38,12 @@ __all__ = [
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
 
 _ORIGIN = re.compile(r"https?://[^/\s,*]+")
+_ROLES = ("all", "leaf", "root")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 CACHED_QUERIES = 4096
+DNS, FILE = "dns:///", "file://"
+"""What targets of leaves begin with that are no list of addresses."""
 
 
 def _default_threads() -> int:
@@ -260,6 +267,48 @@ class RemoteConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeavesConfig:
+    """Where the leaves of a cluster are, and the credentials for them. Raises ConfigError."""
+
+    target: str
+    """`dns:///name:port`: all addresses of the name; `file:///path`: one `host:port` a line; or `host:port,host:port`.
+    Names are looked up, and the file is read, every few seconds."""
+
+    key_file: str = ""
+    """File with the API key; read again when the key is refused."""
+
+    ca: str = ""
+    """File with the authorities for their certificates, PEM. Empty: those of the system if a key is sent to other
+    machines, and no TLS otherwise. With `dns:///` the certificates must have the name of the target."""
+
+    def __post_init__(self) -> None:
+        if self.target.startswith(FILE):
+            path = self.target.removeprefix(FILE)
+            if not Path(path).is_absolute() or not Path(path).is_file():
+                raise ConfigError(f"leaves: there is no file {path}", field="leaves")
+        else:
+            for address in self.target.removeprefix(DNS).split(","):
+                split_address(address, field="leaves")
+        for name in ("key_file", "ca"):
+            path = getattr(self, name)
+            if path and not Path(path).is_file():
+                raise ConfigError(f"leaves_{name}: there is no file {path}", field=f"leaves_{name}")
+        make_absolute(self, "key_file", "ca")
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connections are encrypted."""
+        return bool(self.ca) or (bool(self.key_file) and not self._is_local)
+
+    @property
+    def _is_local(self) -> bool:
+        if self.target.startswith(FILE):
+            return False
+        addresses = self.target.removeprefix(DNS).split(",")
+        return all(is_loopback(split_address(address)[0]) for address in addresses)
+
+
+@dataclass(frozen=True, kw_only=True)
 class VertexConfig:
     """Options of the managed service's APIs. Raises ConfigError."""
 
@@ -328,14 +377,71 @@ class ServerConfig(ListenConfig):
     vertex: VertexConfig | None = None
     """The managed service's APIs on the gRPC port; None: they are not served."""
 
+    role: Literal["all", "leaf", "root"] = "all"
+    """Part of this process in a cluster. A leaf opens the shards of its group, and answers roots (docs/cluster.md)."""
+
+    group: str = ""
+    """The group of a leaf, such as `3/8`: the shards s with s mod 8 = 3."""
+
+    leaves: LeavesConfig | None = None
+    """Of a root: its leaves."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_role()
         _ = self.private  # checks its address
         self._check_told_address()
         self._check("recall_share", 0, 1)
         self._check("keep_queries", 0, 10_000)
         make_absolute(self, "store", "log")
         self._check_contents()
+
+    @property
+    def shards(self) -> Shards | None:
+        """The shards that this process opens; None: all."""
+        return NO_SHARDS if self.role == "root" else self.shard_group
+
+    @property
+    def shard_group(self) -> ShardGroup | None:
+        """The group of a leaf; None: this process is none."""
+        return ShardGroup.parse(self.group) if self.role == "leaf" else None
+
+    def _check_role(self) -> None:
+        """Raise ConfigError if options do not fit the role."""
+        if self.role not in _ROLES:
+            raise ConfigError(f"role: must be {', '.join(_ROLES)}, got {self.role!r:.80}", field="role")
+        if self.role != "leaf" and self.group:
+            raise ConfigError(f"group: is for the role leaf, the role is {self.role}", field="group")
+        if self.role != "root" and self.leaves is not None:
+            raise ConfigError(f"leaves: are for the role root, the role is {self.role}", field="leaves")
+        if self.role == "leaf":
+            self._check_group()
+        if self.role == "root" and self.leaves is None:
+            raise ConfigError("leaves: a root needs its leaves (--leaves)", field="leaves")
+        if self.role != "all":
+            self._check_cluster()
+
+    def _check_group(self) -> None:
+        if not self.group:
+            raise ConfigError("group: a leaf needs a group, such as 0/2 (--group)", field="group")
+        try:
+            ShardGroup.parse(self.group)
+        except ValueError as error:
+            raise ConfigError(f"group: {error}", field="group") from error
+        if self.keep_queries:
+            raise ConfigError(
+                "keep_queries: is not for a leaf, which does not see callers", field="keep_queries"
+            )
+
+    def _check_cluster(self) -> None:
+        """Raise ConfigError if options are not for roots and leaves."""
+        if self.log:
+            raise ConfigError(
+                f"log: a {self.role} serves versions without live updates, and reads no log yet; leave out --log",
+                field="log",
+            )
+        if self.vertex is not None:
+            raise ConfigError(f"vertex: is not served by a {self.role} yet", field="vertex")
 
     def _check_contents(self) -> None:
         """Raise ConfigError if requests could read or write files of the server as contents."""

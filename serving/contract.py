@@ -12,6 +12,12 @@ __all__ = [
     "HTTP_KEY",
     "INDEX_SERVICE",
     "KEPT_QUERIES",
+    "LEAF_COUNT",
+    "LEAF_FETCH",
+    "LEAF_SEARCH",
+    "LEAF_SERVICE",
+    "LEAF_STATISTICS",
+    "LEAF_STATUS",
     "LIST_ALIASES",
     "LIST_ENCODERS",
     "SEARCH_SERVICE",
@@ -25,6 +31,7 @@ __all__ = [
 SEARCH_SERVICE = "scannery.v1.SearchService"
 INDEX_SERVICE = "scannery.v1.IndexService"
 EMBEDDING_SERVICE = "scannery.v1.EmbeddingService"
+LEAF_SERVICE = "scannery.v1.LeafService"
 
 SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
 UPSERT = f"/{INDEX_SERVICE}/Upsert"
@@ -38,6 +45,11 @@ KEPT_QUERIES = f"/{INDEX_SERVICE}/GetKeptQueries"
 LIST_ALIASES = f"/{INDEX_SERVICE}/ListAliases"
 EMBED = f"/{EMBEDDING_SERVICE}/Embed"
 LIST_ENCODERS = f"/{EMBEDDING_SERVICE}/ListEncoders"
+LEAF_COUNT = f"/{LEAF_SERVICE}/Count"
+LEAF_FETCH = f"/{LEAF_SERVICE}/Fetch"
+LEAF_SEARCH = f"/{LEAF_SERVICE}/Search"
+LEAF_STATISTICS = f"/{LEAF_SERVICE}/GetStatistics"
+LEAF_STATUS = f"/{LEAF_SERVICE}/GetStatus"
 
 HTTP_KEY, SERVER_KEY = "scannery-http", "scannery-server"
 """Keys of gRPC metadata: a call with the first gets the HTTP port under it, and the server's id under the second."""

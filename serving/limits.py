@@ -27,6 +27,10 @@ __all__ = [
     "MAX_HIGHLIGHTED_BATCH",
     "MAX_INDEXES",
     "MAX_K",
+    "MAX_LEAF_IDS",
+    "MAX_LEAF_ROWS",
+    "MAX_LEAF_TERMS",
+    "MAX_LEAF_VALUES_BYTES",
     "MAX_LEAVES",
     "MAX_OFFSET",
     "MAX_PAYLOAD_BYTES",
@@ -64,6 +68,14 @@ MAX_HIGHLIGHTED_BATCH = 10_000
 """Queries × (k + offset) of one SearchMany that highlights."""
 MAX_LEAVES = 1_000_000
 """A segment with fewer leaves searches all of them."""
+MAX_LEAF_IDS = 8_000
+"""Datapoints that a root fetches from a leaf with one call."""
+MAX_LEAF_ROWS = 2_000_000
+"""Queries × rows wanted by each vector and by words of one call of a root to a leaf."""
+MAX_LEAF_TERMS = 65_536
+"""Distinct words of one query, or of one question for statistics: a query of 64 texts of 32 KiB may have more."""
+MAX_LEAF_VALUES_BYTES = 256 << 20
+"""Of the distinct values of an attribute that a leaf returns."""
 MAX_RESCORE = 100_000
 MAX_RERANK_CANDIDATES = 1_000
 MAX_RERANK_MS = 600_000

@@ -1,11 +1,13 @@
-"""The table from errors to gRPC status codes."""
+"""The table from errors to gRPC status codes, and back for answers of other servers."""
 
 from __future__ import annotations
 
 import logging
 import re
 import secrets
+from typing import Any
 
+from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from scannery.indexer import errors as indexer
@@ -13,7 +15,7 @@ from scannery.live.log.mutation_log import LogGapError, LogReplacedError, WrongL
 from scannery.runtime import errors as serving
 from scannery.v1.types_pb2 import ErrorDetail
 
-__all__ = ["DETAIL_KEY", "status_for_callers", "status_of"]
+__all__ = ["DETAIL_KEY", "error_from_status", "received_detail", "status_for_callers", "status_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -40,9 +42,12 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (serving.RerankerUnavailableError, StatusCode.FAILED_PRECONDITION),
     (serving.DeadlineError, StatusCode.DEADLINE_EXCEEDED),
     (serving.OverloadedError, StatusCode.RESOURCE_EXHAUSTED),
+    (serving.UnavailableError, StatusCode.UNAVAILABLE),
+    (serving.PreconditionError, StatusCode.FAILED_PRECONDITION),
     (serving.ConditionError, StatusCode.FAILED_PRECONDITION),
     (serving.ReadOnlyError, StatusCode.FAILED_PRECONDITION),
     (serving.SnapshotGoneError, StatusCode.FAILED_PRECONDITION),
+    (serving.StateUnavailableError, StatusCode.OUT_OF_RANGE),
     (serving.UnauthenticatedError, StatusCode.UNAUTHENTICATED),
     (serving.PermissionDeniedError, StatusCode.PERMISSION_DENIED),
     (serving.ClosedError, StatusCode.UNAVAILABLE),
@@ -61,6 +66,17 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
 )
 
 
+# What another server answers about the request: to our caller, the same. The other codes are about that server.
+_RECEIVED: dict[StatusCode, type[serving.ServingError]] = {
+    StatusCode.INVALID_ARGUMENT: serving.InvalidRequestError,
+    StatusCode.NOT_FOUND: serving.UnknownResourceError,
+    StatusCode.ABORTED: serving.StaleEtagError,
+    StatusCode.UNIMPLEMENTED: serving.UnsupportedError,
+    StatusCode.FAILED_PRECONDITION: serving.PreconditionError,
+    StatusCode.DEADLINE_EXCEEDED: serving.DeadlineError,
+    StatusCode.RESOURCE_EXHAUSTED: serving.OverloadedError,
+}
+
 # Their messages quote only the request.
 _OF_THE_REQUEST = (
     serving.InvalidRequestError,
@@ -71,6 +87,7 @@ _OF_THE_REQUEST = (
     serving.UnsupportedError,
     serving.ConditionError,
     serving.SnapshotGoneError,
+    serving.StateUnavailableError,
     indexer.InvalidRecordError,
 )
 _PLACE = re.compile(r"(?<![\w/.])(?:[a-z][a-z0-9+.-]*:/|\.{0,2})/[^\s'\",;)]+")
@@ -109,6 +126,25 @@ def status_of(error: Exception) -> tuple[StatusCode, str, ErrorDetail]:
         field=_shortened(field, _MAX_FIELD_BYTES), message=message, retry_after_ms=round(retry_after_s * 1000)
     )
     return code, message, detail
+
+
+def error_from_status(code: StatusCode, message: str, detail: ErrorDetail) -> serving.ServingError | None:
+    """Return the error that another server's answer stands for; None: its code says nothing about the request."""
+    kind = _RECEIVED.get(code)
+    if kind is None:
+        return None
+    return kind(message, field=detail.field or None, retry_after_s=detail.retry_after_ms / 1000 or None)
+
+
+def received_detail(metadata: Any) -> ErrorDetail:
+    """Return the detail in the trailing metadata of another server's answer; empty: there is none."""
+    for key, value in metadata or ():
+        if key == DETAIL_KEY and isinstance(value, bytes):
+            try:
+                return ErrorDetail.FromString(value)
+            except DecodeError:
+                break
+    return ErrorDetail()
 
 
 def _shortened(text: str, size_bytes: int) -> str:

@@ -24,9 +24,9 @@ NAMES = {
 }  # fmt: skip
 
 CLIENT_NAMES = NAMES - {"__version__"} | {
-    "AttributeStats", "BulkWritten", "Deleted", "EncoderInfo", "Explanation", "Facet", "Facets", "Fusion", "Mode",
-    "NamedVectorInfo", "NewDatapoint", "NotWritten", "QueryLike", "RecallInfo", "SearchOptions", "Scan", "SegmentInfo",
-    "SegmentPlan", "Snippet", "TypeStats", "Update", "Where", "Written",
+    "AttributeStats", "BulkWritten", "Coverage", "Deleted", "EncoderInfo", "Explanation", "Facet", "Facets", "Fusion",
+    "Mode", "NamedVectorInfo", "NewDatapoint", "NotWritten", "QueryLike", "RecallInfo", "SearchOptions", "Scan",
+    "SegmentInfo", "SegmentPlan", "Snippet", "TypeStats", "Update", "Where", "Written",
 }  # fmt: skip
 
 

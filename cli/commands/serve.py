@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,6 +14,7 @@ from scannery.live.log.location import LOG_VARIABLE
 
 __all__ = ["serve"]
 
+_CLUSTER = "Cluster"
 _ENCODER = "Encoder process"
 
 
@@ -30,6 +31,42 @@ def serve(
         list[str] | None, typer.Option(help="Serve only this index; may be given several times.")
     ] = None,
     log: LogOption = "",
+    role: Annotated[
+        Literal["all", "leaf", "root"],
+        typer.Option(
+            help="Part of this server in a cluster. `leaf`: answer roots for the shards of one group; `root`: answer "
+            "callers by leaves of all groups.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "all",
+    group: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER/GROUPS",
+            help="Group of a leaf: 3/8 has the shards s with s mod 8 = 3.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "",
+    leaves: Annotated[
+        str,
+        typer.Option(
+            metavar="TARGET",
+            help="Leaves of a root: `host:port,host:port`, `dns:///name:port`, or `file:///path` with one a line.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "",
+    leaves_key: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="File with the API key for the leaves.", rich_help_panel=_CLUSTER),
+    ] = "",
+    leaves_ca: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Connect to them with TLS; file with the authority of their certificates.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = "",
     device: options.DeviceOption = "auto",
     encoder: Annotated[
         str,
@@ -115,17 +152,22 @@ def serve(
     from scannery.indexer.kernels.import_numba import import_numba_without_blas
 
     import_numba_without_blas()
-    from scannery.serving import RemoteConfig, ServerConfig
+    from scannery.serving import LeavesConfig, RemoteConfig, ServerConfig
     from scannery.serving import serve as run
 
     options.become_server(log_json)
     if (encoder_key or encoder_ca) and not encoder:
         raise typer.BadParameter("--encoder-key and --encoder-ca need --encoder")
+    if (leaves_key or leaves_ca) and not leaves:
+        raise typer.BadParameter("--leaves-key and --leaves-ca need --leaves")
     if tls_dev:
         given |= vertex_options.development_certificate(tls_dev, **given)
     config = ServerConfig(
         store=store,
         listen=listen,
+        role=role,
+        group=group,
+        leaves=LeavesConfig(target=leaves, key_file=leaves_key, ca=leaves_ca) if leaves else None,
         indexes=tuple(index or ()),
         insecure=insecure,
         security=options.security(**given),

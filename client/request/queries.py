@@ -155,6 +155,9 @@ class SearchOptions(TypedDict, total=False):
     """Also return the vectors, unnamed and named."""
     min_sequence: int
     """See at least all writes up to this sequence; default: those of the same client."""
+    allow_partial: bool
+    """Cluster: answer from the shards that can be reached, if some cannot; `hits.coverage` says how many these are.
+    Default: such a query is an error."""
     timeout_s: float | None
     """Timeout in seconds; default: the client's own."""
 
@@ -284,6 +287,7 @@ def build_options(
     vectors: VectorChoices | bool = False,
     return_vectors: bool = False,
     min_sequence: int = 0,
+    allow_partial: bool = False,
     **unknown: Any,
 ) -> pb.SearchOptions:
     """Return the message for the options of a search; ranges are the server's to check.
@@ -307,6 +311,7 @@ def build_options(
         return_vector=bool(return_vectors),
         explain=bool(explain),
         min_sequence=_sequence(min_sequence),
+        allow_partial=bool(allow_partial),
     )
     _add_fusion(options, mode, alpha, fusion)
     _add_vectors(options, vectors)

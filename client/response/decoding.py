@@ -21,6 +21,7 @@ from scannery.client.response.index_info import (
 )
 from scannery.client.response.results import (
     AttributeValue,
+    Coverage,
     Datapoint,
     Explanation,
     Hit,
@@ -51,7 +52,10 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
 def parse_hits(response: search_pb2.SearchResponse) -> Hits:
     """Return the hits of a response."""
-    return _hits(response, response.version, response.sequence, response.mode)
+    hits = _hits(response, response.version, response.sequence, response.mode)
+    if response.HasField("coverage"):
+        hits.coverage = _coverage(response.coverage)
+    return hits
 
 
 def _hits(
@@ -68,10 +72,15 @@ def parse_many(response: search_pb2.SearchManyResponse) -> list[Hits]:
     """Return the hits of each query of a response."""
     results, modes = response.results, response.modes
     each = modes if len(modes) == len(results) else [modes[0] if modes else 0] * len(results)
-    return [
+    found = [
         _hits(result, response.version, response.sequence, mode)
         for result, mode in zip(results, each, strict=True)
     ]
+    if response.HasField("coverage"):
+        coverage = _coverage(response.coverage)
+        for hits in found:
+            hits.coverage = coverage
+    return found
 
 
 def parse_get(ids: Iterable[str], response: search_pb2.GetResponse) -> list[Datapoint | None]:
@@ -209,6 +218,15 @@ _METHODS: dict[int, Literal["weighted_score", "reciprocal_rank"]] = {
     search_pb2.FUSION_METHOD_WEIGHTED_SCORE: "weighted_score",
     search_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
 }
+
+
+def _coverage(message: search_pb2.Coverage) -> Coverage:
+    return Coverage(
+        shards=message.shards,
+        shards_answered=message.shards_answered,
+        rows=message.rows,
+        rows_answered=message.rows_answered,
+    )
 
 
 def _explanation(message: search_pb2.Explanation) -> Explanation:

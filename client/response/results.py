@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AttributeValue",
     "BulkWritten",
+    "Coverage",
     "Datapoint",
     "Deleted",
     "Explanation",
@@ -214,6 +215,25 @@ class Explanation:
     """By how many steps the effective target is above; 0: it is not, and the measured curve holds."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How much of an index a cluster searched."""
+
+    shards: int
+    """Of the index."""
+    shards_answered: int
+    """Those that were searched."""
+    rows: int
+    """Datapoints of the index."""
+    rows_answered: int
+    """Those in the shards that were searched."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all shards were searched."""
+        return self.shards_answered == self.shards
+
+
 class Hits(list[Hit]):
     """The hits of one query, best first, and the snapshot that answered it."""
 
@@ -225,6 +245,8 @@ class Hits(list[Hit]):
     """The mode that was used; None from servers of earlier releases."""
     explanation: Explanation | None = None
     """If asked for with `explain`."""
+    coverage: Coverage | None = None
+    """What was searched, if asked for with `allow_partial` and answered by a cluster."""
 
     def to_arrow(self) -> pa.Table:
         """Return the hits as an Arrow table: a column for each field, and one for each attribute by its name.

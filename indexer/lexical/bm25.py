@@ -22,10 +22,35 @@ import numpy as np
 from scannery.indexer.lexical.inverted_index import Postings
 from scannery.indexer.planning.allowed_rows import AllowedRows
 
-__all__ = ["K1", "B", "CorpusStatistics", "corpus_statistics", "score_rows"]
+__all__ = [
+    "K1",
+    "B",
+    "CorpusCounts",
+    "CorpusStatistics",
+    "corpus_counts",
+    "corpus_statistics",
+    "score_rows",
+]
 
 K1 = 1.2
 B = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusCounts:
+    """What the statistics of a corpus are made of: integers, so that those of its parts add up exactly."""
+
+    documents: int
+    """Rows that have words."""
+    length: int
+    """Number of words of all of them."""
+    frequencies: Mapping[str, int]
+    """Number of rows that have each term of the query; 0 where none has it."""
+
+    def __add__(self, other: CorpusCounts) -> CorpusCounts:
+        """Return the counts of both parts; `other` has the same terms."""
+        frequencies = {term: count + other.frequencies[term] for term, count in self.frequencies.items()}
+        return CorpusCounts(self.documents + other.documents, self.length + other.length, frequencies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +64,12 @@ class CorpusStatistics:
     frequencies: Mapping[str, int]
     """Number of rows that have each term of the query; terms without rows are left out."""
 
+    @classmethod
+    def of(cls, counts: CorpusCounts) -> CorpusStatistics:
+        """Return the statistics of a whole corpus."""
+        average = counts.length / counts.documents if counts.documents else 1.0
+        return cls(counts.documents, average, {term: n for term, n in counts.frequencies.items() if n})
+
     def idf(self, term: str) -> float:
         """Return the inverse document frequency of a term, at least 0."""
         frequency = self.frequencies[term]
@@ -48,7 +79,14 @@ class CorpusStatistics:
 def corpus_statistics(
     postings: Sequence[Postings], terms: Sequence[str], alive: Sequence[AllowedRows | None] = ()
 ) -> CorpusStatistics:
-    """Return the statistics of all segments for the terms of a query.
+    """Return the statistics of all segments for the terms of a query; the arguments are those of `corpus_counts`."""
+    return CorpusStatistics.of(corpus_counts(postings, terms, alive))
+
+
+def corpus_counts(
+    postings: Sequence[Postings], terms: Sequence[str], alive: Sequence[AllowedRows | None] = ()
+) -> CorpusCounts:
+    """Return the counts of some segments, together, for the terms of a query.
 
     Args:
         postings: of each segment.
@@ -58,13 +96,12 @@ def corpus_statistics(
     """
     segments = list(zip(postings, alive or [None] * len(postings), strict=True))
     sizes = [_live_size(segment, rows) for segment, rows in segments]
-    documents, total = (sum(parts) for parts in zip(*sizes, strict=True)) if sizes else (0, 0)
-    frequencies: dict[str, int] = {}
-    for term in dict.fromkeys(terms):
-        frequency = sum(_live_frequency(segment, rows, term) for segment, rows in segments)
-        if frequency:
-            frequencies[term] = frequency
-    return CorpusStatistics(documents, total / documents if documents else 1.0, frequencies)
+    documents, length = (sum(parts) for parts in zip(*sizes, strict=True)) if sizes else (0, 0)
+    frequencies = {
+        term: sum(_live_frequency(segment, rows, term) for segment, rows in segments)
+        for term in dict.fromkeys(terms)
+    }
+    return CorpusCounts(documents, length, frequencies)
 
 
 _SIZES: WeakKeyDictionary[AllowedRows, tuple[int, int]] = WeakKeyDictionary()

@@ -22,6 +22,7 @@ from scannery.indexer import (
     NotFoundError,
     OpenIndex,
     SegmentCache,
+    Shards,
     Store,
     latest_version,
 )
@@ -77,6 +78,8 @@ class BaseCatalog(ABC):
         preloaded: Callable[[str], OpenIndex | None] = lambda name: None,
         log: LogRoot | None = None,
         recall: RecallController | None = None,
+        shards: Shards | None = None,
+        sealed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; indexes are opened later.
@@ -89,6 +92,8 @@ class BaseCatalog(ABC):
             preloaded: returns an already open index, in any version.
             log: local folder for the mutation logs, or their database; None: inside the store, if it is a local folder.
             recall: holds the recall of the indexes by live queries; None: the curves do.
+            shards: whose segments are opened; None: all.
+            sealed: whether versions are served without live updates: no log is opened, and there is no maintenance.
             clock: returns seconds.
 
         Raises:
@@ -105,7 +110,14 @@ class BaseCatalog(ABC):
         # A relative path is resolved now: the process may change its working folder.
         log_root = log.absolute() if isinstance(log, Path) else log or store.local_root
         self._opener = VersionOpener(
-            store, self.encoders, cache or SegmentCache(), preloaded, log_root, recall
+            store,
+            self.encoders,
+            cache or SegmentCache(),
+            preloaded,
+            None if sealed else log_root,
+            recall,
+            shards,
+            sealed,
         )
         self._entries: dict[str, CatalogEntry] = {}
         self._lock = threading.Lock()
@@ -386,7 +398,7 @@ class BaseCatalog(ABC):
             if not entry.opening.due:
                 return entry
         try:
-            version = latest_version(self._store, name) if self.serves(name) else None
+            version = self._latest(name) if self.serves(name) else None
         except Exception as error:
             if entry is None and not known:
                 raise
@@ -399,6 +411,10 @@ class BaseCatalog(ABC):
         entry = self._entry(name)
         self._move(entry, version)
         return entry
+
+    def _latest(self, name: str) -> int | None:
+        """Return the version to be open; None: the store has no such index."""
+        return latest_version(self._store, name)
 
     def _entry(self, name: str) -> CatalogEntry:
         # Only for indexes that exist: requests for other names must not take memory.

@@ -21,7 +21,7 @@ from scannery.serving.snapshot.snapshot import Snapshot
 __all__ = ["HeldSnapshot", "HeldSnapshots", "Holds"]
 
 KEPT_S = 300.0
-"""Seconds that a snapshot is kept after its last page."""
+"""Seconds that a snapshot is kept for scans after its last page."""
 LEASED_S = 6 * 3600.0
 """Seconds after the first page during which the version and the log are protected from removal: no scan may keep them
 for ever."""
@@ -55,13 +55,24 @@ class Holds:
     log_after: int | None
     """They need the mutations after this sequence; None: none."""
 
+    def joined(self, other: Holds) -> Holds:
+        """Return what both need."""
+        known = [each for each in (self.log_after, other.log_after) if each is not None]
+        return Holds(self.versions | other.versions, min(known, default=None))
+
 
 class HeldSnapshots:
     """The kept snapshots of all indexes of a process. Safe to use from several threads."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep none yet; `clock` returns seconds."""
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, kept_s: float = KEPT_S) -> None:
+        """Keep none yet.
+
+        Args:
+            clock: returns seconds.
+            kept_s: seconds that a snapshot is kept after it was last asked for.
+
+        """
+        self._clock, self._kept_s = clock, kept_s
         self._held: OrderedDict[Key, HeldSnapshot] = OrderedDict()
         """The one that was read last is last."""
         self._lock = threading.Lock()
@@ -83,7 +94,13 @@ class HeldSnapshots:
 
     def find(self, manifest: Manifest, version: int, sequence: int) -> HeldSnapshot | None:
         """Return the kept snapshot of an index with this version and sequence; `manifest` is of any version of it."""
-        key = _key(manifest, version, sequence)
+        return self.find_by_id(manifest.index, manifest.index_id, version, sequence)
+
+    def find_by_id(
+        self, index: str, index_id: str | None, version: int, sequence: int
+    ) -> HeldSnapshot | None:
+        """Return what `find` does; the index may have been replaced by another one of its name."""
+        key = index, index_id, version, sequence
         with self._lock:
             held = self._held.get(key)
             if held is not None:
@@ -135,7 +152,7 @@ class HeldSnapshots:
 
     def _drop_old(self, now_s: float) -> None:
         for key, held in list(self._held.items()):
-            if now_s - held.used_at_s < KEPT_S:
+            if now_s - held.used_at_s < self._kept_s:
                 return
             del self._held[key]
 

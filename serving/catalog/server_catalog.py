@@ -14,6 +14,7 @@ from scannery.runtime.errors import OverloadedError
 from scannery.runtime.shared_marks import SharedMarks
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.entry import CatalogEntry
+from scannery.serving.catalog.held_snapshots import Holds
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["ServerCatalog"]
@@ -179,7 +180,11 @@ class ServerCatalog(BaseCatalog):
 
     def _renew_leases(self) -> None:
         for entry in self._entries.values():
-            entry.hold(self._leases, self.held.holds(entry.name))
+            entry.hold(self._leases, self._holds(entry.name))
+
+    def _holds(self, name: str) -> Holds:
+        """Return what the store must keep of an index besides its open version."""
+        return self.held.holds(name)
 
 
 def _busy(name: str, why: str) -> OverloadedError:

@@ -9,13 +9,14 @@ from scannery.indexer import (
     IndexerError,
     OpenIndex,
     SegmentCache,
+    Shards,
     Store,
     latest_version,
     manifest_key,
     open_index,
 )
 from scannery.live.live_index import LiveIndex
-from scannery.live.log.homes import log_home
+from scannery.live.log.homes import NO_LOG, log_home
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.scheduler import Maintenance
@@ -46,6 +47,11 @@ class VersionOpener:
     """Folder of the mutation logs, or their database; None: no live updates."""
     recall: RecallController | None = None
     """Holds the recall of the indexes; None: the curves do."""
+    shards: Shards | None = None
+    """Whose segments are opened; None: all."""
+    sealed: bool = False
+    """Whether versions are served as they are, without the mutations after them and without maintenance; then there is
+    no `log_root`."""
 
     def is_open(self, entry: CatalogEntry, version: int) -> bool:
         """Return whether an entry has this version open, and not that of a deleted index with the same name."""
@@ -70,7 +76,7 @@ class VersionOpener:
         stamp = self.store.stamp(manifest_key(entry.name, version))
         for _ in range(MAX_GAPS):
             reuse = entry.live.state.index if entry.live else self.preloaded(entry.name)
-            index = open_index(self.store, entry.name, version, cache=self.cache, reuse=reuse)
+            index = self._open(entry.name, version, reuse)
             hydrator.warm_up(index.segments, index.spec)
             prepare(Snapshot(index, self.encoders))
             if self.recall is not None:
@@ -93,7 +99,10 @@ class VersionOpener:
         """Return any version of the index of an open one, open; raises as `open_index`."""
         if version == current.manifest.version:
             return current
-        return open_index(self.store, current.manifest.index, version, cache=self.cache, reuse=current)
+        return self._open(current.manifest.index, version, current)
+
+    def _open(self, name: str, version: int, reuse: OpenIndex | None) -> OpenIndex:
+        return open_index(self.store, name, version, cache=self.cache, reuse=reuse, shards=self.shards)
 
     def _replace(self, entry: CatalogEntry, index: OpenIndex) -> None:
         before = entry.live
@@ -102,7 +111,7 @@ class VersionOpener:
             return
         if before is not None:  # also if the new index cannot be opened
             before.retire()
-        home = log_home(self.store, entry.name, self.log_root)
+        home = NO_LOG if self.sealed else log_home(self.store, entry.name, self.log_root)
         entry.live = LiveIndex(index, self._snapshots(), home=home, waiting=waiting, on_gap=entry.look_again)
         if before is not None:
             before.close()

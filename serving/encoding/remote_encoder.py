@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from scannery.indexer import Manifest
 from scannery.runtime.deadline import Deadline
@@ -28,17 +28,15 @@ from scannery.runtime.errors import (
     EncoderUnavailableError,
     EncoderUnreachableError,
     InvalidRequestError,
-    OverloadedError,
     ServingError,
 )
 from scannery.serving import limits
 from scannery.serving.config import RemoteConfig
 from scannery.serving.contract import EMBED, LIST_ENCODERS
 from scannery.serving.scheduling.permits import CallerGoneError, current_permit
-from scannery.serving.status import DETAIL_KEY
+from scannery.serving.status import error_from_status, received_detail
 from scannery.serving.telemetry.tracing import call_headers
 from scannery.v1 import embedding_pb2 as pb
-from scannery.v1.types_pb2 import ErrorDetail
 
 if TYPE_CHECKING:
     from scannery.embed import Chunker
@@ -154,15 +152,16 @@ class EncoderProcess:
     def _error_of(self, failed: Any) -> ServingError:
         """Return the error for a failed call; `failed` is both RpcError and Call, which the stubs do not express."""
         code: grpc.StatusCode = failed.code()
-        detail = _detail(failed.trailing_metadata())
+        detail = received_detail(failed.trailing_metadata())
         message = detail.message or failed.details() or code.name.lower()
         at = f"encoder {self.address}"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError("the deadline passed before the text was encoded")
-        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and detail.retry_after_ms:
-            return OverloadedError(f"{at}: {message}", retry_after_s=detail.retry_after_ms / 1000)
-        if code is grpc.StatusCode.INVALID_ARGUMENT:
-            return InvalidRequestError(message, field=detail.field or None)
+        overloaded = code is grpc.StatusCode.RESOURCE_EXHAUSTED and detail.retry_after_ms
+        if overloaded or code is grpc.StatusCode.INVALID_ARGUMENT:
+            known = error_from_status(code, f"{at}: {message}" if overloaded else message, detail)
+            assert known is not None
+            return known
         if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
             return EncoderUnavailableError(f"{at}: {message}", field="query")
         return EncoderUnreachableError(
@@ -318,13 +317,3 @@ def _serialized(request: Message) -> bytes:
         return request.SerializeToString()
     except ValueError as error:  # a text that is not Unicode
         raise InvalidRequestError(str(error)) from error
-
-
-def _detail(metadata: Any) -> ErrorDetail:
-    for key, value in metadata or ():
-        if key == DETAIL_KEY and isinstance(value, bytes):
-            try:
-                return ErrorDetail.FromString(value)
-            except DecodeError:
-                break
-    return ErrorDetail()

@@ -5,12 +5,15 @@ Shapes: Q queries, M candidates asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from scannery.serving.engine.dense import DenseSearch
 from scannery.serving.engine.hybrid import fuse, fusion_depth
-from scannery.serving.engine.lexical import LexicalSearch
+from scannery.serving.engine.lexical import LexicalSearch, Words, query_words
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
+from scannery.serving.engine.query_vectors import AskedVectors
 from scannery.serving.engine.top_k import Ranking
 
 __all__ = ["Candidates"]
@@ -19,15 +22,34 @@ __all__ = ["Candidates"]
 class Candidates:
     """The candidates of some queries with equal options, in the mode of these."""
 
-    def __init__(self, prepared: PreparedSearch, batch: QueryBatch) -> None:
-        """Encode the queries and apply the filter; raises what `search` does."""
+    def __init__(
+        self,
+        prepared: PreparedSearch,
+        batch: QueryBatch,
+        *,
+        asked: AskedVectors | None = None,
+        words: Sequence[Words] | None = None,
+    ) -> None:
+        """Encode the queries and apply the filter; raises what `search` does.
+
+        Args:
+            prepared: the options.
+            batch: the queries.
+            asked: the queries as vectors; None: they are encoded.
+            words: the words of the queries; None: these are found.
+
+        """
         self._options, self._batch = prepared.options, batch
         snapshot, stats, mode = batch.snapshot, batch.stats, prepared.options.mode
         with stats.stage("encode"):
             if mode != "dense":
-                self._words = LexicalSearch(snapshot, batch.queries, mode, paths=batch.paths)
+                if words is None:
+                    words = query_words(snapshot, snapshot.manifest, batch.queries, mode, paths=batch.paths)
+                self.words = LexicalSearch(snapshot, words, mode)
+                """Set in modes lexical and hybrid."""
             if mode != "lexical":
-                self._dense = DenseSearch(batch, prepared.options)
+                self.dense = DenseSearch(batch, prepared.options, asked)
+                """Set in modes dense and hybrid."""
         batch.deadline.check()
         with stats.stage("filter"):
             searched = prepared.segments(snapshot, batch.deadline)
@@ -36,7 +58,7 @@ class Candidates:
         self.total = sum(each.rows for each in counted)
         """Rows that the filter allows; in mode `dense` those of them with a vector, counted for each vector."""
         if mode != "lexical":
-            self._dense.search(searched)
+            self.dense.search(searched)
         self._best_words: dict[int, float] = {}
         if mode == "lexical":
             for each in self._allowed:
@@ -51,13 +73,13 @@ class Candidates:
 
         """
         if self._options.mode == "dense":
-            return self._dense.best(queries, wanted)
+            return self.dense.best(queries, wanted)
         if self._options.mode == "lexical":
-            return self._by_words(queries, wanted)
+            return self.by_words(queries, wanted)
         depth = fusion_depth(wanted)
         rankings = (
-            self._dense.rankings(queries, depth),
-            self._by_words(queries, depth),
+            self.dense.rankings(queries, depth),
+            self.by_words(queries, depth),
             map(self._best_word_score, queries.tolist()),
         )
         fusion, segments = self._options.fusion, self._batch.snapshot.segments
@@ -72,15 +94,16 @@ class Candidates:
             return -np.inf
         if query not in self._best_words:
             self._batch.deadline.check()
-            self._best_words[query] = self._words.best_score(query)
+            self._best_words[query] = self.words.best_score(query)
         return self._best_words[query]
 
-    def _by_words(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
+    def by_words(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
+        """Return the best `wanted` rows of queries by words; the arguments are those of `best`."""
         allowed = [
             (each.number, None if each.allowed is None else each.allowed.mask_N) for each in self._allowed
         ]
         rankings = []
         for query in queries.tolist():
             self._batch.deadline.check()
-            rankings.append(self._words.best(query, allowed, wanted))
+            rankings.append(self.words.best(query, allowed, wanted))
         return rankings

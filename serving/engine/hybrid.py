@@ -31,7 +31,7 @@ from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale, dense_values
 from scannery.serving.engine.top_k import EMPTY, Ranking, Rows, by_score_and_id
 from scannery.serving.request.options import Fusion
 
-__all__ = ["RANK_CONSTANT", "DenseRankings", "fuse", "fusion_depth", "keys_in", "places_of"]
+__all__ = ["RANK_CONSTANT", "DenseRankings", "fuse", "fusion_depth", "keys_in", "keys_of", "places_of"]
 
 RANK_CONSTANT = 60
 DEEPER = 4
@@ -125,7 +125,7 @@ def _of_one(fused: Ranking, alpha: float) -> Ranking:
 
 def _followed(first: Ranking, deeper: Ranking, segments: Sequence[Rows]) -> Ranking:
     """Return a ranking, and after it the other rows of a deeper one, whose scores are moved below the last one."""
-    rest = deeper.at(~np.isin(_keys(deeper), _keys(first)))
+    rest = deeper.at(~np.isin(keys_of(deeper), keys_of(first)))
     if not len(rest) or not len(first):
         return first if len(first) else rest
     below = float(np.nextafter(first.scores[-1], np.float32(-np.inf)))
@@ -147,7 +147,7 @@ def _fused(
     by_vector = dense.within(depth, segments)
     words = EMPTY if lexical is None else lexical.within(0, depth)
     keys_H, places = np.unique(
-        np.concatenate([_keys(each) for each in (*by_vector, words)]), return_inverse=True
+        np.concatenate([keys_of(each) for each in (*by_vector, words)]), return_inverse=True
     )
     ends = np.cumsum([len(each) for each in by_vector])
     *at, lexical_at = np.split(places, ends)
@@ -195,14 +195,15 @@ def _by_vector(
 _ROW_BITS = 40
 
 
-def _keys(ranking: Ranking) -> np.ndarray:
+def keys_of(ranking: Ranking) -> np.ndarray:
+    """Return the rows of a ranking as numbers, int64, in their order."""
     keys: np.ndarray = (ranking.segments.astype(np.int64) << _ROW_BITS) | ranking.rows
     return keys
 
 
 def keys_in(rankings: Sequence[Ranking]) -> np.ndarray:
     """Return the rows of any of the rankings as numbers, int64, ascending; each once."""
-    keys: np.ndarray = np.unique(np.concatenate([_keys(ranking) for ranking in rankings]))
+    keys: np.ndarray = np.unique(np.concatenate([keys_of(ranking) for ranking in rankings]))
     return keys
 
 

@@ -9,32 +9,78 @@ Shapes: M rows that match, T terms.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from scannery.indexer import (
     Analyser,
+    CorpusStatistics,
     Language,
     LexicalSpec,
+    Manifest,
     Postings,
     corpus_statistics,
     score_rows,
     score_sparse,
 )
 from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError
-from scannery.serving.engine.query_vectors import members_of
+from scannery.serving.engine.query_vectors import Lookup, members_of
 from scannery.serving.engine.top_k import EMPTY, Ranking, best
 from scannery.serving.request.query import ById, ByText, Query, Single, WithSparse, WithWords
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["LexicalSearch", "analyser_of"]
+__all__ = [
+    "LexicalSearch",
+    "QueryTerms",
+    "WeightedTerms",
+    "Words",
+    "analyser_of",
+    "check_sparse",
+    "postings_of",
+    "query_words",
+    "spec_of",
+]
 
 
-class LexicalSearch:
-    """Some queries, as terms or as sparse vectors, over one snapshot.
+@dataclass(frozen=True, slots=True)
+class WeightedTerms:
+    """The words of a query, as rows are scored by them."""
+
+    weights: Mapping[str, float]
+    """Inverse document frequency times the weight in the query, in the order in which scores are added up."""
+    average_length: float
+    """Mean number of words of a row of the whole corpus."""
+
+    @classmethod
+    def of(cls, terms: QueryTerms, corpus: CorpusStatistics) -> WeightedTerms:
+        """Return the words of a query with statistics that have its terms."""
+        weights = {
+            term: corpus.idf(term) * weight for term, weight in terms.items() if term in corpus.frequencies
+        }
+        return cls(weights, corpus.average_length)
+
+
+QueryTerms: TypeAlias = Mapping[str, float]
+"""How often a query has each term, in the order of the query."""
+Words: TypeAlias = QueryTerms | WeightedTerms | WithSparse
+"""What a query is searched by: terms without statistics, with them, or a sparse vector."""
+
+
+def query_words(
+    lookup: Lookup, manifest: Manifest, queries: Sequence[Query], mode: str, *, paths: Sequence[str]
+) -> list[Words]:
+    """Return what queries are searched by: terms, or a sparse vector.
+
+    Args:
+        lookup: finds the datapoints that queries name.
+        manifest: of the index.
+        queries: of any kind.
+        mode: lexical or hybrid.
+        paths: of the queries.
 
     Raises:
         LexicalUnavailableError: the index has no words.
@@ -42,24 +88,31 @@ class LexicalSearch:
         UnknownDatapointError: a query names a datapoint that is not there.
 
     """
+    if any(isinstance(query, WithSparse) for query in queries):
+        check_sparse(manifest)
+    if all(isinstance(query, WithSparse) for query in queries):
+        return [query for query in queries if isinstance(query, WithSparse)]
+    analyser = analyser_of(spec_of(manifest, mode))
+    return [
+        query if isinstance(query, WithSparse) else _weighted_terms(lookup, query, mode, path, analyser)
+        for query, path in zip(queries, paths, strict=True)
+    ]
 
-    def __init__(
-        self, snapshot: Snapshot, queries: Sequence[Query], mode: str, *, paths: Sequence[str]
-    ) -> None:
+
+class LexicalSearch:
+    """Some queries, as terms or as sparse vectors, over one snapshot.
+
+    Raises:
+        LexicalUnavailableError: the index has no words.
+
+    """
+
+    def __init__(self, snapshot: Snapshot, words: Sequence[Words], mode: str) -> None:
         self._snapshot = snapshot
-        self._queries = queries
-        self._postings: list[Postings] = []
-        self._terms: dict[int, dict[str, float]] = {}
-        if any(isinstance(query, WithSparse) for query in queries):
-            _check_sparse(snapshot)
-        worded = [number for number, query in enumerate(queries) if not isinstance(query, WithSparse)]
-        if worded:
-            self._postings, spec = _words_of(snapshot, mode)
-            analyser = analyser_of(spec)
-            for number in worded:
-                self._terms[number] = _weighted_terms(
-                    snapshot, queries[number], mode, paths[number], analyser
-                )
+        self._words = list(words)
+        self._postings: Sequence[Postings] = []
+        if not all(isinstance(each, WithSparse) for each in words):
+            self._postings = postings_of(snapshot, mode)
 
     def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], most: int) -> Ranking:
         """Return the best rows for a query, at most `most`, by score and then by id, of those with any of its words.
@@ -70,19 +123,15 @@ class LexicalSearch:
             most: rows wanted.
 
         """
-        asked = self._queries[query]
-        if isinstance(asked, WithSparse):
-            return self._best_sparse(asked, allowed, most)
-        terms = self._terms[query]
-        corpus = corpus_statistics(self._postings, list(terms), self._snapshot.alive)
-        # In the order of the query, in which every segment adds them up.
-        weights = {
-            term: corpus.idf(term) * weight for term, weight in terms.items() if term in corpus.frequencies
-        }
-        if not weights:
+        words = self._words[query]
+        if isinstance(words, WithSparse):
+            return self._best_sparse(words, allowed, most)
+        if not isinstance(words, WeightedTerms):
+            words = self._words[query] = self._weighted(words)
+        if not words.weights:
             return EMPTY
         found = [
-            (number, *score_rows(self._postings[number], weights, corpus.average_length, mask))
+            (number, *score_rows(self._postings[number], words.weights, words.average_length, mask))
             for number, mask in allowed
         ]
         return best(found, most, self._snapshot.segments)
@@ -94,6 +143,11 @@ class LexicalSearch:
             for number, alive in enumerate(self._snapshot.alive)
         ]
         return float(max(self.best(query, everywhere, 1).scores, default=-np.inf))
+
+    def _weighted(self, terms: QueryTerms) -> WeightedTerms:
+        """Return the words of a query with the statistics of this snapshot, all of the corpus."""
+        corpus = corpus_statistics(self._postings, list(terms), self._snapshot.alive)
+        return WeightedTerms.of(terms, corpus)
 
     def _best_sparse(
         self, query: WithSparse, allowed: Sequence[tuple[int, np.ndarray | None]], most: int
@@ -107,22 +161,30 @@ class LexicalSearch:
         return best(found, most, segments)
 
 
-def _check_sparse(snapshot: Snapshot) -> None:
-    if snapshot.manifest.spec.source.sparse_vector is None:
+def check_sparse(manifest: Manifest) -> None:
+    """Raise LexicalUnavailableError if an index has no sparse vectors."""
+    if manifest.spec.source.sparse_vector is None:
         raise LexicalUnavailableError(
-            f"query.sparse_vector: index {snapshot.manifest.index!r} has no sparse vectors; build it with "
+            f"query.sparse_vector: index {manifest.index!r} has no sparse vectors; build it with "
             "`source.sparse_vector`",
             field="query.sparse_vector",
         )
 
 
-def _words_of(snapshot: Snapshot, mode: str) -> tuple[list[Postings], LexicalSpec]:
-    spec = snapshot.manifest.spec.lexical
+def spec_of(manifest: Manifest, mode: str) -> LexicalSpec:
+    """Return how the words of an index are analysed; LexicalUnavailableError if it has none."""
+    spec = manifest.spec.lexical
     if spec is None:
         raise LexicalUnavailableError(
-            f"mode: index {snapshot.manifest.index!r} has no words for {mode} search; build it with `lexical: true`",
+            f"mode: index {manifest.index!r} has no words for {mode} search; build it with `lexical: true`",
             field="mode",
         )
+    return spec
+
+
+def postings_of(snapshot: Snapshot, mode: str) -> list[Postings]:
+    """Return the postings of each segment; LexicalUnavailableError if there are none."""
+    spec_of(snapshot.manifest, mode)
     postings = [segment.postings for segment in snapshot.segments if segment.postings is not None]
     if len(postings) < len(snapshot.segments):
         raise LexicalUnavailableError(
@@ -130,7 +192,7 @@ def _words_of(snapshot: Snapshot, mode: str) -> tuple[list[Postings], LexicalSpe
             "search; build it again",
             field="mode",
         )
-    return postings, spec
+    return postings
 
 
 def analyser_of(spec: LexicalSpec) -> Analyser:
@@ -150,7 +212,7 @@ def _analyser(
 
 
 def _weighted_terms(
-    snapshot: Snapshot, query: Query, mode: str, path: str, analyser: Analyser
+    lookup: Lookup, query: Query, mode: str, path: str, analyser: Analyser
 ) -> dict[str, float]:
     """Return how often a query has each term; of a blend, the weighted mean of its members."""
     if isinstance(query, WithWords):
@@ -164,15 +226,14 @@ def _weighted_terms(
         )
     total = sum(weight for _, weight, _ in members)
     for member, weight, place in members:
-        for term, count in Counter(analyser.terms(_text(snapshot, member, mode, place))).items():
+        for term, count in Counter(analyser.terms(_text(lookup, member, mode, place))).items():
             weighted[term] = weighted.get(term, 0.0) + count * weight / total
     return weighted
 
 
-def _text(snapshot: Snapshot, query: Single, mode: str, path: str) -> str:
+def _text(lookup: Lookup, query: Single, mode: str, path: str) -> str:
     if isinstance(query, ByText):
         return query.text
     if not isinstance(query, ById):
         raise InvalidRequestError.at(path, f"{mode} search needs a text, a vector has no words")
-    number, row = snapshot.require(query.id, path=path)
-    return snapshot.segments[number].searched_texts([row])[0]
+    return lookup.searched_text(*lookup.require(query.id, path=path))

@@ -11,12 +11,13 @@ would bring to the top, and a blend costs no more than a single query.
 - By words: a term counts in proportion to the weight of its member. Needs weights above 0, since only rows that have a
   word are scored.
 
-Shapes: Q queries, M members, D dimensions.
+Shapes: Q queries, M members, D dimensions, S vectors of the search.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -39,7 +40,21 @@ from scannery.serving.request.query import (
 )
 from scannery.serving.request.vector_choice import ChosenVectors, VectorChoice
 
-__all__ = ["Lookup", "blended_vector", "dense_part", "members_of", "named_rows", "query_for", "query_vectors"]
+__all__ = [
+    "NOT_ASKED",
+    "AskedVectors",
+    "Lookup",
+    "asked_vectors",
+    "blended_vector",
+    "dense_part",
+    "members_of",
+    "named_rows",
+    "query_for",
+    "query_vectors",
+]
+
+NOT_ASKED = -1
+"""In `AskedVectors.numbers_QS`: the query has no such vector."""
 
 
 class Lookup(Protocol):
@@ -53,6 +68,108 @@ class Lookup(Protocol):
 
     def vector_of(self, name: str, number: int, row: int) -> np.ndarray | None:
         """Return the vector of a name of a datapoint as it is searched, float32 (D,); None if it has none."""
+
+    def searched_text(self, number: int, row: int) -> str:
+        """Return the text of a datapoint that is searched by words."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedVectors:
+    """Queries as vectors, for each of the S vectors that are searched."""
+
+    vectors: Sequence[np.ndarray]
+    """For each of these the vectors of the queries that have one, float32 (Q, D), as `search_ready` returns them."""
+    numbers_QS: np.ndarray | None = None
+    """For each query and vector its row in `vectors`, or NOT_ASKED, int64; None: there is one, which all have."""
+
+    def of(self, place: int, queries: np.ndarray) -> np.ndarray:
+        """Return the vectors of queries, by their numbers, for one of the vectors of the search, float32 (Q, D)."""
+        vectors_QD = self.vectors[place]
+        if self.numbers_QS is not None:
+            asked_QD: np.ndarray = vectors_QD[self.numbers_QS[queries, place]]
+            return asked_QD
+        return vectors_QD if len(queries) == len(vectors_QD) else vectors_QD[queries]
+
+    def places(self, query: int) -> list[int]:
+        """Return the places of the vectors that a query has, by its number."""
+        if self.numbers_QS is None:
+            return [0]
+        places: list[int] = np.flatnonzero(self.numbers_QS[query] != NOT_ASKED).tolist()
+        return places
+
+    def asking(self, place: int, queries: np.ndarray) -> np.ndarray:
+        """Return those of some queries that have one of the vectors."""
+        if self.numbers_QS is None:
+            return queries
+        asking: np.ndarray = queries[self.numbers_QS[queries, place] != NOT_ASKED]
+        return asking
+
+
+def asked_vectors(
+    lookup: Lookup,
+    chosen: ChosenVectors,
+    queries: Sequence[Query],
+    mode: str,
+    deadline: Deadline,
+    *,
+    paths: Sequence[str],
+) -> AskedVectors:
+    """Return queries as vectors.
+
+    Args:
+        lookup: finds the datapoints and encoders of what is searched.
+        chosen: the vectors of the search.
+        queries: of any kind.
+        mode: dense or hybrid.
+        deadline: of the request.
+        paths: of the queries.
+
+    Raises:
+        EncoderUnavailableError: a text, and the vectors have no encoder.
+        VectorsUnavailableError: a query names a datapoint without a vector, or fits none of several vectors.
+        InvalidRequestError: a query has no vector in this mode.
+        UnknownDatapointError: a query names a datapoint that is not there.
+
+    """
+    if isinstance(queries, Vectors):
+        return AskedVectors([queries.vectors_QD])
+    asked = [dense_part(query, mode, path) for query, path in zip(queries, paths, strict=True)]
+    if len(chosen) > 1:
+        return _of_several(lookup, chosen, asked, deadline, paths)
+    [choice] = chosen
+    return AskedVectors([query_vectors(lookup, choice, asked, deadline, paths=paths)])
+
+
+def _of_several(
+    lookup: Lookup,
+    chosen: ChosenVectors,
+    asked: Sequence[Single | Blend],
+    deadline: Deadline,
+    paths: Sequence[str],
+) -> AskedVectors:
+    vectors = []
+    numbers_QS = np.full((len(asked), len(chosen)), NOT_ASKED, np.int64)
+    for place, choice in enumerate(chosen):
+        parts = [
+            query_for(lookup, query, chosen, place, path=path)
+            for query, path in zip(asked, paths, strict=True)
+        ]
+        kept = [(number, part) for number, part in enumerate(parts) if part is not None]
+        numbers = [number for number, _ in kept]
+        numbers_QS[numbers, place] = np.arange(len(kept))
+        own = [part for _, part in kept]
+        vectors.append(
+            query_vectors(lookup, choice, own, deadline, paths=[paths[number] for number in numbers])
+        )
+    for path, numbers_S in zip(paths, numbers_QS, strict=True):
+        if (numbers_S == NOT_ASKED).all():
+            names = ", ".join(repr(name) for name in chosen.names)
+            raise VectorsUnavailableError(
+                f"{path}: none of the vectors {names} can be searched by this query: a text needs an encoder, an "
+                "id a datapoint with the vector, and a group a vector that all of its queries have",
+                field=path,
+            )
+    return AskedVectors(vectors, numbers_QS)
 
 
 def members_of(query: Query, path: str) -> list[tuple[Single, float, str]]:

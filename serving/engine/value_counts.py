@@ -1,4 +1,4 @@
-"""Count the values of a field among some rows of the segments of an index.
+"""Count the values of a field among some rows of the segments of an index, and write the counts as messages.
 
 Shapes: N rows of a segment, V distinct values.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +16,24 @@ import pyarrow.compute as pc
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.snapshot.attribute_index import Field, ValueKind, ValueRuns
+from scannery.v1.leaf_pb2 import LeafCounts
 
-__all__ = ["ORDERED", "FieldCounts", "ValueCount", "ValueCounts", "counted", "most_frequent"]
+__all__ = [
+    "ORDERED",
+    "FieldCounts",
+    "ValueCount",
+    "ValueCounts",
+    "counted",
+    "decoded",
+    "encoded",
+    "merged",
+    "most_frequent",
+]
 
 ORDERED: tuple[ValueKind, ...] = ("bool", "int", "float", "timestamp", "string")
 """The types whose values are told apart and have an order. Equally frequent values are in this order of types, with
 integers and floats in one order, by value."""
+_KINDS: dict[str, ValueKind] = {kind: kind for kind in get_args(ValueKind)}
 _NUMBERS = frozenset({"int", "float"})
 
 
@@ -84,6 +96,58 @@ def counted(segments: Iterable[tuple[Field, int, np.ndarray | None]]) -> FieldCo
             if len(found.counts_V):
                 parts.setdefault(run.kind, []).append(found)
     return FieldCounts([_merged(each) for each in parts.values()], rows, missing)
+
+
+def merged(parts: Sequence[FieldCounts]) -> FieldCounts:
+    """Return the sum of the counts of a field among several sets of rows."""
+    kinds: dict[ValueKind, list[ValueCounts]] = {}
+    for each in (each for part in parts for each in part.kinds):
+        kinds.setdefault(each.kind, []).append(each)
+    rows, missing = sum(part.rows for part in parts), sum(part.missing for part in parts)
+    return FieldCounts([_merged(each) for each in kinds.values()], rows, missing)
+
+
+def encoded(counts: FieldCounts) -> LeafCounts:
+    """Return counts as a message; InvalidRequestError if they are too large for one."""
+    message = LeafCounts(rows=counts.rows, missing=counts.missing)
+    left = limits.MAX_LEAF_VALUES_BYTES
+    for each in counts.kinds:
+        values = _to_arrow(each.values) if each.kind in ORDERED else b""
+        left -= len(values) + each.counts_V.nbytes
+        if left < 0:
+            most = limits.MAX_LEAF_VALUES_BYTES >> 20
+            raise InvalidRequestError.at("attribute", f"its distinct values have more than {most} MiB")
+        message.values.add(kind=each.kind, values=values, counts=each.counts_V.astype("<i8").tobytes())
+    return message
+
+
+def decoded(message: LeafCounts) -> FieldCounts:
+    """Return the counts of a message that `encoded` made; ValueError if it is no such message."""
+    kinds = []
+    for each in message.values:
+        kind = _KINDS.get(each.kind)
+        if kind is None:
+            raise ValueError(f"unknown type of values {each.kind!r:.80}")
+        values = pa.nulls(0) if kind not in ORDERED else _from_arrow(each.values)
+        counts_V = np.frombuffer(each.counts, "<i8").astype(np.int64)
+        if kind in ORDERED and len(counts_V) != len(values):
+            raise ValueError(f"{len(values)} values of type {kind} have {len(counts_V)} counts")
+        kinds.append(ValueCounts(kind, values, counts_V))
+    return FieldCounts(kinds, message.rows, message.missing)
+
+
+def _to_arrow(values: pa.Array) -> bytes:
+    table = pa.table({"value": values})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _from_arrow(data: bytes) -> pa.Array:
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all().column(0).combine_chunks()
 
 
 def most_frequent(kinds: Sequence[ValueCounts], limit: int) -> list[ValueCount]:

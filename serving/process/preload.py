@@ -18,6 +18,7 @@ from scannery.embed.devices.cuda_devices import has_cuda
 from scannery.indexer import (
     Manifest,
     OpenIndex,
+    Shards,
     Store,
     latest_version,
     open_index,
@@ -73,7 +74,7 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
     with _without_collector(), ThreadPoolExecutor(1) as background:
         loading = background.submit(_load_encoders, manifests, preloaded.encoders, config)
         for manifest in manifests:
-            _open(store, manifest, preloaded, before)
+            _open(store, manifest, preloaded, before, config.shards)
         loading.result()
     # A collection takes 0.15 s, and only a reload leaves garbage: what it replaced.
     if before is not None:
@@ -146,11 +147,13 @@ def _manifests(store: Store, config: ServerConfig) -> Iterator[Manifest]:
                 yield found
 
 
-def _open(store: Store, manifest: Manifest, preloaded: Preloaded, before: Preloaded | None) -> None:
+def _open(
+    store: Store, manifest: Manifest, preloaded: Preloaded, before: Preloaded | None, shards: Shards | None
+) -> None:
     name = manifest.index
     try:
         reuse = before.indexes.get(name) if before else None
-        index = open_index(store, name, manifest.version, reuse=reuse)
+        index = open_index(store, name, manifest.version, reuse=reuse, shards=shards)
         hydrator.warm_up(index.segments, index.spec)
         preloaded.indexes[name] = index
     except Exception as error:  # noqa: BLE001  it concerns this index only
@@ -164,8 +167,8 @@ def _log_not_shared(name: str, error: Exception) -> None:
 
 def _load_encoders(manifests: Sequence[Manifest], encoders: EncoderPool, config: ServerConfig) -> None:
     wanted = [each for manifest in manifests for each in manifest.encoded.values()]
-    # A connection to another process does not survive a fork; each worker makes its own.
-    if config.encoder is not None or not wanted or not _forks_well(config.device):
+    # A connection to another process does not survive a fork; each worker makes its own. Leaves get vectors.
+    if config.encoder is not None or config.role == "leaf" or not wanted or not _forks_well(config.device):
         return
     for manifest in wanted:
         try:

@@ -5,22 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from scannery.indexer import Store
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.shared_blobs import blobs_for
 from scannery.serving.catalog.description import memory_rows
+from scannery.serving.catalog.leaf_catalog import LeafCatalog
+from scannery.serving.catalog.root_catalog import RootCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.config import ServerConfig, WorkerContext
-from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, SEARCH_SERVICE
+from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, LEAF_SERVICE, SEARCH_SERVICE
+from scannery.serving.leaves.groups import LeafGroups
 from scannery.serving.process.base_server import BaseServer
 from scannery.serving.process.preload import Preloaded, encoder_pool
 from scannery.serving.recall.controller import Estimate, RecallController
 from scannery.serving.services.kept_queries import KeptQueries
+from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.serving.services.plan_keeper import PlanKeeper
 from scannery.serving.services.recall_sampler import RecallSampler
+from scannery.serving.services.registry import MethodRegistry
+from scannery.serving.services.root.root_service import RootService
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.transport.health import INDEX_PREFIX
@@ -34,6 +41,10 @@ from scannery.v1.search_pb2 import SearchManyRequest, SearchOptions, SearchReque
 __all__ = ["Server", "health_name"]
 
 _LOG = logging.getLogger(__name__)
+
+PUBLIC_SERVICES = (SEARCH_SERVICE, INDEX_SERVICE, EMBEDDING_SERVICE)
+LEAVES_WITHIN_S = 10.0
+"""Longest wait of a root for its leaves at the start: it then answers, and says which are missing."""
 
 
 def health_name(index: str) -> str:
@@ -68,45 +79,25 @@ class Server(BaseServer):
         preloaded = preloaded or Preloaded(encoder_pool(config))
         self._recall = (
             RecallController(context.recall, process=context.slot, workers=context.workers)
-            if config.hold_recall and config.recall_share
+            if config.hold_recall and config.recall_share and config.role == "all"
             else None
         )
-        self._catalog = ServerCatalog(
-            Store.open(config.store),
-            only=config.indexes or None,
-            encoders=preloaded.encoders,
-            preloaded=preloaded.indexes.get,
-            log=log_root_of(config.log),
-            drops=context.drops,
-            recall=self._recall,
-        )
-        service = Service(
-            self._catalog,
-            models=(*config.models, *(config.vertex.models.values() if config.vertex else ())),
-            at_once=None if context.core is None else 1,
-            kept=lambda: self._kept,
-        )
-        self._facade = self._opened_facade(service) if config.vertex else None
+        self._leaves = None if config.leaves is None else LeafGroups(config.leaves)
+        self._catalog = _catalog(config, preloaded, context, self._recall, self._leaves)
+        service = None if config.role == "leaf" else self._service(context)
+        self._facade = self._opened_facade(service) if config.vertex and service is not None else None
         super().__init__(
             config,
-            FacadeMethods(service, facade_methods(self._facade)) if self._facade else service,
-            services=(SEARCH_SERVICE, INDEX_SERVICE, EMBEDDING_SERVICE),
+            self._leaf_service() if service is None else self._public_methods(service),
+            services=(LEAF_SERVICE,) if service is None else PUBLIC_SERVICES,
             context=context,
             offer=self._offer,
             private=config.private,
             private_methods=PRIVATE_PATHS,
         )
-        self._sampler = RecallSampler(
-            service.search,
-            self.metrics,
-            share=config.recall_share,
-            busy=lambda: self.admission.in_flight > 0,
-            distance_of=lambda index: self._catalog.snapshot(index).manifest.spec.distance,
-            search_many=service.search_many,
-            pinned=service.pinned,
-            controller=self._recall,
-            texts_are_dense=self._texts_are_dense,
-        )
+        # The rows that a root finds are on leaves: repeated exact searches would be their work.
+        whole = service if config.role == "all" else None
+        self._sampler = None if whole is None else self._recall_sampler(whole)
         self._kept = _kept_queries(config, context, self._catalog)
         self._keeper = PlanKeeper(
             self._catalog.snapshots, self.metrics, busy=lambda: self.admission.in_flight > 0
@@ -123,6 +114,8 @@ class Server(BaseServer):
             NotFoundError, StoreError: the store cannot be read.
 
         """
+        if self._leaves is not None:
+            self._leaves.start(LEAVES_WITHIN_S)
         self._watcher.start()
         self._keeper.start()
         self._check_indexes()
@@ -130,13 +123,56 @@ class Server(BaseServer):
     def _close(self) -> None:
         if self._facade is not None:
             self._facade.operations.close()
-        self._sampler.stop()
+        if self._sampler is not None:
+            self._sampler.stop()
         if self._kept is not None:
             self._kept.stop()
         self._keeper.stop()
         self._watcher.stop()
         self._catalog.close()
         self._catalog.encoders.close()
+        if self._leaves is not None:
+            self._leaves.close()
+
+    def _service(self, context: WorkerContext) -> Service:
+        """Return the public handlers: of a server of whole indexes, or of a root."""
+        config = self.config
+        models = (*config.models, *(config.vertex.models.values() if config.vertex else ()))
+        if self._leaves is not None:
+            assert isinstance(self._catalog, RootCatalog)
+            return RootService(self._catalog, self._leaves, models=models)
+        return Service(
+            self._catalog,
+            models=models,
+            at_once=None if context.core is None else 1,
+            kept=lambda: self._kept,
+        )
+
+    def _public_methods(self, service: Service) -> MethodRegistry:
+        return FacadeMethods(service, facade_methods(self._facade)) if self._facade else service
+
+    def _leaf_service(self) -> LeafService:
+        """Return the handlers of a leaf."""
+        group = self.config.shard_group
+        assert group is not None
+        assert isinstance(self._catalog, LeafCatalog)
+        return LeafService(
+            self._catalog, group, load=lambda: (self.admission.in_flight, int(self.admission.limit))
+        )
+
+    def _recall_sampler(self, service: Service) -> RecallSampler:
+        """Return what estimates the recall of the answers of a service."""
+        return RecallSampler(
+            service.search,
+            self.metrics,
+            share=self.config.recall_share,
+            busy=lambda: self.admission.in_flight > 0,
+            distance_of=lambda index: self._catalog.snapshot(index).manifest.spec.distance,
+            search_many=service.search_many,
+            pinned=service.pinned,
+            controller=self._recall,
+            texts_are_dense=self._texts_are_dense,
+        )
 
     def _opened_facade(self, service: Service) -> Facade:
         """Return what the handlers of the managed service's APIs work with."""
@@ -153,6 +189,8 @@ class Server(BaseServer):
 
     def _measure(self) -> None:
         metrics, catalog = self.metrics, self._catalog
+        if self._leaves is not None:
+            self._leaves.report_to(metrics)
         for gauge, value in (
             (metrics.version, lambda snapshot: snapshot.manifest.version),
             (metrics.rows, lambda snapshot: snapshot.manifest.rows),
@@ -175,13 +213,15 @@ class Server(BaseServer):
     def _offer(
         self, index: str, queries: int, request_of: Callable[[], SearchRequest | SearchManyRequest]
     ) -> None:
-        self._sampler.offer(index, queries, request_of)
+        if self._sampler is not None:
+            self._sampler.offer(index, queries, request_of)
         if self._kept is not None:
             self._kept.offer(request_of())
 
     def _forget(self, index: str) -> None:
         """Forget the queries of an index that is gone, or was replaced by another one of its name."""
-        self._sampler.forget(index)
+        if self._sampler is not None:
+            self._sampler.forget(index)
         if self._kept is not None:
             self._kept.forget(index)
 
@@ -201,6 +241,28 @@ class Server(BaseServer):
     def _report_health(self) -> None:
         states = self._catalog.states()
         self._health.report({health_name(name): answers for name, answers in states.items()})
+
+
+def _catalog(
+    config: ServerConfig,
+    preloaded: Preloaded,
+    context: WorkerContext,
+    recall: RecallController | None,
+    leaves: LeafGroups | None,
+) -> ServerCatalog:
+    """Return the catalog of a server, not yet open: of whole indexes, of the shards of a leaf, or of a root."""
+    store, group = Store.open(config.store), config.shard_group
+    options: dict[str, Any] = {
+        "only": config.indexes or None,
+        "encoders": preloaded.encoders,
+        "preloaded": preloaded.indexes.get,
+        "drops": context.drops,
+    }
+    if group is not None:
+        return LeafCatalog(store, shards=group, **options)
+    if leaves is not None:
+        return RootCatalog(store, leaves, **options)
+    return ServerCatalog(store, log=log_root_of(config.log), recall=recall, **options)
 
 
 def _kept_queries(config: ServerConfig, context: WorkerContext, catalog: ServerCatalog) -> KeptQueries | None:

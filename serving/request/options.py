@@ -36,6 +36,7 @@ __all__ = [
     "Mode",
     "Options",
     "Rerank",
+    "check_group_by",
     "parse_fields",
     "parse_options",
 ]
@@ -396,19 +397,23 @@ def _crowding(message: pb.SearchOptions, spec: IndexSpec) -> tuple[int | None, s
         return None, "document_id"
     most = check_within("max_per_group", message.crowding.max_per_group, 1, limits.MAX_K)
     group_by = message.crowding.group_by or "document_id"
-    if group_by != "document_id":
-        kind = spec.attributes.get(group_by)
-        if kind is None:
-            known = dict.fromkeys(("document_id", *spec.attributes))
-            what = unknown_name(group_by, known, "declared attribute" if spec.dynamic else "attribute")
-            raise InvalidRequestError.at("group_by", f"{group_by!r:.80}: {what}")
-        if kind == "string_list":
-            raise InvalidRequestError.at(
-                "group_by", f"{group_by!r} is a string_list; a row would be in many groups"
-            )
-        if kind == "geo":
-            raise InvalidRequestError.at("group_by", f"{group_by!r} is a place; places make no groups")
+    check_group_by(group_by, spec)
     return most, group_by
+
+
+def check_group_by(name: str, spec: IndexSpec) -> None:
+    """Raise InvalidRequestError if rows cannot be grouped by a column of this name."""
+    if name == "document_id":
+        return
+    kind = spec.attributes.get(name)
+    if kind is None:
+        known = dict.fromkeys(("document_id", *spec.attributes))
+        what = unknown_name(name, known, "declared attribute" if spec.dynamic else "attribute")
+        raise InvalidRequestError.at("group_by", f"{name!r:.80}: {what}")
+    if kind == "string_list":
+        raise InvalidRequestError.at("group_by", f"{name!r} is a string_list; a row would be in many groups")
+    if kind == "geo":
+        raise InvalidRequestError.at("group_by", f"{name!r} is a place; places make no groups")
 
 
 def _min_score(message: pb.SearchOptions) -> float:

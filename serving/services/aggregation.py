@@ -22,10 +22,10 @@ from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import search_pb2 as pb
 from scannery.v1 import types_pb2
 
-__all__ = ["Aggregation"]
+__all__ = ["Aggregation", "CountedValues", "count_rows", "count_values", "field_of"]
 
 
-class _Values(NamedTuple):
+class CountedValues(NamedTuple):
     """The values of an attribute, and the snapshot that they are of."""
 
     counts: FieldCounts
@@ -49,12 +49,7 @@ class Aggregation:
     def count(self, request: pb.CountRequest, deadline: Deadline) -> pb.CountResponse:
         """Return the number of datapoints that a filter allows."""
         snapshot, where = self._asked(request, deadline)
-        count = snapshot.rows
-        if where is not None:
-            count = 0
-            for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
-                deadline.check()
-                count += snapshot.masks.allowed(segment, where, alive, deadline=deadline).count
+        count = count_rows(snapshot, where, deadline)
         return pb.CountResponse(count=count, version=snapshot.manifest.version, sequence=snapshot.sequence)
 
     def facets(self, request: pb.FacetsRequest, deadline: Deadline) -> pb.FacetsResponse:
@@ -100,10 +95,33 @@ class Aggregation:
         snapshot = self._catalog.snapshot(request.index, min_sequence=request.min_sequence, deadline=deadline)
         return snapshot, parse_filter(request.where, snapshot.manifest.spec)
 
-    def _values(self, request: pb.FacetsRequest | pb.AttributeStatsRequest, deadline: Deadline) -> _Values:
+    def _values(
+        self, request: pb.FacetsRequest | pb.AttributeStatsRequest, deadline: Deadline
+    ) -> CountedValues:
         snapshot, where = self._asked(request, deadline)
-        name = _field(request.attribute, snapshot)
-        return _Values(counted(_rows(snapshot, name, where, deadline)), snapshot)
+        return CountedValues(count_values(snapshot, request.attribute, where, deadline), snapshot)
+
+
+def count_rows(snapshot: Snapshot, where: Node | None, deadline: Deadline) -> int:
+    """Return the number of datapoints that a filter allows."""
+    if where is None:
+        return snapshot.rows
+    count = 0
+    for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
+        deadline.check()
+        count += snapshot.masks.allowed(segment, where, alive, deadline=deadline).count
+    return count
+
+
+def count_values(snapshot: Snapshot, name: str, where: Node | None, deadline: Deadline) -> FieldCounts:
+    """Return the values of an attribute among the datapoints that a filter allows.
+
+    Raises:
+        InvalidRequestError: the index has no attribute of this name.
+        DeadlineError: the deadline passed.
+
+    """
+    return counted(_rows(snapshot, field_of(name, snapshot), where, deadline))
 
 
 def _rows(
@@ -118,7 +136,7 @@ def _rows(
             yield snapshot.masks.field(segment, field), segment.rows, mask_N
 
 
-def _field(name: str, snapshot: Snapshot) -> str:
+def field_of(name: str, snapshot: Snapshot) -> str:
     """Return the name by which the snapshot's indexes know an attribute."""
     spec = snapshot.manifest.spec
     if name == "id":

@@ -12,6 +12,7 @@ from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.description import index_info
 from scannery.serving.contract import INDEX_SERVICE
 from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 
 __all__ = ["Indexes"]
@@ -49,25 +50,27 @@ class Indexes:
     def get_index(self, request: pb.GetIndexRequest, deadline: Deadline) -> pb.GetIndexResponse:
         """Return the description of an index."""
         snapshot = self._catalog.snapshot(request.index)
-        problem = self._catalog.problem(request.index)
-        return pb.GetIndexResponse(
-            index=index_info(
-                snapshot.manifest,
-                details=True,
-                snapshot=snapshot,
-                problem=problem,
-                aliases=self._catalog.aliases_of(request.index),
-            )
+        return pb.GetIndexResponse(index=self._info(snapshot, details=True))
+
+    def _info(self, snapshot: Snapshot, *, details: bool) -> pb.IndexInfo:
+        """Return the description of an open index."""
+        name = snapshot.manifest.index
+        return index_info(
+            snapshot.manifest,
+            details=details,
+            snapshot=snapshot,
+            problem=self._catalog.problem(name),
+            aliases=self._catalog.aliases_of(name),
         )
 
     def _listed(self, name: str) -> pb.IndexInfo | None:
         try:
             snapshot = self._catalog.open_snapshot(name)
+            if snapshot is not None:
+                return self._info(snapshot, details=False)
             # Embedded, listing does not open indexes.
-            manifest = snapshot.manifest if snapshot else self._catalog.manifest(name)
-            problem = self._catalog.problem(name)
-            aliases = self._catalog.aliases_of(name)
-            return index_info(manifest, details=False, snapshot=snapshot, problem=problem, aliases=aliases)
+            problem, aliases = self._catalog.problem(name), self._catalog.aliases_of(name)
+            return index_info(self._catalog.manifest(name), details=False, problem=problem, aliases=aliases)
         except (IndexerError, UnknownIndexError) as error:
             # An index that is broken, or was just removed, must not hide the others.
             _LOG.warning("index %s is left out of the list: %s", name, error)

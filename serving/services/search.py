@@ -26,6 +26,7 @@ from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
+from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.search import PreparedQuery, answers_of, search
 from scannery.serving.engine.wire_fields import framed
 from scannery.serving.request.batch import parse_filters, parse_queries
@@ -63,7 +64,7 @@ from scannery.serving.status import status_for_callers
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import index_pb2, search_pb2
 
-__all__ = ["MAX_COALESCED", "Service", "encoder_of", "with_vectors"]
+__all__ = ["MAX_COALESCED", "Service", "encoder_of", "explained_results", "modes_of", "with_vectors"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -238,13 +239,13 @@ class Service(MethodRegistry):
         paths = [f"queries[{number}]" for number in range(len(queries))]
         batch = QueryBatch(snapshot, queries, paths, deadline, stats)
         if options.explain:
-            results: Sequence[bytes | memoryview] = _explained(prepared, batch, filters)
+            results: Sequence[bytes | memoryview] = explained_results(prepared, batch, filters)
         else:
             results = self._batches.framed(prepared, batch, filters)
         rest = search_pb2.SearchManyResponse(
             version=snapshot.manifest.version,
             sequence=snapshot.sequence,
-            modes=_modes(options, queries),
+            modes=modes_of(options, queries),
         )
         return b"".join((*results, rest.SerializeToString()))
 
@@ -314,12 +315,15 @@ def with_vectors(
     return found
 
 
-def _explained(
-    prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None] | None
+def explained_results(
+    prepared: PreparedSearch,
+    batch: QueryBatch,
+    filters: Sequence[Node | None] | None,
+    rows: RowSource | None = None,
 ) -> list[bytes]:
-    """Return the hits of a batch whose queries are explained, in pieces to be joined."""
+    """Return the hits of a batch whose queries are explained, in pieces to be joined; arguments as of `search`."""
     with on_all_cores():
-        written = search(prepared, batch, filters)
+        written = search(prepared, batch, filters, rows)
     explained = (
         explanation(batch.stats, path, batch.snapshot, prepared.options.of(query))
         for path, query in zip(batch.paths, batch.queries, strict=True)
@@ -330,7 +334,7 @@ def _explained(
     ]
 
 
-def _modes(options: Options, queries: Sequence[Query]) -> list[search_pb2.Mode.ValueType]:
+def modes_of(options: Options, queries: Sequence[Query]) -> list[search_pb2.Mode.ValueType]:
     """Return the mode of each query, or of all of them if they have the same."""
     if isinstance(queries, Vectors) or not options.by_mode:
         return [WIRE_MODES[options.mode]]

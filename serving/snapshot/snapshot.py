@@ -102,6 +102,10 @@ class Snapshot:
         """Return the vector of a name of a row of a segment as it is searched, float32 (D,); None if it has none."""
         return self.space(name).vector_of(number, row)
 
+    def searched_text(self, number: int, row: int) -> str:
+        """Return the text of a row of a segment that is searched by words."""
+        return self.segments[number].searched_texts([row])[0]
+
     def encoder(self, name: str = "") -> QueryEncoder:
         """Return the encoder of the vectors of a name, loaded; EncoderUnavailableError if it cannot be used."""
         encoder = self._encoders.get(name)
@@ -175,7 +179,5 @@ class Snapshot:
         """Return what `find` does; UnknownDatapointError if there is no such datapoint."""
         found = self.find(identifier)
         if found is None:
-            raise UnknownDatapointError(
-                f"{path}: index {self.manifest.index!r} has no datapoint {identifier!r:.200}", field=path
-            )
+            raise UnknownDatapointError.named(identifier, self.manifest.index, path)
         return found

@@ -103,6 +103,21 @@ class ServerMetrics:
         self.plans_timed = Counter(
             "scannery_plans_timed_total", "Times that plans were timed while serving.", ("index",)
         )
+        self.leaf_calls = Counter(
+            "scannery_leaf_calls_total", "Calls to leaves, by status.", ("group", "code")
+        )
+        self.leaf_seconds = Histogram(
+            "scannery_leaf_seconds",
+            "Time from the first call to a group of leaves to its answer.",
+            ("group",),
+            buckets=_SECONDS,
+        )
+        self.leaf_hedges = Counter(
+            "scannery_leaf_hedges_total", "Second calls because the first was slow.", ("group",)
+        )
+        self.leaf_failovers = Counter(
+            "scannery_leaf_failovers_total", "Further calls because one failed.", ("group",)
+        )
         self.version = Gauge("scannery_index_version", "Version that is served.", ("index",), combine="max")
         self.rows = Gauge(
             "scannery_index_rows", "Datapoints of the version that is served.", ("index",), combine="max"

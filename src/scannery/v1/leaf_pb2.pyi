@@ -287,21 +287,27 @@ class LeafSearchResponse(_message.Message):
 
     RESULTS_FIELD_NUMBER: _builtins.int
     ALLOWED_FIELD_NUMBER: _builtins.int
+    ALLOWED_BY_VECTOR_FIELD_NUMBER: _builtins.int
     allowed: _builtins.int
     """Rows that the filter allows; in mode DENSE those of them with a vector, counted for each vector."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeafFound]:
         """One for each query."""
 
+    @_builtins.property
+    def allowed_by_vector(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """DENSE and HYBRID: for each of the vectors, the rows with it that the filter allows."""
+
     def __init__(
         self,
         *,
         results: _abc.Iterable[Global___LeafFound] | None = ...,
         allowed: _builtins.int = ...,
+        allowed_by_vector: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "allowed_by_vector", b"allowed_by_vector", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -200,6 +200,7 @@ class SearchOptions(_message.Message):
     HIGHLIGHT_FIELD_NUMBER: _builtins.int
     VECTORS_FIELD_NUMBER: _builtins.int
     INNER_PRODUCT_FIELD_NUMBER: _builtins.int
+    ALLOW_PARTIAL_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     """Number of hits, 1 to 10000; absent: 10. There are fewer only if the filter allows fewer datapoints."""
     mode: Global___Mode.ValueType
@@ -222,6 +223,10 @@ class SearchOptions(_message.Message):
     """In mode dense, by one vector whose distance is cosine: compare by inner products of the vectors as they were written, not
     scaled to length 1. Where all vectors of a segment have length 1, it is searched as ever, others exactly. The score is the
     inner product with the query scaled to length 1: times the length of the query, it is that with the query as it is.
+    """
+    allow_partial: _builtins.bool
+    """Cluster: answer from the shards that can be reached, if some cannot; else such a query is UNAVAILABLE. The answer says
+    in `coverage` what was searched.
     """
     @_builtins.property
     def where(self) -> _types_pb2.Filter:
@@ -283,10 +288,11 @@ class SearchOptions(_message.Message):
         highlight: Global___Highlight | None = ...,
         vectors: _abc.Iterable[Global___VectorChoice] | None = ...,
         inner_product: _builtins.bool = ...,
+        allow_partial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "allow_partial", b"allow_partial", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "inner_product", b"inner_product", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "vectors", b"vectors", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
@@ -683,6 +689,7 @@ class SearchResponse(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the index that was searched."""
     sequence: _builtins.int
@@ -697,6 +704,10 @@ class SearchResponse(_message.Message):
     def explanation(self) -> Global___Explanation:
         """Set with `explain`."""
 
+    @_builtins.property
+    def coverage(self) -> Global___Coverage:
+        """What was searched. Set with `allow_partial`, by a cluster."""
+
     def __init__(
         self,
         *,
@@ -705,14 +716,49 @@ class SearchResponse(_message.Message):
         sequence: _builtins.int = ...,
         explanation: Global___Explanation | None = ...,
         mode: Global___Mode.ValueType = ...,
+        coverage: Global___Coverage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "explanation", b"explanation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "hits", b"hits", "mode", b"mode", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "explanation", b"explanation", "hits", b"hits", "mode", b"mode", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SearchResponse: _TypeAlias = SearchResponse  # noqa: Y015
+
+@_typing.final
+class Coverage(_message.Message):
+    """How much of an index was searched."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    SHARDS_ANSWERED_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    ROWS_ANSWERED_FIELD_NUMBER: _builtins.int
+    shards: _builtins.int
+    """Shards of the index."""
+    shards_answered: _builtins.int
+    """Those that were searched."""
+    rows: _builtins.int
+    """Datapoints of the index."""
+    rows_answered: _builtins.int
+    """Those in the shards that were searched."""
+    def __init__(
+        self,
+        *,
+        shards: _builtins.int = ...,
+        shards_answered: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        rows_answered: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "rows_answered", b"rows_answered", "shards", b"shards", "shards_answered", b"shards_answered"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Coverage: _TypeAlias = Coverage  # noqa: Y015
 
 @_typing.final
 class SearchManyRequest(_message.Message):
@@ -800,6 +846,7 @@ class SearchManyResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     MODES_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the index that was searched."""
     sequence: _builtins.int
@@ -812,6 +859,10 @@ class SearchManyResponse(_message.Message):
     def modes(self) -> _containers.RepeatedScalarFieldContainer[Global___Mode.ValueType]:
         """The modes that were used: one for each query, or a single one for all of them."""
 
+    @_builtins.property
+    def coverage(self) -> Global___Coverage:
+        """As in SearchResponse."""
+
     def __init__(
         self,
         *,
@@ -819,10 +870,11 @@ class SearchManyResponse(_message.Message):
         version: _builtins.int = ...,
         sequence: _builtins.int = ...,
         modes: _abc.Iterable[Global___Mode.ValueType] | None = ...,
+        coverage: Global___Coverage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["modes", b"modes", "results", b"results", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "modes", b"modes", "results", b"results", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

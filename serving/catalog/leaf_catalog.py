@@ -1,0 +1,111 @@
+"""The catalog of a leaf: the shards of one group, in the states that roots ask for."""
+
+from __future__ import annotations
+
+from threading import Condition
+from time import monotonic
+from typing import Any
+
+from scannery.indexer import IndexerError, Store, latest_version
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import StateUnavailableError
+from scannery.serving.catalog.entry import CatalogEntry
+from scannery.serving.catalog.held_snapshots import HeldSnapshots, Holds
+from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.scheduling.permits import waiting
+from scannery.serving.snapshot.snapshot import Snapshot
+
+__all__ = ["LeafCatalog"]
+
+FORMER_KEPT_S = 30.0
+"""Seconds that the state before is kept after a move, and after it was last read: roots move one after the other."""
+NEWER_WAIT_S = 5.0
+"""Most seconds that a request waits for a version that is not open yet; the root may have another leaf to ask."""
+
+
+class LeafCatalog(ServerCatalog):
+    """Sealed versions, of which the former ones are kept for a while. Safe to use from several threads."""
+
+    def __init__(self, store: Store, **options: Any) -> None:
+        """Prepare; the arguments are those of `ServerCatalog`."""
+        super().__init__(store, sealed=True, **options)
+        self._former = HeldSnapshots(self._clock, kept_s=FORMER_KEPT_S)
+        self._moved = Condition()
+        """Notified when an index was opened, or moved to another version."""
+
+    def snapshot_at(
+        self, name: str, index_id: str | None, version: int, sequence: int, deadline: Deadline
+    ) -> Snapshot:
+        """Return one state of an index; wait a little for a version that is published and not open yet.
+
+        Args:
+            name: of the index.
+            index_id: its identity; None: it is of a release without any.
+            version: of the index.
+            sequence: of the last mutation.
+            deadline: of the request.
+
+        Raises:
+            StateUnavailableError: this process does not have the state.
+            UnknownIndexError, CorruptError, FormatError, StoreError: as `snapshot`.
+
+        """
+        wanted = index_id, version, sequence
+        found = self._found(name, *wanted)
+        if found is None and self._is_published(name, version):
+            found = self._awaited(name, wanted, deadline)
+        if found is not None:
+            return found
+        current = self.snapshot(name)
+        raise StateUnavailableError(
+            f"at: index {name!r:.100} is not at version {version}, sequence {sequence} here, but at version "
+            f"{current.manifest.version}, sequence {current.sequence}"
+            + ("" if current.manifest.index_id == index_id else ", of another index of this name"),
+            field="at",
+        )
+
+    def _found(self, name: str, index_id: str | None, version: int, sequence: int) -> Snapshot | None:
+        """Return a state that is open; None if it is not."""
+        current = self.snapshot(name)
+        manifest = current.manifest
+        if (manifest.index_id, manifest.version, current.sequence) == (index_id, version, sequence):
+            return current
+        held = self._former.find_by_id(name, index_id, version, sequence)
+        return None if held is None else held.snapshot
+
+    def _is_published(self, name: str, version: int) -> bool:
+        """Return whether the store has a later version than the open one, up to this one at least."""
+        if version <= self.snapshot(name).manifest.version:
+            return False
+        try:
+            return version <= (latest_version(self._store, name) or 0)
+        except IndexerError:
+            return False
+
+    def _awaited(self, name: str, wanted: tuple[str | None, int, int], deadline: Deadline) -> Snapshot | None:
+        """Return a state of a published version as soon as the watcher, or this request, has opened it."""
+        until_s = monotonic() + min(deadline.remaining_s, NEWER_WAIT_S)
+        with waiting():
+            self._open_if_small(name)
+            with self._moved:
+                while (found := self._found(name, *wanted)) is None and (left_s := until_s - monotonic()) > 0:
+                    self._moved.wait(left_s)
+        return found
+
+    def _move(self, entry: CatalogEntry, version: int) -> None:
+        before = entry.snapshot
+        super()._move(entry, version)
+        if before is not None and entry.snapshot is not before:
+            self._former.hold(before)
+        with self._moved:
+            self._moved.notify_all()
+
+    def _forget(self, name: str, *, finish: bool = True, dropped: bool = False) -> None:
+        self._former.forget(name)
+        super()._forget(name, finish=finish, dropped=dropped)
+
+    def _holds(self, name: str) -> Holds:
+        return super()._holds(name).joined(self._former.holds(name))
+
+    def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
+        """Do nothing: queries come as vectors, so no encoder is needed."""

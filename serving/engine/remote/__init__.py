@@ -1,0 +1,1 @@
+"""Search over the leaves of a cluster: what a root does in place of searching segments."""

@@ -1,0 +1,231 @@
+"""Candidates of queries from the leaves of a cluster: each group ranks the rows of its shards, and the root merges.
+
+The rankings of the groups are merged before they are fused, so that ranks and scales are those of the whole index: the
+answer is that of one server with all shards, as far as leaves and server search a segment by the same plan, which exact
+searches do.
+
+Shapes: Q queries, S vectors of the search, U rows of all rankings of a query, H hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scannery.indexer import CorpusStatistics
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS
+from scannery.serving.contract import LEAF_SEARCH
+from scannery.serving.engine.dense import dense_rankings, ranges_of, with_scores
+from scannery.serving.engine.hybrid import fuse, fusion_depth, keys_of
+from scannery.serving.engine.lexical import WeightedTerms, Words, query_words
+from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
+from scannery.serving.engine.query_vectors import AskedVectors, asked_vectors
+from scannery.serving.engine.top_k import EMPTY, Ranking, merge
+from scannery.serving.request.options import WIRE_MODES
+from scannery.serving.request.query import WithSparse
+from scannery.serving.request.vector_choice import check_has_vectors
+from scannery.v1 import leaf_pb2 as pb
+from scannery.v1.search_pb2 import SearchOptions, VectorChoice
+from scannery.v1.types_pb2 import Matrix, SparseVector
+
+if TYPE_CHECKING:
+    from scannery.serving.engine.remote.leaf_rows import LeafRows
+
+__all__ = ["LeafCandidates"]
+
+MAX_INLINE = 50
+"""Most rows of a query whose datapoints come with the candidates: otherwise those of the hits are read afterwards."""
+
+
+class LeafCandidates:
+    """The candidates of some queries with equal options, in the mode of these."""
+
+    def __init__(self, rows: LeafRows, prepared: PreparedSearch, batch: QueryBatch) -> None:
+        """Encode the queries; raises what `search` does."""
+        self._rows, self._options, self._batch = rows, prepared.options, batch
+        mode, chosen = self._options.mode, self._options.vectors
+        self.total = 0
+        """Rows that the filter allows, as of the last answers."""
+        self._asked: AskedVectors | None = None
+        self._words: Sequence[pb.LeafWords] = ()
+        with batch.stats.stage("encode"):
+            if mode != "dense":
+                manifest = batch.snapshot.manifest
+                words = query_words(rows.lookup, manifest, batch.queries, mode, paths=batch.paths)
+                self._words = self._weighted(words)
+            if mode != "lexical":
+                check_has_vectors(batch.snapshot.manifest, "mode")
+                self._asked = asked_vectors(
+                    rows.lookup, chosen, batch.queries, mode, batch.deadline, paths=batch.paths
+                )
+        batch.deadline.check()
+        self._fused = mode == "hybrid" or (mode == "dense" and len(chosen) > 1)
+        self._template = self._template_of(rows)
+
+    def best(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
+        """As `RankedCandidates.best`."""
+        depth = fusion_depth(wanted) if self._fused else wanted
+        found = self._found(queries, depth)
+        return [self._ranked(each, wanted) for each in found]
+
+    def _ranked(self, found: _Found, wanted: int) -> Ranking:
+        options = self._options
+        if options.mode == "lexical":
+            return found.words
+        if options.mode == "dense" and len(found.by_vector) == 1:
+            [(place, ranking)] = found.by_vector
+            return with_scores(ranking.within(0, wanted), place, len(options.vectors.names))
+        lexical = found.words if options.mode == "hybrid" else None
+        ranges = [found.ranges.get(place, 0.0) for place, _ in found.by_vector]
+        dense = dense_rankings(options.vectors, found.by_vector, ranges, found.scores)
+        tables = self._rows.segments
+        return fuse(dense, lexical, options.fusion, tables, lexical_best=found.best_by_words)
+
+    def _found(self, queries: np.ndarray, depth: int) -> list[_Found]:
+        """Return what the leaves find for some queries, merged."""
+        request = pb.LeafSearchRequest(queries=len(queries), wanted=depth, vectors=self._vectors(queries))
+        request.MergeFrom(self._template)
+        if self._words:
+            request.words.extend(self._words[query] for query in queries.tolist())
+        request.datapoints = not self._fused and depth <= MAX_INLINE
+        responses = self._rows.reader.all(LEAF_SEARCH, request, pb.LeafSearchResponse)
+        self.total = sum(response.allowed for response in responses.values())
+        few = _few(responses.values()) if request.scales else ()
+        return [
+            self._merged(query, {group: each.results[at] for group, each in responses.items()}, depth, few)
+            for at, query in enumerate(queries.tolist())
+        ]
+
+    def _merged(
+        self, query: int, results: Mapping[int, pb.LeafFound], depth: int, few: Sequence[int]
+    ) -> _Found:
+        """Return the rankings of all groups for one query as one; `few` are the vectors whose ranges are measured."""
+        tables = self._rows.segments
+        numbers = {group: tables[group].take_in(found) for group, found in results.items()}
+
+        def merged(rankings: Iterable[tuple[int, pb.LeafRanking]]) -> Ranking:
+            parts = []
+            for group, each in rankings:
+                rows_H = numbers[group][np.frombuffer(each.places, "<u4")]
+                parts.append((group, rows_H[None], np.frombuffer(each.scores, "<f4")[None]))
+            [ranking] = merge(parts, 1, depth, tables)
+            return ranking
+
+        places = [] if self._asked is None else self._asked.places(query)
+        by_vector = [
+            (place, merged((group, found.by_vector[place]) for group, found in results.items()))
+            for place in places
+        ]
+        best_words = (found.best_by_words for found in results.values() if found.HasField("best_by_words"))
+        return _Found(
+            by_vector=by_vector,
+            words=merged((group, found.by_words) for group, found in results.items()),
+            ranges={place: _range(results.values(), place) for place in places if place in few},
+            best_by_words=max(best_words, default=-np.inf),
+            width=len(self._options.vectors),
+            parts=[(group, numbers[group], found.scores) for group, found in results.items()],
+        )
+
+    def _vectors(self, queries: np.ndarray) -> list[pb.LeafVectors]:
+        """Return the vectors of some queries for each of the vectors that are searched."""
+        if self._asked is None:
+            return []
+        vectors = []
+        for place, choice in enumerate(self._options.vectors):
+            asking = self._asked.asking(place, queries)
+            given_QD = np.ascontiguousarray(self._asked.of(place, asking), "<f4")
+            matrix = Matrix(packed=given_QD.tobytes(), dimensions=choice.manifest.dimensions)
+            numbers = [] if len(asking) == len(queries) else np.searchsorted(queries, asking).tolist()
+            vectors.append(pb.LeafVectors(vectors=matrix, queries=numbers))
+        return vectors
+
+    def _weighted(self, words: Sequence[Words]) -> list[pb.LeafWords]:
+        """Return the words of each query with the statistics of all groups."""
+        terms = [term for each in words if isinstance(each, Mapping) for term in each]
+        corpus = self._rows.corpus(terms) if terms else None
+        return [_leaf_words(each, corpus) for each in words]
+
+    def _template_of(self, rows: LeafRows) -> pb.LeafSearchRequest:
+        """Return what all requests of this search have in common."""
+        options, asked = self._options, rows.options
+        # `k` and `offset` decide on raw settings of the index, as on one server.
+        message = SearchOptions(
+            k=options.k,
+            offset=options.offset,
+            mode=WIRE_MODES[options.mode],
+            exact=options.exact,
+            inner_product=options.inner_product,
+            return_fields=asked.return_fields,
+            return_vector=asked.return_vector,
+        )
+        if options.mode != "lexical":
+            message.vectors.extend(
+                VectorChoice(name=each.name, weight=each.weight) for each in options.vectors
+            )
+        if options.knobs.given:
+            message.knobs.CopyFrom(asked.knobs)
+        elif options.target_recall is not None and not options.exact:
+            message.target_recall = options.target_recall
+        if options.where is not None:
+            message.where.CopyFrom(rows.filters.get(options.where, asked.where))
+        scales = self._fused and options.where is not None and options.fusion.method == "weighted_score"
+        group_by = options.group_by if options.max_per_group is not None else ""
+        return pb.LeafSearchRequest(at=rows.reader.at, options=message, group_by=group_by, scales=scales)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Found:
+    """What all groups find for one query."""
+
+    by_vector: Sequence[tuple[int, Ranking]]
+    """The place of each of its vectors among those that are searched, and the ranking by it."""
+    words: Ranking
+    ranges: Mapping[int, float]
+    """By place: how far the score at place 200 without the filter is below the first one."""
+    best_by_words: float
+    """The best score by words without the filter; minus infinity: not asked for."""
+    width: int
+    """Vectors that are searched."""
+    parts: Sequence[tuple[int, np.ndarray, bytes]]
+    """Group, rows and their scores by each vector, as leaves return them."""
+
+    def scores(self, place: int, keys_U: np.ndarray) -> np.ndarray:
+        """Return the scores of rows by one of several vectors, float32 (U,)."""
+        keys_A = np.concatenate(
+            [keys_of(Ranking(np.full(len(rows), group), rows, EMPTY.scores)) for group, rows, _ in self.parts]
+        )
+        scores_AS = np.concatenate(
+            [np.frombuffer(scores, "<f4").reshape(-1, self.width) for _, _, scores in self.parts]
+        )
+        order_A = np.argsort(keys_A)
+        scores_U: np.ndarray = scores_AS[order_A[np.searchsorted(keys_A, keys_U, sorter=order_A)], place]
+        return scores_U
+
+
+def _few(responses: Iterable[pb.LeafSearchResponse]) -> list[int]:
+    """Return the places of the vectors that fewer rows have, of those allowed, than are fused."""
+    allowed = np.array([response.allowed_by_vector for response in responses], np.int64)
+    few: list[int] = np.flatnonzero(allowed.sum(axis=0) < FUSED_ROWS).tolist() if allowed.size else []
+    return few
+
+
+def _range(results: Iterable[pb.LeafFound], place: int) -> float:
+    scores_K = np.concatenate([np.frombuffer(found.unfiltered[place], "<f4") for found in results])
+    best_1K = -np.sort(-scores_K)[None, :FUSED_ROWS]
+    return ranges_of(best_1K)[0]
+
+
+def _leaf_words(words: Words, corpus: CorpusStatistics | None) -> pb.LeafWords:
+    if isinstance(words, WithSparse):
+        sparse = SparseVector(indices=words.indices_T.tolist(), values=words.values_T.tolist())
+        return pb.LeafWords(sparse_vector=sparse)
+    if corpus is not None and not isinstance(words, WeightedTerms):
+        words = WeightedTerms.of(words, corpus)
+    if not isinstance(words, WeightedTerms):  # no query of the batch has a term
+        return pb.LeafWords()
+    return pb.LeafWords(
+        terms=words.weights.keys(), weights=words.weights.values(), average_length=words.average_length
+    )

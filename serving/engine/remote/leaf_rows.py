@@ -1,0 +1,215 @@
+"""The rows of one state of an index on the leaves of a cluster.
+
+What the leaves told of a row is kept for the batch, so that each row is read at most once. Rows are read where they are
+needed: those that queries name before the search, the texts of candidates before a reranking, hits at the end.
+
+Shapes: H hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+
+from scannery.indexer import CorpusCounts, CorpusStatistics
+from scannery.runtime.errors import UnknownDatapointError
+from scannery.serving.contract import LEAF_FETCH, LEAF_STATISTICS
+from scannery.serving.engine.hydrator import Written
+from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
+from scannery.serving.engine.query_vectors import members_of
+from scannery.serving.engine.remote.leaf_candidates import LeafCandidates
+from scannery.serving.engine.remote.leaf_hits import written_hits
+from scannery.serving.engine.remote.leaf_table import LeafTable
+from scannery.serving.engine.remote.state_reader import StateReader
+from scannery.serving.engine.row_source import RowSource
+from scannery.serving.engine.top_k import Ranking
+from scannery.serving.limits import MAX_LEAF_IDS
+from scannery.serving.request.filter import Node
+from scannery.serving.request.query import ById, Vectors
+from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.v1 import leaf_pb2 as pb
+from scannery.v1.search_pb2 import SearchOptions
+from scannery.v1.types_pb2 import Filter, Value
+
+__all__ = ["LeafRows"]
+
+
+class LeafRows(RowSource):
+    """The rows that the queries of a batch find or name on leaves."""
+
+    def __init__(
+        self,
+        reader: StateReader,
+        snapshot: Snapshot,
+        options: SearchOptions,
+        filters: Mapping[Node, Filter] | None = None,
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            reader: of the state.
+            snapshot: of the same state, without segments: spec, encoders and options.
+            options: of the request.
+            filters: the messages of the filters of single queries, by what they were parsed to.
+
+        """
+        self.reader, self.options = reader, options
+        self.filters = filters or {}
+        self._snapshot = snapshot
+        self.segments: Sequence[LeafTable] = [LeafTable() for _ in range(reader.groups)]
+        self._named = _Named(self.segments, snapshot)
+        self.lookup = self._named
+
+    def candidates(self, prepared: PreparedSearch, batch: QueryBatch) -> LeafCandidates:
+        """As `RowSource.candidates`."""
+        self._read_named(prepared, batch)
+        return LeafCandidates(self, prepared, batch)
+
+    def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> Written:
+        """As `RowSource.hits`."""
+        self._read_datapoints(rankings)
+        options = prepared.options
+        names = options.vectors.names if options.mode != "lexical" else ()
+        return written_hits(rankings, self.segments, names, grouped=options.max_per_group is not None)
+
+    def searched_texts(self, ranking: Ranking) -> list[str | None]:
+        """As `RowSource.searched_texts`."""
+        request = pb.LeafFetchRequest(at=self.reader.at, searched_text=True)
+        self._read(request, self._unknown([ranking], lambda table: table.texts))
+        return [self.segments[number].texts.get(row) or None for number, row in _places(ranking)]
+
+    def texts(self, ranking: Ranking) -> list[str]:
+        """As `RowSource.texts`."""
+        places = list(_places(ranking))
+        # The fields of the answer may be without the text, so it is read apart.
+        tables = [LeafTable() for _ in self.segments]
+        request = pb.LeafFetchRequest(at=self.reader.at, datapoint=True, return_fields=["text"])
+        self._read(request, self._unknown([ranking], lambda table: ()), tables)
+        found = []
+        for number, row in places:
+            own = tables[number]
+            [identifier] = self.segments[number].ids_of(np.array([row]))
+            place = own.number_of(identifier)
+            found.append("" if place is None else own.datapoints[place].text)
+        return found
+
+    def groups(self, ranking: Ranking, column: str) -> list[Hashable]:
+        """As `RowSource.groups`: the values that the leaves returned with the candidates."""
+        groups: list[Hashable] = []
+        for position, (number, row) in enumerate(_places(ranking)):
+            value = self.segments[number].values.get(row)
+            # A tuple equals no value, so such a row is alone in its group.
+            groups.append((position,) if value is None else _hashable(value))
+        return groups
+
+    def corpus(self, terms: Sequence[str]) -> CorpusStatistics | None:
+        """As `RowSource.corpus`."""
+        if self._snapshot.manifest.spec.lexical is None:
+            return None
+        asked = list(dict.fromkeys(terms))
+        request = pb.LeafStatisticsRequest(at=self.reader.at, terms=asked)
+        total = CorpusCounts(0, 0, dict.fromkeys(asked, 0))
+        for each in self.reader.all(LEAF_STATISTICS, request, pb.LeafStatistics).values():
+            total += CorpusCounts(each.rows, each.length, dict(zip(asked, each.frequencies, strict=True)))
+        return CorpusStatistics.of(total)
+
+    def _read_named(self, prepared: PreparedSearch, batch: QueryBatch) -> None:
+        """Read the datapoints that queries name by id, with all that a query of any mode needs of them."""
+        if isinstance(batch.queries, Vectors):
+            return
+        members = chain.from_iterable(map(members_of, batch.queries, batch.paths))
+        named = dict.fromkeys(member.id for member, _, _ in members if isinstance(member, ById))
+        ids = [each for each in named if each not in self._named.places]
+        if not ids:
+            return
+        request = pb.LeafFetchRequest(
+            at=self.reader.at,
+            ids=ids,
+            searched_text=self._snapshot.manifest.spec.lexical is not None,
+            searched_vectors=[choice.name for choice in prepared.options.vectors],
+        )
+        for number, response in self.reader.all(LEAF_FETCH, request, pb.LeafFetchResponse).items():
+            table = self.segments[number]
+            table.add(request, response)
+            rows = table.numbers_of(ids[each.place] for each in response.found).tolist()
+            self._named.places.update(
+                (ids[each.place], (number, row)) for each, row in zip(response.found, rows, strict=True)
+            )
+
+    def _read_datapoints(self, rankings: Sequence[Ranking]) -> None:
+        request = pb.LeafFetchRequest(
+            at=self.reader.at,
+            datapoint=True,
+            return_fields=self.options.return_fields,
+            return_vector=self.options.return_vector,
+        )
+        self._read(request, self._unknown(rankings, lambda table: table.datapoints))
+
+    def _unknown(
+        self, rankings: Sequence[Ranking], known: Callable[[LeafTable], Container[int]]
+    ) -> dict[int, list[str]]:
+        """Return by group the ids of the rows of which something is not known yet."""
+        wanted: dict[int, dict[int, None]] = {}
+        for ranking in rankings:
+            for number, row in _places(ranking):
+                if row not in known(self.segments[number]):
+                    wanted.setdefault(number, {})[row] = None
+        return {number: self.segments[number].ids_of(np.array([*rows])) for number, rows in wanted.items()}
+
+    def _read(
+        self,
+        request: pb.LeafFetchRequest,
+        ids: Mapping[int, Sequence[str]],
+        tables: Sequence[LeafTable] | None = None,
+    ) -> None:
+        """Send a request with ids of its own to each group, and keep the answers."""
+        tables = self.segments if tables is None else tables
+        longest = max(map(len, ids.values()), default=0)
+        for start in range(0, longest, MAX_LEAF_IDS):
+            requests = {}
+            for number, own in ids.items():
+                if part := own[start : start + MAX_LEAF_IDS]:
+                    requests[number] = pb.LeafFetchRequest(ids=part)
+                    requests[number].MergeFrom(request)
+            for number, response in self.reader.each(LEAF_FETCH, requests, pb.LeafFetchResponse).items():
+                tables[number].add(requests[number], response)
+
+
+class _Named:
+    """Finds the datapoints that queries name; they were read before."""
+
+    def __init__(self, tables: Sequence[LeafTable], snapshot: Snapshot) -> None:
+        self._tables, self._snapshot = tables, snapshot
+        self.encoder = snapshot.encoder
+        self.places: dict[str, tuple[int, int]] = {}
+        """The group and the row of each datapoint that was read by its id."""
+
+    def require(self, identifier: str, *, path: str) -> tuple[int, int]:
+        """As `Lookup.require`."""
+        found = self.places.get(identifier)
+        if found is None:
+            raise UnknownDatapointError.named(identifier, self._snapshot.manifest.index, path)
+        return found
+
+    def vector_of(self, name: str, number: int, row: int) -> np.ndarray | None:
+        """As `Lookup.vector_of`."""
+        return self._tables[number].vector_of(name, row)
+
+    def searched_text(self, number: int, row: int) -> str:
+        """As `Lookup.searched_text`."""
+        return self._tables[number].texts.get(row, "")
+
+
+def _places(ranking: Ranking) -> Iterator[tuple[int, int]]:
+    return zip(ranking.segments.tolist(), ranking.rows.tolist(), strict=True)
+
+
+def _hashable(value: Value) -> Hashable:
+    """Return a value as one that equals those, and only those, that are the same group."""
+    kind = value.WhichOneof("kind")
+    if kind == "timestamp_value":
+        return value.timestamp_value.ToNanoseconds(), kind
+    found: Hashable = getattr(value, str(kind))
+    return found

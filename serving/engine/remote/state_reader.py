@@ -1,0 +1,98 @@
+"""How a root calls its leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from scannery.runtime.deadline import Deadline
+from scannery.v1.leaf_pb2 import At
+
+__all__ = ["Leaves", "StateReader"]
+
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+class Leaves(Protocol):
+    """The leaves of a cluster, by group (`serving/leaves/`)."""
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+
+    def call(
+        self,
+        path: str,
+        request: Message,
+        response: type[ResponseT],
+        deadline: Deadline,
+        *,
+        at: At,
+        groups: Collection[int] | None = None,
+        allow_partial: bool = False,
+    ) -> dict[int, ResponseT]:
+        """Send a request to a leaf of each group, and return the answers by group.
+
+        Args:
+            path: of the method.
+            request: the same for all groups.
+            response: type of the answers.
+            deadline: of the caller's request.
+            at: the state that is read.
+            groups: None: all.
+            allow_partial: whether groups without an answer are left out; else they are an error.
+
+        Raises:
+            UnavailableError: a group does not answer.
+            ServingError: as leaves answer.
+
+        """
+
+    def call_each(
+        self,
+        path: str,
+        requests: Mapping[int, Message],
+        response: type[ResponseT],
+        deadline: Deadline,
+        *,
+        at: At,
+        allow_partial: bool = False,
+    ) -> dict[int, ResponseT]:
+        """As `call`, with a request of its own for each group."""
+
+
+class StateReader:
+    """Reads one state of an index from all groups, for one request of a caller."""
+
+    def __init__(self, leaves: Leaves, at: At, deadline: Deadline, *, allow_partial: bool = False) -> None:
+        self._leaves, self.at, self._deadline = leaves, at, deadline
+        self._allow_partial = allow_partial
+        self.groups = leaves.groups
+        """Number of groups."""
+        self.missing: set[int] = set()
+        """Groups that did not answer, where that is allowed: nothing further is read from them."""
+
+    def all(self, path: str, request: Message, response: type[ResponseT]) -> dict[int, ResponseT]:
+        """Return the answers of all groups to the same request."""
+        asked = [group for group in range(self.groups) if group not in self.missing]
+        found = self._leaves.call(
+            path, request, response, self._deadline, at=self.at, groups=asked,
+            allow_partial=self._allow_partial,
+        )  # fmt: skip
+        self.missing.update(set(asked) - found.keys())
+        return found
+
+    def each(
+        self, path: str, requests: Mapping[int, Message], response: type[ResponseT]
+    ) -> dict[int, ResponseT]:
+        """Return the answers of some groups, each to a request of its own."""
+        asked = {group: request for group, request in requests.items() if group not in self.missing}
+        if not asked:
+            return {}
+        found = self._leaves.call_each(
+            path, asked, response, self._deadline, at=self.at, allow_partial=self._allow_partial
+        )
+        self.missing.update(asked.keys() - found.keys())
+        return found

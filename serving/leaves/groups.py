@@ -1,0 +1,367 @@
+"""A root's calls to the leaves of its cluster.
+
+One thread with an event loop does all calls of a process, with gRPC's asynchronous API: its futures start a thread for
+each call, which made a call to 8 groups twice as expensive (docs/benchmarks). A request waits for its answers without
+a permit, and parses them in its own thread.
+
+Create it before or after a fork, and start it after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TypeVar
+
+import uvloop
+from google.protobuf.message import DecodeError, Message
+
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import (
+    ClosedError,
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    ServingError,
+    UnavailableError,
+)
+from scannery.serving.config import LeavesConfig
+from scannery.serving.leaves.group_call import RETRY_AFTER_S, Call, Cluster, GroupCall
+from scannery.serving.leaves.leaf import Connector, IndexState, Leaf
+from scannery.serving.leaves.watch import Watch
+from scannery.serving.scheduling.permits import CallerGoneError, current_permit, waiting
+from scannery.serving.telemetry.metrics import ServerMetrics
+from scannery.serving.telemetry.tracing import call_headers, span
+from scannery.v1.leaf_pb2 import At
+
+__all__ = ["LeafGroups", "LeafInfo"]
+
+MARGIN_S = 0.005
+"""Leaves get this much less time than the request has, for what the root does with their answers."""
+_ANSWER_WITHIN_S = 5.0
+"""Time after the deadline in which the loop must have ended a call; only a defect takes longer."""
+
+AnswerT = TypeVar("AnswerT", bound=Message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeafInfo:
+    """What the root knows of a leaf."""
+
+    address: str
+    """`host:port`."""
+    group: int | None
+    """Number of its group; None: it has not said it yet."""
+    groups: int | None
+    """Number of groups that it says."""
+    ready: bool
+    """Whether it answers."""
+    problem: str
+    """What is wrong; empty: nothing."""
+    latency_s: float
+    """Average latency; 0: not asked lately."""
+    calls: int
+    """Calls of this process that run."""
+    in_flight: int
+    """These, and the requests of others that it had at its last status."""
+    in_flight_limit: int
+    """Most requests that it accepts."""
+    indexes: tuple[tuple[str, IndexState], ...]
+    """The states that it has, by name of the index."""
+
+
+class LeafGroups:
+    """The leaves of a cluster, by group. Safe to use from several threads."""
+
+    def __init__(self, config: LeavesConfig, metrics: ServerMetrics | None = None) -> None:
+        """Prepare; `start` connects.
+
+        Args:
+            config: target and credentials.
+            metrics: of this process.
+
+        """
+        self._config = config
+        self._cluster = Cluster(Connector(config), metrics or ServerMetrics(), self._lost)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watch: Watch | None = None
+        self._calls: set[_FanOut] = set()
+        self._thread = threading.Thread(target=self._run, name="scannery-leaves", daemon=True)
+        self._ready = threading.Event()
+        self._closed = False
+
+    def report_to(self, metrics: ServerMetrics) -> None:
+        """Count calls in these metrics from now on."""
+        self._cluster.metrics = metrics
+
+    def start(self, timeout_s: float) -> None:
+        """Connect, and return when each group has a leaf that is ready, or after `timeout_s`.
+
+        Leaves are watched from then on. Leaves that are not there yet are no error.
+        """
+        self._loop = uvloop.new_event_loop()
+        self._thread.start()
+        self._ready.wait(timeout_s)
+
+    def close(self) -> None:
+        """Close all connections; calls that run fail with ClosedError."""
+        self._closed = True
+        loop = self._loop
+        if loop is not None and self._thread.is_alive():
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+
+    @property
+    def groups(self) -> int:
+        """Number of groups, as the leaves say; raises UnavailableError if none has answered yet."""
+        found = self._cluster.view.groups
+        if not found:
+            raise UnavailableError(
+                f"no leaf of {self._config.target} has answered", retry_after_s=RETRY_AFTER_S
+            )
+        return found
+
+    @property
+    def ready(self) -> bool:
+        """Whether each group has a leaf that is ready."""
+        return self._cluster.view.complete
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """What is wrong with the leaves; empty: nothing."""
+        return tuple(self._cluster.view.problems)
+
+    def indexes(self) -> Sequence[str]:
+        """Return the names of the indexes that have a state which every group can answer."""
+        return self._cluster.view.indexes()
+
+    def newest(self, index: str) -> At | None:
+        """Return the newest state of an index that every group can answer; None: there is none.
+
+        A group can answer it if at least half of its ready leaves have it.
+        """
+        return self._cluster.view.newest(index)
+
+    def statuses(self) -> Sequence[LeafInfo]:
+        """Return what is known of each leaf, by group and address."""
+        now_s = self._loop.time() if self._loop is not None else 0.0
+        leaves = [_info(leaf, now_s) for leaf in self._cluster.view.leaves]
+        return sorted(leaves, key=lambda leaf: (leaf.group is None, leaf.group, leaf.address))
+
+    def call(
+        self,
+        path: str,
+        request: Message,
+        response: type[AnswerT],
+        deadline: Deadline,
+        *,
+        at: At,
+        groups: Collection[int] | None = None,
+        allow_partial: bool = False,
+    ) -> dict[int, AnswerT]:
+        """Send one request to a leaf of each group, and return the answers by group.
+
+        Args:
+            path: of the method.
+            request: for all groups.
+            response: type of the answers.
+            deadline: of the request; leaves get 5 ms less.
+            at: the state in the request: leaves that have it are asked first.
+            groups: those that are asked; None: all.
+            allow_partial: leave out groups that do not answer, are full, or miss the deadline, unless all do.
+
+        Raises:
+            UnavailableError: no leaf of a group answers; the message names the group.
+            StateGoneError: no leaf of a group has the state.
+            OverloadedError: two leaves of a group are full.
+            DeadlineError: the deadline passed.
+            CallerGoneError: the caller of the current request hung up.
+            ClosedError: the connections were closed.
+            ServingError: as the leaves answer.
+
+        """
+        data = _serialized(request)
+        wanted = range(self.groups) if groups is None else groups
+        return self._call(path, dict.fromkeys(wanted, data), response, deadline, at, allow_partial)
+
+    def call_each(
+        self,
+        path: str,
+        requests: Mapping[int, Message],
+        response: type[AnswerT],
+        deadline: Deadline,
+        *,
+        at: At,
+        allow_partial: bool = False,
+    ) -> dict[int, AnswerT]:
+        """Send a request of its own to a leaf of each group in `requests`; otherwise as `call`."""
+        data = {group: _serialized(request) for group, request in requests.items()}
+        return self._call(path, data, response, deadline, at, allow_partial)
+
+    def _call(
+        self,
+        path: str,
+        requests: Mapping[int, bytes],
+        response: type[AnswerT],
+        deadline: Deadline,
+        at: At,
+        allow_partial: bool,
+    ) -> dict[int, AnswerT]:
+        if not requests:
+            return {}
+        with (
+            span("scannery.leaves", **{"scannery.method": path, "scannery.groups": len(requests)}),
+            waiting(),
+        ):
+            answers = self._asked(_FanOut(path, requests, at, deadline, allow_partial))
+        return {group: _parsed(response, answers[group], group) for group in sorted(answers)}
+
+    def _asked(self, fan_out: _FanOut) -> dict[int, bytes]:
+        """Return the answers of a call by group; raises as `call`."""
+        loop, permit = self._loop, current_permit()
+        if loop is None or self._closed:
+            raise ClosedError("the connections to the leaves are closed")
+        fan_out.deadline.check()
+
+        def cancel() -> None:
+            loop.call_soon_threadsafe(fan_out.cancel)
+
+        try:
+            loop.call_soon_threadsafe(self._begin, fan_out)
+            if permit is not None and permit.on_end is not None and not permit.on_end(cancel):
+                cancel()
+            return fan_out.outcome.result(
+                min(fan_out.deadline.remaining_s + _ANSWER_WITHIN_S, threading.TIMEOUT_MAX)
+            )
+        except CancelledError as error:
+            raise CallerGoneError from error
+        except FutureTimeoutError as error:
+            cancel()
+            raise DeadlineError("the deadline passed before the leaves answered") from error
+        except RuntimeError as error:  # the loop is closed
+            raise ClosedError("the connections to the leaves are closed") from error
+
+    def _begin(self, fan_out: _FanOut) -> None:
+        self._calls.add(fan_out)
+        fan_out.outcome.add_done_callback(lambda _: self._calls.discard(fan_out))
+        fan_out.begin(self._cluster)
+
+    def _lost(self, leaf: Leaf, problem: str) -> None:
+        if self._watch is not None:
+            self._watch.lost(leaf, problem)
+
+    def _view_changed(self) -> None:
+        if self._cluster.view.complete:
+            self._ready.set()
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        self._watch = Watch(self._config, self._cluster, self._view_changed)
+        watching = loop.create_task(self._watch.run())
+        try:
+            loop.run_forever()
+        finally:
+            watching.cancel()
+            for fan_out in tuple(self._calls):
+                fan_out.fail(ClosedError("the connections to the leaves were closed"))
+            loop.run_until_complete(asyncio.gather(watching, self._watch.close(), return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+
+class _FanOut:
+    """A call to several groups."""
+
+    def __init__(
+        self, path: str, requests: Mapping[int, bytes], at: At, deadline: Deadline, allow_partial: bool
+    ) -> None:
+        self.deadline = deadline
+        self.outcome: Future[dict[int, bytes]] = Future()
+        self._path, self._requests, self._at, self._allow_partial = path, requests, at, allow_partial
+        # Of the trace of this thread.
+        self._headers = call_headers()
+        self._calls: list[GroupCall] = []
+        self._answers: dict[int, bytes] = {}
+        self._missing: list[ServingError] = []
+
+    def begin(self, cluster: Cluster) -> None:
+        """Ask all groups; in the thread of the loop."""
+        if self.outcome.done():
+            return
+        end_s = asyncio.get_running_loop().time() + self.deadline.remaining_s - MARGIN_S
+        call = Call(self._path, self._at, end_s, self._headers)
+        self._calls = [
+            GroupCall(cluster, call, group, request, self._ended) for group, request in self._requests.items()
+        ]
+        for group_call in self._calls:
+            if not self.outcome.done():
+                group_call.begin()
+
+    def cancel(self) -> None:
+        """Cancel all calls, unless the outcome is known; in the thread of the loop."""
+        if self.outcome.cancel():
+            self._stop()
+
+    def fail(self, error: ServingError) -> None:
+        """End with an error; in the thread of the loop."""
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+            self._stop()
+
+    def _stop(self) -> None:
+        for call in self._calls:
+            call.cancel()
+
+    def _ended(self, group: int, outcome: bytes | ServingError) -> None:
+        if self.outcome.done():
+            return
+        if isinstance(outcome, bytes):
+            self._answers[group] = outcome
+        elif self._allow_partial and isinstance(outcome, (UnavailableError, OverloadedError, DeadlineError)):
+            self._missing.append(outcome)
+        else:
+            self.fail(outcome)
+            return
+        if len(self._answers) + len(self._missing) == len(self._requests):
+            if self._answers:
+                self.outcome.set_result(self._answers)
+            else:
+                self.outcome.set_exception(self._missing[0])
+
+
+def _info(leaf: Leaf, now_s: float) -> LeafInfo:
+    state = leaf.state
+    return LeafInfo(
+        address=leaf.address,
+        group=state.group if state else None,
+        groups=state.groups if state else None,
+        ready=leaf.ready,
+        problem=leaf.problem,
+        latency_s=leaf.average.at(now_s),
+        calls=len(leaf.attempts),
+        in_flight=len(leaf.attempts) + leaf.others,
+        in_flight_limit=leaf.limit,
+        indexes=state.indexes if state else (),
+    )
+
+
+def _serialized(request: Message) -> bytes:
+    try:
+        return request.SerializeToString()
+    except ValueError as error:  # a text that is not Unicode
+        raise InvalidRequestError(str(error)) from error
+
+
+def _parsed(kind: type[AnswerT], data: bytes, group: int) -> AnswerT:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ServingError(
+            f"the answer of group {group} of the leaves is not a {kind.DESCRIPTOR.full_name}"
+        ) from error

@@ -1,0 +1,189 @@
+"""The connection to one leaf: its calls, what it has, and how fast it answers. Used in the thread of the event loop."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from scannery.serving.config import LeavesConfig
+from scannery.serving.contract import LEAF_STATUS
+from scannery.serving.leaves.pacing import LatencyAverage
+from scannery.serving.leaves.target import told_host
+from scannery.v1.leaf_pb2 import LeafStatus, LeafStatusRequest
+
+if TYPE_CHECKING:
+    from scannery.serving.leaves.group_call import Attempt
+
+__all__ = ["Connector", "IndexState", "Leaf", "LeafState"]
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", 1 << 30),
+    ("grpc.use_local_subchannel_pool", 1),
+    # Leaves are inside the cluster.
+    ("grpc.enable_http_proxy", 0),
+    # A restart takes seconds; the default backoff is up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Just above what servers allow.
+    ("grpc.keepalive_time_ms", 11_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # Failed calls go to another leaf.
+    ("grpc.enable_retries", 0),
+]
+_STATUS_REQUEST = LeafStatusRequest().SerializeToString()
+
+
+class Connector:
+    """Makes connections, and knows the credentials for all of them."""
+
+    def __init__(self, config: LeavesConfig) -> None:
+        self._config = config
+        self._identity = (("scannery-client", secrets.token_hex(8)),)
+        self._headers: Headers | None = None
+        name = told_host(config.target)
+        self._options = (
+            [*_OPTIONS, ("grpc.ssl_target_name_override", name)] if name and config.tls else _OPTIONS
+        )
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """Return a channel; it connects at the first call."""
+        if not self._config.tls:
+            return grpc.aio.insecure_channel(address, options=self._options)
+        roots = Path(self._config.ca).read_bytes() if self._config.ca else None
+        credentials = grpc.ssl_channel_credentials(root_certificates=roots)
+        return grpc.aio.secure_channel(address, credentials, options=self._options)
+
+    def headers(self) -> Headers:
+        """Return the metadata of each call; raises OSError if the file with the key cannot be read."""
+        if self._headers is None:
+            path = self._config.key_file
+            key = (("authorization", f"Bearer {Path(path).read_text().strip()}"),) if path else ()
+            self._headers = self._identity + key
+        return self._headers
+
+    def refused(self, used: Headers) -> bool:
+        """Read the key again after it was refused, and return whether it is another than that of `used`."""
+        if not self._config.key_file:
+            return False
+        self._headers = None
+        return self.headers() != used
+
+
+@dataclass(frozen=True)
+class IndexState:
+    """A state of an index that a leaf has."""
+
+    index_id: str
+    version: int
+    sequence: int
+    rows: int
+    shards: int
+
+
+@dataclass(frozen=True)
+class LeafState:
+    """What a leaf says that it serves."""
+
+    group: int
+    groups: int
+    indexes: tuple[tuple[str, IndexState], ...]
+    """The states, by name of the index."""
+
+    @classmethod
+    def of(cls, status: LeafStatus) -> LeafState:
+        """Return what a status says, without the load."""
+        indexes = (
+            (one.at.index, IndexState(one.at.index_id, one.at.version, one.at.sequence, one.rows, one.shards))
+            for one in status.indexes
+        )
+        return cls(status.group, status.groups, tuple(indexes))
+
+    def has(self, index: str, index_id: str, version: int) -> bool:
+        """Return whether a version of an index is open."""
+        return any(
+            name == index and state.version == version and state.index_id == index_id
+            for name, state in self.indexes
+        )
+
+
+class Leaf:
+    """A leaf."""
+
+    def __init__(self, address: str, connector: Connector) -> None:
+        """Connect at the first call.
+
+        Args:
+            address: `host:port`.
+            connector: makes the connection.
+
+        """
+        self.address = address
+        self._channel = connector.channel(address)
+        self._calls: dict[str, Callable[..., Any]] = {}
+        self.state: LeafState | None = None
+        """None: it has not answered yet."""
+        self.ready = False
+        self.hung = False
+        """Not ready, and without an answer rather than without a connection: calls would wait."""
+        self.problem = ""
+        self.average = LatencyAverage()
+        self.attempts: set[Attempt] = set()
+        """The calls that run."""
+        self.abandoned = 0
+        """Calls that another leaf answered sooner, since the last answer of this one."""
+        self.others = 0
+        """Requests of others that it had in flight at its last status."""
+        self.limit = 0
+
+    def call(self, path: str, request: bytes, timeout_s: float | None, metadata: Headers) -> Any:
+        """Begin a call and return it; its answer are bytes."""
+        rpc = self._calls.get(path)
+        if rpc is None:
+            rpc = self._calls[path] = self._channel.unary_unary(path, None, None)
+        return rpc(request, timeout=timeout_s, metadata=metadata)
+
+    async def ask_status(self, timeout_s: float, metadata: Headers) -> LeafStatus:
+        """Return the status; raises AioRpcError."""
+        return LeafStatus.FromString(await self.call(LEAF_STATUS, _STATUS_REQUEST, timeout_s, metadata))
+
+    def heard(self, status: LeafStatus) -> bool:
+        """Take over a status, and return whether anything but the load changed."""
+        self.others = max(0, status.in_flight - len(self.attempts))
+        self.limit = status.in_flight_limit
+        self.abandoned = 0
+        state = LeafState.of(status)
+        changed = not self.ready or state != self.state
+        self.state, self.ready, self.hung, self.problem = state, True, False, ""
+        return changed
+
+    def lost(self, problem: str, *, hung: bool) -> bool:
+        """Note that it is not ready, and return whether it was."""
+        was, self.ready, self.hung, self.problem = self.ready, False, hung, problem
+        return was
+
+    def answered(self, latency_s: float, now_s: float) -> None:
+        """Count an answer."""
+        self.abandoned = 0
+        self.average.add(latency_s, now_s)
+
+    def cost(self, now_s: float) -> tuple[bool, float]:
+        """Return what a call is expected to cost, to be compared: a leaf that may hang costs most."""
+        return self.abandoned > 0, (len(self.attempts) + self.others + 1) * self.average.at(now_s)
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Close the connection when its calls have ended, or after `grace_s`."""
+        await self._channel.close(grace_s)
+
+
+def addresses(leaves: Iterable[Leaf]) -> str:
+    """Return the addresses for a message."""
+    return ", ".join(sorted(leaf.address for leaf in leaves))

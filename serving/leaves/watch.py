@@ -1,0 +1,148 @@
+"""Keeps track of the leaves: resolves the target every 5 s, and asks each leaf for its status every 0.5 s.
+
+A leaf is ready from its first answer until its connection is lost, or until it has left two status calls in a row
+unanswered, 2 s after its last answer. Two, since a root that was stopped finds the first one expired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from scannery.runtime.errors import ConfigError
+from scannery.serving.config import LeavesConfig
+from scannery.serving.leaves.group_call import Cluster
+from scannery.serving.leaves.leaf import Leaf
+from scannery.serving.leaves.target import resolved
+from scannery.serving.leaves.view import View
+
+__all__ = ["Watch"]
+
+_LOG = logging.getLogger(__name__)
+
+RESOLVE_EVERY_S = 5.0
+STATUS_EVERY_S = 0.5
+STATUS_TIMEOUT_S = 0.75
+MISSES = 2
+"""Status calls without an answer after which a leaf is not ready: 0.5 + 2 × 0.75 s after its last answer."""
+GRACE_S = 300.0
+"""Time that calls to a leaf get to end after it has left the target: the most that a request takes."""
+
+
+class Watch:
+    """Keeps the view of a cluster current. Used in the thread of the event loop."""
+
+    def __init__(self, config: LeavesConfig, cluster: Cluster, changed: Callable[[], None]) -> None:
+        """Begin with `run`.
+
+        Args:
+            config: has the target.
+            cluster: its view is replaced.
+            changed: called after each new view.
+
+        """
+        self._target, self._cluster, self._changed = config.target, cluster, changed
+        self._leaves: dict[str, Leaf] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._target_problem = ""
+        self._logged: set[str] = set()
+
+    async def run(self) -> None:
+        """Resolve again and again, until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                self._follow(await loop.run_in_executor(None, resolved, self._target))
+            except (OSError, ConfigError) as error:
+                # The former addresses stay: a name server that fails must not end the service.
+                self._target_problem = f"{self._target} cannot be resolved: {error}"
+                self.renew()
+            await asyncio.sleep(RESOLVE_EVERY_S)
+
+    async def close(self) -> None:
+        """Close all connections at once."""
+        tasks = [*self._asking.values(), *self._closing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(leaf.close() for leaf in self._leaves.values()), return_exceptions=True)
+
+    def lost(self, leaf: Leaf, problem: str) -> None:
+        """Note that the connection to a leaf is lost."""
+        if leaf.lost(problem, hung=False):
+            self.renew()
+
+    def renew(self) -> None:
+        """Make a new view of what the leaves say now, and log what is wrong once."""
+        view = View(self._leaves.values(), self._cluster.view.groups)
+        if self._target_problem:
+            view.problems.append(self._target_problem)
+        for problem in view.problems:
+            if problem not in self._logged:
+                _LOG.warning("%s", problem)
+        self._logged = set(view.problems)
+        self._cluster.view = view
+        self._changed()
+
+    def _follow(self, addresses: list[str]) -> None:
+        """Connect to new addresses, and leave those that are not there any more."""
+        self._target_problem = "" if addresses else f"{self._target} has no addresses"
+        for address in addresses or self._leaves:
+            if address not in self._leaves:
+                leaf = self._leaves[address] = Leaf(address, self._cluster.connector)
+                self._asking[address] = asyncio.ensure_future(self._keep_asking(leaf))
+        for address in set(self._leaves) - set(addresses) if addresses else ():
+            self._asking.pop(address).cancel()
+            closing = asyncio.ensure_future(self._leaves.pop(address).close(GRACE_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        self.renew()
+
+    async def _keep_asking(self, leaf: Leaf) -> None:
+        misses = 0
+        while True:
+            try:
+                misses = 0 if await self._ask(leaf) else misses + 1
+            except Exception as error:  # noqa: BLE001  the next status call may work
+                leaf.lost(f"its status cannot be asked for: {error}", hung=False)
+                self.renew()
+            if misses == MISSES:
+                self._hangs(leaf)
+            if not 0 < misses < MISSES:
+                # Not all leaves at once.
+                await asyncio.sleep(STATUS_EVERY_S * random.uniform(0.9, 1.1))
+
+    async def _ask(self, leaf: Leaf) -> bool:
+        """Ask for the status once, and return whether there was any answer."""
+        headers = self._cluster.connector.headers()
+        try:
+            status = await leaf.ask_status(STATUS_TIMEOUT_S, headers)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return False
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                self._cluster.connector.refused(headers)
+            self._not_ready(leaf, f"{error.code().name}: {error.details()}")
+            return True
+        if leaf.heard(status):
+            self.renew()
+        return True
+
+    def _hangs(self, leaf: Leaf) -> None:
+        was_ready = leaf.ready
+        self._not_ready(leaf, "it does not answer", hung=True)
+        if was_ready:
+            for attempt in tuple(leaf.attempts):
+                attempt.owner.left(leaf)
+
+    def _not_ready(self, leaf: Leaf, problem: str, *, hung: bool = False) -> None:
+        known = leaf.problem, leaf.hung
+        leaf.lost(problem, hung=hung)
+        if known != (problem, hung):
+            self.renew()

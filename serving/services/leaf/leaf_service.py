@@ -1,0 +1,132 @@
+"""The RPC handlers of a leaf.
+
+All of them need the scope `read`: a root presents an API key with this scope, as any reader of the index does, and a
+leaf returns nothing that a reader could not get from a server of the whole index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from google.protobuf.message import Message
+
+from scannery.indexer import CorpusCounts, ShardGroup, corpus_counts
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving import limits
+from scannery.serving.catalog.leaf_catalog import LeafCatalog
+from scannery.serving.contract import LEAF_COUNT, LEAF_FETCH, LEAF_SEARCH, LEAF_STATISTICS, LEAF_STATUS
+from scannery.serving.engine.lexical import postings_of
+from scannery.serving.engine.value_counts import encoded
+from scannery.serving.request.filter import parse_filter
+from scannery.serving.services.aggregation import count_rows, count_values
+from scannery.serving.services.leaf.fetching import fetched
+from scannery.serving.services.leaf.searching import found
+from scannery.serving.services.registry import MethodRegistry, UnaryMethod
+from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.telemetry.query_stats import QueryStats
+from scannery.v1 import leaf_pb2 as pb
+
+__all__ = ["LeafService", "state_of"]
+
+
+class LeafService(MethodRegistry):
+    """Answers the calls of roots over one catalog. Safe to use from several threads."""
+
+    def __init__(
+        self, catalog: LeafCatalog, group: ShardGroup, *, load: Callable[[], tuple[int, int]]
+    ) -> None:
+        """Register the handlers.
+
+        Args:
+            catalog: with the shards of the group.
+            group: the shards.
+            load: returns the requests that run or wait, and the limit on them.
+
+        """
+        self._catalog, self._group, self._load = catalog, group, load
+        super().__init__(
+            {
+                LEAF_STATUS: UnaryMethod(pb.LeafStatusRequest, self.status, "read"),
+                LEAF_SEARCH: UnaryMethod(pb.LeafSearchRequest, self.search, "read", pb.LeafSearchResponse),
+                LEAF_STATISTICS: UnaryMethod(pb.LeafStatisticsRequest, self.statistics, "read"),
+                LEAF_FETCH: UnaryMethod(pb.LeafFetchRequest, self.fetch, "read"),
+                LEAF_COUNT: UnaryMethod(pb.LeafCountRequest, self.count, "read"),
+            }
+        )
+        # Internal calls: roots use gRPC.
+        self.over_http = {}
+
+    def index_of(self, request: Message) -> str:
+        """Return the name of the index in a request; empty: it has none."""
+        at: pb.At | None = getattr(request, "at", None)
+        return "" if at is None else at.index
+
+    def status(self, request: pb.LeafStatusRequest, deadline: Deadline) -> pb.LeafStatus:
+        """Return what this leaf serves, and its load."""
+        in_flight, limit = self._load()
+        return pb.LeafStatus(
+            group=self._group.number,
+            groups=self._group.groups,
+            indexes=[self._index(self._catalog.snapshot(name)) for name in self._catalog.names()],
+            in_flight=in_flight,
+            in_flight_limit=limit,
+        )
+
+    def search(
+        self, request: pb.LeafSearchRequest, deadline: Deadline, stats: QueryStats
+    ) -> pb.LeafSearchResponse:
+        """Return the best datapoints of the group by each vector and by words."""
+        return found(self._snapshot(request.at, deadline), request, deadline, stats)
+
+    def statistics(self, request: pb.LeafStatisticsRequest, deadline: Deadline) -> pb.LeafStatistics:
+        """Return the integers that BM25 weights are made of."""
+        snapshot = self._snapshot(request.at, deadline)
+        if len(request.terms) > limits.MAX_LEAF_TERMS:
+            raise InvalidRequestError.at(
+                "terms", f"must have at most {limits.MAX_LEAF_TERMS} items, got {len(request.terms)}"
+            )
+        postings = postings_of(snapshot, "lexical")
+        counts: CorpusCounts = corpus_counts(postings, request.terms, snapshot.alive)
+        return pb.LeafStatistics(
+            rows=counts.documents,
+            length=counts.length,
+            frequencies=[counts.frequencies[term] for term in request.terms],
+        )
+
+    def fetch(self, request: pb.LeafFetchRequest, deadline: Deadline) -> pb.LeafFetchResponse:
+        """Return datapoints by id."""
+        return fetched(self._snapshot(request.at, deadline), request, deadline)
+
+    def count(self, request: pb.LeafCountRequest, deadline: Deadline) -> pb.LeafCounts:
+        """Count the datapoints that a filter allows, and the values of an attribute among them."""
+        snapshot = self._snapshot(request.at, deadline)
+        where = parse_filter(request.where, snapshot.manifest.spec)
+        if not request.attribute:
+            return pb.LeafCounts(rows=count_rows(snapshot, where, deadline))
+        return encoded(count_values(snapshot, request.attribute, where, deadline))
+
+    def _snapshot(self, at: pb.At, deadline: Deadline) -> Snapshot:
+        """Return the state that a call names; StateUnavailableError if this leaf does not have it."""
+        if not at.index:
+            raise InvalidRequestError.at("at.index", "must not be empty")
+        return self._catalog.snapshot_at(at.index, at.index_id or None, at.version, at.sequence, deadline)
+
+    def _index(self, snapshot: Snapshot) -> pb.LeafIndex:
+        shards = range(snapshot.manifest.shards)
+        return pb.LeafIndex(
+            at=state_of(snapshot),
+            rows=snapshot.rows,
+            shards=sum(self._group.has(shard) for shard in shards),
+        )
+
+
+def state_of(snapshot: Snapshot) -> pb.At:
+    """Return the state that a snapshot is of."""
+    manifest = snapshot.manifest
+    return pb.At(
+        index=manifest.index,
+        index_id=manifest.index_id or "",
+        version=manifest.version,
+        sequence=snapshot.sequence,
+    )

@@ -1,0 +1,1 @@
+"""The handlers of a root: the public methods, answered by the leaves of a cluster."""

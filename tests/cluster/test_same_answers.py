@@ -1,0 +1,86 @@
+"""A cluster answers as one server with all shards does: ids, scores and fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import ServingError
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.services.search import Service
+from scannery.serving.status import status_for_callers
+from scannery.v1.search_pb2 import (
+    SearchManyResponse,
+    SearchResponse,
+)
+from scannery.v1.search_pb2_grpc import SearchServiceStub
+from tests.cluster.questions import any_batch, any_search, make_store
+from tests.cluster.servers import started_cluster
+
+QUESTIONS = 300
+TIMEOUT_S = 60
+
+
+class Both:
+    """One server of the whole index, in this process, and a cluster over the same store."""
+
+    def __init__(self, store: Path, address: str) -> None:
+        self.alone = Service(EmbeddedCatalog.open(store))
+        self.channel = grpc.insecure_channel(address)
+        self.cluster = SearchServiceStub(self.channel)
+
+    def answers(self, call: Callable[[Any, Any], Any], method: str, request: Any) -> tuple[Any, Any]:
+        """Return what both answer: a response, or the status and the message of an error."""
+        try:
+            alone = call(request, Deadline.after(TIMEOUT_S))
+        except ServingError as error:
+            status, _, detail = status_for_callers(error)
+            alone = status, detail.message
+        try:
+            cluster = getattr(self.cluster, method)(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            cluster = error.code(), error.details()
+        return alone, cluster
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("cluster"))
+
+
+@pytest.fixture(scope="module", params=[1, 3, 4])
+def both(store: Path, request: pytest.FixtureRequest) -> Iterator[Both]:
+    with started_cluster(store, request.param) as (root, _):
+        found = Both(store, root.address)
+        yield found
+        found.channel.close()
+        found.alone.close()
+
+
+def test_searches(both: Both) -> None:
+    answered = 0
+    for number in range(QUESTIONS):
+        request = any_search(number)
+        alone, cluster = both.answers(both.alone.search, "Search", request)
+        assert comparable(alone) == comparable(cluster), f"question {number}: {request}"
+        answered += isinstance(alone, SearchResponse) and len(alone.hits) > 0
+    assert answered > 0.7 * QUESTIONS, "most questions have hits"
+
+
+def test_batches(both: Both) -> None:
+    for number in range(QUESTIONS // 6):
+        request = any_batch(number)
+        alone, cluster = both.answers(both.alone.search_many, "SearchMany", request)
+        assert comparable(alone) == comparable(cluster), f"question {number}: {request}"
+
+
+def comparable(answer: Any) -> Any:
+    """Return an answer without what may differ: the order of the entries of maps."""
+    if isinstance(answer, (SearchResponse, SearchManyResponse)):
+        return answer.SerializeToString(deterministic=True)
+    return answer
