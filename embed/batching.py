@@ -122,7 +122,7 @@ def bucket_batches(lengths_N: np.ndarray, buckets: Sequence[Bucket]) -> Iterator
 def fitted_batches(lengths_N: np.ndarray, buckets: Sequence[Bucket], step_tokens: int) -> Iterator[Batch]:
     """Yield batches in the given shapes only, longest texts first, each in the shape with the most text for its cost.
 
-    The cost of a batch is its tokens, padding included, and `step_tokens` more. So many texts fill the shapes of many
+    The cost of a batch is its tokens, padding included, and `step_tokens` more: many texts fill shapes of many
     rows, and few texts, such as a query, take a shape of few rows.
 
     Args:

@@ -481,7 +481,7 @@ class LiveIndex(Generic[SnapshotT]):
         try:
             last = max(log.position() if log else 0, self.snapshot.sequence)
         except StoreError:
-            return  # nobody can tell now; the query waits until its deadline
+            return  # unknown now; the query waits until its deadline
         if sequence > last:
             raise InvalidRequestError.at(
                 "min_sequence",

@@ -484,8 +484,8 @@ class ServerConfig(ListenConfig):
             return None
         if self.security.client_ca and not self.security.tokens:
             raise ConfigError(
-                "vertex_private: has no TLS, so nobody would be asked for a certificate there (--client-ca); require "
-                "keys or tokens, too (--keys, --jwks)",
+                "vertex_private: has no TLS, so no caller would be asked for a certificate there (--client-ca); "
+                "require keys or tokens, too (--keys, --jwks)",
                 field="vertex_private",
             )
         plain = replace(self.security, tls_cert="", tls_key="", client_ca="")

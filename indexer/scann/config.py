@@ -37,7 +37,7 @@ SOAR_FROM_ROWS = 100_000
 without."""
 
 TRIAL_FROM_ROWS = 20_000
-"""Rows from which on a configuration is chosen by trial: a trial takes about as long as training so many rows."""
+"""Rows from which on a configuration is chosen by trial: a trial takes about as long as training this number."""
 SIMILAR_ROWS = 4.0
 """Ratio of rows up to which a segment gets what was chosen for another one of the same index."""
 

@@ -171,7 +171,7 @@ class MutationLog(Protocol):
         Raises:
             LogReplacedError: the log was replaced, or belongs to another index.
             ReadOnlyError: the log cannot be written.
-            StoreError: it cannot be written now (the disk is full or does not respond), or nobody can tell whether it
+            StoreError: it cannot be written now (the disk is full or does not respond), or it is unknown whether it
                 was: the message says which.
 
         """
@@ -282,7 +282,7 @@ class LogHome(Protocol):
         """Make a copy of a log (`MutationLog.copy_to`) that of the index, and return its last sequence.
 
         Args:
-            copy: a file that nobody else uses.
+            copy: a file that is not used elsewhere.
             log_id: id of the new log.
             index_id: id of the index.
 

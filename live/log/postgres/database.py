@@ -183,7 +183,7 @@ class Database:
             self._idle.append(connection)
 
     def drop_idle(self) -> None:
-        """Close the connections that nobody uses: the server was restarted, or another one has taken its place."""
+        """Close the connections that are not in use: the server was restarted, or another one has taken its place."""
         with self._idle_lock:
             idle, self._idle = self._idle, []
         for connection in idle:

@@ -14,7 +14,7 @@ from scannery.live.log.postgres.chain import chained
 __all__ = ["Found", "entries_after"]
 
 MAX_ROWS = 20_000
-"""Of one statement; it sums up the sizes of so many records to find those that it returns."""
+"""Records whose sizes one statement sums up to find those that it returns."""
 
 # The record at `after` comes along, without its data: its hash says whether the reader stands in this log.
 _QUERY = """
@@ -56,7 +56,7 @@ def entries_after(
         connection: outside of a turn, or in it.
         log_id: id of the log.
         after: the sequence.
-        max_bytes: no further entries once they have so many; None: all.
+        max_bytes: entries stop when they reach this size; None: all.
         known: hash of the record at `after` as the caller read it; None: it was never read.
 
     """

@@ -3,8 +3,8 @@
 Two round trips: one takes the lock, one writes the records and commits. A writer that hangs in its turn is ended by the
 server (idle_in_transaction_session_timeout); its commit fails when it wakes up, so it cannot write between others.
 
-If the connection breaks during the commit, nobody told whether it took effect. The chain tells: the next turn of this
-process, which begins when the server has finished or undone the former one, reads the hash at the last sequence.
+If the connection breaks during the commit, its outcome is unknown. The chain tells it: the next turn of this process,
+which begins when the server has finished or undone the former one, reads the hash at the last sequence.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def _roll_back(connection: Connection) -> None:
 
 
 def _broken_commit(connection: Connection, transaction: PostgresTransaction) -> psycopg.Error | None:
-    """Commit; return the error after which nobody knows whether it took effect. Other errors mean that it did not."""
+    """Commit; return the error after which the outcome is unknown. Other errors mean that nothing was committed."""
     try:
         transaction.commit()
     except psycopg.Error as error:

@@ -1,9 +1,9 @@
 """The birth of a collection: first its index, then its record, so that no collection is seen without an index.
 
 A server that dies in between leaves an index without a record. The index remembers which request has created it: the
-same request takes it over. Another one for the same name replaces it, if nobody has ever written to it, and it is so
-old that nobody is at work on it. Who replaces it says so first, in the write that makes sure that it has no record:
-then the request that has created it cannot record it any more (`Collections.put`).
+same request takes it over. Another one for the same name replaces it if it was never written to, and
+is too old for its creation to be still running. The replacing request says so first, in the write that checks that
+there is no record: then the request that has created the index cannot record it any more (`Collections.put`).
 """
 
 from __future__ import annotations
