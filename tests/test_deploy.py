@@ -83,6 +83,48 @@ def test_manifests_start_processes_with_options_that_they_have(
     assert pod["spec"]["terminationGracePeriodSeconds"] >= drain_s + 5 + int(stop_s)
 
 
+def test_a_cluster_has_its_groups_in_each_row_and_roots_that_find_them() -> None:
+    documents = loaded("kubernetes/cluster.yaml")
+    rows = [each for each in documents if each["kind"] == "StatefulSet"]
+    policies = [each for each in documents if each["kind"] == "NetworkPolicy"]
+    assert len(rows) == 2
+    for row in rows:
+        pod = row["spec"]["template"]
+        [container] = pod["spec"]["containers"]
+        given = flags(container["args"])
+        assert given.keys() <= options_of("serve")
+        assert given["--role"] == "leaf"
+        # The group is the ordinal of the pod, so a row has each group once.
+        assert given["--group"] == f"$(GROUP)/{row['spec']['replicas']}"
+        [variable] = container["env"]
+        assert variable["name"] == "GROUP"
+        assert variable["valueFrom"]["fieldRef"]["fieldPath"].endswith("['apps.kubernetes.io/pod-index']")
+        assert row["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+        assert_hardened(pod["spec"], container)
+        assert_closed(policies[0], pod["metadata"])
+        claims = {each["metadata"]["name"] for each in row["spec"]["volumeClaimTemplates"]}
+        volumes = {each["name"] for each in pod["spec"]["volumes"]} | claims
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    [root] = [each for each in documents if each["kind"] == "Deployment"]
+    [container] = root["spec"]["template"]["spec"]["containers"]
+    given = flags(container["args"])
+    assert given.keys() <= options_of("serve")
+    assert given["--role"] == "root"
+    [headless] = [
+        each
+        for each in documents
+        if each["kind"] == "Service" and each["metadata"]["name"] == "scannery-leaf"
+    ]
+    [port] = headless["spec"]["ports"]
+    assert given["--leaves"] == f"dns:///{headless['metadata']['name']}:{port['port']}"
+    assert headless["spec"]["selector"] == {"app": "scannery-leaf"}
+    assert rows[0]["spec"]["serviceName"] == headless["metadata"]["name"]
+    assert_hardened(root["spec"]["template"]["spec"], container)
+    assert_closed(policies[1], root["spec"]["template"]["metadata"])
+    [scaler] = [each for each in documents if each["kind"] == "HorizontalPodAutoscaler"]
+    assert scaler["spec"]["scaleTargetRef"]["name"] == root["metadata"]["name"]
+
+
 def test_manifests_are_valid() -> None:
     validator = pytest.importorskip("kubernetes_validate")
     for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
