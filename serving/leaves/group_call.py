@@ -12,6 +12,7 @@ Used in the thread of the event loop only, so there are no locks.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -171,9 +172,8 @@ class GroupCall:
         now_s = self._loop.time()
         headers = self._cluster.connector.headers()
         attempt = Attempt(self, leaf, headers, now_s)
-        call = leaf.call(
-            self._call.path, self._request, self._call.end_s - now_s, headers + self._call.headers
-        )
+        left_s = None if self._call.end_s == math.inf else self._call.end_s - now_s
+        call = leaf.call(self._call.path, self._request, left_s, headers + self._call.headers)
         self._tried.add(leaf)
         self._running.add(attempt)
         leaf.attempts.add(attempt)
@@ -183,21 +183,19 @@ class GroupCall:
     def _attempt_ended(self, attempt: Attempt, task: asyncio.Future[bytes]) -> None:
         attempt.leaf.attempts.discard(attempt)
         self._running.discard(attempt)
-        if task.cancelled():
-            return
-        error = task.exception()
+        error = None if task.cancelled() else task.exception()
         if self._ended:
             return
-        if error is None:
+        if task.cancelled():
+            # Its connection was closed: the leaf was removed long ago.
+            if not self._ask_another() and not self._running:
+                self._end(self._error())
+        elif error is None:
             self._answered(attempt, task.result())
         elif isinstance(error, grpc.aio.AioRpcError):
             self._attempt_failed(attempt, error)
         else:
-            self._end(
-                error
-                if isinstance(error, ServingError)
-                else ServingError(f"a call to a leaf failed: {error!r}")
-            )
+            self._end(ServingError(f"a call to {attempt.leaf.address} failed: {error!r}"))
 
     def _answered(self, attempt: Attempt, answer: bytes) -> None:
         now_s = self._loop.time()

@@ -98,7 +98,12 @@ class LeafGroups:
         """Connect, and return when each group has a leaf that is ready, or after `timeout_s`.
 
         Leaves are watched from then on. Leaves that are not there yet are no error.
+
+        Raises:
+            OSError: the file with the key cannot be read.
+
         """
+        self._cluster.connector.headers()
         self._loop = uvloop.new_event_loop()
         self._thread.start()
         self._ready.wait(timeout_s)
@@ -242,6 +247,9 @@ class LeafGroups:
             raise ClosedError("the connections to the leaves are closed") from error
 
     def _begin(self, fan_out: _FanOut) -> None:
+        if self._closed:
+            fan_out.fail(ClosedError("the connections to the leaves are closed"))
+            return
         self._calls.add(fan_out)
         fan_out.outcome.add_done_callback(lambda _: self._calls.discard(fan_out))
         fan_out.begin(self._cluster)
@@ -267,7 +275,6 @@ class LeafGroups:
             for fan_out in tuple(self._calls):
                 fan_out.fail(ClosedError("the connections to the leaves were closed"))
             loop.run_until_complete(asyncio.gather(watching, self._watch.close(), return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
 
@@ -296,8 +303,12 @@ class _FanOut:
             GroupCall(cluster, call, group, request, self._ended) for group, request in self._requests.items()
         ]
         for group_call in self._calls:
-            if not self.outcome.done():
+            if self.outcome.done():
+                return
+            try:
                 group_call.begin()
+            except Exception as error:  # noqa: BLE001  the caller must not wait for ever
+                self.fail(ServingError(f"the leaves cannot be called: {error!r}"))
 
     def cancel(self) -> None:
         """Cancel all calls, unless the outcome is known; in the thread of the loop."""
