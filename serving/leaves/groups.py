@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -149,8 +150,7 @@ class LeafGroups:
 
     def statuses(self) -> Sequence[LeafInfo]:
         """Return what is known of each leaf, by group and address."""
-        now_s = self._loop.time() if self._loop is not None else 0.0
-        leaves = [_info(leaf, now_s) for leaf in self._cluster.view.leaves]
+        leaves = [_info(leaf, time.monotonic()) for leaf in self._cluster.view.leaves]
         return sorted(leaves, key=lambda leaf: (leaf.group is None, leaf.group, leaf.address))
 
     def call(
@@ -238,6 +238,8 @@ class LeafGroups:
             return fan_out.outcome.result(
                 min(fan_out.deadline.remaining_s + _ANSWER_WITHIN_S, threading.TIMEOUT_MAX)
             )
+        except ServingError:  # DeadlineError is a TimeoutError, too
+            raise
         except CancelledError as error:
             raise CallerGoneError from error
         except FutureTimeoutError as error:
@@ -297,7 +299,7 @@ class _FanOut:
         """Ask all groups; in the thread of the loop."""
         if self.outcome.done():
             return
-        end_s = asyncio.get_running_loop().time() + self.deadline.remaining_s - MARGIN_S
+        end_s = time.monotonic() + self.deadline.remaining_s - MARGIN_S
         call = Call(self._path, self._at, end_s, self._headers)
         self._calls = [
             GroupCall(cluster, call, group, request, self._ended) for group, request in self._requests.items()

@@ -202,17 +202,13 @@ def test_a_slow_leaf_is_helped_by_another(leaf: StartLeaf, connect: Connect) -> 
 
 def slow_once(seconds: float) -> Callable[[Any, grpc.ServicerContext], None]:
     """Return what lets the first call wait until it is cancelled."""
-    turn = threading.Lock()
+    first = threading.Lock()
 
     def wait(request: Any, context: grpc.ServicerContext) -> None:
-        end_s = time.monotonic() + seconds
-        while turn.acquire(blocking=False) or wait.mine == threading.get_ident():  # type: ignore[attr-defined]
-            wait.mine = threading.get_ident()  # type: ignore[attr-defined]
-            if time.monotonic() > end_s or not context.is_active():
-                return
+        end_s = time.monotonic() + seconds * first.acquire(blocking=False)
+        while time.monotonic() < end_s and context.is_active():
             time.sleep(0.005)
 
-    wait.mine = 0  # type: ignore[attr-defined]
     return wait
 
 
@@ -234,8 +230,9 @@ def test_second_calls_stay_within_the_budget(leaf: StartLeaf, connect: Connect) 
 def test_leaves_get_the_deadline_less_a_margin(leaf: StartLeaf, connect: Connect) -> None:
     one = leaf()
     groups = connect([one])
-    ask(groups, timeout_s=3)
-    assert 1.5 < one.left_s < 2.996
+    # Longer ones are rounded up on the way, to 10 ms and more.
+    ask(groups, timeout_s=0.95)
+    assert 0.5 < one.left_s < 0.946
     one.delay_s = 1.0
     with pytest.raises(DeadlineError, match="group 0"):
         ask(groups, timeout_s=0.2)
