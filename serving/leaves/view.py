@@ -71,7 +71,8 @@ class View:
         best = having or ready or left
         if len(best) < 2:
             return best[0] if best else None
-        return better(*random.sample(best, 2), now_s)
+        one, other = random.sample(best, 2)
+        return better(one, other, now_s)
 
     def _newest_states(self) -> dict[str, IndexState]:
         """Return for each index the highest version that at least half of the ready leaves of each group have."""
