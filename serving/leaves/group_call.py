@@ -12,6 +12,8 @@ Used in the thread of the event loop only, so there are no locks.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,6 +43,8 @@ RETRY_AFTER_S = 0.5
 
 _OK = "OK"
 _LEAST_RETRY_S = 0.05
+_KEPT = 5.0
+"""Second calls that stay saved for calls that take at least three times as long as the 95th percentile."""
 
 _DEFECTS = frozenset((grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS))
 # The request is not at fault, as far as is known: another replica may answer it.
@@ -75,7 +79,7 @@ class Call:
     path: str
     at: At
     end_s: float
-    """When leaves have to have answered, in seconds of the loop's clock."""
+    """When leaves have to have answered, in seconds of `time.monotonic`: the clock of uvloop counts milliseconds."""
     headers: Headers
     """Further metadata."""
 
@@ -119,7 +123,7 @@ class GroupCall:
             ended,
         )
         self._loop = asyncio.get_running_loop()
-        self._started_s = self._loop.time()
+        self._started_s = time.monotonic()
         self._tried: set[Leaf] = set()
         self._running: set[Attempt] = set()
         self._failed: list[grpc.aio.AioRpcError] = []
@@ -137,7 +141,7 @@ class GroupCall:
             self._end(self._error())
             return
         if not self._ended and len(self._cluster.view.by_group.get(self._group, ())) > 1:
-            self._timer = self._loop.call_later(self._window.slow_after_s, self._slow)
+            self._wait(self._window.slow_after_s)
 
     def cancel(self) -> None:
         """Cancel the calls; nothing is told."""
@@ -149,31 +153,39 @@ class GroupCall:
         if not self._ended and len(self._running) == 1 and self._ask_another():
             self._cluster.metrics.leaf_failovers.inc((str(self._group),))
 
-    def _slow(self) -> None:
+    def _wait(self, delay_s: float, *, again: bool = False) -> None:
+        # Loops count milliseconds, from when the current step began: without one more, calls would be slow too early.
+        self._timer = self._loop.call_later(math.ceil(delay_s * 1000 + 1) / 1000, self._slow, delay_s, again)
+
+    def _slow(self, delay_s: float, again: bool) -> None:
+        """Ask a second leaf; if the budget does not allow it now, look again when twice the time has passed."""
         self._timer = None
-        if self._ended or self._next() is None or not self._budget.take():
+        if self._next() is None:
+            return
+        # Calls that are much slower than others come before those that are a little slower.
+        if not self._budget.take(keep=0 if again else _KEPT):
+            self._wait(2 * delay_s, again=True)
             return
         self._cluster.metrics.leaf_hedges.inc((str(self._group),))
         self._ask_another()
 
     def _next(self) -> Leaf | None:
-        return self._cluster.view.choose(self._group, self._call.at, self._tried, self._loop.time())
+        return self._cluster.view.choose(self._group, self._call.at, self._tried, time.monotonic())
 
     def _ask_another(self) -> bool:
         """Ask a leaf that was not asked yet, and return whether there is one."""
         leaf = self._next()
-        if leaf is None or self._loop.time() >= self._call.end_s:
+        if leaf is None or time.monotonic() >= self._call.end_s:
             return False
         self._ask(leaf)
         return True
 
     def _ask(self, leaf: Leaf) -> None:
-        now_s = self._loop.time()
+        now_s = time.monotonic()
         headers = self._cluster.connector.headers()
         attempt = Attempt(self, leaf, headers, now_s)
-        call = leaf.call(
-            self._call.path, self._request, self._call.end_s - now_s, headers + self._call.headers
-        )
+        left_s = None if self._call.end_s == math.inf else self._call.end_s - now_s
+        call = leaf.call(self._call.path, self._request, left_s, headers + self._call.headers)
         self._tried.add(leaf)
         self._running.add(attempt)
         leaf.attempts.add(attempt)
@@ -183,24 +195,22 @@ class GroupCall:
     def _attempt_ended(self, attempt: Attempt, task: asyncio.Future[bytes]) -> None:
         attempt.leaf.attempts.discard(attempt)
         self._running.discard(attempt)
-        if task.cancelled():
-            return
-        error = task.exception()
+        error = None if task.cancelled() else task.exception()
         if self._ended:
             return
-        if error is None:
+        if task.cancelled():
+            # Its connection was closed: the leaf was removed long ago.
+            if not self._ask_another() and not self._running:
+                self._end(self._error())
+        elif error is None:
             self._answered(attempt, task.result())
         elif isinstance(error, grpc.aio.AioRpcError):
             self._attempt_failed(attempt, error)
         else:
-            self._end(
-                error
-                if isinstance(error, ServingError)
-                else ServingError(f"a call to a leaf failed: {error!r}")
-            )
+            self._end(ServingError(f"a call to {attempt.leaf.address} failed: {error!r}"))
 
     def _answered(self, attempt: Attempt, answer: bytes) -> None:
-        now_s = self._loop.time()
+        now_s = time.monotonic()
         self._count(_OK)
         attempt.leaf.answered(now_s - attempt.started_s, now_s)
         # Of the first leaf that was asked: a later one answers sooner after the begin of its call.
@@ -236,7 +246,7 @@ class GroupCall:
         for code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED):
             if code in codes:
                 return self._error_of(self._failed[codes.index(code)])
-        if self._loop.time() >= self._call.end_s:
+        if time.monotonic() >= self._call.end_s:
             return DeadlineError(f"the deadline passed before group {self._group} of the leaves answered")
         if codes and all(code is grpc.StatusCode.OUT_OF_RANGE for code in codes):
             return self._error_of(self._failed[-1])

@@ -1,8 +1,8 @@
 """A root's calls to the leaves of its cluster.
 
 One thread with an event loop does all calls of a process, with gRPC's asynchronous API: its futures start a thread for
-each call, which made a call to 8 groups twice as expensive (docs/benchmarks). A request waits for its answers without
-a permit, and parses them in its own thread.
+each call, which made a call to 8 groups twice as expensive (docs/benchmarks/serve.md). A request waits for its answers
+without a permit, and parses them in its own thread.
 
 Create it before or after a fork, and start it after.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -102,7 +103,12 @@ class LeafGroups:
         """Connect, and return when each group has a leaf that is ready, or after `timeout_s`.
 
         Leaves are watched from then on. Leaves that are not there yet are no error.
+
+        Raises:
+            OSError: the file with the key cannot be read.
+
         """
+        self._cluster.connector.headers()
         self._loop = uvloop.new_event_loop()
         self._thread.start()
         self._ready.wait(timeout_s)
@@ -148,8 +154,7 @@ class LeafGroups:
 
     def statuses(self) -> Sequence[LeafInfo]:
         """Return what is known of each leaf, by group and address."""
-        now_s = self._loop.time() if self._loop is not None else 0.0
-        leaves = [_info(leaf, now_s) for leaf in self._cluster.view.leaves]
+        leaves = [_info(leaf, time.monotonic()) for leaf in self._cluster.view.leaves]
         return sorted(leaves, key=lambda leaf: (leaf.group is None, leaf.group, leaf.address))
 
     def call(
@@ -237,6 +242,8 @@ class LeafGroups:
             return fan_out.outcome.result(
                 min(fan_out.deadline.remaining_s + _ANSWER_WITHIN_S, threading.TIMEOUT_MAX)
             )
+        except ServingError:  # DeadlineError is a TimeoutError, too
+            raise
         except CancelledError as error:
             raise CallerGoneError from error
         except FutureTimeoutError as error:
@@ -246,6 +253,9 @@ class LeafGroups:
             raise ClosedError("the connections to the leaves are closed") from error
 
     def _begin(self, fan_out: _FanOut) -> None:
+        if self._closed:
+            fan_out.fail(ClosedError("the connections to the leaves are closed"))
+            return
         self._calls.add(fan_out)
         fan_out.outcome.add_done_callback(lambda _: self._calls.discard(fan_out))
         fan_out.begin(self._cluster)
@@ -271,7 +281,6 @@ class LeafGroups:
             for fan_out in tuple(self._calls):
                 fan_out.fail(ClosedError("the connections to the leaves were closed"))
             loop.run_until_complete(asyncio.gather(watching, self._watch.close(), return_exceptions=True))
-            loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
 
@@ -294,14 +303,18 @@ class _FanOut:
         """Ask all groups; in the thread of the loop."""
         if self.outcome.done():
             return
-        end_s = asyncio.get_running_loop().time() + self.deadline.remaining_s - MARGIN_S
+        end_s = time.monotonic() + self.deadline.remaining_s - MARGIN_S
         call = Call(self._path, self._at, end_s, self._headers)
         self._calls = [
             GroupCall(cluster, call, group, request, self._ended) for group, request in self._requests.items()
         ]
         for group_call in self._calls:
-            if not self.outcome.done():
+            if self.outcome.done():
+                return
+            try:
                 group_call.begin()
+            except Exception as error:  # noqa: BLE001  the caller must not wait for ever
+                self.fail(ServingError(f"the leaves cannot be called: {error!r}"))
 
     def cancel(self) -> None:
         """Cancel all calls, unless the outcome is known; in the thread of the loop."""

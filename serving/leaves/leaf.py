@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -63,19 +64,22 @@ class Connector:
         return grpc.aio.secure_channel(address, credentials, options=self._options)
 
     def headers(self) -> Headers:
-        """Return the metadata of each call; raises OSError if the file with the key cannot be read."""
+        """Return the metadata of each call; the first time, raises OSError if the file with the key cannot be read."""
         if self._headers is None:
-            path = self._config.key_file
-            key = (("authorization", f"Bearer {Path(path).read_text().strip()}"),) if path else ()
-            self._headers = self._identity + key
+            self._headers = self._read()
         return self._headers
 
     def refused(self, used: Headers) -> bool:
         """Read the key again after it was refused, and return whether it is another than that of `used`."""
-        if not self._config.key_file:
-            return False
-        self._headers = None
-        return self.headers() != used
+        # A file that is being replaced may be absent for a moment.
+        with suppress(OSError, UnicodeDecodeError):
+            self._headers = self._read()
+        return self._headers != used
+
+    def _read(self) -> Headers:
+        path = self._config.key_file
+        key = (("authorization", f"Bearer {Path(path).read_text().strip()}"),) if path else ()
+        return self._identity + key
 
 
 @dataclass(frozen=True)
@@ -175,15 +179,11 @@ class Leaf:
         self.abandoned = 0
         self.average.add(latency_s, now_s)
 
-    def cost(self, now_s: float) -> tuple[bool, float]:
-        """Return what a call is expected to cost, to be compared: a leaf that may hang costs most."""
-        return self.abandoned > 0, (len(self.attempts) + self.others + 1) * self.average.at(now_s)
+    @property
+    def load(self) -> int:
+        """Requests in flight there with one more."""
+        return len(self.attempts) + self.others + 1
 
     async def close(self, grace_s: float | None = None) -> None:
         """Close the connection when its calls have ended, or after `grace_s`."""
         await self._channel.close(grace_s)
-
-
-def addresses(leaves: Iterable[Leaf]) -> str:
-    """Return the addresses for a message."""
-    return ", ".join(sorted(leaf.address for leaf in leaves))

@@ -78,9 +78,9 @@ class HedgeBudget:
         """Count a call."""
         self._saved = min(self._most, self._saved + self._share)
 
-    def take(self) -> bool:
-        """Return whether a second call is allowed, and count it."""
-        if self._saved < 1:
+    def take(self, *, keep: float = 0) -> bool:
+        """Return whether a second call is allowed when `keep` others stay saved, and count it."""
+        if self._saved < 1 + keep:
             return False
         self._saved -= 1
         return True

@@ -12,7 +12,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from scannery.serving.leaves.leaf import IndexState, Leaf
 from scannery.v1.leaf_pb2 import At
 
-__all__ = ["View"]
+__all__ = ["View", "better"]
+
+_LEAST_SHARE = 0.25
+"""Of the other's latency: a leaf that has not been asked lately must not get all requests until its first answer."""
 
 
 class View:
@@ -68,7 +71,8 @@ class View:
         best = having or ready or left
         if len(best) < 2:
             return best[0] if best else None
-        return min(random.sample(best, 2), key=lambda leaf: leaf.cost(now_s))
+        one, other = random.sample(best, 2)
+        return better(one, other, now_s)
 
     def _newest_states(self) -> dict[str, IndexState]:
         """Return for each index the highest version that at least half of the ready leaves of each group have."""
@@ -82,6 +86,16 @@ class View:
             # Groups may have applied different mutations: the least is in all of them.
             found[name] = min(of_groups, key=lambda state: state.sequence)
         return found
+
+
+def better(one: Leaf, other: Leaf, now_s: float) -> Leaf:
+    """Return the leaf with the smaller product of requests in flight and latency; one that may hang comes last."""
+    if bool(one.abandoned) != bool(other.abandoned):
+        return other if one.abandoned else one
+    latency_s, other_s = one.average.at(now_s), other.average.at(now_s)
+    least_s = _LEAST_SHARE * max(latency_s, other_s)
+    cost_s, other_cost_s = one.load * max(latency_s, least_s), other.load * max(other_s, least_s)
+    return one if cost_s <= other_cost_s else other
 
 
 def _valid(leaves: Iterable[Leaf]) -> tuple[list[Leaf], list[str]]:

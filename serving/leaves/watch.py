@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -34,6 +37,9 @@ GRACE_S = 300.0
 """Time that calls to a leaf get to end after it has left the target: the most that a request takes."""
 
 
+ResultT = TypeVar("ResultT")
+
+
 class Watch:
     """Keeps the view of a cluster current. Used in the thread of the event loop."""
 
@@ -55,10 +61,9 @@ class Watch:
 
     async def run(self) -> None:
         """Resolve again and again, until it is cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                self._follow(await loop.run_in_executor(None, resolved, self._target))
+                self._follow(await _in_thread(lambda: resolved(self._target)))
             except (OSError, ConfigError) as error:
                 # The former addresses stay: a name server that fails must not end the service.
                 self._target_problem = f"{self._target} cannot be resolved: {error}"
@@ -146,3 +151,29 @@ class Watch:
         leaf.lost(problem, hung=hung)
         if known != (problem, hung):
             self.renew()
+
+
+def _in_thread(run: Callable[[], ResultT]) -> asyncio.Future[ResultT]:
+    """Return the result of a function that blocks; it must not keep the process from ending, as an executor would."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[ResultT] = loop.create_future()
+
+    def tell(result: ResultT | None, error: Exception | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]  # it is None for functions that return None only
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = run()
+        except Exception as raised:  # noqa: BLE001  raised where the result is awaited
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=work, name="scannery-leaves-resolve", daemon=True).start()
+    return outcome
