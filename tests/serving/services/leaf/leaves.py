@@ -34,7 +34,7 @@ from tests.serving.named_index import named_table, publish_named
 SHARDS = 8
 ROWS = 900
 SIZES = {"": 12, "title": 8}
-WORDS = "volcano bread chess battery orchestra tax river copper lantern meadow".split()
+WORDS = ["volcano", "bread", "chess", "battery", "orchestra", "tax", "river", "copper", "lantern", "meadow"]
 SPEC: IndexSpec = parse_spec(
     {
         "index": "notes",
