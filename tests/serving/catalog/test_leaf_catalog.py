@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 import scannery
-from scannery.indexer import ShardGroup, Store, open_index
+from scannery.indexer import NO_SHARDS, ShardGroup, Store, open_index
 from scannery.indexer.versions.leases import leased_versions
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ReadOnlyError, StateUnavailableError, UnknownIndexError
 from scannery.serving.catalog import server_catalog
 from scannery.serving.catalog.leaf_catalog import LeafCatalog
+from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.request.query import ById, parse_query
 from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.v1.search_pb2 import Query, SearchOptions
 from tests.data import without_ids
 from tests.served import LIBRARY, copied, library_table, publish_version
 
@@ -124,6 +127,29 @@ def test_a_dropped_index_is_gone(catalog: LeafCatalog, store: Store) -> None:
     catalog.refresh()
     with pytest.raises(UnknownIndexError):
         catalog.snapshot_at("library", index_id, 1, 0, Deadline.after(60))
+
+
+def test_an_index_without_any_of_its_shards_knows_its_options(library: Path) -> None:
+    store = Store.open(library)
+    whole = ServerCatalog(store)
+    empty = ServerCatalog(store, shards=NO_SHARDS, sealed=True)
+    try:
+        for catalog in (whole, empty):
+            catalog.refresh()
+        message = SearchOptions(k=3, offset=2, return_fields=["show"])
+        message.crowding.group_by = "show"
+        message.crowding.max_per_group = 2
+        first, second = (catalog.snapshot("library") for catalog in (whole, empty))
+        assert (len(first.segments), second.segments, second.rows) == (3, (), 0)
+        assert first.options(message) == second.options(message)
+        query = Query(id="d1")
+        for snapshot in (first, second):
+            vectors = snapshot.options(message).vectors
+            assert parse_query(query, snapshot.manifest, vectors) == ById("d1")
+        assert second.find("d1") is None
+    finally:
+        whole.close()
+        empty.close()
 
 
 def files_of(store: Store) -> set[str]:

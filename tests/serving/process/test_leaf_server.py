@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,19 @@ def test_roles_serve_their_own_methods(library: Path) -> None:
         channel, calls = stub(server.address)
         with channel:
             assert refused(calls.GetStatus, pb.LeafStatusRequest())[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_leaves_answer_over_grpc_only(library: Path) -> None:
+    with serving(library, role="leaf", group="0/2", http="127.0.0.1:0") as leaf:
+        connection = HTTPConnection("127.0.0.1", leaf.http_port, timeout=60)
+        connection.request(
+            "POST",
+            "/scannery.v1.LeafService/GetStatus",
+            "{}",
+            {"Content-Type": "application/json", "Connect-Protocol-Version": "1"},
+        )
+        assert connection.getresponse().status == 501
+        connection.close()
 
 
 def test_a_root_needs_a_key_that_may_read(library: Path, tmp_path: Path) -> None:
