@@ -51,7 +51,7 @@ from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["BaseCatalog"]
+__all__ = ["OPEN_S", "BaseCatalog"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -256,12 +256,12 @@ class BaseCatalog(ABC):
             with suppress(IndexerError, UnknownIndexError):
                 yield self.manifest(name)
 
-    def open_created(self, name: str) -> None:
+    def open_created(self, name: str, *, wait_s: float = OPEN_S) -> None:
         """Open the latest version of an index that was just created or altered; an error is kept in its entry.
 
-        Opening another index may take minutes: this one is then opened later.
+        Opening another index may take minutes: after `wait_s` seconds, this one is left to be opened later.
         """
-        if not self._lock.acquire(timeout=OPEN_S):
+        if not self._lock.acquire(timeout=wait_s):
             return
         try:
             self._check_open()

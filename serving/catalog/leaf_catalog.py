@@ -84,9 +84,10 @@ class LeafCatalog(ServerCatalog):
 
     def _awaited(self, name: str, wanted: tuple[str | None, int, int], deadline: Deadline) -> Snapshot | None:
         """Return a state of a published version as soon as the watcher, or this request, has opened it."""
-        until_s = monotonic() + min(deadline.remaining_s, NEWER_WAIT_S)
+        wait_s = min(deadline.remaining_s, NEWER_WAIT_S)
+        until_s = monotonic() + wait_s
         with waiting():
-            self._open_if_small(name)
+            self._open_if_small(name, wait_s=wait_s)
             with self._moved:
                 while (found := self._found(name, *wanted)) is None and (left_s := until_s - monotonic()) > 0:
                     self._moved.wait(left_s)

@@ -12,7 +12,7 @@ from scannery.indexer import IndexerError, LeaseHolder, Manifest, Store, latest_
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
 from scannery.runtime.shared_marks import SharedMarks
-from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.base_catalog import OPEN_S, BaseCatalog
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.held_snapshots import Holds
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -158,15 +158,16 @@ class ServerCatalog(BaseCatalog):
             entry.drop_mark = mark
         return entry
 
-    def _open_if_small(self, name: str) -> bool:
+    def _open_if_small(self, name: str, *, wait_s: float = OPEN_S) -> bool:
         """Open an index that may just have been created, and return whether there is one.
 
-        What takes longer to open is left to `refresh`.
+        What takes longer to open is left to `refresh`; so is this index if another one is being opened for
+        `wait_s` seconds.
         """
         with suppress(IndexerError):
             version = latest_version(self._store, name)
             if version is not None and read_manifest(self._store, name, version).size_bytes <= SMALL_BYTES:
-                self.open_created(name)
+                self.open_created(name, wait_s=wait_s)
                 return True
         return False
 

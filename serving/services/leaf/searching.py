@@ -63,7 +63,7 @@ def found(
             if len(search.options.vectors) > 1 and search.asked is not None:
                 answer.scores = _scores(candidates, number, ranking, len(search.options.vectors))
         if request.scales and search.options.where is not None:
-            _put_scales(answers, candidates, search)
+            _put_scales(answers, candidates, search, deadline)
     with stats.stage("hydrate"):
         _put_rows(answers, rankings, request, snapshot, prepared)
     return pb.LeafSearchResponse(
@@ -115,7 +115,9 @@ def _scores(candidates: Candidates, query: int, found: _Rankings, width: int) ->
     return scores_US.tobytes()
 
 
-def _put_scales(answers: Sequence[pb.LeafFound], candidates: Candidates, search: LeafSearch) -> None:
+def _put_scales(
+    answers: Sequence[pb.LeafFound], candidates: Candidates, search: LeafSearch, deadline: Deadline
+) -> None:
     """Add the scores without the filter."""
     if search.asked is not None:
         for place in range(len(search.options.vectors)):
@@ -123,6 +125,7 @@ def _put_scales(answers: Sequence[pb.LeafFound], candidates: Candidates, search:
                 answer.unfiltered.append(scores)
     if search.words is not None:
         for query, answer in enumerate(answers):
+            deadline.check()
             best = candidates.words.best_score(query)
             if np.isfinite(best):
                 answer.best_by_words = best

@@ -1,0 +1,175 @@
+"""The states that a leaf has: the current one, those before for a while, and later ones as soon as they are open."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import scannery
+from scannery.indexer import NO_SHARDS, ShardGroup, Store, open_index
+from scannery.indexer.versions.leases import leased_versions
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import ReadOnlyError, StateUnavailableError, UnknownIndexError
+from scannery.serving.catalog import server_catalog
+from scannery.serving.catalog.leaf_catalog import LeafCatalog
+from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.request.query import ById, parse_query
+from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.v1.search_pb2 import Query, SearchOptions
+from tests.data import without_ids
+from tests.served import LIBRARY, copied, library_table, publish_version
+
+
+@pytest.fixture
+def store(library: Path, tmp_path: Path) -> Store:
+    return Store.open(copied(library, tmp_path))
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [1000.0]
+
+
+@pytest.fixture
+def catalog(store: Store, clock: list[float]) -> Iterator[LeafCatalog]:
+    catalog = LeafCatalog(store, shards=ShardGroup(1, 2), clock=lambda: clock[0])
+    catalog.refresh()
+    yield catalog
+    catalog.close()
+
+
+def at(catalog: LeafCatalog, version: int, *, seconds: float = 60.0) -> Snapshot:
+    index_id = catalog.snapshot("library").manifest.index_id
+    return catalog.snapshot_at("library", index_id, version, 0, Deadline.after(seconds))
+
+
+def test_only_the_segments_of_the_group_are_open(catalog: LeafCatalog, store: Store) -> None:
+    snapshot = at(catalog, 1)
+    assert [segment.entry.shard for segment in snapshot.segments] == [1]
+    shards = {entry.shard: entry.rows for entry in open_index(store, "library").manifest.segments}
+    assert snapshot.rows == shards[1] < sum(shards.values())
+
+
+def test_the_state_before_is_held_for_a_while(catalog: LeafCatalog, store: Store, clock: list[float]) -> None:
+    before = at(catalog, 1)
+    without_ids(store, "library", [f"d{row}" for row in range(0, 600, 2)])
+    catalog.refresh()
+    assert at(catalog, 2).rows < at(catalog, 1).rows
+    assert at(catalog, 1) is before
+    assert at(catalog, 1).segments[0].ids is at(catalog, 2).segments[0].ids
+    # Its files are kept as long.
+    catalog.refresh()
+    assert leased_versions(store, "library")[0] == {1, 2}
+    clock[0] += 20
+    assert at(catalog, 1) is before  # which holds it on
+    clock[0] += 20
+    assert at(catalog, 1) is before
+    clock[0] += 31
+    catalog.refresh()
+    assert leased_versions(store, "library")[0] == {2}
+    with pytest.raises(StateUnavailableError, match="not at version 1, sequence 0 here, but at version 2"):
+        at(catalog, 1)
+
+
+def test_a_small_version_is_opened_when_it_is_asked_for(catalog: LeafCatalog, store: Store) -> None:
+    without_ids(store, "library", ["d1"])
+    assert at(catalog, 2) is catalog.snapshot("library")
+    assert at(catalog, 1).manifest.version == 1
+    with pytest.raises(StateUnavailableError, match="not at version 3"):
+        at(catalog, 3)
+
+
+def test_a_large_version_is_waited_for(
+    catalog: LeafCatalog, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_catalog, "SMALL_BYTES", 0)
+    without_ids(store, "library", ["d1"])
+    started_s = time.monotonic()
+    with pytest.raises(StateUnavailableError, match="not at version 2, sequence 0 here, but at version 1"):
+        at(catalog, 2, seconds=0.3)
+    assert 0.25 < time.monotonic() - started_s < 3
+    watcher = threading.Timer(0.2, catalog.refresh)
+    watcher.start()
+    try:
+        assert at(catalog, 2).manifest.version == 2
+    finally:
+        watcher.join()
+
+
+def test_another_index_of_the_name_is_another_state(
+    catalog: LeafCatalog, store: Store, tmp_path: Path
+) -> None:
+    first = at(catalog, 1)
+    first_id = first.manifest.index_id
+    for item in list(store.list("library")):
+        if "/leases/" not in f"/{item.key}":
+            store.delete(item.key)
+    publish_version(store, LIBRARY, library_table(), tmp_path, shards=4)
+    catalog.refresh()
+    assert at(catalog, 1) is not first
+    assert [segment.entry.shard for segment in at(catalog, 1).segments] == [1, 3]
+    deadline = Deadline.after(60)
+    assert catalog.snapshot_at("library", first_id, 1, 0, deadline) is first
+    with pytest.raises(StateUnavailableError, match="of another index of this name"):
+        catalog.snapshot_at("library", "f" * 32, 1, 0, deadline)
+
+
+def test_a_dropped_index_is_gone(catalog: LeafCatalog, store: Store) -> None:
+    index_id = at(catalog, 1).manifest.index_id
+    without_ids(store, "library", ["d1"])
+    catalog.refresh()
+    for item in list(store.list("library")):
+        store.delete(item.key)
+    catalog.refresh()
+    with pytest.raises(UnknownIndexError):
+        catalog.snapshot_at("library", index_id, 1, 0, Deadline.after(60))
+
+
+def test_an_index_without_any_of_its_shards_knows_its_options(library: Path) -> None:
+    store = Store.open(library)
+    whole = ServerCatalog(store)
+    empty = ServerCatalog(store, shards=NO_SHARDS, sealed=True)
+    try:
+        for catalog in (whole, empty):
+            catalog.refresh()
+        message = SearchOptions(k=3, offset=2, return_fields=["show"])
+        message.crowding.group_by = "show"
+        message.crowding.max_per_group = 2
+        first, second = (catalog.snapshot("library") for catalog in (whole, empty))
+        assert (len(first.segments), second.segments, second.rows) == (3, (), 0)
+        assert first.options(message) == second.options(message)
+        query = Query(id="d1")
+        for snapshot in (first, second):
+            vectors = snapshot.options(message).vectors
+            assert parse_query(query, snapshot.manifest, vectors) == ById("d1")
+        assert second.find("d1") is None
+    finally:
+        whole.close()
+        empty.close()
+
+
+def files_of(store: Store) -> set[str]:
+    return {item.key for item in store.list("") if "/leases/" not in item.key}
+
+
+def test_versions_are_served_without_their_mutations_and_nothing_is_written(store: Store) -> None:
+    with scannery.connect(store.uri) as client:
+        client.index("library").delete(ids=[f"d{row}" for row in range(100)])
+    before = files_of(store)
+    catalog = LeafCatalog(store, shards=ShardGroup(0, 1))
+    try:
+        catalog.refresh()
+        catalog.maintain()
+        assert at(catalog, 1).rows == 600
+        live = catalog.live("library")
+        assert not live.catch_up()
+        with pytest.raises(ReadOnlyError):
+            live._home.claim(None, live.state.manifest)
+        assert files_of(store) == before
+    finally:
+        catalog.close()
+    assert files_of(store) == before
