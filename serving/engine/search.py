@@ -32,11 +32,11 @@ from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.highlighting.highlighter import Highlighter
 from scannery.serving.engine.highlighting.wire import with_snippets
 from scannery.serving.engine.hydrator import Written
-from scannery.serving.engine.local_rows import LocalRows
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import named_rows
 from scannery.serving.engine.rerank import reranked
-from scannery.serving.engine.row_source import RowSource
+from scannery.serving.engine.rows.local_rows import LocalRows
+from scannery.serving.engine.rows.row_source import RowSource
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.filter import Node
 from scannery.serving.request.options import Mode, Options, Rerank

@@ -26,7 +26,7 @@ from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
-from scannery.serving.engine.row_source import RowSource
+from scannery.serving.engine.rows.row_source import RowSource
 from scannery.serving.engine.search import PreparedQuery, answers_of, search
 from scannery.serving.engine.wire_fields import framed
 from scannery.serving.request.batch import parse_filters, parse_queries

@@ -26,7 +26,7 @@ from scannery.runtime.errors import EncoderUnavailableError, EncoderUnreachableE
 from scannery.serving.engine.highlighting.query_words import QueryWords, texts_of_query, words_of_query
 from scannery.serving.engine.prepared_search import QueryBatch
 from scannery.serving.engine.query_vectors import query_for, query_vectors
-from scannery.serving.engine.row_source import RowSource
+from scannery.serving.engine.rows.row_source import RowSource
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.options import Highlight
 from scannery.serving.request.query import WithSparse, WithWords

@@ -23,7 +23,7 @@ from scannery.serving.engine.remote.leaf_candidates import LeafCandidates
 from scannery.serving.engine.remote.leaf_hits import written_hits
 from scannery.serving.engine.remote.leaf_table import LeafTable
 from scannery.serving.engine.remote.state_reader import StateReader
-from scannery.serving.engine.row_source import RowSource
+from scannery.serving.engine.rows.row_source import RowSource
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.limits import MAX_LEAF_IDS
 from scannery.serving.request.filter import Node
@@ -109,11 +109,21 @@ class LeafRows(RowSource):
         if self._snapshot.manifest.spec.lexical is None:
             return None
         asked = list(dict.fromkeys(terms))
-        request = pb.LeafStatisticsRequest(at=self.reader.at, terms=asked)
-        total = CorpusCounts(0, 0, dict.fromkeys(asked, 0))
+        size, frequencies = (0, 0), dict[str, int]()
+        for start in range(0, max(len(asked), 1), MAX_LEAF_IDS):
+            counts = self._counts(asked[start : start + MAX_LEAF_IDS])
+            # Each part says the size of the whole corpus.
+            size = counts.documents, counts.length
+            frequencies |= counts.frequencies
+        return CorpusStatistics.of(CorpusCounts(*size, frequencies))
+
+    def _counts(self, terms: Sequence[str]) -> CorpusCounts:
+        """Return the sums of all groups for some terms."""
+        request = pb.LeafStatisticsRequest(at=self.reader.at, terms=terms)
+        total = CorpusCounts(0, 0, dict.fromkeys(terms, 0))
         for each in self.reader.all(LEAF_STATISTICS, request, pb.LeafStatistics).values():
-            total += CorpusCounts(each.rows, each.length, dict(zip(asked, each.frequencies, strict=True)))
-        return CorpusStatistics.of(total)
+            total += CorpusCounts(each.rows, each.length, dict(zip(terms, each.frequencies, strict=True)))
+        return total
 
     def _read_named(self, prepared: PreparedSearch, batch: QueryBatch) -> None:
         """Read the datapoints that queries name by id, with all that a query of any mode needs of them."""

@@ -10,7 +10,7 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.engine.hydrator import Hydrator
-from scannery.serving.engine.local_rows import LocalRows
+from scannery.serving.engine.rows.local_rows import LocalRows
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.options import parse_fields
 from scannery.serving.request.query import check_count, parse_identifier

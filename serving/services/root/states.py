@@ -31,9 +31,8 @@ class State:
             return None
         groups, missing = self.reader.groups, self.reader.missing
         lost = [ShardGroup(number, groups) for number in missing]
-        shards = [
-            shard for shard in range(self.manifest.shards) if not any(group.has(shard) for group in lost)
-        ]
+        every = range(self.manifest.shards)
+        shards = {shard for shard in every if not any(group.has(shard) for group in lost)}
         return Coverage(
             shards=self.manifest.shards,
             shards_answered=len(shards),

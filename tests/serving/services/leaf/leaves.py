@@ -157,7 +157,8 @@ class Root:
             request.vectors.extend(_vectors(self.asked))
         if mode != "dense":
             request.words.extend(
-                _words(cluster, words) for words in query_words(self.snapshot, parsed, mode, paths=paths)
+                _words(cluster, words)
+                for words in query_words(self.snapshot, self.snapshot.manifest, parsed, mode, paths=paths)
             )
         self.request = request
         self.answers: list[pb.LeafSearchResponse] = cluster.ask("Search", request)

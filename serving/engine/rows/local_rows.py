@@ -13,7 +13,7 @@ from scannery.indexer import CorpusStatistics, Segment, corpus_statistics
 from scannery.serving.engine.candidates import Candidates
 from scannery.serving.engine.hydrator import Written
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
-from scannery.serving.engine.row_source import RowSource
+from scannery.serving.engine.rows.row_source import RowSource
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.snapshot.snapshot import Snapshot
 
