@@ -150,9 +150,9 @@ def build(
     _check_figures(figures, plan=plan, deletes=bool(deletes))
     more_inputs, runner_options = _split(rest or [])
     # Imported late: Beam and the encoder take seconds, which `scannery --help` should not wait for.
-    from scannery.indexer.kernels.import_numba import import_numba_without_blas
+    from scannery.indexer.local.needless_imports import leave_needless_imports_out
 
-    import_numba_without_blas()
+    leave_needless_imports_out()
     from scannery.indexer import load_spec
     from scannery.pipelines import build as run_build
 

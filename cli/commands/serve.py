@@ -112,9 +112,9 @@ def serve(
 ) -> None:
     """Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart."""
     given = dict(locals())
-    from scannery.indexer.kernels.import_numba import import_numba_without_blas
+    from scannery.indexer.local.needless_imports import leave_needless_imports_out
 
-    import_numba_without_blas()
+    leave_needless_imports_out()
     from scannery.serving import RemoteConfig, ServerConfig
     from scannery.serving import serve as run
 
