@@ -37,11 +37,14 @@ _APPEND = os.O_WRONLY | os.O_APPEND
 
 
 class PreparedProcess(subprocess.Popen[str]):
-    """A process that runs `python -m scannery.cli.main …` or `python -c …`; used as `Popen` is, with `text=True`."""
+    """A process that runs `python -m scannery.cli.main …` or `python -c …`; used as `Popen` is, with `text=True`.
+
+    Of the options, `env`, `cwd`, `start_new_session` and the streams count.
+    """
 
     def _execute_child(self, args: list[str], *given: Any, **_: Any) -> None:
         """Have it forked. The arguments are those of `Popen._execute_child`, the same in all versions of Python."""
-        env, ends = given[5], given[9:15]
+        cwd, env, ends = given[4], given[5], given[9:15]
         stdin, _, _, stdout, _, stderr = ends
         with tempfile.TemporaryDirectory() as folder:
             inherited = [_path_of(end, own) for own, end in enumerate((stdin, stdout, stderr))]
@@ -49,7 +52,8 @@ class PreparedProcess(subprocess.Popen[str]):
                 "arguments": args[1:],
                 "env": dict(env or os.environ),
                 "ends": inherited,
-                "cwd": str(Path.cwd()),
+                "cwd": str(cwd or Path.cwd()),
+                "session": given[20],
             }
             (Path(folder) / "job.json").write_text(json.dumps(job))
             self._status, status = os.pipe()
@@ -114,6 +118,8 @@ def main(folder: Path) -> NoReturn:
     opened = [
         os.open(end, flags) for end, flags in zip(job["ends"], (os.O_RDONLY, _APPEND, _APPEND), strict=True)
     ]
+    if job["session"]:
+        os.setsid()
     os.write(0, b".")  # standard input is the pipe that `PreparedProcess` reads
     for own, descriptor in enumerate(opened):
         os.dup2(descriptor, own)
