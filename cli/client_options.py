@@ -58,9 +58,9 @@ def connected(target: str | None, store: str | None, *, timeout_s: float, create
         if "://" not in target and ":" not in target:
             raise typer.BadParameter(f"--target must be HOST:PORT, got {target!r}; for a folder, use --store")
         return connect(target, timeout_s=timeout_s, **remote_options())
-    from scannery.indexer.kernels.import_numba import import_numba_without_blas
+    from scannery.indexer.local.needless_imports import leave_needless_imports_out
 
-    import_numba_without_blas()
+    leave_needless_imports_out()
     assert store is not None
     # A path that looks like a server is a folder here, because the option names a store.
     return connect(store if "://" in store else Path(store), timeout_s=timeout_s, create=create)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["LazyCommand", "LazyCommands", "LazyGroup"]
+__all__ = ["LazyCommand", "LazyCommands", "LazyGroup", "uncollected"]
 
 
 class LazyCommand(NamedTuple):
@@ -88,12 +88,13 @@ class LazyGroup(TyperGroup):
         """Return the command that is to run, imported."""
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and (lazy := self.TABLE.get(name)) is not None and lazy.brief:
-            ctx.with_resource(_uncollected())
+            ctx.with_resource(uncollected())
         return name, self.commands[name] if name is not None else command, rest
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
+    """Collect no garbage: imports leave none, and looking for it takes a tenth of their time."""
     gc.disable()
     try:
         yield

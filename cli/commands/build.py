@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from scannery.cli.errors import PARTIAL
+from scannery.cli.lazy_commands import uncollected
 from scannery.cli.log_option import LogOption, given_log_root
 from scannery.cli.output import console, size_text
 from scannery.cli.progress import stage_bar
@@ -150,11 +151,12 @@ def build(
     _check_figures(figures, plan=plan, deletes=bool(deletes))
     more_inputs, runner_options = _split(rest or [])
     # Imported late: Beam and the encoder take seconds, which `scannery --help` should not wait for.
-    from scannery.indexer.kernels.import_numba import import_numba_without_blas
+    with uncollected():
+        from scannery.indexer.local.needless_imports import leave_needless_imports_out
 
-    import_numba_without_blas()
-    from scannery.indexer import load_spec
-    from scannery.pipelines import build as run_build
+        leave_needless_imports_out()
+        from scannery.indexer import load_spec
+        from scannery.pipelines import build as run_build
 
     parsed = load_spec(spec)
     if plan:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from scannery.cli import server_options as options
+from scannery.cli.lazy_commands import uncollected
 
 __all__ = ["encoder"]
 
@@ -54,7 +55,11 @@ def encoder(
 ) -> None:
     """Encode texts until SIGTERM or Ctrl-C, for `serve --encoder` and for callers of EmbeddingService."""
     given = dict(locals())
-    from scannery.serving import EncoderConfig, serve_encoders
+    with uncollected():
+        from scannery.indexer.local.needless_imports import leave_needless_imports_out
+
+        leave_needless_imports_out()
+        from scannery.serving import EncoderConfig, serve_encoders
 
     options.become_server(log_json)
     config = EncoderConfig(

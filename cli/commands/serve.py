@@ -9,6 +9,7 @@ import typer
 
 from scannery.cli import server_options as options
 from scannery.cli import vertex_options
+from scannery.cli.lazy_commands import uncollected
 from scannery.cli.log_option import LogOption
 from scannery.live.log.location import LOG_VARIABLE
 
@@ -149,11 +150,12 @@ def serve(
 ) -> None:
     """Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart."""
     given = dict(locals())
-    from scannery.indexer.kernels.import_numba import import_numba_without_blas
+    with uncollected():
+        from scannery.indexer.local.needless_imports import leave_needless_imports_out
 
-    import_numba_without_blas()
-    from scannery.serving import LeavesConfig, RemoteConfig, ServerConfig
-    from scannery.serving import serve as run
+        leave_needless_imports_out()
+        from scannery.serving import LeavesConfig, RemoteConfig, ServerConfig
+        from scannery.serving import serve as run
 
     options.become_server(log_json)
     if (encoder_key or encoder_ca) and not encoder:

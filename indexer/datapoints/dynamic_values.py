@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.dynamic import canonical_json
-from scannery.indexer.kernels import json_kernels as kernels
-from scannery.indexer.kernels.fused import COMPILING
+from scannery.indexer.kernels.compilation import COMPILING
 
 __all__ = ["DynamicValues", "Kind", "dynamic_values", "warm_up"]
 
@@ -50,6 +49,8 @@ def dynamic_values(column: pa.ChunkedArray, name: str) -> DynamicValues:
     A name with dots is also a path into objects: `source.page` is the key `page` of the attribute `source`, in rows
     that have no attribute of this very name.
     """
+    from scannery.indexer.kernels import json_kernels as kernels  # imports numba: only where it is needed
+
     if "." in name:
         column = _lifted(column, name)
     key_K = _key(name)
@@ -96,15 +97,14 @@ def _at_path(objects: pa.Array, path: str) -> pa.Array:
         if inside.null_count == len(inside):
             break
         # Texts, numbers and lists have no keys.
-        inside = _raw(pc.if_else(pc.starts_with(inside, "{"), inside, _NULL), key)
+        inside = _raw(pc.if_else(pc.starts_with(inside, "{"), inside, _null()), key)
     return pc.coalesce(_raw(objects, path), inside)
-
-
-_NULL = pa.scalar(None, pa.string())
 
 
 def _raw(objects: pa.Array, name: str) -> pa.Array:
     """Return the JSON of the values of a key; null in rows without it."""
+    from scannery.indexer.kernels import json_kernels as kernels
+
     located = _located(objects, _key(name))
     if located is None:
         return pa.nulls(len(objects), pa.string())
@@ -115,11 +115,18 @@ def _raw(objects: pa.Array, name: str) -> pa.Array:
     out_T = np.empty(int(bounds_N[-1]), np.uint8)
     kernels.copy_ranges(json_B, starts_N, ends_N, out_T)
     texts = pa.StringArray.from_buffers(len(objects), pa.py_buffer(bounds_N), pa.py_buffer(out_T))
-    return pc.if_else(pa.array(kinds_N != kernels.MISSING), texts, _NULL)
+    return pc.if_else(pa.array(kinds_N != kernels.MISSING), texts, _null())
+
+
+def _null() -> pa.Scalar:
+    """Return a null. Made with each use, since Arrow looks for pandas when it makes the first one."""
+    return pa.scalar(None, pa.string())
 
 
 def _found(objects: pa.Array, key_K: np.ndarray) -> tuple[np.ndarray, np.ndarray, pa.Array]:
     """Return what each row has, and the rows and the JSON of the scalars."""
+    from scannery.indexer.kernels import json_kernels as kernels
+
     located = _located(objects, key_K)
     if located is None:
         return np.zeros(len(objects), np.uint8), np.zeros(0, np.int32), pa.array([], pa.large_string())
@@ -134,6 +141,8 @@ def _located(
     objects: pa.Array, key_K: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
     """Return the arguments of `find_values` but the rows that have an object, filled; None without any object."""
+    from scannery.indexer.kernels import json_kernels as kernels
+
     rows = len(objects)
     _, offsets, data = objects.buffers()
     if offsets is None or data is None or not data.size:

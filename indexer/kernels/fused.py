@@ -8,7 +8,6 @@ Shapes: N rows, D dimensions, T terms, P postings, M rows that match; Q vectors,
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,10 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
+from scannery.indexer.local.needless_imports import numba_is_needed
 from scannery.indexer.local.private_folders import keeps_code
 
 __all__ = [
-    "COMPILING",
     "add_bm25",
     "add_products",
     "compiled",
@@ -29,15 +28,12 @@ __all__ = [
 ]
 
 
+numba_is_needed()
+
 if _named := os.environ.get("NUMBA_CACHE_DIR"):
     # A relative path would mean another folder after a chdir, and code would be loaded from there.
     os.environ["NUMBA_CACHE_DIR"] = str(Path(_named).absolute())
     numba.config.reload_config()  # type: ignore[no-untyped-call]
-
-COMPILING = threading.RLock()
-"""Held while kernels are compiled. Several threads open segments, and the first one compiles. Compiling parses Python
-code, as numpy does with the header of every `.npy` file; if two threads parse at once, CPython 3.11 before 3.11.8 can
-fail with a SystemError about its recursion depth."""
 
 _FASTMATH = {"reassoc", "contract", "nsz"}
 """Allow sums to be reordered, and so vectorised; the error remains that of a float32 sum."""

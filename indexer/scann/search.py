@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scannery.indexer.errors import CorruptError
-from scannery.indexer.kernels import row_kernels
 from scannery.indexer.scann.assets import MIDDLE_FILE
 from scannery.indexer.scann.instructions import use_vector_instructions
 from scannery.indexer.spec.spec import Distance
@@ -72,6 +71,9 @@ class ScannSearcher:
             middle_D: vector that was subtracted from the vectors in training; None: none was.
 
         """
+        from scannery.indexer.kernels import row_kernels  # imports numba: only where it is needed
+
+        self._kernels = row_kernels
         # The native searcher: its Python wrapper only adds a map of docids, which are not used here.
         self._native = searcher.searcher
         self._vectors_ND = vectors_ND
@@ -125,7 +127,7 @@ class ScannSearcher:
         for _ in range(1 + WIDENED):
             # A single search returns candidates without padding. A batch of one would take half as much time again.
             candidates_C, _ = self._native.search(asked_D, count, count, leaves)
-            found, scored, depth, repeated = row_kernels.rescore_one(
+            found, scored, depth, repeated = self._kernels.rescore_one(
                 self._vectors_ND,
                 query_D,
                 candidates_C,
@@ -152,7 +154,7 @@ class ScannSearcher:
         for query_D, candidates_C, scores_C in zip(queries_QD, candidates_QC, scores_QC, strict=True):
             # NO_ROW is scored as row 0, and overwritten below.
             rows_C = np.maximum(candidates_C, 0)
-            row_kernels.score_rows(self._vectors_ND, rows_C, query_D, self._squared, scores_C)
+            self._kernels.score_rows(self._vectors_ND, rows_C, query_D, self._squared, scores_C)
         scores_QC[candidates_QC == NO_ROW] = -np.inf
         return candidates_QC, scores_QC
 
@@ -179,12 +181,16 @@ def _rescored(
         np.full((len(queries_QD), k), -np.inf, np.float32),
         *np.empty((3, len(queries_QD)), np.int64),
     )
+    from scannery.indexer.kernels import row_kernels
+
     row_kernels.rescore(vectors_ND, queries_QD, candidates_QC, squared, allowed_N, *ties, *found)
     return found
 
 
 def load_kernels(vectors_ND: np.ndarray, distance: Distance) -> None:
     """Load the kernels of batch searches, which takes a third of a second, before the first search."""
+    from scannery.indexer.kernels import row_kernels
+
     squared = distance == "squared_l2"
     query_1D = np.zeros((1, vectors_ND.shape[1]), np.float32)
     candidates_11 = np.zeros((1, 1), np.int64)

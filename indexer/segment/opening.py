@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from scannery.indexer.errors import CorruptError, IndexerError, StoreError
-from scannery.indexer.kernels.fused import COMPILING
+from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.segment.cache import SegmentCache

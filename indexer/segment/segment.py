@@ -23,7 +23,7 @@ from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.searched_text import SEARCHED_COLUMNS, searched_text
 from scannery.indexer.datapoints.sparse import SparsePostings, score_sparse
 from scannery.indexer.hashes import text_hash
-from scannery.indexer.kernels.fused import COMPILING
+from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.lexical.bm25 import score_rows
 from scannery.indexer.lexical.inverted_index import Postings
 from scannery.indexer.manifest import SegmentEntry

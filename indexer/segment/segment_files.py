@@ -15,7 +15,7 @@ from scannery.indexer.datapoints.row_records import write_records
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, write_sparse
 from scannery.indexer.errors import FormatError
 from scannery.indexer.hashes import sorted_hashes
-from scannery.indexer.kernels.fused import COMPILING
+from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
 from scannery.indexer.lexical.inverted_index import WORD_COLUMNS, write_postings
 from scannery.indexer.manifest import FORMAT_VERSION

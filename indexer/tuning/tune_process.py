@@ -22,7 +22,7 @@ from typing import get_args
 
 import numpy as np
 
-from scannery.indexer.kernels.import_numba import import_numba_without_blas
+from scannery.indexer.local.needless_imports import leave_needless_imports_out
 from scannery.indexer.scann.build import QUERIES_FILE, TRIAL_FILE, TRIED_FILE, VECTORS_FILE
 from scannery.indexer.scann.config import ScannConfig
 from scannery.indexer.scann.instructions import use_vector_instructions
@@ -150,7 +150,7 @@ def _search_cost(scann: Path, leaves: int, vectors_ND: np.ndarray) -> SearchCost
 
 def warm() -> None:
     """Import ScaNN and load the kernels, which each tuner would do otherwise."""
-    import_numba_without_blas()
+    leave_needless_imports_out()
     import scann.scann_ops.py.scann_ops_pybind  # noqa: F401
 
     vectors_ND = np.zeros((2, 1), np.float32)

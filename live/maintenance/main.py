@@ -13,7 +13,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from scannery.indexer import IndexerError, Store, collect_garbage, read_manifest
-from scannery.indexer.kernels.import_numba import import_numba_without_blas
+from scannery.indexer.local.needless_imports import leave_needless_imports_out
 from scannery.live.log.location import LOG_VARIABLE, log_root_of
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.scheduler import task_threads
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Servers block these signals, and their children inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     os.nice(NICE)
-    import_numba_without_blas()
+    leave_needless_imports_out()
     threads = task_threads()
     pa.set_cpu_count(threads)
     store = Store.open(given.store)

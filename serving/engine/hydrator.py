@@ -16,7 +16,7 @@ from scannery.indexer import DYNAMIC_COLUMN, REVISION_COLUMN, AttributeType, Ind
 from scannery.indexer.datapoints import dynamic_values
 from scannery.indexer.datapoints.dynamic import some_dynamic
 from scannery.indexer.kernels import fused
-from scannery.indexer.kernels.fused import COMPILING
+from scannery.indexer.kernels.compilation import COMPILING
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.engine import wire_kernels
 from scannery.serving.engine.top_k import Ranking

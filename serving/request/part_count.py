@@ -12,7 +12,8 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from scannery.indexer.kernels.fused import COMPILING, compiled
+from scannery.indexer.kernels.compilation import COMPILING
+from scannery.indexer.kernels.fused import compiled
 from scannery.runtime.errors import InvalidRequestError
 
 __all__ = ["check_parts", "warm_up"]

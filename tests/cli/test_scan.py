@@ -17,6 +17,7 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from tests.served import LIBRARY, ROWS, copied
+from tests.tools.prepared_process import PreparedProcess
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[Any], str]:
@@ -96,7 +97,7 @@ def test_wrong_options_end_with_code_2(
 @contextmanager
 def started(library: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "scannery.cli.main", "scan", "library", "-s", str(library), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with PreparedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

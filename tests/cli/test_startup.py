@@ -47,12 +47,47 @@ def test_a_client_over_http_imports_no_grpc_and_no_engine():
 
 def test_what_tunes_builds_imports_numba_without_blas_and_scipy_is_left_as_it_was():
     code = (
-        "from scannery.indexer.kernels.import_numba import import_numba_without_blas as quick\n"
-        "from scannery.indexer.tuning.tune_process import warm; warm(); quick()\n"
+        "from scannery.indexer.tuning.tune_process import warm; warm()\n"
         "import sys; assert 'numba.np.arraymath' in sys.modules and 'scipy.linalg' not in sys.modules\n"
         "import scipy.linalg.cython_blas"
     )
     assert "scipy.linalg.cython_blas" in imported_modules(code)
+
+
+def test_a_process_that_leaves_imports_out_has_arrow_without_pandas_and_pandas_is_left_as_it_was():
+    pytest.importorskip("pandas")
+    code = (
+        "from scannery.indexer.local.needless_imports import leave_needless_imports_out as leave; leave()\n"
+        "import sys, pyarrow as pa; assert pa.array([1, None]).to_pylist() == [1, None]\n"
+        "assert 'pandas' not in sys.modules and 'numba' not in sys.modules\n"
+        "import pandas; assert len(pandas.DataFrame({'a': [1]})) == 1"
+    )
+    assert "pandas" in imported_modules(code)
+
+
+def test_a_program_that_uses_the_sdk_keeps_both():
+    pytest.importorskip("pandas")
+    code = (
+        "import pandas, pyarrow as pa; assert pa.array(pandas.Series([1.0, None])).null_count == 1\n"
+        "import scannery.indexer.kernels.fused, scipy.linalg.cython_blas, numba, numpy as np\n"
+        "assert numba.njit(lambda a: a @ a)(np.eye(2))[0, 0] == 1"
+    )
+    assert "scipy.linalg" in imported_modules(code)
+
+
+def test_a_small_build_imports_no_kernels(store, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id": "a", "vector": [1.0, 0.0]}\n')
+    (tmp_path / "spec.yaml").write_text("index: small\nsource: {vector: vector}\n")
+    arguments = [
+        str(tmp_path / "spec.yaml"),
+        "--input",
+        str(tmp_path / "a.jsonl"),
+        "-s",
+        str(tmp_path / "store"),
+    ]
+    loaded = imported_modules(SEARCH, "build", *arguments)
+    assert "pyarrow" in loaded
+    assert not loaded & {"numba", "pandas", "torch", "apache_beam"}
 
 
 def test_a_brief_command_collects_no_garbage_and_turns_collection_on_again(store, monkeypatch, capsys):

@@ -28,6 +28,7 @@ from scannery.live.log.transaction import entries_after
 from scannery.serving import ConfigError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from tests.data import ROOT
+from tests.tools.prepared_process import PreparedProcess
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ for i in range(int(sys.argv[3])):
 
 
 def writer(folder: Path, name: str, count: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return PreparedProcess(
         [sys.executable, "-c", WRITER, str(folder), name, str(count)],
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
         stdout=subprocess.PIPE,

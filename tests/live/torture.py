@@ -29,6 +29,7 @@ import scannery
 from scannery.client import Index
 from scannery.indexer import IndexSpec, Store, list_versions, parse_spec, verify
 from tests.data import ROOT, datapoints, publish
+from tests.tools.prepared_process import PreparedProcess
 
 DIMENSIONS = 8
 IDS = 40
@@ -62,7 +63,7 @@ class ServerProcess:
     """A supervisor with its workers, in a process group of its own."""
 
     def __init__(self, store: Path, workers: int, *, check_every_s: float = 0.1) -> None:
-        self._process = subprocess.Popen(
+        self._process = PreparedProcess(
             [sys.executable, "-c", SERVER, str(store), str(workers), str(check_every_s)],
             env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
             stdout=subprocess.PIPE,

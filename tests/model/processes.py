@@ -32,6 +32,7 @@ from tests.model.machine import Machine
 from tests.model.operations import Op, operation
 from tests.model.rows import INDEX, random_row
 from tests.model.world import Entry, after_build
+from tests.tools.prepared_process import PreparedProcess
 
 __all__ = ["LIVE", "PROCESS_WEIGHTS", "ProcessMachine"]
 
@@ -232,7 +233,7 @@ def batch_of(seed: int, number: int) -> list[Any]:
 
 def _run_and_kill(program: str, arguments: list[str], after_s: float) -> str:
     """Run a program, kill it after a while, and return what it said."""
-    process = subprocess.Popen(
+    process = PreparedProcess(
         [sys.executable, "-c", program, *arguments],
         env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
         stdout=subprocess.PIPE,

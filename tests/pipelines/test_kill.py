@@ -18,6 +18,7 @@ import pytest
 from scannery.indexer import Store, list_versions, verify
 from tests.data import ROOT
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
+from tests.tools.prepared_process import PreparedProcess
 
 SCRIPT = """
 import json, sys
@@ -40,8 +41,8 @@ def killed_when(
     """Run a build in a process of its own and kill it at a moment; False if it was done before."""
     arguments = [json.dumps(spec), path, store.uri, str(unit_bytes), runner]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *arguments], env=environment, stderr=subprocess.DEVNULL
+    with PreparedProcess(
+        [sys.executable, "-c", SCRIPT, *arguments], env=environment, stderr=subprocess.DEVNULL, text=True
     ) as process:
         end = time.monotonic() + DEADLINE_S
         while process.poll() is None and not moment():
@@ -137,7 +138,9 @@ def test_two_equal_builds_at_once_make_one_version(store, write):
     arguments = [json.dumps(spec), path, store.uri, str(1 << 24), ""]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", SCRIPT, *arguments]
-    twins = [subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) for _ in range(2)]
+    twins = [
+        PreparedProcess(command, env=environment, stderr=subprocess.DEVNULL, text=True) for _ in range(2)
+    ]
     assert [twin.wait(DEADLINE_S) for twin in twins] == [0, 0]
     assert list_versions(store, "vectors") == [1]
     assert run(store, path, spec=spec).version == 1

@@ -28,6 +28,7 @@ from scannery.indexer.versions.leases import working
 from scannery.indexer.versions.versions import is_dropped
 from tests.data import ROOT, clustered, datapoints, publish
 from tests.indexer.test_maintenance import SPEC, publish_next, store
+from tests.tools.prepared_process import PreparedProcess
 
 __all__ = ["store"]
 
@@ -65,12 +66,9 @@ def test_a_dropped_index_leaves_nothing_and_its_name_is_free(store: Store, tmp_p
 
 @pytest.mark.parametrize(("method", "calls"), [("write", 0), ("delete", 0), ("delete", 2), ("delete", 4)])
 def test_a_killed_drop_leaves_the_index_whole_or_gone(store: Store, tmp_path: Path, method: str, calls: int):
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, store.uri, method, str(calls)],
-        env={"PYTHONPATH": str(ROOT / "src")},
-        check=False,
-    )
-    assert done.returncode == -9
+    arguments = [sys.executable, "-c", KILLED, store.uri, method, str(calls)]
+    with PreparedProcess(arguments, env={"PYTHONPATH": str(ROOT / "src")}, text=True) as process:
+        assert process.wait(60) == -9
     if method == "write":  # before the tombstone
         assert verify(store, "t").problems == ()
         return
@@ -184,7 +182,7 @@ def test_drops_creates_and_commits_of_one_name_at_once_leave_a_whole_index_or_no
     for folder in folders:
         folder.mkdir()
     running = [
-        subprocess.Popen(
+        PreparedProcess(
             [sys.executable, "-c", RACING, kind, store.uri, str(folder)], cwd=ROOT,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )

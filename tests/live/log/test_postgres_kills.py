@@ -19,6 +19,7 @@ import scannery
 from tests.data import ROOT
 from tests.live.log.postgres_server import PostgresServer, postgres_or_skip
 from tests.live.model import DIMENSIONS, make_store, random_row
+from tests.tools.prepared_process import PreparedProcess
 
 pytestmark = pytest.mark.long
 
@@ -97,7 +98,7 @@ def test_nothing_acknowledged_is_lost_and_no_request_is_done_twice(
     rng = random.Random(0)
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(50)])
     url = server.new_database()
-    process = subprocess.Popen(
+    process = PreparedProcess(
         [sys.executable, "-c", PROGRAM, str(path), url],
         env=_environment(), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip

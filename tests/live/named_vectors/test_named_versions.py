@@ -44,6 +44,7 @@ from scannery.v1 import index_pb2 as pb
 from tests.data import ROOT, first_quick
 from tests.live.named_vectors.named_index import GIVEN, TEXTS, Named, datapoint, opened
 from tests.served import MINILM
+from tests.tools.prepared_process import PreparedProcess
 
 TITLE = {"title": {"dimensions": 3, "distance": "dot"}}
 PLAIN = {key: value for key, value in GIVEN.items() if key != "named_vectors"}
@@ -293,7 +294,7 @@ with opened(Path(sys.argv[1])) as index:
 def test_a_writer_that_is_killed_loses_no_vector_that_was_acknowledged(
     index: Named, path: Path, store: Store, after: int
 ) -> None:
-    with subprocess.Popen(
+    with PreparedProcess(
         [sys.executable, "-c", WRITER, str(path)],
         env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         stdout=subprocess.PIPE,

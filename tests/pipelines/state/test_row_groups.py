@@ -32,6 +32,7 @@ from tests.hooks import before_call, make_old
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
 from tests.pipelines.stages.test_update import expected
 from tests.pipelines.test_garbage import NOW
+from tests.tools.prepared_process import PreparedProcess
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "whole_file_units"
 RECORDS = vector_records(0, 40)
@@ -195,7 +196,7 @@ def test_two_processes_that_build_the_same_from_other_bytes_both_succeed(store, 
     path = write("a.jsonl", vector_records(0, 600))
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     builds = [
-        subprocess.Popen(
+        PreparedProcess(
             [sys.executable, "-c", SCRIPT, json.dumps(SPEC), path, store.uri, kind],
             env=environment, stderr=subprocess.PIPE, text=True,
         )

@@ -42,6 +42,7 @@ from tests.data import ROOT, datapoints
 from tests.served import MINILM, PAUSE_S, SENTENCES, TEXTS, copied, publish_version
 from tests.serving.named_index import make_told_store
 from tests.serving.process.test_supervisor import children, wait_until
+from tests.tools.prepared_process import PreparedProcess
 
 _LABELS = (("method", "Embed"), ("index", ""), ("plan", ""), ("code", "OK"))
 QUERIES = ["how do eruptions happen", "vehicles and climate change", "gambit"]
@@ -69,7 +70,7 @@ def serving_with(store: Path, address: str, **options: object) -> Server:
 @contextmanager
 def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `scannery ARGUMENTS`, and give the process and its address."""
-    process = subprocess.Popen(
+    process = PreparedProcess(
         [sys.executable, "-m", "scannery.cli.main", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -27,6 +27,7 @@ from scannery.serving.config import RemoteConfig
 from scannery.serving.security import KeyFile
 from tests.data import ROOT
 from tests.served import DIMENSIONS, PAUSE_S, serving
+from tests.tools.prepared_process import PreparedProcess
 
 VECTOR = np.ones(DIMENSIONS, np.float32)
 
@@ -34,7 +35,7 @@ VECTOR = np.ones(DIMENSIONS, np.float32)
 @contextmanager
 def started(store: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start `scannery serve` on a free port, and give the process and its address."""
-    process = subprocess.Popen(
+    process = PreparedProcess(
         [sys.executable, "-m", "scannery.cli.main", "serve", "--store", str(store), "--listen", "127.0.0.1:0",
          *arguments],
         stdout=subprocess.PIPE,
@@ -104,7 +105,7 @@ def test_signals_may_reach_a_thread_that_does_not_expect_them(library: Path) -> 
         "serve(ServerConfig(store=sys.argv[1], listen='127.0.0.1:0'), workers=1,\n"
         "      ready=lambda address: print(address, flush=True))"
     )
-    with subprocess.Popen(
+    with PreparedProcess(
         [sys.executable, "-c", script, str(library)],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     ) as process:  # fmt: skip
@@ -360,7 +361,7 @@ workers.Supervisor(config, 2, lambda address: print("ready", flush=True), share,
 
 
 def test_a_reload_that_hangs_is_given_up_and_the_old_workers_are_kept_up_meanwhile() -> None:
-    with subprocess.Popen(
+    with PreparedProcess(
         [sys.executable, "-c", HANGING],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -400,7 +401,7 @@ def test_a_store_that_hangs_at_a_reload_keeps_nobody_from_stopping_the_server(ha
     time.sleep({hangs_s})
     return before + 1""",
     )
-    with subprocess.Popen(
+    with PreparedProcess(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
