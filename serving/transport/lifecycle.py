@@ -54,7 +54,7 @@ MIN_PER_CORE = 4
 """Lower bound of the admission limit, for each core of a worker: one request runs while others are queued."""
 
 MessageT = TypeVar("MessageT", bound=Message)
-Decode: TypeAlias = Callable[[type[Message], bytes], Message]
+Decode: TypeAlias = Callable[[type[Message], bytes | bytearray], Message]
 Search: TypeAlias = search_pb2.SearchRequest | search_pb2.SearchManyRequest
 Offer: TypeAlias = Callable[[str, int, Callable[[], Search]], object]
 
@@ -125,7 +125,7 @@ class RequestLifecycle:
     def answer(
         self,
         active: ActiveRequest,
-        data: bytes,
+        data: bytes | bytearray,
         permit: Permit,
         *,
         decode: Decode | None = None,
@@ -232,7 +232,7 @@ def told_client(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return next((str(value)[:64] for key, value in metadata or () if key == CLIENT_KEY), "")
 
 
-def decoded(kind: type[MessageT], data: bytes) -> MessageT:
+def decoded(kind: type[MessageT], data: bytes | bytearray) -> MessageT:
     """Parse a Protobuf message; raises InvalidRequestError if it is malformed or has too many parts."""
     check_parts(kind, data)
     try:
