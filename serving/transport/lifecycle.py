@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
@@ -236,6 +236,6 @@ def decoded(kind: type[MessageT], data: bytes | bytearray) -> MessageT:
     """Parse a Protobuf message; raises InvalidRequestError if it is malformed or has too many parts."""
     check_parts(kind, data)
     try:
-        return kind.FromString(data)
+        return kind.FromString(cast("bytes", data))  # which takes both, whatever its stub says
     except DecodeError as error:
         raise InvalidRequestError(f"the request is not a {kind.DESCRIPTOR.full_name}") from error
