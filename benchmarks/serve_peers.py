@@ -31,15 +31,18 @@ from benchmarks.query import Collection
 from benchmarks.real_questions import real_questions
 from benchmarks.report import environment, table
 from benchmarks.serve_load import CALLERS, ROUNDS, K, queries_of, served, throughput
-from scannery.client import Index
+from scannery.client import Index, SearchOptions
 from scannery.indexer import Store, exact_search, open_index
 
 TARGET = 0.95
 QUESTIONS = 500
 
-KNOBS: list[dict[str, int]] = [
-    *({"leaves": leaves} for leaves in (2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128)),
-    *({"leaves": leaves, "rescore": 100} for leaves in (96, 128, 160, 200, 300)),
+KNOBS: list[SearchOptions] = [
+    *(
+        SearchOptions(leaves=leaves)
+        for leaves in (2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128)
+    ),
+    *(SearchOptions(leaves=leaves, rescore=100) for leaves in (96, 128, 160, 200, 300)),
 ]
 """Settings of Scannery, the cheapest first."""
 
@@ -194,28 +197,23 @@ def ours(
         scannery.connect(address, channels=CALLERS, http=False) as over_grpc,
     ):
         for target in (None, *recalls):
-            for knobs in KNOBS if target else [{}]:
-                found = by_http.index(name).search_many(queries_QD, K, fields=[], **knobs)
+            for knobs in KNOBS if target else [SearchOptions()]:
+                options: SearchOptions = {"fields": [], **knobs}
+                found = by_http.index(name).search_many(queries_QD, K, **options)
                 recall = _recall(np.array([[hit.score for hit in hits] for hits in found]), true_QK)
                 if target and recall >= target:
                     break
-            asked = [_ids_of(client.index(name), queries_QD, knobs) for client in (by_http, over_grpc)]
+            asked = [_ids_of(client.index(name), queries_QD, options) for client in (by_http, over_grpc)]
             knob = ", ".join(f"{key} {value}" for key, value in knobs.items()) or "as tuned"
             for label, figures in zip(("as by default", "over gRPC"), _rates(asked, seconds), strict=True):
                 yield ["scannery", f"{knob}, {label}", f"{recall:.3f}", *figures]
 
 
-def _ids_of(index: Index, queries_QD: np.ndarray, knobs: dict[str, int]) -> Callable[[int], object]:
+def _ids_of(index: Index, queries_QD: np.ndarray, options: SearchOptions) -> Callable[[int], object]:
     """Return a function that sends the query of a number and reads the ids, as for the peers."""
 
     def ask(number: int) -> object:
-        query_D = queries_QD[number % len(queries_QD)]
-        return [
-            hit.id
-            for hit in index.search(
-                query_D, K, fields=[], leaves=knobs.get("leaves"), rescore=knobs.get("rescore")
-            )
-        ]
+        return [hit.id for hit in index.search(queries_QD[number % len(queries_QD)], K, **options)]
 
     return ask
 
