@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["OtherProcesses"]
@@ -37,5 +38,6 @@ def _own_s() -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         ticks += int(fields[11]) + int(fields[12])
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            waiting += map(int, (thread / "children").read_text().split())
+            with suppress(OSError):  # it has ended
+                waiting += map(int, (thread / "children").read_text().split())
     return ticks / _TICKS
