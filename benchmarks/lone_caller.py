@@ -1,6 +1,7 @@
 """Single queries by a server, one caller and eight, beside the server of another version and pgvector.
 
-    python -m benchmarks.lone_caller FOLDER [--before WORKTREE] [--pgvector] [--seconds 1.5] [--rounds 5]
+    python -m benchmarks.lone_caller FOLDER [--before WORKTREE] [--pgvector] [--index STORE NAME]
+        [--seconds 1.5] [--rounds 5]
 
 FOLDER holds the passages and questions of `benchmarks.real_questions`, and gets two indexes of them: `plain`, with the
 defaults of ScaNN's parameters of 2026-11, and `soar` (404 leaves, SOAR, threshold 0.1). Each is asked with the fewest
@@ -10,6 +11,8 @@ the server's version (callers.py). Compared ones take turns; medians are reporte
 
 `as built`: each version builds an index with its own defaults for recall 0.95, tuned with half of the questions, and is
 asked without a setting, by a server with its defaults; its recall of the other half is printed.
+
+With `--index`, the versions are asked with this index of a store alone, as it is tuned, and nothing is built.
 
 Shapes: N passages, Q questions, D dimensions, K hits.
 """
@@ -128,6 +131,25 @@ def stored(folder: Path, data: RealQuestions) -> dict[str, dict[str, Any]]:
         )
         options[name] = {"fields": [], "leaves": leaves, "rescore": RESCORE}
     return options
+
+
+def of_index(
+    where: Sequence[str], trees: dict[str, Path], queries: Path, rounds: int, seconds: float
+) -> dict[tuple[str, int, str], list[list[float]]]:
+    """Return the figures of each version with one index of a store, by index, callers and version."""
+    store, index = where
+    found: dict[tuple[str, int, str], list[list[float]]] = {}
+    with ExitStack() as stack:
+        versions = {
+            label: stack.enter_context(closing(Version(tree, Path(store), queries, "--recall-share", "0")))
+            for label, tree in trees.items()
+        }
+        for _ in range(rounds):
+            for callers in CALLERS:
+                for label, version in versions.items():
+                    figures = version.ask(index, {"fields": []}, callers, seconds)
+                    found.setdefault((index, callers, label), []).append(figures)
+    return found
 
 
 def built_by(tree: Path, folder: Path, store: Path) -> Path:
@@ -250,22 +272,26 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--pgvector", action="store_true")
+    parser.add_argument("--index", nargs=2, metavar=("STORE", "NAME"))
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--rounds", type=int, default=5)
     wanted = parser.parse_args()
     print(environment("scann", "uvloop", "httptools"), "\n", flush=True)
     data = real_questions(wanted.folder)
-    options = stored(wanted.folder, data)
     queries = wanted.folder / "held.npy"
     np.save(queries, data.held_QD[:1000])
     np.save(wanted.folder / "asked.npy", data.asked_QD)
+    trees = {"before": wanted.before, "after": Path(sys.prefix).parent}
+    labels = {label: tree.resolve() for label, tree in trees.items() if tree is not None}
+    if wanted.index:
+        _print(of_index(wanted.index, labels, queries, wanted.rounds, wanted.seconds))
+        return
+    options = stored(wanted.folder, data)
     cases = [(name, name, options[name]) for name in SCANN]
     cases += [
         (f"{share:g} of the rows", "soar", {"fields": [], "where": {"part": {"$lt": share}}})
         for share in SHARES
     ]
-    trees = {"before": wanted.before, "after": Path(sys.prefix).parent}
-    labels = {label: tree.resolve() for label, tree in trees.items() if tree is not None}
     # Building an index and PostgreSQL's take minutes of both cores: before any server runs.
     stores = {
         label: built_by(tree, wanted.folder, wanted.folder / f"store-{label}-{tree.name}")
@@ -300,6 +326,11 @@ def main() -> None:
                         one = measured(partial(_ask_in_turn, asks), callers=callers, seconds=wanted.seconds)
                         figures = [one["rate"], one["p50_ms"], one["p99_ms"], float("nan"), one["own_us"]]
                         found.setdefault((label, callers, "pgvector"), []).append(figures)
+    _print(found)
+
+
+def _print(found: dict[tuple[str, int, str], list[list[float]]]) -> None:
+    """Print the medians of the figures of all rounds."""
     rows: list[Sequence[object]] = []
     for (label, callers, name), runs in found.items():
         rate, p50, p99, server_us, own_us = np.median(runs, axis=0)

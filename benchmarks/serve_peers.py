@@ -1,9 +1,13 @@
-"""Vector servers with concurrent callers: the same passages, queries, machine and run.
+"""Vector servers with one caller and with 8: the same passages, queries, machine and run.
 
-    python -m benchmarks.serve_peers STORE INDEX [scannery] [pgvector] [chroma] [milvus] [--seconds 4]
+    python -m benchmarks.serve_peers STORE INDEX [pgvector] [chroma] [milvus] [scannery] [--questions FOLDER]
+        [--seconds 4]
 
 Needs the extra `bench`, and milvus-lite with pymilvus. Every server is a separate process; threads on this machine
-query it with a connection each. Its recall setting is raised until recall@10 is 0.95. STORE is a copy of a real store.
+query it with a connection each. The recall setting of a peer is raised until recall@10 is 0.95. Scannery is asked after
+them, with its tuned settings, and with the fewest leaves that have at least the recall of each peer. STORE is a copy of
+a real store. The queries are stored vectors with noise, or the questions of `benchmarks.real_questions` in FOLDER that
+do not tune an index.
 """
 
 from __future__ import annotations
@@ -24,12 +28,23 @@ import numpy as np
 import scannery
 from benchmarks.peer_databases import Pgvector
 from benchmarks.query import Collection
+from benchmarks.real_questions import real_questions
 from benchmarks.report import environment, table
 from benchmarks.serve_load import CALLERS, ROUNDS, K, queries_of, served, throughput
-from scannery.client import Index
+from scannery.client import Index, SearchOptions
 from scannery.indexer import Store, exact_search, open_index
 
 TARGET = 0.95
+QUESTIONS = 500
+
+KNOBS: list[SearchOptions] = [
+    *(
+        SearchOptions(leaves=leaves)
+        for leaves in (2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128)
+    ),
+    *(SearchOptions(leaves=leaves, rescore=100) for leaves in (96, 128, 160, 200, 300)),
+]
+"""Settings of Scannery, the cheapest first."""
 
 Ask: TypeAlias = Callable[[np.ndarray], Sequence[int]]
 Peer: TypeAlias = Callable[[np.ndarray], Any]
@@ -70,37 +85,65 @@ def pgvector(vectors_ND: np.ndarray) -> Iterator[Callable[[int, int], Ask]]:
 
 @contextmanager
 def chroma(vectors_ND: np.ndarray) -> Iterator[Callable[[int, int], Ask]]:
-    """Chroma's server with HNSW, over HTTP."""
-    import chromadb
+    """Chroma's server with HNSW, over HTTP; it is started anew for each setting, since a loaded index keeps its own."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        server = stack.enter_context(_ChromaServer(folder))
+        configuration: Any = {"hnsw": {"space": "ip", "ef_search": 64, "ef_construction": 100}}
+        rows = server.client().create_collection(
+            "bench", configuration=configuration, embedding_function=None
+        )
+        for start in range(0, len(vectors_ND), 1000):
+            part_ND = vectors_ND[start : start + 1000]
+            rows.add(ids=[str(start + i) for i in range(len(part_ND))], embeddings=part_ND)
+        set_to = 64
 
-    port = _free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["chroma", "run", "--path", folder, "--host", "127.0.0.1", "--port", str(port)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            _await_port(port)
-            client = chromadb.HttpClient("127.0.0.1", port)
-            configuration: Any = {"hnsw": {"space": "ip", "ef_search": 64, "ef_construction": 100}}
-            rows = client.create_collection("bench", configuration=configuration, embedding_function=None)
-            for start in range(0, len(vectors_ND), 1000):
-                part_ND = vectors_ND[start : start + 1000]
-                rows.add(ids=[str(start + i) for i in range(len(part_ND))], embeddings=part_ND)
+        def asking(effort: int, caller: int) -> Ask:
+            nonlocal set_to
+            if effort != set_to:
+                set_to, changed = effort, {"hnsw": {"ef_search": effort}}
+                collection: Any = server.client().get_collection("bench", embedding_function=None)
+                collection.modify(configuration=changed)
+                server.restart()
+            own = server.client().get_collection("bench", embedding_function=None)
 
-            def asking(effort: int, caller: int) -> Ask:
-                configuration: Any = {"hnsw": {"ef_search": effort}}
-                rows.modify(configuration=configuration)
-                own = chromadb.HttpClient("127.0.0.1", port).get_collection("bench", embedding_function=None)
+            def ask(query_D: np.ndarray) -> Sequence[int]:
+                found = own.query(query_embeddings=query_D[None], n_results=K, include=[])
+                return [int(row) for row in found["ids"][0]]
 
-                def ask(query_D: np.ndarray) -> Sequence[int]:
-                    found = own.query(query_embeddings=query_D[None], n_results=K, include=[])
-                    return [int(row) for row in found["ids"][0]]
+            return ask
 
-                return ask
+        yield asking
 
-            yield asking
-        finally:
-            process.terminate()
-            process.wait()
+
+class _ChromaServer:
+    """A server of chroma on a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._port = folder, _free_port()
+
+    def __enter__(self) -> _ChromaServer:
+        where = ["--path", self._folder, "--host", "127.0.0.1", "--port", str(self._port)]
+        self._process = subprocess.Popen(
+            ["chroma", "run", *where], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        _await_port(self._port)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def restart(self) -> None:
+        """End it and start another one, on another port."""
+        self.__exit__()
+        self._port = _free_port()
+        self.__enter__()
+
+    def client(self) -> Any:
+        """Return a client of its own connection."""
+        import chromadb
+
+        return chromadb.HttpClient("127.0.0.1", self._port)
 
 
 @contextmanager
@@ -136,9 +179,14 @@ def milvus(vectors_ND: np.ndarray) -> Iterator[Callable[[int, int], Ask]]:
 
 
 def ours(
-    store: str, name: str, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds: float
+    store: str,
+    name: str,
+    vectors_ND: np.ndarray,
+    queries_QD: np.ndarray,
+    seconds: float,
+    recalls: Sequence[float] = (),
 ) -> Iterator[list[object]]:
-    """Yield the rows of Scannery: with its tuned settings, which suit harder queries, and with a lower setting.
+    """Yield the rows of Scannery: with its tuned settings, and with the least setting for each of some recalls.
 
     Each as the SDK has it by default (HTTP), and over gRPC alone.
     """
@@ -148,25 +196,24 @@ def ours(
         scannery.connect(address) as by_http,
         scannery.connect(address, channels=CALLERS, http=False) as over_grpc,
     ):
-        for efforts in ((None,), (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)):
-            for leaves in efforts:
-                found = by_http.index(name).search_many(queries_QD, K, fields=[], leaves=leaves)
+        for target in (None, *recalls):
+            for knobs in KNOBS if target else [SearchOptions()]:
+                options: SearchOptions = {"fields": [], **knobs}
+                found = by_http.index(name).search_many(queries_QD, K, **options)
                 recall = _recall(np.array([[hit.score for hit in hits] for hits in found]), true_QK)
-                if recall >= TARGET:
+                if target and recall >= target:
                     break
-            asked = [_ids_of(client.index(name), queries_QD, leaves) for client in (by_http, over_grpc)]
-            knob = f"leaves {leaves}" if leaves else "as tuned"
+            asked = [_ids_of(client.index(name), queries_QD, options) for client in (by_http, over_grpc)]
+            knob = ", ".join(f"{key} {value}" for key, value in knobs.items()) or "as tuned"
             for label, figures in zip(("as by default", "over gRPC"), _rates(asked, seconds), strict=True):
                 yield ["scannery", f"{knob}, {label}", f"{recall:.3f}", *figures]
 
 
-def _ids_of(index: Index, queries_QD: np.ndarray, leaves: int | None) -> Callable[[int], object]:
+def _ids_of(index: Index, queries_QD: np.ndarray, options: SearchOptions) -> Callable[[int], object]:
     """Return a function that sends the query of a number and reads the ids, as for the peers."""
 
     def ask(number: int) -> object:
-        return [
-            hit.id for hit in index.search(queries_QD[number % len(queries_QD)], K, fields=[], leaves=leaves)
-        ]
+        return [hit.id for hit in index.search(queries_QD[number % len(queries_QD)], K, **options)]
 
     return ask
 
@@ -174,16 +221,16 @@ def _ids_of(index: Index, queries_QD: np.ndarray, leaves: int | None) -> Callabl
 def measured(
     label: str, peer: Peer, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds: float
 ) -> list[object]:
-    """Return name, setting, recall, queries/s of 8 callers and p50 in ms, at the least setting with the recall."""
+    """Return name, setting and recall, and queries/s and p50 in ms by one caller and by 8, at the least setting."""
     true_QK = exact_search(vectors_ND, queries_QD, K, "dot")[1]
     with peer(vectors_ND) as asking:
-        for effort in (10, 16, 24, 32, 48, 64, 96, 128, 256, 512):
+        for effort in (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512):
             ask = asking(effort, 0)
-            found = [ask(query_D) for query_D in queries_QD[:200]]
+            found = [ask(query_D) for query_D in queries_QD]
             scores_QK = np.array([
-                np.sort(vectors_ND[rows] @ query_D)[::-1] for rows, query_D in zip(found, queries_QD, strict=False)
+                np.sort(vectors_ND[rows] @ query_D)[::-1] for rows, query_D in zip(found, queries_QD, strict=True)
             ])  # fmt: skip
-            recall = _recall(scores_QK, true_QK[:200])
+            recall = _recall(scores_QK, true_QK)
             if recall >= TARGET:
                 break
         callers = [asking(effort, caller) for caller in range(CALLERS)]
@@ -194,17 +241,19 @@ def measured(
         return [label, f"ef {effort}", f"{recall:.3f}", *_rates([asked], seconds)[0]]
 
 
-def _rates(asks: Sequence[Callable[[int], object]], seconds: float) -> list[tuple[str, str]]:
-    """Return queries per second and p50 in ms of 8 callers for each, measured in turns."""
-    rates: list[list[float]] = [[] for _ in asks]
-    halves: list[list[float]] = [[] for _ in asks]
+def _rates(asks: Sequence[Callable[[int], object]], seconds: float) -> list[list[str]]:
+    """Return queries per second and p50 in ms of one caller and of 8 for each, measured in turns."""
+    found: list[list[list[float]]] = [[] for _ in asks]
     for _ in range(ROUNDS):
         for number, ask in enumerate(asks):
-            throughput(ask, CALLERS, 0.5)
-            rate, latencies = throughput(ask, CALLERS, seconds)
-            rates[number].append(rate)
-            halves[number].append(1000 * median(latencies))
-    return [(f"{median(rate):.0f}", f"{median(half):.1f}") for rate, half in zip(rates, halves, strict=True)]
+            figures = []
+            for callers in (1, CALLERS):
+                throughput(ask, callers, seconds / 4)
+                rate, latencies = throughput(ask, callers, seconds)
+                figures += [rate, 1000 * median(latencies)]
+            found[number].append(figures)
+    medians = [np.median(rounds, axis=0).tolist() for rounds in found]
+    return [[f"{one:.0f}", f"{half:.2f}", f"{many:.0f}", f"{p50:.1f}"] for one, half, many, p50 in medians]
 
 
 def _recall(scores_QK: np.ndarray, true_QK: np.ndarray) -> float:
@@ -239,23 +288,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("store")
     parser.add_argument("index")
-    parser.add_argument("names", nargs="*", default=["scannery", *PEERS])
+    parser.add_argument("names", nargs="*", default=[*PEERS, "scannery"])
+    parser.add_argument("--questions", type=Path, help="folder of benchmarks.real_questions")
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args()
     opened = open_index(Store.open(options.store), options.index)
     vectors_ND, queries_QD = queries_of(opened)
+    if options.questions:
+        queries_QD = real_questions(options.questions).held_QD[:QUESTIONS]
     packages = [PEERS[name][1] for name in options.names if name in PEERS]
     print(environment("scann", "grpcio", *packages), f"\n\n{len(vectors_ND):,} × {vectors_ND.shape[1]}\n")
-    rows = []
+    rows: list[list[object]] = []
     for name in options.names:
         if name == "scannery":
-            found = ours(options.store, options.index, vectors_ND, queries_QD, options.seconds)
+            recalls = sorted({float(str(row[2])) for row in rows})
+            found = ours(options.store, options.index, vectors_ND, queries_QD, options.seconds, recalls)
         else:
             found = iter([measured(name, PEERS[name][0], vectors_ND, queries_QD, options.seconds)])
         for row in found:
             rows.append(row)
             print(*row, flush=True)
-    print("\n" + table(("", "knob", f"recall@{K}", f"queries/s, {CALLERS} callers", "p50 ms"), rows))
+    figures = [
+        title
+        for callers in ("one caller", f"{CALLERS} callers")
+        for title in (f"queries/s, {callers}", "p50 ms")
+    ]
+    print("\n" + table(("", "knob", f"recall@{K}", *figures), rows))
 
 
 if __name__ == "__main__":

@@ -61,8 +61,7 @@ def parse_hits(response: search_pb2.SearchResponse) -> Hits:
 def _hits(
     message: search_pb2.SearchResponse | search_pb2.HitList, version: int, sequence: int, mode: int
 ) -> Hits:
-    hits = undecoded(message)
-    hits.version, hits.sequence, hits.mode = version, sequence, _MODES.get(mode)
+    hits = undecoded(message, version, sequence, _MODES.get(mode))
     if message.HasField("explanation"):
         hits.explanation = _explanation(message.explanation)
     return hits
@@ -72,10 +71,14 @@ def parse_many(response: search_pb2.SearchManyResponse) -> list[Hits]:
     """Return the hits of each query of a response."""
     results, modes = response.results, response.modes
     each = modes if len(modes) == len(results) else [modes[0] if modes else 0] * len(results)
-    found = [
-        _hits(result, response.version, response.sequence, mode)
-        for result, mode in zip(results, each, strict=True)
-    ]
+    version, sequence = response.version, response.sequence
+    if results and results[0].HasField("explanation"):  # then all have one
+        found = [_hits(result, version, sequence, mode) for result, mode in zip(results, each, strict=True)]
+    else:
+        found = [
+            undecoded(result, version, sequence, _MODES.get(mode))
+            for result, mode in zip(results, each, strict=True)
+        ]
     if response.HasField("coverage"):
         coverage = _coverage(response.coverage)
         for hits in found:

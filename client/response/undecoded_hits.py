@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 from scannery.client.response.results import Datapoint, Hit, Hits, new_point, put_message
 from scannery.v1 import search_pb2
@@ -36,10 +36,15 @@ class UndecodedHits(Hits):
         return _ordinary(self).__reduce_ex__(protocol)
 
 
-def undecoded(found: search_pb2.SearchResponse | search_pb2.HitList) -> Hits:
-    """Return the hits of a message, which are made when one of them is looked at."""
+def undecoded(
+    found: search_pb2.SearchResponse | search_pb2.HitList,
+    version: int,
+    sequence: int,
+    mode: Literal["dense", "lexical", "hybrid"] | None,
+) -> Hits:
+    """Return the hits of a message, which are made when one of them is looked at, with the snapshot and the mode."""
     hits = UndecodedHits()
-    hits._found = found
+    hits._found, hits.version, hits.sequence, hits.mode = found, version, sequence, mode
     return hits
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 from scannery.runtime.deadline import Deadline
 from scannery.serving.engine.hydrator import Hydrator
@@ -20,7 +21,7 @@ from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1.search_pb2 import SearchResponse
 
-__all__ = ["PreparedSearch", "QueryBatch"]
+__all__ = ["PreparedSearch", "QueryBatch", "QueryPaths"]
 
 QUICK_S = 0.002
 """A search that takes no longer may run on the event loop: other requests wait for it there."""
@@ -38,6 +39,30 @@ class QueryBatch:
     """Checked between the steps."""
     stats: QueryStats
     """Where it is recorded how the queries are answered."""
+
+
+class QueryPaths(Sequence[str]):
+    """The names of the queries of a batch, made when they are read: most searches read none."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self, numbers: range) -> None:
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> QueryPaths: ...
+
+    def __getitem__(self, place: int | slice) -> str | QueryPaths:
+        """Return the name of a query, or the names of some."""
+        if isinstance(place, slice):
+            return QueryPaths(self._numbers[place])
+        return f"queries[{self._numbers[place]}]"
 
 
 class PreparedSearch:

@@ -29,7 +29,8 @@ def parse_queries(request: pb.SearchManyRequest, manifest: Manifest, options: Op
     """Return the queries, as `Vectors` if all are vectors; InvalidRequestError names the field that is wrong."""
     if request.HasField("vectors") and request.queries:
         raise InvalidRequestError.at("vectors", "cannot be set together with `queries`")
-    count = count_queries(request)
+    packed = request.vectors.packed  # a copy, each time that it is read
+    count = count_queries(request, packed)
     check_count("queries", count, limits.MAX_QUERIES)
     if count * options.deepest > limits.MAX_BATCH_HITS:
         raise InvalidRequestError.at(
@@ -43,7 +44,7 @@ def parse_queries(request: pb.SearchManyRequest, manifest: Manifest, options: Op
             "in one call",
         )
     if request.HasField("vectors"):
-        return parse_matrix(request.vectors, manifest, options.vectors)
+        return parse_matrix(packed, request.vectors.dimensions, manifest, options.vectors)
     parsed = [
         parse_query(query, manifest, options.vectors, path=f"queries[{i}]")
         for i, query in enumerate(request.queries)

@@ -30,7 +30,7 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _TEXT = -1
 
 
-def check_parts(kind: type[Message], data: bytes) -> None:
+def check_parts(kind: type[Message], data: bytes | bytearray) -> None:
     """Check an encoded request.
 
     Args:

@@ -26,7 +26,7 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.request.vector_choice import ChosenVectors, check_has_vectors
 from scannery.v1 import search_pb2 as pb
-from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
+from scannery.v1.types_pb2 import SparseVector, Vector
 
 __all__ = [
     "Blend",
@@ -229,9 +229,16 @@ def _blend(message: pb.QueryGroup, manifest: Manifest, vectors: ChosenVectors, p
 
 
 def parse_matrix(
-    message: Matrix, manifest: Manifest, vectors: ChosenVectors, *, path: str = "queries"
+    packed: bytes, dimensions: int, manifest: Manifest, vectors: ChosenVectors, *, path: str = "queries"
 ) -> Vectors | list[ByVector | ByVectors]:
     """Return the rows of a matrix as queries: `Vectors` where one vector is searched.
+
+    Args:
+        packed: the components of its rows, little-endian float32.
+        dimensions: components of a row, as the request tells them.
+        manifest: of the index.
+        vectors: that are searched.
+        path: of the matrix in the request.
 
     Raises:
         InvalidRequestError: the size is wrong, or a row is invalid; names the first such row.
@@ -241,18 +248,17 @@ def parse_matrix(
     check_has_vectors(manifest, path)
     if len(vectors) == 1:
         manifest = vectors.choices[0].manifest
-        if message.dimensions != manifest.dimensions:
+        if dimensions != manifest.dimensions:
             raise InvalidRequestError.at(
-                path, f"must have {manifest.dimensions} dimensions, got {message.dimensions}"
+                path, f"must have {manifest.dimensions} dimensions, got {dimensions}"
             )
-    if not message.dimensions:
+    if not dimensions:
         raise InvalidRequestError.at(path, "must have dimensions, got 0")
-    packed = message.packed  # a copy, each time that it is read
-    if len(packed) % (4 * message.dimensions):
+    if len(packed) % (4 * dimensions):
         raise InvalidRequestError.at(
-            path, f"{len(packed)} bytes are not a whole number of vectors of {message.dimensions} dimensions"
+            path, f"{len(packed)} bytes are not a whole number of vectors of {dimensions} dimensions"
         )
-    vectors_QD = _packed(packed).reshape(-1, message.dimensions)
+    vectors_QD = _packed(packed).reshape(-1, dimensions)
     if len(vectors) > 1:
         return [_by_vector(row, vectors, f"{path}[{i}]") for i, row in enumerate(vectors_QD)]
     ready_QD = _ready(vectors_QD, manifest.spec.distance)
@@ -263,10 +269,17 @@ def parse_matrix(
     return Vectors(ready_QD)
 
 
-def count_queries(request: pb.SearchManyRequest) -> int:
-    """Return the number of queries in a request, before they are validated."""
+def count_queries(request: pb.SearchManyRequest, packed: bytes | None = None) -> int:
+    """Return the number of queries in a request, before they are validated.
+
+    Args:
+        request: of many queries.
+        packed: of its vectors, if it was read: that makes a copy.
+
+    """
     vectors = request.vectors
-    return len(request.queries) or len(vectors.packed) // (4 * max(1, vectors.dimensions))
+    packed = vectors.packed if packed is None else packed
+    return len(request.queries) or len(packed) // (4 * max(1, vectors.dimensions))
 
 
 def check_count(field: str, count: int, most: int) -> None:

@@ -101,7 +101,9 @@ class Batches:
         bounds = [count * part // parts for part in range(parts + 1)]
         return [
             (
-                replace(batch, queries=queries[start:end], paths=batch.paths[start:end], stats=QueryStats()),
+                QueryBatch(
+                    batch.snapshot, queries[start:end], batch.paths[start:end], batch.deadline, QueryStats()
+                ),
                 None if filters is None else filters[start:end],
             )
             for start, end in pairwise(bounds)

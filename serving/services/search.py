@@ -25,7 +25,7 @@ from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STRE
 from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.hydrator import Hydrator
-from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
+from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch, QueryPaths
 from scannery.serving.engine.rows.row_source import RowSource
 from scannery.serving.engine.search import PreparedQuery, answers_of, search
 from scannery.serving.engine.wire_fields import framed
@@ -236,8 +236,7 @@ class Service(MethodRegistry):
         filters = parse_filters(request, snapshot.manifest, options, len(queries))
         deadline.check()
         prepared = snapshot.derived(options, PreparedSearch)
-        paths = [f"queries[{number}]" for number in range(len(queries))]
-        batch = QueryBatch(snapshot, queries, paths, deadline, stats)
+        batch = QueryBatch(snapshot, queries, QueryPaths(range(len(queries))), deadline, stats)
         if options.explain:
             results: Sequence[bytes | memoryview] = explained_results(prepared, batch, filters)
         else:

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
@@ -54,7 +54,7 @@ MIN_PER_CORE = 4
 """Lower bound of the admission limit, for each core of a worker: one request runs while others are queued."""
 
 MessageT = TypeVar("MessageT", bound=Message)
-Decode: TypeAlias = Callable[[type[Message], bytes], Message]
+Decode: TypeAlias = Callable[[type[Message], bytes | bytearray], Message]
 Search: TypeAlias = search_pb2.SearchRequest | search_pb2.SearchManyRequest
 Offer: TypeAlias = Callable[[str, int, Callable[[], Search]], object]
 
@@ -125,7 +125,7 @@ class RequestLifecycle:
     def answer(
         self,
         active: ActiveRequest,
-        data: bytes,
+        data: bytes | bytearray,
         permit: Permit,
         *,
         decode: Decode | None = None,
@@ -232,10 +232,10 @@ def told_client(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return next((str(value)[:64] for key, value in metadata or () if key == CLIENT_KEY), "")
 
 
-def decoded(kind: type[MessageT], data: bytes) -> MessageT:
+def decoded(kind: type[MessageT], data: bytes | bytearray) -> MessageT:
     """Parse a Protobuf message; raises InvalidRequestError if it is malformed or has too many parts."""
     check_parts(kind, data)
     try:
-        return kind.FromString(data)
+        return kind.FromString(cast("bytes", data))  # which takes both, whatever its stub says
     except DecodeError as error:
         raise InvalidRequestError(f"the request is not a {kind.DESCRIPTOR.full_name}") from error

@@ -61,6 +61,24 @@ def test_their_number_and_snapshot_are_known_without_making_them() -> None:
     assert isinstance(hits, scannery.Hits)
 
 
+def test_each_query_of_a_batch_has_its_mode_and_explanation() -> None:
+    modes = [pb.MODE_DENSE, pb.MODE_LEXICAL]
+    response = pb.SearchManyResponse(version=3, sequence=7, modes=modes)
+    for number in range(2):
+        response.results.add(hits=[message(number)])
+    plain = parse_many(response)
+    assert [(hits.mode, hits.version, hits.sequence, hits.explanation) for hits in plain] == [
+        ("dense", 3, 7, None),
+        ("lexical", 3, 7, None),
+    ]
+    for result in response.results:
+        result.explanation.segments.add(plan="scann")
+    explained = parse_many(response)
+    plans = [[one.plan for one in hits.explanation.segments] for hits in explained if hits.explanation]
+    assert plans == [["scann"], ["scann"]]
+    assert [[hit.id for hit in hits] for hits in explained] == [["a0"], ["a1"]]
+
+
 def _assigned(hits: Any) -> list[Any]:
     whole = [0, 0]
     whole[1:] = hits

@@ -150,12 +150,15 @@ class Connection(asyncio.Protocol):
     def _parse(self, data: bytes) -> None:
         # The rest of a request is not one.
         self._read = b"" if self._parser.is_arriving else data
-        for start in range(0, len(data), PIECE_BYTES):
+        whole, start = memoryview(data), 0
+        while start < len(data):
             if self._has_enough():
                 self._held = data[start:]
                 self._transport.pause_reading()
                 break
-            piece = data if len(data) <= PIECE_BYTES else data[start : start + PIECE_BYTES]
+            # What is left of a body holds no further request, and is parsed at once.
+            piece = whole[start : start + max(PIECE_BYTES, self._parser.body_left_bytes)]
+            start += len(piece)
             try:
                 self._parser.feed(piece)
             except Exception as error:  # noqa: BLE001  the table of statuses has every one

@@ -294,7 +294,7 @@ class Handler:
         with tracing.request(active.path, lambda: head.metadata):
             try:
                 permit = Permit(self._lifecycle.permits, exchange.deadline, exchange.is_wanted)
-                data, exchange.body = bytes(exchange.body), b""
+                data, exchange.body = exchange.body, b""
                 response = self._lifecycle.answer(
                     active, data, permit, decode=partial(self._decoded, exchange)
                 )
@@ -310,9 +310,12 @@ class Handler:
             finally:
                 self._lifecycle.ended(active, code)
 
-    def _decoded(self, exchange: Exchange, kind: type[Message], data: bytes) -> Message:
+    def _decoded(self, exchange: Exchange, kind: type[Message], data: bytes | bytearray) -> Message:
         """Return the message of a body; raises InvalidRequestError and OverloadedError."""
         head = exchange.head
+        if not head.gzipped and not head.json and exchange.openai is None:
+            return decoded(kind, data)
+        data = bytes(data)
         if head.gzipped:
             data = connect.decompressed(data, self._config.max_request_bytes)
         if exchange.openai is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["PIECE_BYTES", "RequestHandler", "RequestParser"]
 
 PIECE_BYTES = 1 << 13
-"""Bytes parsed at a time."""
+"""Bytes parsed at a time, but for a body of a known length."""
 SMALL_BYTES = 1 << 16
 """A body up to this size is read before admission; a larger one passes admission first."""
 
@@ -68,6 +68,8 @@ class RequestParser:
         """Whether a request has begun to arrive; whether its head is complete."""
         self.began_s = 0.0
         """When the arriving request, or its body, began."""
+        self.body_left_bytes = 0
+        """Of the body of the arriving request, those to come; 0 if its length is not known, or there is none."""
         self.exchange: Exchange | None = None
         """The arriving request, once its head is complete."""
         self._target = b""
@@ -78,7 +80,7 @@ class RequestParser:
         self._known: tuple[bytes, bytes, list[Header], bool, Head] | None = None
         """The last head with its raw form: most callers repeat it in each request."""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: memoryview) -> None:
         """Parse bytes; raises RefusedError or ServingError if the rest of the request is not to be read."""
         try:
             self._parser.feed_data(data)
@@ -115,6 +117,7 @@ class RequestParser:
         self._target, self._headers, self._length = b"", [], None
         self._head_bytes = self._unparsed_bytes = 0
         self.in_body = self._is_trailing = False
+        self.body_left_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         """Keep a part of the target."""
@@ -144,6 +147,7 @@ class RequestParser:
         self.in_body, self.began_s = True, time.monotonic()
         if self._parser.should_upgrade():
             raise RefusedError(400, StatusCode.INVALID_ARGUMENT, "upgrade: only HTTP/1.1 is supported")
+        self.body_left_bytes = int(self._length or 0)
         head_only = self._parser.get_method() == b"HEAD"
         exchange = self.exchange = Exchange(self._connection, head_only=head_only)
         try:
@@ -172,6 +176,7 @@ class RequestParser:
     def on_body(self, data: bytes) -> None:
         """Keep a part of the body."""
         self._is_trailing = False
+        self.body_left_bytes = max(0, self.body_left_bytes - len(data))
         exchange = self.exchange
         if exchange is None or exchange.error is not None:
             return
@@ -186,9 +191,9 @@ class RequestParser:
             return
         if not exchange.body:
             exchange.body = data
-        elif isinstance(exchange.body, bytes):
-            exchange.body = bytearray(exchange.body + data)
         else:
+            if isinstance(exchange.body, bytes):
+                exchange.body = bytearray(exchange.body)
             exchange.body += data
 
     def _too_long(self) -> Exception:
@@ -200,6 +205,7 @@ class RequestParser:
         """Pass the complete request to the connection."""
         exchange = self.drop()
         assert exchange is not None
+        self.body_left_bytes = 0
         if not self._parser.should_keep_alive():
             exchange.close = True
         self._connection.received(exchange)

@@ -18,6 +18,7 @@ from scannery.runtime.deadline import Deadline
 from scannery.serving import DeadlineError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.engine import search as engine
+from scannery.serving.engine.prepared_search import QueryPaths
 from scannery.serving.scheduling import idle_cores
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.services import batches
@@ -243,3 +244,13 @@ def test_recall_of_parts_is_that_of_the_index(tmp_path: Path) -> None:
         ]
         recalls.append(np.mean(shares))
     assert recalls[1] > recalls[0] - 0.03
+
+
+def test_the_names_of_queries_are_those_of_the_request() -> None:
+    paths = QueryPaths(range(100))
+    assert list(paths) == [f"queries[{number}]" for number in range(100)]
+    assert (len(paths), paths[7], paths[-1]) == (100, "queries[7]", "queries[99]")
+    part = paths[25:50]
+    assert (len(part), part[0], part[3:5][1]) == (25, "queries[25]", "queries[29]")
+    with pytest.raises(IndexError):
+        part[25]

@@ -23,6 +23,8 @@ from scannery.serving.transport.http import connect as http_connect
 from scannery.serving.transport.http import connection as http_connection
 from scannery.serving.transport.http import server as http_server
 from scannery.serving.transport.http.head import MAX_HEADER_BYTES, MAX_HEADERS
+from scannery.serving.transport.http.parser import PIECE_BYTES
+from scannery.v1.search_pb2 import SearchManyResponse
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, head, idle
 from tests.served import DIMENSIONS, ROWS, serving
 
@@ -358,6 +360,25 @@ def test_pipelined_requests_are_answered_in_their_order(server: Server) -> None:
         for start in range(0, len(packet), 97):  # in pieces of any size
             http.send(packet[start : start + 97])
         assert [http.response().status for _ in paths] == wanted
+
+
+def test_a_large_body_ends_where_its_length_says(server: Server) -> None:
+    """It is parsed in one piece with no byte of the request behind it, however both arrive."""
+    vectors_QD = np.random.default_rng(0).normal(size=(1000, DIMENSIONS)).astype("<f4")
+    many = calls.search_many("library", vectors_QD, 2).request.SerializeToString()
+    assert len(many) > 2 * PIECE_BYTES
+    packet = sized(many, SEARCH_MANY) + sized() + sized(many, SEARCH_MANY)
+    answers = []
+    for step in (len(packet), len(many), len(many) + 300, PIECE_BYTES + 1, 5_000):
+        with Http(server.http_port) as http:
+            for start in range(0, len(packet), step):
+                http.send(packet[start : start + step])
+            found = [http.response() for _ in range(3)]
+        assert [each.status for each in found] == [200, 200, 200]
+        assert found[0].body == found[2].body
+        answers.append(found[0].body)
+    assert len(set(answers)) == 1
+    assert len(SearchManyResponse.FromString(answers[0]).results) == 1000
 
 
 def test_what_is_pipelined_is_bounded(server: Server) -> None:
