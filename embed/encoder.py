@@ -5,6 +5,7 @@ Legend: N texts, B texts in a batch, D dimensions.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -94,6 +95,8 @@ class Encoder:
                 field="device",
             )
         device.place(model, self._forward, self._probes())
+        # The vocabulary is copied now, in the process that others are forked from.
+        self._queries.of_one("")
 
     @classmethod
     def load(
@@ -206,6 +209,10 @@ class Encoder:
 
         Arguments and errors are those of `encode_documents`.
         """
+        if len(texts) == 1 and not isinstance(texts, str):
+            vector_D = self._vector_of(texts[0])
+            if vector_D is not None:
+                return vector_D[None]
         return self._encode(texts, self._queries, invalid)
 
     def encode_windows(self, texts: Iterable[str]) -> Generator[EncodedWindow, None, None]:
@@ -311,6 +318,20 @@ class Encoder:
                 cut_tokens[at:end] = window.cut_N
             at = end
         return vectors_ND
+
+    def _vector_of(self, text: str) -> np.ndarray | None:
+        """Return the vector, (D,), of a query of plain text; None: it is computed as all others, or has a problem.
+
+        The little Python of this way is what one text at a time gains by: behind a pass over the weights, all of it
+        runs from memory.
+        """
+        started = time.perf_counter()
+        ids = self._queries.of_one(text) if isinstance(text, str) else None
+        vector_D = None if ids is None else self._device.vector_of(ids)
+        if ids is None or vector_D is None or not math.isfinite(vector_D.sum()):
+            return None
+        self._count(texts=1, tokens=len(ids), padding_tokens=0, seconds=time.perf_counter() - started)
+        return vector_D[: self.dimensions]
 
     def _windows(self, texts: Iterable[str]) -> Iterator[Sequence[str]]:
         iterator = iter(texts)

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from scannery.embed.batching import Batch, snug_batches
-from scannery.embed.devices.cores import in_this_thread, on_cores, on_free_cores, on_idle_cores, on_one_core
+from scannery.embed.devices.bert_pass import ALONE_TOKENS
+from scannery.embed.devices.cores import (
+    counted,
+    in_this_thread,
+    on_cores,
+    on_free_cores,
+    on_idle_cores,
+    on_one_core,
+)
 from scannery.embed.devices.precision import (
     FAITHFUL_COSINE,
     has_fast_bfloat16,
@@ -36,7 +44,6 @@ overflows."""
 
 PART_TOKENS = 16
 """Tokens in a packed batch that are worth a core of its own."""
-
 EQUAL_COSINE = 0.999999
 """Least cosine to the model's own vectors at which the float32 layout of oneDNN is used."""
 
@@ -110,6 +117,17 @@ class CpuDevice:
         finally:
             queue.close()  # also if the caller is interrupted while it waits
 
+    def vector_of(self, ids: Sequence[int]) -> np.ndarray | None:
+        """Return the vector of one short text, computed in the calling thread without torch; None: `run` it."""
+        if not self._packs or len(ids) > ALONE_TOKENS:
+            return None
+        one_pass = getattr(self._model[0], "vector_of", None)
+        if one_pass is None:
+            return None
+        with counted():
+            vector_D: np.ndarray = one_pass(ids)
+        return vector_D
+
     @property
     def _cores(self) -> int:
         import torch
@@ -153,7 +171,7 @@ class CpuDevice:
         return cosine
 
     def _takes_fused(self, model: Any, forward: Forward, probe: Features, expected_ND: np.ndarray) -> bool:
-        """Place the model as FusedBert, if it and this processor allow it and the vectors stay the same."""
+        """Place the model as `fused` makes it, if it and this processor allow it and the vectors stay the same."""
         from scannery.embed.devices.fused_bert import fused
 
         lower = fused(model)
