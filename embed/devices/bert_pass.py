@@ -54,10 +54,11 @@ class BertPass:
 
     passes: dict[int, Any]
     """By tokens of a block: `(ids, positions, words, places, result, work, ends, texts, rows, blocks, table, layers,
-    heads, epsilon, averaged, unit)`.
+    heads, epsilon, averaged, unit, lengths)`.
 
     ids, positions: int64 (rows,), rows of words and places, which are bfloat16 (any, D). result: float32 (texts, D),
-    the mean of the first `averaged` tokens of each text, scaled to length 1 if `unit` is not 0. work: `work_bytes`,
+    the mean of the first `averaged` tokens of each text, scaled to length 1 if `unit` is not 0; their lengths before,
+    float32 (texts,), go to `lengths` at the end of the arguments. work: `work_bytes`,
     then the scratch memory of attention and normalisation. ends: int32 (texts + 1,). table: int64, the addresses of
     weight and bias of the first normalisation, and of PLACES for each layer.
     """
@@ -97,7 +98,7 @@ def bert_pass(head_size: int, width: int, inner: int) -> BertPass | None:
     ):  # an LLVM before 15 knows neither `ptr` nor these types
         return None
     place, size, single = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    kind = ctypes.CFUNCTYPE(None, *[place] * 7, *[size] * 3, place, size, size, single, size, size)
+    kind = ctypes.CFUNCTYPE(None, *[place] * 7, *[size] * 3, place, size, size, single, size, size, place)
     return BertPass({rows: kind(engine.get_function_address(f"pass_{rows}")) for rows in BLOCKS}, engine)
 
 
@@ -215,7 +216,7 @@ def _pass(width: int, inner: int, rows: int) -> str:
     names = ("ids", "positions", "words", "places", "result", "work", "ends")
     places = ", ".join(f"ptr noalias %{name}" for name in names)
     counts = "i64 %texts, i64 %rows, i64 %blocks, ptr noalias %table, i64 %layers, i64 %heads, float %epsilon"
-    counts += ", i64 %averaged, i64 %unit"
+    counts += ", i64 %averaged, i64 %unit, ptr noalias %lengths"
     return code.function(f"pass_{rows}", f"{places}, {counts}")
 
 
@@ -250,6 +251,7 @@ def _pool(code: Code, x: str, width: int) -> None:
             code.put(FLOATS, code.fma(mean, mean, code.get(FLOATS, squares)), squares)
             code.put(FLOATS, mean, code.at(target, code.times(column, 4)))
         length = code.value(f"call float @llvm.sqrt.f32(float {code.total(code.get(FLOATS, squares))})")
+        code.put("float", length, code.at("%lengths", code.times(text, 4)))
         # A vector of zeros stays one, as in torch.
         length = code.value(f"call float @llvm.maxnum.f32(float {length}, float {one_float(SHORTEST)})")
         scale = code.value(f"fdiv float 1.0, {length}")

@@ -181,22 +181,24 @@ def in_this_thread(work: Callable[[], T]) -> T:
     set_threads = _omp_set_num_threads()
     if set_threads is None:
         return on_idle_cores(work, 1)
-    with counted():
+
+    def on_one() -> T:
         set_threads(1)  # of the calling thread only, unlike torch's own setting
         try:
             return work() if torch.get_num_threads() == 1 else on_one_core(work)
         finally:
             set_threads(seen)
 
+    return counted(on_one)
 
-@contextmanager
-def counted() -> Iterator[None]:
-    """Count the calling thread, within the context, among those that compute on a core."""
+
+def counted(work: Callable[[], T]) -> T:
+    """Return `work()`, while the calling thread is counted among those that compute on a core."""
     with _Helpers.lock:
         _Helpers.computing += 1
     try:
         with computing():
-            yield
+            return work()
     finally:
         _left()
 

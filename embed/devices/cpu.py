@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,8 @@ class CpuDevice:
         self._packs = False
         self._model: Any = None
         self._forward: Forward | None = None
+        self._vector_of: Callable[[Sequence[int]], np.ndarray | None] | None = None
+        """Of one short text, if the model is one function."""
 
     def plan(self, widths: Sequence[int]) -> None:
         """Do nothing: batches may have any width."""
@@ -119,14 +121,8 @@ class CpuDevice:
 
     def vector_of(self, ids: Sequence[int]) -> np.ndarray | None:
         """Return the vector of one short text, computed in the calling thread without torch; None: `run` it."""
-        if not self._packs or len(ids) > ALONE_TOKENS:
-            return None
-        one_pass = getattr(self._model[0], "vector_of", None)
-        if one_pass is None:
-            return None
-        with counted():
-            vector_D: np.ndarray = one_pass(ids)
-        return vector_D
+        vector_of = self._vector_of
+        return None if vector_of is None or len(ids) > ALONE_TOKENS else counted(lambda: vector_of(ids))
 
     @property
     def _cores(self) -> int:
@@ -178,6 +174,7 @@ class CpuDevice:
         if lower is None or worst_cosine(expected_ND, lower, forward, packed_like(probe)) < FAITHFUL_COSINE:
             return False
         self._model, self.dtype, self._packs = lower, "bfloat16", True
+        self._vector_of = getattr(lower[0], "vector_of", None)
         return True
 
     def _compute(self, item: tuple[Batch, Any], emit: Emit) -> None:

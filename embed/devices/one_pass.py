@@ -9,6 +9,8 @@ Legend: S tokens of all texts, T tokens of a text, B texts in a batch, D dimensi
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -62,16 +64,18 @@ class OnePass(nn.Module):
         ids, lengths, ends = features["input_ids"], features["lengths"], features["ends"]
         longest, size = max(lengths), len(ids)
         self._check(longest, int(ids.max()))
-        vectors_BD = torch.empty(len(lengths), self._width)
+        vectors_BD, norms_B = torch.empty(len(lengths), self._width), torch.empty(len(lengths))
         work = torch.empty(self._work_bytes(size, longest), dtype=torch.uint8)
         self._compute(
             ids.data_ptr(), features["positions"].data_ptr(), ends.data_ptr(), len(lengths), size,
-            vectors_BD.data_ptr(), work.data_ptr(),
+            vectors_BD.data_ptr(), work.data_ptr(), norms_B.data_ptr(),
         )  # fmt: skip
         return features | {"sentence_embedding": vectors_BD}
 
-    def vector_of(self, ids: Sequence[int]) -> np.ndarray:
-        """Return the vector of one text, float32 (D,), as `forward` gives it in a batch; safe to share between threads.
+    def vector_of(self, ids: Sequence[int]) -> np.ndarray | None:
+        """Return the vector of one text, float32 (D,), as `forward` gives it in a batch; None: it is not finite.
+
+        Safe to share between threads.
 
         Args:
             ids: up to ALONE_TOKENS tokens, at least one.
@@ -86,9 +90,10 @@ class OnePass(nn.Module):
         space.ids[:size] = ids
         space.ends[1] = size
         self._compute(
-            space.ids_at, self._positions_at, space.ends_at, 1, size, space.vector_at, space.work_at
-        )
-        vector_D: np.ndarray = space.vector.copy()
+            space.ids_at, self._positions_at, space.ends_at, 1, size, space.vector_at, space.work_at,
+            space.norm_at,
+        )  # fmt: skip
+        vector_D: np.ndarray | None = space.vector.copy() if math.isfinite(space.norm.value) else None
         self._spaces.append(space)
         return vector_D
 
@@ -103,13 +108,13 @@ class OnePass(nn.Module):
         return work_bytes(-(-size // rows) * rows, self._width, self._inner) + scratch
 
     def _compute(
-        self, ids: int, positions: int, ends: int, texts: int, size: int, vectors: int, work: int
+        self, ids: int, positions: int, ends: int, texts: int, size: int, vectors: int, work: int, norms: int
     ) -> None:
         rows = block_rows(size)
         self._whole.passes[rows](
             ids, positions, self._words_at, self._places_at, vectors, work, ends, texts, size,
             -(-size // rows), self._table_at, self._count, self._heads, self._epsilon, self._averaged,
-            self._unit,
+            self._unit, norms,
         )  # fmt: skip
 
 
@@ -119,6 +124,8 @@ class _Space:
     def __init__(self, width: int, work: int) -> None:
         self.ids, self.ends = np.zeros(ALONE_TOKENS, np.int64), np.zeros(2, np.int32)
         self.vector = np.empty(width, np.float32)
+        self.norm = ctypes.c_float()
+        self.norm_at = ctypes.addressof(self.norm)
         self._work = torch.empty(work, dtype=torch.uint8)  # aligned to lines of the cache, unlike NumPy's
         self.ids_at, self.ends_at = self.ids.ctypes.data, self.ends.ctypes.data
         self.vector_at, self.work_at = self.vector.ctypes.data, self._work.data_ptr()

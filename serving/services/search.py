@@ -63,7 +63,7 @@ from scannery.serving.status import status_for_callers
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import index_pb2, search_pb2
 
-__all__ = ["MAX_COALESCED", "Service", "encoder_of", "with_vectors"]
+__all__ = ["MAX_COALESCED", "Service", "encoder_of", "with_vector_now", "with_vectors"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -312,6 +312,16 @@ def with_vectors(
         [choice] = query.prepared.options.vectors
         found.append(replace(query, query=_by_vector(vector_D[None], choice)))
     return found
+
+
+def with_vector_now(caller: str, query: PreparedQuery) -> PreparedQuery | None:
+    """Return a query by text as one by vector, if its encoder can encode it within a few milliseconds, else None."""
+    text = query.query.text if isinstance(query.query, ByText) else None
+    vector_D = None if text is None else encoder_of(query).encode_now(caller, text)
+    if vector_D is None:
+        return None
+    [choice] = query.prepared.options.vectors
+    return PreparedQuery(query.snapshot, query.prepared, _by_vector(vector_D[None], choice), query.stats)
 
 
 def _explained(

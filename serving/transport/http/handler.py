@@ -31,7 +31,7 @@ from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import ANONYMOUS, CURRENT
-from scannery.serving.services.search import MAX_COALESCED
+from scannery.serving.services.search import MAX_COALESCED, with_vector_now
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -40,6 +40,7 @@ from scannery.serving.transport.http.browsers import Browsers
 from scannery.serving.transport.http.connection import Connection
 from scannery.serving.transport.http.exchange import Exchange
 from scannery.serving.transport.http.head import JSON, PROTO, Head, Header, RefusedError, read_head
+from scannery.serving.transport.http.lone_caller import LoneCaller
 from scannery.serving.transport.http.pages import Pages
 from scannery.serving.transport.http.repeated_request import RepeatedRequest, repeated_request
 from scannery.serving.transport.http.responses import Responses
@@ -97,6 +98,7 @@ class Handler:
         self._asks = config.security.tokens
         self._arrived: list[Exchange] = []
         self._texts = TextQueue(threads, self._pass_to_loop)
+        self._lone = LoneCaller()
         self._batches: dict[int, _Batch] = {}
         """Searches to be answered, by snapshot and options."""
         self.loop: asyncio.AbstractEventLoop
@@ -154,6 +156,7 @@ class Handler:
     def answer(self, exchange: Exchange) -> None:
         """Answer a request together with the others that arrive in this iteration of the event loop."""
         self._answer_soon()
+        self._lone.note(exchange.connection)
         self._arrived.append(exchange)
 
     def _answer_soon(self) -> None:
@@ -185,6 +188,7 @@ class Handler:
             return exchange
         exchange.active.index, exchange.active.size = query.snapshot.manifest.index, len(exchange.body)
         self._answer_soon()
+        self._lone.note(connection)
         self._batches.setdefault(id(query.prepared), []).append((exchange, query))
         return exchange
 
@@ -242,8 +246,11 @@ class Handler:
         if query is None:
             return False
         if isinstance(query.query, ByText):
-            self._texts.put(exchange, query)
-            return True
+            encoded = self._encoded_now(exchange, query)
+            if encoded is None:
+                self._texts.put(exchange, query)
+                return True
+            query = encoded
         batches.setdefault(id(query.prepared), []).append((exchange, query))
         template = None if exchange.close else template_of(asked, data)
         if template is not None:
@@ -251,6 +258,12 @@ class Handler:
             if known is not None:
                 exchange.connection.remember(known)
         return True
+
+    def _encoded_now(self, exchange: Exchange, query: PreparedQuery) -> PreparedQuery | None:
+        """Return the query of a lone caller with its vector, if that is quick; None: it is to be put into the queue."""
+        if not self._lone.is_alone() or self._lifecycle.admission.in_flight > 1:
+            return None
+        return with_vector_now(exchange.principal.name, query)
 
     def _pass_to_loop(self, outcomes: list[Outcome]) -> None:
         """Have queries whose texts are encoded answered; for a thread of `CallThreads`."""
