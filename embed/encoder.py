@@ -335,7 +335,7 @@ class Encoder:
             at = end
         return vectors_ND
 
-    def _vector_of(self, text: str) -> np.ndarray | None:
+    def _vector_of(self, text: object) -> np.ndarray | None:
         """Return the vector, (D,), of a query of plain text; None: it is computed as all others, or has a problem.
 
         The little Python of this way is what one text at a time gains by: behind a pass over the weights, all of it

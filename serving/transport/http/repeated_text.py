@@ -1,7 +1,7 @@
 """Requests that repeat an earlier search of their connection, except for the text that they ask with.
 
 The text is between bytes that say how long it is: in the HTTP head, and in the messages around it. These are compared
-with its length. Only bodies as every library of Protocol Buffers writes them are remembered, and texts up to 123 bytes.
+with its length. Only bodies as every library of Protocol Buffers writes them are remembered, and texts up to 125 bytes.
 """
 
 from __future__ import annotations
