@@ -11,6 +11,8 @@ import pytest
 
 from scannery.client.request import calls
 from scannery.embed import Encoder
+from scannery.embed.devices.bert_kernels import has_flag
+from scannery.embed.devices.bert_pass import bert_pass
 from scannery.indexer import Store, parse_spec
 from scannery.serving import Server
 from scannery.serving.engine import prepared_search
@@ -111,9 +113,8 @@ def alone(http: Http) -> None:
 
 
 needs_one_pass = pytest.mark.skipif(
-    not hasattr(Encoder.load(MINILM, device="cpu")._device, "_vector_of")
-    or Encoder.load(MINILM, device="cpu")._device._vector_of is None,  # type: ignore[attr-defined]
-    reason="needs a processor with AVX512-BF16",
+    bert_pass(32, 64, 96) is None or has_flag("amx_bf16"),
+    reason="needs a processor with AVX512-BF16 and without AMX",
 )
 
 
