@@ -5,6 +5,7 @@ Legend: N texts, B texts in a batch, D dimensions.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -79,8 +80,11 @@ class Encoder:
         self._tokenizer = getattr(model, "tokenizer", None)
         self._documents, self._queries = tokens_of(model, fingerprint)
         self._device = device
-        self._statistics = EncoderStatistics()
+        self._texts = self._tokens = self._padding_tokens = 0
+        self._seconds = 0.0
         self._lock = threading.Lock()
+        self._query_s = math.inf
+        """How long the last short query by itself took."""
         self._chunkers: dict[tuple[int, int, bool], Chunker] = {}
         if isinstance(self._documents, FastTokens) and isinstance(self._queries, FastTokens):
             # For a lean model, `lean_notes` checked this already.
@@ -94,6 +98,8 @@ class Encoder:
                 field="device",
             )
         device.place(model, self._forward, self._probes())
+        # The vocabulary is copied now, in the process that others are forked from.
+        self._queries.of_one("")
 
     @classmethod
     def load(
@@ -206,7 +212,19 @@ class Encoder:
 
         Arguments and errors are those of `encode_documents`.
         """
+        if len(texts) == 1 and not isinstance(texts, str):
+            vector_D = self._vector_of(texts[0])
+            if vector_D is not None:
+                return vector_D[None]
         return self._encode(texts, self._queries, invalid)
+
+    def encode_now(self, text: str, within_s: float) -> np.ndarray | None:
+        """Return the vector of one query, float32 `(dimensions,)`, as `encode_queries` does, in this thread at once.
+
+        None: it is for `encode_queries`, since it is long, is not plain ASCII or has a problem, since the device makes
+        batches only, or since the last query by itself took longer than `within_s` seconds.
+        """
+        return self._vector_of(text) if self._query_s <= within_s else None
 
     def encode_windows(self, texts: Iterable[str]) -> Generator[EncodedWindow, None, None]:
         """Yield the vectors of `texts` as documents in windows: as many texts as the device sorts by length together.
@@ -293,7 +311,12 @@ class Encoder:
     def statistics(self) -> EncoderStatistics:
         """Return the counts since the encoder was loaded."""
         with self._lock:
-            return self._statistics
+            return EncoderStatistics(
+                texts=self._texts,
+                tokens=self._tokens,
+                padding_tokens=self._padding_tokens,
+                seconds=self._seconds,
+            )
 
     def _encode(
         self, texts: Sequence[str], tokens: Tokens, invalid: Invalid, cut_tokens: np.ndarray | None = None
@@ -311,6 +334,21 @@ class Encoder:
                 cut_tokens[at:end] = window.cut_N
             at = end
         return vectors_ND
+
+    def _vector_of(self, text: object) -> np.ndarray | None:
+        """Return the vector, (D,), of a query of plain text; None: it is computed as all others, or has a problem.
+
+        The little Python of this way is what one text at a time gains by: behind a pass over the weights, all of it
+        runs from memory.
+        """
+        started = time.perf_counter()
+        ids = self._queries.of_one(text) if isinstance(text, str) else None
+        vector_D = None if ids is None else self._device.vector_of(ids)
+        if ids is None or vector_D is None:
+            return None
+        self._query_s = seconds = time.perf_counter() - started
+        self._count(1, len(ids), 0, seconds)
+        return vector_D[: self.dimensions]
 
     def _windows(self, texts: Iterable[str]) -> Iterator[Sequence[str]]:
         iterator = iter(texts)
@@ -339,9 +377,7 @@ class Encoder:
                 give_back_memory()
             ended = time.perf_counter()
             total = int(prepared.lengths_N.sum())
-            self._count(
-                texts=len(window), tokens=total, padding_tokens=padding_tokens, seconds=ended - started
-            )
+            self._count(len(window), total, padding_tokens, ended - started)
             yield EncodedWindow(
                 vectors_ND=vectors_ND, cut_N=prepared.cut_N, problems=problems,
                 tokens=total, padding_tokens=padding_tokens,
@@ -393,9 +429,12 @@ class Encoder:
             expected_ND = self._forward(model, full).numpy()
         return worst_cosine(expected_ND, model, self._forward, bare) > 0.99999
 
-    def _count(self, **counts: Any) -> None:
+    def _count(self, texts: int, tokens: int, padding_tokens: int, seconds: float) -> None:
         with self._lock:
-            self._statistics += EncoderStatistics(**counts)
+            self._texts += texts
+            self._tokens += tokens
+            self._padding_tokens += padding_tokens
+            self._seconds += seconds
 
 
 def _one_ahead(

@@ -14,6 +14,7 @@ import numpy as np
 
 from scannery.embed.batching import Bucket
 from scannery.embed.packing import constants_of, pack
+from scannery.embed.plain_words import PlainWords
 from scannery.embed.wordpiece import BulkTokenizer
 
 __all__ = ["FastTokens", "Features", "ModelTokens", "Prepared", "Tokens", "text_problem", "tokens_for"]
@@ -54,6 +55,10 @@ class Tokens(Protocol):
 
     def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
         """Return the batch of `items`, padded to the bucket, or to the longest item if there is no bucket."""
+        ...
+
+    def of_one(self, text: str) -> list[int] | None:
+        """Return the tokens of one short plain text as `prepare` does, with little Python; None: ask `prepare`."""
         ...
 
 
@@ -139,6 +144,19 @@ class FastTokens:
             cut += map(self._cut_off, own, part, encodings)
         lengths_N = np.fromiter(map(len, ids), np.int64, len(ids))
         return Prepared(ids, lengths_N, np.array(cut, np.int64))
+
+    def of_one(self, text: str) -> list[int] | None:
+        """Return the tokens of one short text of printable ASCII, with special tokens; None: ask `prepare`."""
+        words = self._plain_words
+        found = None if words is None else words.ids(self._prompt + text)
+        if found is None or len(found) + self._special_tokens > self._max_tokens:
+            return None
+        front, back = self._specials
+        return [*front, *found, *back]
+
+    @cached_property
+    def _plain_words(self) -> PlainWords | None:
+        return PlainWords.of(self._tokenizer)
 
     def _prepare_in_bulk(self, texts: Sequence[str]) -> tuple[list[np.ndarray], list[int]] | None:
         """Return the ids of each text and the number of tokens cut off; None if the library must tokenise them."""
@@ -236,6 +254,10 @@ class ModelTokens:
         """Return the texts unchanged, and estimates of their tokens."""
         lengths_N = np.fromiter((len(text) // 4 + 1 for text in texts), np.int64, len(texts))
         return Prepared(list(texts), lengths_N, np.zeros(len(texts), np.int64))
+
+    def of_one(self, text: str) -> list[int] | None:
+        """Return None: the model's preprocessing may be anything."""
+        return None
 
     def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
         """Return the model's features of the texts; the model chooses the shape, and `bucket` is ignored."""

@@ -36,6 +36,7 @@ __all__ = [
     "build_options",
     "build_query",
     "build_sparse",
+    "checked_text",
     "put_queries",
 ]
 
@@ -170,9 +171,9 @@ def build_query(query: QueryLike, *, path: str = "query") -> pb.Query:
 
     """
     if isinstance(query, str):
-        return pb.Query(text=_text(query, path))
+        return pb.Query(text=checked_text(query, path))
     if isinstance(query, Like):
-        return pb.Query(id=_text(as_identifier(query.id, path), path))
+        return pb.Query(id=checked_text(as_identifier(query.id, path), path))
     if isinstance(query, Sparse):
         return _sparse(query, path)
     if isinstance(query, Words):
@@ -195,7 +196,7 @@ def _words(words: Words, path: str) -> pb.Query:
     message = pb.Query() if words.query is None else build_query(words.query, path=path)
     if message.words:
         raise _invalid(path, "Words cannot be the query of other Words")
-    message.words = _text(words.text, f"{path}.words")
+    message.words = checked_text(words.text, f"{path}.words")
     if not message.words:
         raise _invalid(f"{path}.words", "must not be empty")
     return message
@@ -399,7 +400,8 @@ def _array(value: object, path: str) -> np.ndarray:
         raise _invalid(path, f"must be a text or a vector, got {type(value).__name__}: {error}") from error
 
 
-def _text(value: object, path: str) -> str:
+def checked_text(value: object, path: str) -> str:
+    """Return a text; raises InvalidArgumentError if it is none, or is not valid Unicode."""
     if not isinstance(value, str):
         raise _invalid(path, f"must be a string, got {type(value).__name__}")
     try:

@@ -1,7 +1,7 @@
-"""Searches by vector as bytes: programs search again and again with the same options.
+"""Searches by vector or text as bytes: programs search again and again with the same options.
 
 To make the messages of a search takes as long as to send it. What is the same in each is kept as bytes: those up to the
-vector, and those after it.
+vector, and those after it; of a search by text, those of all fields but the text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scannery.client.request.queries import build_options, build_query
+from scannery.client.request.queries import build_options, build_query, checked_text
 from scannery.v1.search_pb2 import Query, SearchOptions, SearchRequest
 from scannery.v1.types_pb2 import Vector
 
@@ -25,6 +25,9 @@ _PLAIN = 2
 these types: NumPy's are written as their bytes, without type and unit."""
 _TYPES = frozenset((str, int, float, bool, type(None)))
 
+_NO_VECTOR = 0
+"""In place of the size of a vector, of a search by text."""
+
 _kept: dict[tuple[str, int, bytes], tuple[bytes, bytes]] = {}
 
 
@@ -34,11 +37,16 @@ def search_request(index: str, query: Any, k: int, options: dict[str, Any]) -> S
         vector = query.astype("<f4", copy=False).tobytes()
         before, after = _around(index, len(vector), k, options)
         return SearchRequest.FromString(before + vector + after)
+    if type(query) is str:
+        text = checked_text(query, "query")
+        request = SearchRequest.FromString(_around(index, _NO_VECTOR, k, options)[0])
+        request.query.text = text
+        return request
     return SearchRequest(index=index, query=build_query(query), options=build_options(k, **options))
 
 
 def _around(index: str, size: int, k: int, options: dict[str, Any]) -> tuple[bytes, bytes]:
-    """Return the bytes of a request before and after a vector of some bytes."""
+    """Return the bytes of a request before and after a vector of some bytes; of none: without a query, and none."""
     try:
         key = (index, size, marshal.dumps((k, options), _PLAIN))
     except ValueError:  # objects of classes, or a list that contains itself
@@ -71,6 +79,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _split(index: str, size: int, options: SearchOptions) -> tuple[bytes, bytes]:
+    if size == _NO_VECTOR:
+        return SearchRequest(index=index, options=options).SerializeToString(), b""
     # No name has a byte 255, and the length in front of the vector does not end with one.
     vector = b"\xff" * size
     whole = SearchRequest(

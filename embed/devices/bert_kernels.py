@@ -17,7 +17,15 @@ from typing import Any
 
 from scannery.embed.devices.llvm_ir import FLOATS, WORDS, Code, compiled, floats
 
-__all__ = ["BertKernels", "add_norm_code", "attention_code", "bert_kernels", "has_flag", "scratch_bytes"]
+__all__ = [
+    "BertKernels",
+    "add_norm_code",
+    "attention_code",
+    "bert_kernels",
+    "bounds_of",
+    "has_flag",
+    "scratch_bytes",
+]
 
 ROWS = 8
 """Tokens whose attention is computed together: their sums fill half of the 32 vector registers."""
@@ -107,10 +115,7 @@ def attention_code(head_size: int) -> str:
     code = Code()
     stride, attended_stride = code.times("%width", 6), code.times("%width", 2)
     with code.loop("%texts", 1) as number:
-        bounds = code.at("%ends", code.times(number, 4))
-        start, end = (
-            code.value(f"sext i32 {code.get('i32', place)} to i64") for place in (bounds, code.at(bounds, 4))
-        )
+        start, end = bounds_of(code, number)
         tokens = code.value(f"sub nsw i64 {end}, {start}")
         columns = code.value(f"and i64 {code.add(tokens, COLUMNS - 1)}, -{COLUMNS}")
         values = code.at("%scratch", code.times(columns, 2 * head_size))
@@ -138,6 +143,15 @@ def attention_code(head_size: int) -> str:
                 _weighted_values(code, text, sums, places)
     parameters = ", ".join(f"ptr noalias %{name}" for name in ("qkv", "attended", "ends"))
     return code.function("attend", f"{parameters}, i64 %texts, i64 %heads, i64 %width, ptr noalias %scratch")
+
+
+def bounds_of(code: Code, text: str) -> tuple[str, str]:
+    """Return the first token of a text, and the first one behind it, of `%ends`."""
+    place = code.at("%ends", code.times(text, 4))
+    start, end = (
+        code.value(f"sext i32 {code.get('i32', each)} to i64") for each in (place, code.at(place, 4))
+    )
+    return start, end
 
 
 def _transpose_keys(code: Code, text: _Text, keys: str) -> None:

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scannery.embed.devices.bert_kernels import add_norm_code, attention_code, has_flag
-from scannery.embed.devices.llvm_ir import FLOATS, WORDS, Code, compiled, floats
+from scannery.embed.devices.bert_kernels import add_norm_code, attention_code, bounds_of, has_flag
+from scannery.embed.devices.llvm_ir import FLOATS, WORDS, Code, compiled, floats, one_float
 
-__all__ = ["COLUMNS", "PLACES", "BertPass", "bert_pass", "block_rows", "work_bytes"]
+__all__ = ["ALONE_TOKENS", "COLUMNS", "PLACES", "BertPass", "bert_pass", "block_rows", "work_bytes"]
 
 COLUMNS = 32
 """Columns of a product that are computed together."""
@@ -29,6 +29,11 @@ BLOCKS = (8, 10, 12, 14)
 of inputs take 31 of the 32 registers."""
 AHEAD_BYTES = 2048
 """How far ahead weights are fetched; the caches are too small for those of a model, and processors fetch less far."""
+
+ALONE_TOKENS = 64
+"""Most tokens of a text that is computed without torch; its memory is kept, 0.3 MiB for a small model."""
+SHORTEST = 1e-12
+"""Length below which a vector is divided by this instead, as torch does."""
 
 PLACES = ("qkv", "attended", "attended_norm", "wide", "narrow", "norm")
 """What a layer has in the table, each with weights and biases."""
@@ -49,11 +54,13 @@ class BertPass:
 
     passes: dict[int, Any]
     """By tokens of a block: `(ids, positions, words, places, result, work, ends, texts, rows, blocks, table, layers,
-    heads, epsilon)`.
+    heads, epsilon, averaged, unit, lengths)`.
 
-    ids, positions: int64 (rows,), rows of words and places, which are bfloat16 (any, D). result: float32 (rows, D).
-    work: `work_bytes`, then the scratch memory of attention and normalisation. ends: int32 (texts + 1,). table: int64,
-    the addresses of weight and bias of the first normalisation, and of PLACES for each layer.
+    ids, positions: int64 (rows,), rows of words and places, which are bfloat16 (any, D). result: float32 (texts, D),
+    the mean of the first `averaged` tokens of each text, scaled to length 1 if `unit` is not 0; their lengths before,
+    float32 (texts,), go to `lengths` at the end of the arguments. work: `work_bytes`,
+    then the scratch memory of attention and normalisation. ends: int32 (texts + 1,). table: int64, the addresses of
+    weight and bias of the first normalisation, and of PLACES for each layer.
     """
     engine: Any
     """Keeps the machine code."""
@@ -91,7 +98,7 @@ def bert_pass(head_size: int, width: int, inner: int) -> BertPass | None:
     ):  # an LLVM before 15 knows neither `ptr` nor these types
         return None
     place, size, single = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    kind = ctypes.CFUNCTYPE(None, *[place] * 7, *[size] * 3, place, size, size, single)
+    kind = ctypes.CFUNCTYPE(None, *[place] * 7, *[size] * 3, place, size, size, single, size, size, place)
     return BertPass({rows: kind(engine.get_function_address(f"pass_{rows}")) for rows in BLOCKS}, engine)
 
 
@@ -205,12 +212,11 @@ def _pass(width: int, inner: int, rows: int) -> str:
         product(_name(width, rows, gelu=True), y, at["wide"], inside, inner)
         product(_name(inner, rows), inside, at["narrow"], x, width)
         add_norm(x, y, at["norm"])
-    with code.loop(code.times("%rows", width), 16) as number:
-        value = code.get_rounded(code.at(x, code.times(number, 2)))
-        code.put(FLOATS, value, code.at("%result", code.times(number, 4)))
+    _pool(code, x, width)
     names = ("ids", "positions", "words", "places", "result", "work", "ends")
     places = ", ".join(f"ptr noalias %{name}" for name in names)
     counts = "i64 %texts, i64 %rows, i64 %blocks, ptr noalias %table, i64 %layers, i64 %heads, float %epsilon"
+    counts += ", i64 %averaged, i64 %unit, ptr noalias %lengths"
     return code.function(f"pass_{rows}", f"{places}, {counts}")
 
 
@@ -223,6 +229,36 @@ def _gather(code: Code, source: str, numbers: str, target: str, width: int) -> N
         )
         with code.loop(str(2 * width), 64) as offset:
             code.put(WORDS, code.get(WORDS, code.at(begin, offset)), code.at(end, offset))
+
+
+def _pool(code: Code, x: str, width: int) -> None:
+    """Store the vector of each text: the mean of its first `%averaged` tokens, of length 1 if `%unit` is not 0."""
+    is_unit = code.value("icmp ne i64 %unit, 0")
+    with code.loop("%texts", 1) as text:
+        start, end = bounds_of(code, text)
+        tokens = code.least(code.value(f"sub nsw i64 {end}, {start}"), "%averaged")
+        share = code.value(f"fdiv float 1.0, {code.value(f'sitofp i64 {tokens} to float')}")
+        source = code.at(x, code.times(start, 2 * width))
+        target = code.at("%result", code.times(text, 4 * width))
+        squares = code.variable(FLOATS, "zeroinitializer")
+        with code.loop(str(width), 16) as column:
+            total = code.variable(FLOATS, "zeroinitializer")
+            of_column = code.at(source, code.times(column, 2))
+            with code.loop(tokens, 1) as token:
+                value = code.get_rounded(code.at(of_column, code.times(token, 2 * width)))
+                code.put(FLOATS, code.value(f"fadd {FLOATS} {code.get(FLOATS, total)}, {value}"), total)
+            mean = code.value(f"fmul {FLOATS} {code.get(FLOATS, total)}, {code.splat('float', share)}")
+            code.put(FLOATS, code.fma(mean, mean, code.get(FLOATS, squares)), squares)
+            code.put(FLOATS, mean, code.at(target, code.times(column, 4)))
+        length = code.value(f"call float @llvm.sqrt.f32(float {code.total(code.get(FLOATS, squares))})")
+        code.put("float", length, code.at("%lengths", code.times(text, 4)))
+        # A vector of zeros stays one, as in torch.
+        length = code.value(f"call float @llvm.maxnum.f32(float {length}, float {one_float(SHORTEST)})")
+        scale = code.value(f"fdiv float 1.0, {length}")
+        scale = code.splat("float", code.value(f"select i1 {is_unit}, float {scale}, float 1.0"))
+        with code.loop(str(width), 16) as column:
+            place = code.at(target, code.times(column, 4))
+            code.put(FLOATS, code.value(f"fmul {FLOATS} {code.get(FLOATS, place)}, {scale}"), place)
 
 
 def _addresses(code: Code, table: str, number: int) -> tuple[str, str]:

@@ -13,7 +13,15 @@ from typing import TypeVar
 
 from scannery.embed.devices.busy_neighbours import computing
 
-__all__ = ["give_back_memory", "in_this_thread", "on_cores", "on_free_cores", "on_idle_cores", "on_one_core"]
+__all__ = [
+    "counted",
+    "give_back_memory",
+    "in_this_thread",
+    "on_cores",
+    "on_free_cores",
+    "on_idle_cores",
+    "on_one_core",
+]
 
 T = TypeVar("T")
 
@@ -173,15 +181,26 @@ def in_this_thread(work: Callable[[], T]) -> T:
     set_threads = _omp_set_num_threads()
     if set_threads is None:
         return on_idle_cores(work, 1)
-    with _Helpers.lock:
-        _Helpers.computing += 1
-    with computing():
+
+    def on_one() -> T:
         set_threads(1)  # of the calling thread only, unlike torch's own setting
         try:
             return work() if torch.get_num_threads() == 1 else on_one_core(work)
         finally:
             set_threads(seen)
-            _left()
+
+    return counted(on_one)
+
+
+def counted(work: Callable[[], T]) -> T:
+    """Return `work()`, while the calling thread is counted among those that compute on a core."""
+    with _Helpers.lock:
+        _Helpers.computing += 1
+    try:
+        with computing():
+            return work()
+    finally:
+        _left()
 
 
 @functools.cache

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from scannery.embed.batching import Batch, snug_batches
-from scannery.embed.devices.cores import in_this_thread, on_cores, on_free_cores, on_idle_cores, on_one_core
+from scannery.embed.devices.bert_pass import ALONE_TOKENS
+from scannery.embed.devices.cores import (
+    counted,
+    in_this_thread,
+    on_cores,
+    on_free_cores,
+    on_idle_cores,
+    on_one_core,
+)
 from scannery.embed.devices.precision import (
     FAITHFUL_COSINE,
     has_fast_bfloat16,
@@ -36,7 +44,6 @@ overflows."""
 
 PART_TOKENS = 16
 """Tokens in a packed batch that are worth a core of its own."""
-
 EQUAL_COSINE = 0.999999
 """Least cosine to the model's own vectors at which the float32 layout of oneDNN is used."""
 
@@ -75,6 +82,8 @@ class CpuDevice:
         self._packs = False
         self._model: Any = None
         self._forward: Forward | None = None
+        self._vector_of: Callable[[Sequence[int]], np.ndarray | None] | None = None
+        """Of one short text, if the model is one function."""
 
     def plan(self, widths: Sequence[int]) -> None:
         """Do nothing: batches may have any width."""
@@ -109,6 +118,11 @@ class CpuDevice:
                 on_cores(self._cores, lambda: self._drain(queue, emit))
         finally:
             queue.close()  # also if the caller is interrupted while it waits
+
+    def vector_of(self, ids: Sequence[int]) -> np.ndarray | None:
+        """Return the vector of one short text, computed in the calling thread without torch; None: `run` it."""
+        vector_of = self._vector_of
+        return None if vector_of is None or len(ids) > ALONE_TOKENS else counted(lambda: vector_of(ids))
 
     @property
     def _cores(self) -> int:
@@ -153,13 +167,14 @@ class CpuDevice:
         return cosine
 
     def _takes_fused(self, model: Any, forward: Forward, probe: Features, expected_ND: np.ndarray) -> bool:
-        """Place the model as FusedBert, if it and this processor allow it and the vectors stay the same."""
+        """Place the model as `fused` makes it, if it and this processor allow it and the vectors stay the same."""
         from scannery.embed.devices.fused_bert import fused
 
         lower = fused(model)
         if lower is None or worst_cosine(expected_ND, lower, forward, packed_like(probe)) < FAITHFUL_COSINE:
             return False
         self._model, self.dtype, self._packs = lower, "bfloat16", True
+        self._vector_of = getattr(lower[0], "vector_of", None)
         return True
 
     def _compute(self, item: tuple[Batch, Any], emit: Emit) -> None:

@@ -108,6 +108,9 @@ class CudaDevice:
             return packed_batches(lengths_N, self._budget.tokens)
         return bucket_batches(lengths_N, padded_shapes(lengths_N, self._max_tokens, self._budget.tokens))
 
+    def vector_of(self, ids: Sequence[int]) -> None:
+        """Return None: a text is a batch."""
+
     def run(self, work: Work, emit: Emit) -> None:
         """Compute all batches; copies, in page-locked memory, overlap with the computation."""
         import torch

@@ -1,9 +1,9 @@
 """BERT in bfloat16 on a CPU: few operations, each over all tokens of a packed batch.
 
 Queries, keys and values are one product; activation and bias belong to the product in front of them; attention and
-normalisation are functions of our own (bert_kernels.py). All layers are one function of our own (bert_pass.py), but on
-a processor with AMX, which only oneDNN uses: there it computes the products. Imports torch at its top, so import this
-module inside functions.
+normalisation are functions of our own (bert_kernels.py). All of a model is one function of our own (one_pass.py), but
+on a processor with AMX, which only oneDNN uses: there it computes the products. Imports torch at its top, so import
+this module inside functions.
 
 Legend: S tokens of all texts, D dimensions.
 """
@@ -11,54 +11,49 @@ Legend: S tokens of all texts, D dimensions.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from scannery.embed.devices.bert_kernels import bert_kernels, has_flag, scratch_bytes
-from scannery.embed.devices.bert_pass import COLUMNS, PLACES, bert_pass, block_rows, work_bytes
+from scannery.embed.devices.bert_pass import bert_pass
+from scannery.embed.devices.one_pass import Norm, OnePass
 from scannery.embed.tokenization import Features
 
 if TYPE_CHECKING:
     from scannery.embed.devices.bert_kernels import BertKernels
-    from scannery.embed.devices.bert_pass import BertPass
 
 __all__ = ["FusedBert", "fused"]
 
-Layers: TypeAlias = Callable[[Tensor, Tensor, Features], Tensor]
-"""Embeddings of all words and of all positions, bfloat16 (any, D), and a packed batch → float32 (S, D)."""
-
 
 def fused(model: Any) -> Any:
-    """Return a lean model with FusedBert as its first module; None if the model or this machine does not allow it.
+    """Return a lean model as an OnePass, or with FusedBert as its first module and the others shared with `model`.
 
-    The other modules are shared with `model`.
+    None: the model or this machine allows neither.
     """
     if not getattr(model, "takes_packed", False):
         return None
-    bert: Any = model[0]
-    layers = _layers(bert)
-    if layers is None:
+    modules = _modules(model)
+    if modules is None:
         return None
     result = copy.copy(model)
-    result._modules = dict(model._modules)
-    result[0] = FusedBert(bert, layers)
+    result._modules = {str(number): module for number, module in enumerate(modules)}
     return result
 
 
-def _layers(bert: Any) -> Layers | None:
-    """Return the fastest layers that this machine allows."""
+def _modules(model: Any) -> list[nn.Module] | None:
+    """Return the fastest modules that this machine allows."""
+    bert: Any = model[0]
     width = bert.norm.weight.numel()
     head_size = width // bert.layers[0].heads
     if not has_flag("amx_bf16") and len({norm.eps for norm in _norms(bert)}) == 1:
         whole = bert_pass(head_size, width, bert.layers[0].wide.out_features)
         if whole is not None:
-            return _OnePass(bert, whole)
+            return [OnePass(model, whole)]
     kernels = bert_kernels(head_size)
     try:
-        return None if kernels is None else _Steps(bert, kernels)
+        return None if kernels is None else [FusedBert(bert, _Steps(bert, kernels)), *list(model)[1:]]
     except RuntimeError:  # oneDNN has no layout of bfloat16 weights for this processor
         return None
 
@@ -70,7 +65,7 @@ def _norms(bert: Any) -> list[nn.LayerNorm]:
 class FusedBert(nn.Module):
     """Token embeddings, float32 (S, D), of a packed batch."""
 
-    def __init__(self, bert: Any, layers: Layers) -> None:
+    def __init__(self, bert: Any, layers: _Steps) -> None:
         """Convert the embeddings.
 
         Args:
@@ -88,59 +83,6 @@ class FusedBert(nn.Module):
         return features | {"token_embeddings": self._layers(self._words, self._positions, features)}
 
 
-class _OnePass:
-    """All layers in one call, on one core."""
-
-    def __init__(self, bert: Any, whole: BertPass) -> None:
-        first = bert.layers[0]
-        self._whole, self._count, self._heads = whole, len(bert.layers), first.heads
-        self._epsilon = bert.norm.eps
-        self._width, self._inner = bert.norm.weight.numel(), first.wide.out_features
-        self._kept = [tensor for layer in bert.layers for tensor in _tensors(layer)]
-        self._norm = _Norm(bert.norm)
-        places = [*self._norm.places, *(tensor.data_ptr() for tensor in self._kept)]
-        self._table = torch.tensor(places, dtype=torch.int64)
-
-    def __call__(self, words: Tensor, positions: Tensor, features: Features) -> Tensor:
-        ids, lengths, ends = features["input_ids"], features["lengths"], features["ends"]
-        longest, size, width = max(lengths), len(ids), self._width
-        if longest > len(positions) or int(ids.max()) >= len(words):
-            raise IndexError(f"the model has {len(words)} tokens and {len(positions)} positions")
-        rows = block_rows(size)
-        blocks = -(-size // rows)
-        # Whole blocks: what is behind the last token is computed, and not looked at.
-        scratch = scratch_bytes(longest, width // self._heads, width)
-        work = torch.empty(work_bytes(blocks * rows, width, self._inner) + scratch, dtype=torch.uint8)
-        result_SD = torch.empty(size, width)
-        self._whole.passes[rows](
-            ids.data_ptr(), features["positions"].data_ptr(), words.data_ptr(), positions.data_ptr(),
-            result_SD.data_ptr(), work.data_ptr(), ends.data_ptr(), len(lengths), size, blocks, self._table.data_ptr(),
-            self._count, self._heads, self._epsilon,
-        )  # fmt: skip
-        return result_SD
-
-
-def _tensors(layer: Any) -> list[Tensor]:
-    """Return weights and biases in the order of PLACES."""
-    found = {
-        "qkv": _columns(layer.query, layer.key, layer.value),
-        "attended": _columns(layer.attended),
-        "attended_norm": _Norm(layer.attended_norm).tensors,
-        "wide": _columns(layer.wide),
-        "narrow": _columns(layer.narrow),
-        "norm": _Norm(layer.norm).tensors,
-    }
-    return [tensor for place in PLACES for tensor in found[place]]
-
-
-def _columns(*linears: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Return the weights of Linears of the same input, side by side, as `bert_pass` reads them, and their biases."""
-    weight = torch.cat([linear.weight.detach() for linear in linears]).to(torch.bfloat16)
-    columns, depth = weight.shape
-    pairs = weight.view(columns // COLUMNS, COLUMNS, depth // 2, 2).transpose(1, 2).contiguous()
-    return pairs, torch.cat([linear.bias.detach() for linear in linears]).to(torch.bfloat16).float()
-
-
 class _Steps:
     """The operations of each layer one by one, with products by oneDNN."""
 
@@ -148,7 +90,7 @@ class _Steps:
         """Convert the weights; RuntimeError: oneDNN cannot prepack them on this processor."""
         self._kernels = kernels
         self._heads: int = bert.layers[0].heads
-        self._norm = _Norm(bert.norm)
+        self._norm = Norm(bert.norm)
         self._layers = [_Layer(layer) for layer in bert.layers]
 
     def __call__(self, words: Tensor, positions: Tensor, features: Features) -> Tensor:
@@ -174,13 +116,6 @@ class _Steps:
         return x_SD.float()
 
 
-class _Norm:
-    def __init__(self, norm: nn.LayerNorm) -> None:
-        self.tensors = norm.weight.detach().float().contiguous(), norm.bias.detach().float().contiguous()
-        self.places = tuple(tensor.data_ptr() for tensor in self.tensors)
-        self.epsilon = norm.eps
-
-
 class _Product:
     """`activation(x @ weight.T + bias)`, for Linears of the same input side by side."""
 
@@ -203,4 +138,4 @@ class _Layer:
         self.attended = _Product(layer.attended)
         self.wide = _Product(layer.wide, activation="gelu")
         self.narrow = _Product(layer.narrow)
-        self.attended_norm, self.norm = _Norm(layer.attended_norm), _Norm(layer.norm)
+        self.attended_norm, self.norm = Norm(layer.attended_norm), Norm(layer.norm)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["BFLOATS", "FLOATS", "PAIRS", "WORDS", "Code", "compiled", "floats"]
+__all__ = ["BFLOATS", "FLOATS", "PAIRS", "WORDS", "Code", "compiled", "floats", "one_float"]
 
 FLOATS, WORDS, BFLOATS, PAIRS = "<16 x float>", "<16 x i32>", "<16 x bfloat>", "<32 x bfloat>"
 """Types of vectors: of 16 float32, 16 int32, 16 bfloat16 and 16 pairs of bfloat16."""
@@ -19,6 +19,7 @@ DECLARATIONS = f"""
 declare i64 @llvm.smin.i64(i64, i64)
 declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 declare float @llvm.sqrt.f32(float)
+declare float @llvm.maxnum.f32(float, float)
 declare float @llvm.vector.reduce.fmax.v16f32({FLOATS})
 declare float @llvm.vector.reduce.fadd.v16f32(float, {FLOATS})
 declare {FLOATS} @llvm.fma.v16f32({FLOATS}, {FLOATS}, {FLOATS})
@@ -144,9 +145,14 @@ class Code:
 
 def floats(value: float) -> str:
     """Return the constant vector of 16 times the same float32."""
-    [single] = struct.unpack("<f", struct.pack("<f", value))  # LLVM takes only values that float32 has
+    return f"<{', '.join([f'float {one_float(value)}'] * 16)}>"
+
+
+def one_float(value: float) -> str:
+    """Return a constant float32, rounded: LLVM takes only values that float32 has."""
+    [single] = struct.unpack("<f", struct.pack("<f", value))
     [bits] = struct.unpack("<Q", struct.pack("<d", single))
-    return f"<{', '.join([f'float 0x{bits:016X}'] * 16)}>"
+    return f"0x{bits:016X}"
 
 
 def compiled(functions: Sequence[str]) -> Any:

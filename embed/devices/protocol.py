@@ -68,6 +68,10 @@ class Device(Protocol):
         """Compute all batches, and pass each result to `emit`. Returns when all are done."""
         ...
 
+    def vector_of(self, ids: Sequence[int]) -> np.ndarray | None:
+        """Return the vector of one text, float32 (D,), given as its tokens; None: texts are computed by `run` only."""
+        ...
+
 
 def cosines(one_ND: np.ndarray, two_ND: np.ndarray) -> np.ndarray:
     """Return the cosine of each pair of rows (float64); 0 where a row is zero or not finite."""

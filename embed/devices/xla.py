@@ -147,6 +147,9 @@ class XlaDevice:
             buckets = self.buckets
         return fitted_batches(lengths_N, buckets, STEP_TOKENS)
 
+    def vector_of(self, ids: Sequence[int]) -> None:
+        """Return None: a text is a batch."""
+
     def run(self, work: Work, emit: Emit) -> None:
         """Compute all batches. The device computes one while the host pads the next and reads the previous one."""
         waiting: deque[tuple[Batch, Any]] = deque()

@@ -65,6 +65,10 @@ class LeanModel(nn.Sequential):
         pool = _MeanPooling() if shape["pooling"] == "mean" else _FirstPooling()
         super().__init__(_Bert(shape, own), pool, *([_Normalize()] if shape["normalize"] else []))
         self.eval().requires_grad_(False)
+        self.pooling: str = shape["pooling"]
+        """`mean`, or `cls`: the first token."""
+        self.normalizes = bool(shape["normalize"])
+        """Whether vectors are scaled to length 1."""
         tokenizer = Tokenizer.from_str(notes["tokenizer"])
         self.tokenizer = LeanTokenizer(tokenizer, int(notes["special_tokens"]))
         documents, queries = (notes["tokens"][kind] for kind in ("document", "query"))

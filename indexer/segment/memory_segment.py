@@ -74,6 +74,7 @@ class MemorySegment(Segment):
         self._parts = parts
         self._scaled = scaled
         self._searcher = None
+        self._coarse = None
         self._planner = None
         self._all_leaves = 0
         self.leaves = None

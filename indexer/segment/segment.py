@@ -40,6 +40,7 @@ from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.search_settings import TUNED_K, Depth, SearchSettings
 from scannery.indexer.tuning.settings_choice import pick_settings
 from scannery.indexer.vectors.arrays import mapped, taken
+from scannery.indexer.vectors.coarse_search import CoarseRows
 from scannery.indexer.vectors.exact_search import FEW_HITS, FEW_QUERIES, NO_ROW, exact_search, search_ready
 from scannery.indexer.vectors.tie_order import Ties
 from scannery.indexer.vectors.vector_files import no_vectors
@@ -93,6 +94,13 @@ class Segment:
         self._searcher = (
             load_searcher(folder / "scann", self.searched_ND, self.distance, self.ties)
             if entry.kind == "scann"
+            else None
+        )
+        self._coarse = (
+            CoarseRows(self.searched_ND, self.ties.ranks_N)
+            if self._searcher is None
+            and self.distance == "cosine"
+            and CoarseRows.fits(*self.searched_ND.shape)
             else None
         )
         self.leaves = Leaves.load(folder / files.LEAVES) if self._searcher else None
@@ -442,7 +450,7 @@ class Segment:
         if not self.has_vectors:
             return partial(_no_hits, k)
         if self._searcher is None or settings is None or not settings.reaches(k):
-            return partial(self._exact, k=k)
+            return partial(self._exact_all, k=k)
         depth = settings.at(k)
         leaves = min(depth.leaves, self._all_leaves)
         return partial(
@@ -462,6 +470,11 @@ class Segment:
     def _short(self, rows_QK: np.ndarray) -> np.ndarray:
         """Return the numbers of queries whose leaves have fewer rows than hits are possible; they need exact search."""
         return np.flatnonzero(rows_QK[:, min(rows_QK.shape[1], self.rows) - 1] == NO_ROW)
+
+    def _exact_all(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._coarse is not None and len(queries_QD) < FEW_QUERIES and k <= FEW_HITS:
+            return self._coarse.search(queries_QD, k)
+        return self._exact(queries_QD, k)
 
     def _exact(
         self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None = None
@@ -540,6 +553,7 @@ class Segment:
             for queries, hits in ((1, 1), (1, FEW_HITS + 1), (FEW_QUERIES, 1)):
                 asked_QD = np.repeat(query_1D, queries, axis=0)
                 exact_search(self.searched_ND[:1], asked_QD, hits, self.distance, ranks_N=self.ties.ranks_N)
+            CoarseRows(self.searched_ND[:1], self.ties.ranks_N).search(query_1D, 1)
             if self._searcher is not None and self._planner is not None:
                 mask_N = np.zeros(self.rows, bool)
                 mask_N[0] = True

@@ -21,6 +21,8 @@ __all__ = [
     "FEW_HITS",
     "FEW_QUERIES",
     "NO_ROW",
+    "ROOM",
+    "UNIT_ROUNDOFF",
     "all_scores",
     "exact_search",
     "row_scores",

@@ -46,6 +46,11 @@ CPU_LIMITS = BatchLimits(queries=64, documents=128)
 ACCELERATOR_LIMITS = BatchLimits(queries=1024, documents=256)
 """What fills the 32,768 tokens of a GPU's batch with short questions, and with passages of 128 tokens."""
 
+NOW_S = 0.005
+"""A text that takes no longer may be encoded on the event loop for a lone caller: requests that come meanwhile wait."""
+NOW_CHARS = 256
+"""Longest such text."""
+
 _SMALLEST = ChunkSpec(max_tokens=8, overlap_tokens=0)
 """Of a chunker that only counts."""
 _NO_DEADLINE = Deadline.after(None)
@@ -201,6 +206,27 @@ class QueryEncoder:
                 vector = known[pair] = np.array(vectors[pair[1]])
                 self._vectors.keep(pair, vector, vector.nbytes + sys.getsizeof(pair[1]))
         return [known[pair] for pair in asked]
+
+    def encode_now(self, caller: str, text: str) -> np.ndarray | None:
+        """Return the vector, float32 (D,), of a text that is not cached, encoded in this thread without a batch.
+
+        None: it is to be encoded by `encode_each`, which also finds what is wrong with it. That is so unless the last
+        query by itself took no longer than NOW_S, so the event loop may call this.
+
+        Args:
+            caller: its name.
+            text: the text.
+
+        """
+        encode = getattr(self._encoder, "encode_now", None)
+        if encode is None or len(text) > NOW_CHARS:
+            return None
+        vector_D: np.ndarray | None = encode(text, NOW_S)
+        if vector_D is not None:
+            self._encoding(1)
+            self._count_cached(0, 1)
+            self._vectors.keep((caller, text), vector_D, vector_D.nbytes + sys.getsizeof(text))
+        return vector_D
 
     def known(self, text: str) -> np.ndarray | None:
         """Return the cached vector of a query, float32 (D,); None: not cached."""

@@ -19,16 +19,16 @@ _FLOAT32 = np.dtype("<f4")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchTemplate:
-    """What a search by vector has besides its vector. It refers to no snapshot."""
+    """What a search by vector has besides its vector, or one by text besides its text. It refers to no snapshot."""
 
     index: str
     """As the request names it: an index or an alias."""
     options: bytes
     """A serialised SearchOptions, as `Snapshot.parsed_options` takes it."""
     min_sequence: int
-    start: int
+    start: int = 0
     """Offset of the vector in the body."""
-    stop: int
+    stop: int = 0
     """Offset of the first byte after it."""
 
     def vector_of(self, data: bytes, body: int) -> np.ndarray:

@@ -104,15 +104,15 @@ class MethodRegistry:
         return None
 
     def ready_again(
-        self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
+        self, template: SearchTemplate, asked: np.ndarray | str, stats: QueryStats
     ) -> PreparedQuery | None:
-        """Return what `ready` does for a request that differs only in the vector from one that it returned a query for.
+        """Return what `ready` does for a request that differs only in vector or text from one that it took.
 
         None: the request is to be parsed; it may also be invalid.
 
         Args:
             template: of that request.
-            vector_1D: float32 (1, D).
+            asked: a vector, float32 (1, D), or a text.
             stats: of this request.
 
         """

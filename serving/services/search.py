@@ -38,6 +38,7 @@ from scannery.serving.request.query import (
     Query,
     Vectors,
     check_count,
+    check_text,
     parse_identifier,
     parse_query,
     ready_vector,
@@ -64,7 +65,15 @@ from scannery.serving.status import status_for_callers
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import index_pb2, search_pb2
 
-__all__ = ["MAX_COALESCED", "Service", "encoder_of", "explained_results", "modes_of", "with_vectors"]
+__all__ = [
+    "MAX_COALESCED",
+    "Service",
+    "encoder_of",
+    "explained_results",
+    "modes_of",
+    "with_vector_now",
+    "with_vectors",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -198,22 +207,21 @@ class Service(MethodRegistry):
             return None
         query = parse_query(request.query, snapshot.manifest, options.vectors)
         if isinstance(query, ByText):
-            [choice] = options.vectors
-            vector_D = snapshot.known_vector(query.text, choice.name)
-            if vector_D is None:
-                encoder = snapshot.loaded_encoder(choice.name)
-                if encoder is None or not encoder.at_once:
-                    return None
-                return PreparedQuery(snapshot, prepared, query, stats)
-            query = _by_vector(vector_D[None], choice)
+            return _ready_text(PreparedQuery(snapshot, prepared, query, stats))
         return PreparedQuery(snapshot, prepared, query, stats) if isinstance(query, ByVector) else None
 
     def ready_again(
-        self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
+        self, template: SearchTemplate, asked: np.ndarray | str, stats: QueryStats
     ) -> PreparedQuery | None:
-        """Return what `ready` does for a request that differs only in the vector from one that it returned a query for.
+        """Return what `ready` does for a request that differs only in vector or text from one that it took.
 
-        None: the request is to be parsed; it may also be invalid. Raises UnknownIndexError.
+        None: the request is to be parsed; it may also be invalid. Raises UnknownIndexError and InvalidRequestError.
+
+        Args:
+            template: of the request.
+            asked: a vector, float32 (1, D), or a text.
+            stats: where it is recorded what the request did.
+
         """
         snapshot = self._catalog.open_snapshot(self._catalog.resolve(template.index, look=False))
         if snapshot is None or snapshot.sequence < template.min_sequence:
@@ -221,10 +229,13 @@ class Service(MethodRegistry):
         options = snapshot.parsed_options(template.options)
         if options is None:
             return None
+        options = options.by_text if isinstance(asked, str) else options
         prepared = snapshot.derived(options, PreparedSearch)
         if not prepared.is_quick:
             return None
-        query = ready_vector(vector_1D, options.vectors)
+        if isinstance(asked, str):
+            return _ready_text(PreparedQuery(snapshot, prepared, ByText(check_text(asked, "query")), stats))
+        query = ready_vector(asked, options.vectors)
         return None if query is None else PreparedQuery(snapshot, prepared, query, stats)
 
     def _search_many(
@@ -312,6 +323,28 @@ def with_vectors(
         [choice] = query.prepared.options.vectors
         found.append(replace(query, query=_by_vector(vector_D[None], choice)))
     return found
+
+
+def with_vector_now(caller: str, query: PreparedQuery) -> PreparedQuery | None:
+    """Return a query by text as one by vector, if its encoder can encode it within a few milliseconds, else None."""
+    text = query.query.text if isinstance(query.query, ByText) else None
+    vector_D = None if text is None else encoder_of(query).encode_now(caller, text)
+    if vector_D is None:
+        return None
+    [choice] = query.prepared.options.vectors
+    return PreparedQuery(query.snapshot, query.prepared, _by_vector(vector_D[None], choice), query.stats)
+
+
+def _ready_text(asked: PreparedQuery) -> PreparedQuery | None:
+    """Return a query by text, by vector if that is known; None if its encoder takes none of the event loop."""
+    text = asked.query
+    assert isinstance(text, ByText)
+    [choice] = asked.prepared.options.vectors
+    vector_D = asked.snapshot.known_vector(text.text, choice.name)
+    if vector_D is not None:
+        return PreparedQuery(asked.snapshot, asked.prepared, _by_vector(vector_D[None], choice), asked.stats)
+    encoder = asked.snapshot.loaded_encoder(choice.name)
+    return None if encoder is None or not encoder.at_once else asked
 
 
 def explained_results(

@@ -61,10 +61,10 @@ class FacadeMethods(MethodRegistry):
         return self._service.ready(request, stats)
 
     def ready_again(
-        self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
+        self, template: SearchTemplate, asked: np.ndarray | str, stats: QueryStats
     ) -> PreparedQuery | None:
         """As that of this server."""
-        return self._service.ready_again(template, vector_1D, stats)
+        return self._service.ready_again(template, asked, stats)
 
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline, stats: QueryStats

@@ -13,8 +13,7 @@ from grpc import StatusCode
 
 from scannery.serving.transport.http.exchange import Exchange
 from scannery.serving.transport.http.head import RefusedError
-from scannery.serving.transport.http.parser import PIECE_BYTES, RequestHandler, RequestParser
-from scannery.serving.transport.http.repeated_request import RepeatedRequest
+from scannery.serving.transport.http.parser import PIECE_BYTES, Repeated, RequestHandler, RequestParser
 from scannery.serving.transport.http.responses import CONTINUE
 from scannery.serving.transport.http.tls import TlsLayer
 
@@ -65,7 +64,7 @@ class Connection(asyncio.Protocol):
         """Bytes received and not parsed yet."""
         self._read = b""
         """The bytes that are parsed now, if they begin with a request."""
-        self._known: tuple[RepeatedRequest, ...] = ()
+        self._known: tuple[Repeated, ...] = ()
         """Requests that further ones are compared with, the latest first."""
         self._last = False
         """Whether further requests are dropped."""
@@ -143,7 +142,7 @@ class Connection(asyncio.Protocol):
                 return exchange is not None
         return False
 
-    def remember(self, known: RepeatedRequest) -> None:
+    def remember(self, known: Repeated) -> None:
         """Compare further requests with an answered one."""
         self._known = (known, *self._known[: MAX_KNOWN - 1])
 

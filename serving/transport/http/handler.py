@@ -31,7 +31,7 @@ from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import ANONYMOUS, CURRENT
-from scannery.serving.services.search import MAX_COALESCED
+from scannery.serving.services.search import MAX_COALESCED, with_vector_now
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -40,8 +40,11 @@ from scannery.serving.transport.http.browsers import Browsers
 from scannery.serving.transport.http.connection import Connection
 from scannery.serving.transport.http.exchange import Exchange
 from scannery.serving.transport.http.head import JSON, PROTO, Head, Header, RefusedError, read_head
+from scannery.serving.transport.http.lone_caller import LoneCaller
 from scannery.serving.transport.http.pages import Pages
-from scannery.serving.transport.http.repeated_request import RepeatedRequest, repeated_request
+from scannery.serving.transport.http.parser import Repeated
+from scannery.serving.transport.http.repeated_request import repeated_request
+from scannery.serving.transport.http.repeated_text import repeated_text
 from scannery.serving.transport.http.responses import Responses
 from scannery.serving.transport.http.text_queue import Outcome, TextQueue
 from scannery.serving.transport.lifecycle import (
@@ -97,6 +100,7 @@ class Handler:
         self._asks = config.security.tokens
         self._arrived: list[Exchange] = []
         self._texts = TextQueue(threads, self._pass_to_loop)
+        self._lone = LoneCaller()
         self._batches: dict[int, _Batch] = {}
         """Searches to be answered, by snapshot and options."""
         self.loop: asyncio.AbstractEventLoop
@@ -154,14 +158,15 @@ class Handler:
     def answer(self, exchange: Exchange) -> None:
         """Answer a request together with the others that arrive in this iteration of the event loop."""
         self._answer_soon()
+        self._lone.note(exchange.connection)
         self._arrived.append(exchange)
 
     def _answer_soon(self) -> None:
         if not self._arrived and not self._batches:
             self.loop.call_soon(self._answer_arrived)
 
-    def repeated(self, connection: Connection, known: RepeatedRequest, data: bytes) -> Exchange | None:
-        """Begin to answer a request that differs from an answered one in nothing but its vector, as `answer` does.
+    def repeated(self, connection: Connection, known: Repeated, data: bytes) -> Exchange | None:
+        """Begin to answer a request that differs from an answered one in nothing but vector or text, as `answer` does.
 
         It passes all checks but those of its bytes. None: it is to be parsed, which also finds what is wrong with it.
         An error of admission is noted in the exchange.
@@ -172,12 +177,12 @@ class Handler:
             if self._asks:
                 self._check_caller(exchange)
             CURRENT.set(exchange.principal)
-            query = self._lifecycle.methods.ready_again(known.template, known.vector_of(data), stats)
+            query = self._lifecycle.methods.ready_again(known.template, known.asked_of(data), stats)
         except Exception:  # noqa: BLE001  found again in the parsed request, and answered
             return None
         if query is None or tracing.on():
             return None
-        exchange.body = data[known.body :]
+        exchange.body = data[known.body_of(data) :]
         try:
             self._begin(exchange, stats)
         except OverloadedError as error:
@@ -185,7 +190,12 @@ class Handler:
             return exchange
         exchange.active.index, exchange.active.size = query.snapshot.manifest.index, len(exchange.body)
         self._answer_soon()
-        self._batches.setdefault(id(query.prepared), []).append((exchange, query))
+        self._lone.note(connection)
+        try:
+            self._add(exchange, query, self._batches)
+        except Exception as error:  # noqa: BLE001  the table of statuses has every one
+            exchange.error = error
+            self._lifecycle.ended(exchange.active, status_for_callers(error)[0])
         return exchange
 
     def _answer_arrived(self) -> None:
@@ -241,16 +251,34 @@ class Handler:
         query = self._lifecycle.methods.ready(request, exchange.active.stats)
         if query is None:
             return False
-        if isinstance(query.query, ByText):
-            self._texts.put(exchange, query)
-            return True
-        batches.setdefault(id(query.prepared), []).append((exchange, query))
-        template = None if exchange.close else template_of(asked, data)
-        if template is not None:
-            known = repeated_request(exchange.head, template, exchange.whole, data)
-            if known is not None:
-                exchange.connection.remember(known)
+        self._add(exchange, query, batches)
+        if not exchange.close:
+            self._remember(exchange, asked, data)
         return True
+
+    def _add(self, exchange: Exchange, query: PreparedQuery, batches: dict[int, _Batch]) -> None:
+        """Add a query to its batch, now or when its text is encoded; RuntimeError if no thread can be started."""
+        encoded = self._encoded_now(exchange, query) if isinstance(query.query, ByText) else query
+        if encoded is None:
+            self._texts.put(exchange, query)
+        else:
+            batches.setdefault(id(query.prepared), []).append((exchange, encoded))
+
+    def _remember(self, exchange: Exchange, asked: SearchRequest, data: bytes) -> None:
+        """Have further requests of the connection compared with this one, whose body is `data`."""
+        known: Repeated | None = None
+        if asked.query.WhichOneof("kind") == "text":
+            known = repeated_text(exchange.head, asked, exchange.whole, data)
+        elif (template := template_of(asked, data)) is not None:
+            known = repeated_request(exchange.head, template, exchange.whole, data)
+        if known is not None:
+            exchange.connection.remember(known)
+
+    def _encoded_now(self, exchange: Exchange, query: PreparedQuery) -> PreparedQuery | None:
+        """Return the query of a lone caller with its vector, if that is quick; None: it is to be put into the queue."""
+        if not self._lone.is_alone() or self._lifecycle.admission.in_flight > 1:
+            return None
+        return with_vector_now(exchange.principal.name, query)
 
     def _pass_to_loop(self, outcomes: list[Outcome]) -> None:
         """Have queries whose texts are encoded answered; for a thread of `CallThreads`."""

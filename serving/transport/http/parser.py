@@ -12,15 +12,38 @@ from scannery.serving.transport.http.exchange import Exchange
 from scannery.serving.transport.http.head import MAX_HEADER_BYTES, MAX_HEADERS, Head, Header, RefusedError
 
 if TYPE_CHECKING:
-    from scannery.serving.transport.http.connection import Connection
-    from scannery.serving.transport.http.repeated_request import RepeatedRequest
+    import numpy as np
 
-__all__ = ["PIECE_BYTES", "RequestHandler", "RequestParser"]
+    from scannery.serving.request.search_template import SearchTemplate
+    from scannery.serving.transport.http.connection import Connection
+
+__all__ = ["PIECE_BYTES", "Repeated", "RequestHandler", "RequestParser"]
 
 PIECE_BYTES = 1 << 13
 """Bytes parsed at a time, but for a body of a known length."""
 SMALL_BYTES = 1 << 16
 """A body up to this size is read before admission; a larger one passes admission first."""
+
+
+class Repeated(Protocol):
+    """A request that was answered, to compare others with: they may differ in what they ask."""
+
+    @property
+    def head(self) -> Head:
+        """Its head."""
+
+    @property
+    def template(self) -> SearchTemplate:
+        """What is the same in its body."""
+
+    def fits(self, data: bytes) -> bool:
+        """Return whether some bytes are the same request."""
+
+    def body_of(self, data: bytes) -> int:
+        """Return the offset of the body of a request that fits."""
+
+    def asked_of(self, data: bytes) -> np.ndarray | str:
+        """Return the vector, float32 (1, D), or the text of a request that fits."""
 
 
 class RequestHandler(Protocol):
@@ -38,7 +61,7 @@ class RequestHandler(Protocol):
     def admit(self, exchange: Exchange) -> object:
         """Pass admission before a large body is read; raises OverloadedError."""
 
-    def repeated(self, connection: Connection, known: RepeatedRequest, data: bytes) -> Exchange | None:
+    def repeated(self, connection: Connection, known: Repeated, data: bytes) -> Exchange | None:
         """Begin to answer a request that fits `known`, or note its error; None: it is to be parsed."""
 
     def answer(self, exchange: Exchange) -> None:

@@ -37,7 +37,11 @@ class RepeatedRequest:
         """Return whether some bytes are the same request, with any vector."""
         return len(data) == self.size and data.startswith(self.before) and data.endswith(self.after)
 
-    def vector_of(self, data: bytes) -> np.ndarray:
+    def body_of(self, data: bytes) -> int:
+        """Return the offset of the body of a request that fits."""
+        return self.body
+
+    def asked_of(self, data: bytes) -> np.ndarray:
         """Return the vector of a request that fits, float32 (1, D), read-only."""
         return self.template.vector_of(data, self.body)
 

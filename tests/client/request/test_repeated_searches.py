@@ -23,6 +23,9 @@ VECTORS: list[Any] = [
     np.zeros(1, ">f4"),
     np.array([True, False]),
     [1.0, 2.0],
+    "how do volcanoes form",
+    "",
+    "ÿ 日本語 \x00" * 99,
 ]
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -40,6 +43,12 @@ def test_requests_are_those_that_are_built_anew(options: dict[str, Any]) -> None
     for vector in VECTORS * 2:
         plain = SearchRequest(index="ÿé", query=build_query(vector), options=build_options(9, **options))
         assert search("ÿé", vector, 9, **options).request.SerializeToString() == plain.SerializeToString()
+
+
+def test_a_text_that_is_not_unicode_is_refused_with_options_known_and_new() -> None:
+    for options in ({}, {}, {"fields": ["title"]}):
+        with pytest.raises(InvalidArgumentError, match="query: is not valid Unicode"):
+            search("i", "lone \ud800", 3, **options)
 
 
 def test_options_of_other_types_and_values_are_others() -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from scannery.embed import Encoder
 from scannery.embed.devices import bert_pass as passes
-from scannery.embed.devices import fused_bert
+from scannery.embed.devices import fused_bert, one_pass
 from scannery.embed.devices.llvm_ir import compiled
 from scannery.embed.devices.protocol import cosines
 
@@ -27,7 +27,7 @@ def _product(linear: nn.Linear, x: Tensor, *, gelu: bool) -> Tensor:
     width, depth = linear.weight.shape
     engine = compiled([passes._product("tested", depth, ROWS, gelu=gelu)])
     kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4, ctypes.c_int64, ctypes.c_int64)
-    weight, bias = fused_bert._columns(linear)
+    weight, bias = one_pass._columns(linear)
     result = torch.full((len(x) + 2, width), 77.0, dtype=torch.bfloat16)
     kind(engine.get_function_address("tested"))(
         x.data_ptr(), weight.data_ptr(), bias.data_ptr(), result[1:].data_ptr(), width, len(x) // ROWS
@@ -77,8 +77,8 @@ def test_a_pass_is_its_steps_one_by_one(minilm_folder: str, monkeypatch: pytest.
     at_once = Encoder.load(minilm_folder, device="cpu", dtype="bfloat16")
     monkeypatch.setattr(fused_bert, "has_flag", lambda name: name == "amx_bf16")
     by_steps = Encoder.load(minilm_folder, device="cpu", dtype="bfloat16")
-    layers = [encoder._device._model[0]._layers for encoder in (at_once, by_steps)]  # type: ignore[attr-defined]
-    assert [type(each) for each in layers] == [fused_bert._OnePass, fused_bert._Steps]
+    first = [type(encoder._device._model[0]) for encoder in (at_once, by_steps)]  # type: ignore[attr-defined]
+    assert first == [one_pass.OnePass, fused_bert.FusedBert]
     words = ["the", "dough", "rests", "while", "magma", "rises", "under", "volcanoes", "of", "the", "sea"]
     texts = [
         " ".join(words[(7 * n + at) % len(words)] for at in range(n)) for n in (0, 1, 5, 6, 12, 13, 40, 90)

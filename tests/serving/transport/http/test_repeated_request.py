@@ -210,7 +210,7 @@ def test_a_request_is_remembered_only_if_it_was_read_whole_and_alone() -> None:
     assert not known.fits(sent(body(1))[:-1] + b"x")
     assert not known.fits(b"x" + sent(body(1))[1:])
     assert not known.fits(sent(body(1)) + b"x")
-    assert known.vector_of(sent(body(1))).tolist() == [QUERIES_QD[1].tolist()]
+    assert known.asked_of(sent(body(1))).tolist() == [QUERIES_QD[1].tolist()]
     long = head("POST", SEARCH, [("x", "y" * 9000)]) + body()
     assert repeated_request(NO_HEAD, template, long, body()) is None, "a connection keeps little"
     for other in (data + data, data[1:] + b"x", b"", b"GET / HTTP/1.1\r\n\r\n" + data):
