@@ -68,7 +68,7 @@ class RootService(Service):
         return None
 
     def ready_again(
-        self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
+        self, template: SearchTemplate, asked: np.ndarray | str, stats: QueryStats
     ) -> PreparedQuery | None:
         """Return None: a search waits for leaves."""
         return None
