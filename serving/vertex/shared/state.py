@@ -6,23 +6,18 @@ succeed, whichever worker or server does them.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from scannery.indexer import AlreadyExistsError, CorruptError, FormatError, NotFoundError, Store
+from scannery.indexer import NotFoundError, Store
+from scannery.indexer.store.json_object import JsonObject
 
 __all__ = ["RESOURCES_KEY", "JsonDocument", "Resources"]
 
 RESOURCES_KEY = "vertex.json"
-FORMAT = 1
-"""Version of the objects that this code writes; later ones are refused."""
-MAX_ATTEMPTS = 50
-"""Attempts to replace an object while other processes replace it; each failure is the success of another one."""
 RECENT_S = 0.5
 """A query may use resources as they were this long ago."""
 
@@ -45,6 +40,7 @@ class JsonDocument:
 
         """
         self._store, self._key, self._clock = store, key, clock
+        self._object = JsonObject(store, key, "resources", dict)
         self._lock = threading.Lock()
         self._known: Resources = {}
         self._stamp: str | None = None
@@ -61,7 +57,7 @@ class JsonDocument:
             self._checked_at_s = self._clock()
             stamp = self._current_stamp()
             if stamp != self._stamp:
-                self._known, self._stamp = self._parsed(self._stored()), stamp
+                self._known, self._stamp = self._object.read(), stamp
             return self._known
 
     def recent(self) -> Resources:
@@ -78,51 +74,22 @@ class JsonDocument:
                 and nothing is changed.
 
         Raises:
-            AlreadyExistsError: other processes were quicker in each of MAX_ATTEMPTS attempts.
+            AlreadyExistsError: other processes were quicker in each attempt.
             CorruptError, FormatError, StoreError: as `read`.
 
         """
-        for attempt in range(MAX_ATTEMPTS):
-            stored = self._stored()
-            before = self._parsed(stored)
+
+        def changed(before: Resources) -> Resources:
             after = copy.deepcopy(before)
             change(after)
-            if after == before:
-                return before
-            try:
-                self._store.replace(self._key, _to_json(after), known=stored)
-            except AlreadyExistsError:
-                if attempt + 1 == MAX_ATTEMPTS:
-                    raise
-            else:
-                self._checked_at_s = float("-inf")  # what this process did is visible here at once
-                return after
-        raise AssertionError
+            return after
+
+        _, after = self._object.change(changed)
+        self._checked_at_s = float("-inf")  # what this process did is visible here at once
+        return after
 
     def _current_stamp(self) -> str:
         try:
             return self._store.stamp(self._key)
         except NotFoundError:
             return ""
-
-    def _stored(self) -> bytes | None:
-        with contextlib.suppress(NotFoundError):
-            return self._store.read(self._key)
-        return None
-
-    def _parsed(self, data: bytes | None) -> Resources:
-        if data is None:
-            return {}
-        try:
-            content = json.loads(data)
-            if content["format"] > FORMAT:
-                raise FormatError(
-                    f"{self._key} has format {content['format']}, this Scannery reads up to {FORMAT}; upgrade it"
-                )
-            return {str(kind): dict(items) for kind, items in content["resources"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptError(f"{self._key} is damaged: {error!r}") from error
-
-
-def _to_json(resources: Resources) -> bytes:
-    return json.dumps({"format": FORMAT, "resources": resources}, sort_keys=True).encode() + b"\n"
