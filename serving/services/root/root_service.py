@@ -25,6 +25,7 @@ from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.services.root.root_aggregation import RootAggregation
 from scannery.serving.services.root.root_indexes import RootIndexes
 from scannery.serving.services.root.root_lookup import RootLookup
+from scannery.serving.services.root.root_scan import RootScans
 from scannery.serving.services.root.states import States
 from scannery.serving.services.search import Service, explained_results, modes_of
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -57,6 +58,7 @@ class RootService(Service):
             **RootLookup(self._states).methods,
             **RootAggregation(catalog, self._states).methods,
             **RootIndexes(catalog).methods,
+            **RootScans(catalog, self._states).methods,
         }
         methods = {
             path: own.get(path) or _known_to_roots(path, method) for path, method in self.methods.items()
