@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,13 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.services.search import Service
+from scannery.serving.services.scan import Scans
+from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1.search_pb2 import CountRequest, OrderBy, ScanRequest, ScanResponse
 from scannery.v1.search_pb2_grpc import SearchServiceStub
 from tests.cluster.questions import INDEX, ROWS, any_filter, make_store
 from tests.cluster.servers import root_server, started_cluster
+from tests.data import ROOT
 
 TIMEOUT_S = 60
 ORDERS = ["id", "document_id", "year", "show", "rating", "live", "published"]
@@ -53,10 +57,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(store: Path) -> Iterator[Service]:
-    service = Service(EmbeddedCatalog.open(store))
-    yield service
-    service.close()
+def alone(store: Path) -> Iterator[Scans]:
+    catalog = EmbeddedCatalog.open(store)
+    yield Scans(catalog)
+    catalog.close()
 
 
 @pytest.fixture(scope="module", params=[1, 3, 4])
@@ -87,16 +91,18 @@ def datapoints(scan: Any, request: ScanRequest) -> list[bytes]:
     return found
 
 
-def of_alone(service: Service) -> Any:
-    return lambda request: service.scan(request, Deadline.after(TIMEOUT_S))
+def of_alone(scans: Scans) -> Callable[[ScanRequest], ScanResponse]:
+    return lambda request: ScanResponse.FromString(
+        scans.scan(request, Deadline.after(TIMEOUT_S), QueryStats())
+    )
 
 
-def of_cluster(stub: SearchServiceStub) -> Any:
+def of_cluster(stub: SearchServiceStub) -> Callable[[ScanRequest], ScanResponse]:
     return lambda request: stub.Scan(request, timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_all_datapoints_are_returned_once(alone: Service, cluster: SearchServiceStub, seed: int) -> None:
+def test_all_datapoints_are_returned_once(alone: Scans, cluster: SearchServiceStub, seed: int) -> None:
     chosen = random.Random(seed)
     request = ScanRequest(index=INDEX, page_size=chosen.choice([7, 100, 1000]), return_vector=seed % 2 == 0)
     if seed:
@@ -111,7 +117,7 @@ def test_all_datapoints_are_returned_once(alone: Service, cluster: SearchService
 @pytest.mark.parametrize("field", ORDERS)
 @pytest.mark.parametrize("descending", [False, True])
 def test_orders_are_those_of_one_server(
-    alone: Service, cluster: SearchServiceStub, field: str, descending: bool
+    alone: Scans, cluster: SearchServiceStub, field: str, descending: bool
 ) -> None:
     request = ScanRequest(index=INDEX, page_size=90, order_by=OrderBy(field=field, descending=descending))
     expected = datapoints(of_alone(alone), request)
@@ -122,7 +128,7 @@ def test_orders_are_those_of_one_server(
 
 @pytest.mark.parametrize("descending", [False, True])
 def test_dynamic_values_of_all_types_are_ordered_as_on_one_server(
-    alone: Service, cluster: SearchServiceStub, descending: bool
+    alone: Scans, cluster: SearchServiceStub, descending: bool
 ) -> None:
     request = ScanRequest(
         index="mixed", page_size=40, order_by=OrderBy(field="x", descending=descending), return_fields=["x"]
@@ -133,7 +139,7 @@ def test_dynamic_values_of_all_types_are_ordered_as_on_one_server(
 
 
 def test_keys_come_in_several_parts(
-    alone: Service, cluster: SearchServiceStub, monkeypatch: pytest.MonkeyPatch
+    alone: Scans, cluster: SearchServiceStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_LEAF_KEYS", 64)
     request = ScanRequest(index=INDEX, order_by=OrderBy(field="rating"), return_fields=["rating", "year"])
@@ -141,7 +147,7 @@ def test_keys_come_in_several_parts(
 
 
 def test_samples_have_the_exact_number_and_are_the_same_for_a_seed(
-    alone: Service, cluster: SearchServiceStub
+    alone: Scans, cluster: SearchServiceStub
 ) -> None:
     everything = set(datapoints(of_alone(alone), ScanRequest(index=INDEX)))
     scan = of_cluster(cluster)
@@ -172,7 +178,7 @@ def test_each_datapoint_is_equally_likely_in_a_sample(cluster: SearchServiceStub
 
 
 def test_errors_are_those_of_one_server(
-    alone: Service, cluster: SearchServiceStub, monkeypatch: pytest.MonkeyPatch
+    alone: Scans, cluster: SearchServiceStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = cluster.Scan(ScanRequest(index=INDEX, page_size=5), timeout=TIMEOUT_S)
     head = first.page_token.rpartition(".")[0]
@@ -186,14 +192,14 @@ def test_errors_are_those_of_one_server(
     ]
     for request in wrong:
         with pytest.raises(InvalidRequestError) as expected:
-            alone.scan(request, Deadline.after(TIMEOUT_S))
+            of_alone(alone)(request)
         with pytest.raises(grpc.RpcError) as caught:
             cluster.Scan(request, timeout=TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert caught.value.details() == str(expected.value)
     monkeypatch.setattr(limits, "MAX_SORTED_ROWS", 100)
     with pytest.raises(grpc.RpcError, match="at most 100 datapoints can be sorted, not 1200"):
-        cluster.Scan(ScanRequest(index=INDEX, order_by=OrderBy(field="live")), timeout=TIMEOUT_S)
+        cluster.Scan(ScanRequest(index=INDEX, order_by=OrderBy(field="live"), seed=7), timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("order", [None, OrderBy(field="show")])
@@ -293,14 +299,17 @@ def until(done: Any) -> None:
 def leaf_process(store: Path, group: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Give a leaf as a process of its own, and its address."""
     command: Sequence[str] = [
-        sys.executable, "-m", "scannery.cli", "serve", "--store", str(store), "--role", "leaf", "--group", group,
+        sys.executable, "-m", "scannery.cli.main", "serve", "--store", str(store), "--role", "leaf", "--group", group,
         "--listen", "127.0.0.1:0", "--http", "off",
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    )
     try:
         assert process.stdout is not None
-        line = next(text for text in process.stdout if "127.0.0.1:" in text)
-        yield process, "127.0.0.1:" + line.split("127.0.0.1:")[1].split()[0].rstrip(".,)")
+        served = re.search(r"Serving on (\S+);", process.stdout.readline())
+        assert served is not None
+        yield process, served[1]
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
