@@ -25,6 +25,7 @@ import pyarrow as pa
 import scannery
 from benchmarks.report import environment, table
 from benchmarks.serve_load import cpu_s, served, throughput
+from scannery.client import Words
 from scannery.indexer import (
     Manifest,
     Store,
@@ -120,7 +121,7 @@ def asked(client: scannery.Client, vectors_ND: np.ndarray) -> dict[str, Ask]:
     return {
         "dense": lambda n: index.search(queries_QD[n % QUERIES], K),
         "hybrid": lambda n: index.search(
-            scannery.Query(vector=queries_QD[n % QUERIES], words=texts[n % QUERIES]), K, mode="hybrid"
+            Words(texts[n % QUERIES], queries_QD[n % QUERIES]), K, mode="hybrid"
         ),
         "batch of 100": lambda n: index.search_many(queries_QD[100 * (n % 5) : 100 * (n % 5) + 100], K),
     }
