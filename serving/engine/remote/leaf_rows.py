@@ -30,7 +30,7 @@ from scannery.serving.request.filter import Node
 from scannery.serving.request.query import ById, Vectors
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import leaf_pb2 as pb
-from scannery.v1.search_pb2 import SearchOptions
+from scannery.v1.search_pb2 import Hit, SearchOptions
 from scannery.v1.types_pb2 import Filter, Value
 
 __all__ = ["LeafRows"]
@@ -92,7 +92,7 @@ class LeafRows(RowSource):
             own = tables[number]
             [identifier] = self.segments[number].ids_of(np.array([row]))
             place = own.number_of(identifier)
-            found.append("" if place is None else own.datapoints[place].text)
+            found.append("" if place is None else Hit.FromString(own.datapoints[place]).datapoint.text)
         return found
 
     def groups(self, ranking: Ranking, column: str) -> list[Hashable]:

@@ -350,8 +350,8 @@ class LeafFound(_message.Message):
         """The values of `group_by` of the rows; without a kind where a row has none."""
 
     @_builtins.property
-    def datapoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Datapoint]:
-        """With `datapoints`: those of the rows."""
+    def datapoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """With `datapoints`: those of the rows, each as the field `datapoint` of a Hit with its tag: the root copies them."""
 
     @_builtins.property
     def unfiltered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
@@ -365,7 +365,7 @@ class LeafFound(_message.Message):
         by_words: Global___LeafRanking | None = ...,
         scores: _builtins.bytes = ...,
         groups: _abc.Iterable[_types_pb2.Value] | None = ...,
-        datapoints: _abc.Iterable[_types_pb2.Datapoint] | None = ...,
+        datapoints: _abc.Iterable[_builtins.bytes] | None = ...,
         unfiltered: _abc.Iterable[_builtins.bytes] | None = ...,
         best_by_words: _builtins.float | None = ...,
     ) -> None: ...
