@@ -19,6 +19,7 @@ from scannery.serving.contract import LEAF_FETCH, LEAF_STATISTICS
 from scannery.serving.engine.hydrator import Written
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import members_of
+from scannery.serving.engine.remote.kept_counts import KeptCounts
 from scannery.serving.engine.remote.leaf_candidates import LeafCandidates
 from scannery.serving.engine.remote.leaf_hits import written_hits
 from scannery.serving.engine.remote.leaf_table import LeafTable
@@ -45,6 +46,8 @@ class LeafRows(RowSource):
         snapshot: Snapshot,
         options: SearchOptions,
         filters: Mapping[Node, Filter] | None = None,
+        *,
+        kept: KeptCounts,
     ) -> None:
         """Read nothing yet.
 
@@ -53,9 +56,10 @@ class LeafRows(RowSource):
             snapshot: of the same state, without segments: spec, encoders and options.
             options: of the request.
             filters: the messages of the filters of single queries, by what they were parsed to.
+            kept: the counts of words that are known.
 
         """
-        self.reader, self.options = reader, options
+        self.reader, self.options, self._kept = reader, options, kept
         self.filters = filters or {}
         self._snapshot = snapshot
         self.segments: Sequence[LeafTable] = [LeafTable() for _ in range(reader.groups)]
@@ -109,13 +113,26 @@ class LeafRows(RowSource):
         if self._snapshot.manifest.spec.lexical is None:
             return None
         asked = list(dict.fromkeys(terms))
-        size, frequencies = (0, 0), dict[str, int]()
-        for start in range(0, max(len(asked), 1), MAX_LEAF_IDS):
-            counts = self._counts(asked[start : start + MAX_LEAF_IDS])
+        known = None if self.reader.allow_partial else self._kept.find(self.reader.at, asked)
+        if known is None or len(known.frequencies) < len(asked):
+            known = self._read_counts(asked, known)
+        # In the order of the question.
+        frequencies = {term: known.frequencies[term] for term in asked}
+        return CorpusStatistics.of(CorpusCounts(known.documents, known.length, frequencies))
+
+    def _read_counts(self, asked: Sequence[str], known: CorpusCounts | None) -> CorpusCounts:
+        """Return the counts of some terms, of which some may be known, and keep them."""
+        frequencies = {} if known is None else dict(known.frequencies)
+        new = [term for term in asked if term not in frequencies]
+        size = (0, 0)
+        for start in range(0, max(len(new), 1), MAX_LEAF_IDS):
+            counts = self._counts(new[start : start + MAX_LEAF_IDS])
             # Each part says the size of the whole corpus.
             size = counts.documents, counts.length
             frequencies |= counts.frequencies
-        return CorpusStatistics.of(CorpusCounts(*size, frequencies))
+            if not self.reader.allow_partial:
+                self._kept.keep(self.reader.at, counts)
+        return CorpusCounts(*size, frequencies)
 
     def _counts(self, terms: Sequence[str]) -> CorpusCounts:
         """Return the sums of all groups for some terms."""
