@@ -89,6 +89,7 @@ class _Commands(LazyGroup):
             f"{_COMMANDS}.serve:serve",
             "Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart.",
         ),
+        "cluster": LazyCommand(f"{_COMMANDS}.cluster:cluster_app", "Show the leaves of a cluster."),
         "encoder": LazyCommand(
             f"{_COMMANDS}.encoder:encoder",
             "Encode texts until SIGTERM or Ctrl-C, for `serve --encoder` and for callers of EmbeddingService.",

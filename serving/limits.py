@@ -28,6 +28,7 @@ __all__ = [
     "MAX_INDEXES",
     "MAX_K",
     "MAX_LEAF_IDS",
+    "MAX_LEAF_KEYS",
     "MAX_LEAF_ROWS",
     "MAX_LEAF_TERMS",
     "MAX_LEAF_VALUES_BYTES",
@@ -70,6 +71,8 @@ MAX_LEAVES = 1_000_000
 """A segment with fewer leaves searches all of them."""
 MAX_LEAF_IDS = 8_000
 """Datapoints that a root fetches from a leaf with one call."""
+MAX_LEAF_KEYS = 1_000_000
+"""Rows whose order a leaf describes with one answer."""
 MAX_LEAF_ROWS = 2_000_000
 """Queries × rows wanted by each vector and by words of one call of a root to a leaf."""
 MAX_LEAF_TERMS = 65_536

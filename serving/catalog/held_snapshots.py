@@ -12,10 +12,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from scannery.indexer import Manifest, MemorySegment
-from scannery.serving.engine.scan import ScanResult
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["HeldSnapshot", "HeldSnapshots", "Holds"]
@@ -36,6 +35,17 @@ MAX_RESULTS = 1024
 Key: TypeAlias = tuple[str, str | None, int, int]
 
 
+class Result(Protocol):
+    """The result of a scan."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes, besides that of the snapshot."""
+
+
+ResultT = TypeVar("ResultT", bound=Result)
+
+
 @dataclass(slots=True, eq=False)
 class HeldSnapshot:
     """A snapshot that is kept for scans."""
@@ -43,7 +53,7 @@ class HeldSnapshot:
     snapshot: Snapshot
     began_at_s: float
     used_at_s: float
-    results: OrderedDict[bytes, ScanResult] = field(default_factory=OrderedDict)
+    results: OrderedDict[bytes, Result] = field(default_factory=OrderedDict)
     """Results by the digest of their request, the latest last."""
 
 
@@ -107,17 +117,17 @@ class HeldSnapshots:
                 self._touch(key, held)
             return held
 
-    def result(self, held: HeldSnapshot, digest: bytes, make: Callable[[], ScanResult]) -> ScanResult:
-        """Return the result of a request, computed by `make` unless it is kept."""
+    def result(self, held: HeldSnapshot, digest: bytes, make: Callable[[], ResultT]) -> ResultT:
+        """Return the result of a request, computed by `make` unless it is kept; all results are of one type."""
         with self._lock:
             known = held.results.get(digest)
             if known is not None:
                 held.results.move_to_end(digest)
-                return known
+                return cast("ResultT", known)
         # Without the lock: it may take seconds.
         made = make()
         with self._lock:
-            made = held.results.setdefault(digest, made)
+            made = cast("ResultT", held.results.setdefault(digest, made))
             self._drop_results(made)
         return made
 
@@ -156,7 +166,7 @@ class HeldSnapshots:
                 return
             del self._held[key]
 
-    def _drop_results(self, newest: ScanResult) -> None:
+    def _drop_results(self, newest: Result) -> None:
         results = [each for held in self._held.values() for each in held.results.values()]
         size_bytes, count = sum(each.size_bytes for each in results), len(results)
         for held in self._held.values():

@@ -8,9 +8,9 @@ from typing import Any
 
 from scannery.indexer import IndexerError, Store, latest_version
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import StateUnavailableError
+from scannery.runtime.errors import SnapshotGoneError, StateUnavailableError
 from scannery.serving.catalog.entry import CatalogEntry
-from scannery.serving.catalog.held_snapshots import HeldSnapshots, Holds
+from scannery.serving.catalog.held_snapshots import HeldSnapshot, HeldSnapshots, Holds
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -63,6 +63,28 @@ class LeafCatalog(ServerCatalog):
             + ("" if current.manifest.index_id == index_id else ", of another index of this name"),
             field="at",
         )
+
+    def held_at(
+        self, name: str, index_id: str | None, version: int, sequence: int, deadline: Deadline
+    ) -> HeldSnapshot:
+        """Return one state of an index, kept for scans; a former version is opened again if the store has it.
+
+        Arguments and errors are those of `snapshot_at`.
+        """
+        held = self.held.find_by_id(name, index_id, version, sequence)
+        if held is not None:
+            return held
+        try:
+            return self.held.hold(self.snapshot_at(name, index_id, version, sequence, deadline))
+        except StateUnavailableError:
+            current = self.snapshot(name).manifest
+            if current.index_id != index_id or current.version < version:
+                raise
+        try:
+            return self.held_snapshot(name, version, sequence, deadline=deadline)
+        except SnapshotGoneError as error:
+            # Another leaf of the group may have it.
+            raise StateUnavailableError(str(error), field="at") from error
 
     def _found(self, name: str, index_id: str | None, version: int, sequence: int) -> Snapshot | None:
         """Return a state that is open; None if it is not."""

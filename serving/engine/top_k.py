@@ -166,9 +166,9 @@ def _by_id_where_equal(ranking: Ranking, segments: Sequence[Rows]) -> Ranking:
     # Ids are read only of rows with an equal score beside them.
     tied = np.flatnonzero(np.concatenate([equal, [False]]) | np.concatenate([[False], equal]))
     ids = _ids(ranking.at(tied), segments)
-    scores = ranking.scores[tied].tolist()
+    keys = zip((-ranking.scores[tied]).tolist(), ids, tied.tolist(), strict=True)
     order = np.arange(len(ranking))
-    order[tied] = tied[sorted(range(len(tied)), key=lambda place: (-scores[place], ids[place]))]
+    order[tied] = [place for _, _, place in sorted(keys)]
     return ranking.at(order)
 
 

@@ -211,6 +211,10 @@ def framed(field: int, data: bytes) -> bytes:
 
 def varint(value: int) -> bytes:
     """Return a number that is not negative as protobuf writes it."""
+    if value < 128:
+        return bytes((value,))
+    if value < 1 << 14:
+        return bytes((value & 127 | 128, value >> 7))
     groups = bytearray()
     while value >= 128:
         groups.append(value & 127 | 128)

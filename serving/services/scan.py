@@ -7,7 +7,7 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.held_snapshots import HeldSnapshot
 from scannery.serving.contract import SEARCH_SERVICE
-from scannery.serving.engine.scan import ScanResult
+from scannery.serving.engine.scanning.scan_result import ScanPages, ScanResult
 from scannery.serving.request.scan import (
     PageToken,
     page_size_of,
@@ -16,6 +16,7 @@ from scannery.serving.request.scan import (
     request_digest,
 )
 from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2 as pb
 
@@ -44,18 +45,17 @@ class Scans:
         held, token = self._begun(request, digest, deadline)
         snapshot = held.snapshot
 
-        def made() -> ScanResult:
-            return ScanResult(snapshot, parse_scan(request, snapshot.manifest.spec), deadline)
-
         with stats.stage("scan"):
-            result = self._catalog.held.result(held, digest, made)
+            result = self._catalog.held.result(
+                held, digest, lambda: self._result(snapshot, request, deadline)
+            )
         if token.position > result.total:
             raise InvalidRequestError.at(
                 "page_token", f"must have a position of at most {result.total}, got {token.position}"
             )
         with stats.stage("hydrate"):
-            datapoints, count = result.page(token.position, size, deadline)
-        base, end = token.snapshot_text(snapshot.manifest, digest), token.position + count
+            page = result.page(token.position, size, deadline)
+        base, end = token.snapshot_text(snapshot.manifest, digest), token.position + len(page)
         rest = pb.ScanResponse(
             next_page_token=f"{base}.{end}" if end < result.total else "",
             total=result.total,
@@ -64,7 +64,11 @@ class Scans:
             page_token=f"{base}.{token.position}",
             index=snapshot.manifest.index,
         )
-        return datapoints + rest.SerializeToString()
+        return page.data + rest.SerializeToString()
+
+    def _result(self, snapshot: Snapshot, request: pb.ScanRequest, deadline: Deadline) -> ScanPages:
+        """Return the datapoints of a scan; raises what `scan` does."""
+        return ScanResult(snapshot, parse_scan(request, snapshot.manifest.spec), deadline)
 
     def _begun(
         self, request: pb.ScanRequest, digest: bytes, deadline: Deadline

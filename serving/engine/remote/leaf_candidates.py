@@ -122,7 +122,9 @@ class LeafCandidates:
         best_words = (found.best_by_words for found in results.values() if found.HasField("best_by_words"))
         return _Found(
             by_vector=by_vector,
-            words=merged((group, found.by_words) for group, found in results.items()),
+            words=merged((group, found.by_words) for group, found in results.items())
+            if self._words
+            else EMPTY,
             ranges={place: _range(results.values(), place) for place in places if place in few},
             best_by_words=max(best_words, default=-np.inf),
             width=len(self._options.vectors),

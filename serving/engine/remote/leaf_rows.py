@@ -19,6 +19,7 @@ from scannery.serving.contract import LEAF_FETCH, LEAF_STATISTICS
 from scannery.serving.engine.hydrator import Written
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import members_of
+from scannery.serving.engine.remote.kept_counts import KeptCounts
 from scannery.serving.engine.remote.leaf_candidates import LeafCandidates
 from scannery.serving.engine.remote.leaf_hits import written_hits
 from scannery.serving.engine.remote.leaf_table import LeafTable
@@ -30,7 +31,7 @@ from scannery.serving.request.filter import Node
 from scannery.serving.request.query import ById, Vectors
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import leaf_pb2 as pb
-from scannery.v1.search_pb2 import SearchOptions
+from scannery.v1.search_pb2 import Hit, SearchOptions
 from scannery.v1.types_pb2 import Filter, Value
 
 __all__ = ["LeafRows"]
@@ -45,6 +46,8 @@ class LeafRows(RowSource):
         snapshot: Snapshot,
         options: SearchOptions,
         filters: Mapping[Node, Filter] | None = None,
+        *,
+        kept: KeptCounts,
     ) -> None:
         """Read nothing yet.
 
@@ -53,9 +56,10 @@ class LeafRows(RowSource):
             snapshot: of the same state, without segments: spec, encoders and options.
             options: of the request.
             filters: the messages of the filters of single queries, by what they were parsed to.
+            kept: the counts of words that are known.
 
         """
-        self.reader, self.options = reader, options
+        self.reader, self.options, self._kept = reader, options, kept
         self.filters = filters or {}
         self._snapshot = snapshot
         self.segments: Sequence[LeafTable] = [LeafTable() for _ in range(reader.groups)]
@@ -92,7 +96,7 @@ class LeafRows(RowSource):
             own = tables[number]
             [identifier] = self.segments[number].ids_of(np.array([row]))
             place = own.number_of(identifier)
-            found.append("" if place is None else own.datapoints[place].text)
+            found.append("" if place is None else Hit.FromString(own.datapoints[place]).datapoint.text)
         return found
 
     def groups(self, ranking: Ranking, column: str) -> list[Hashable]:
@@ -109,13 +113,26 @@ class LeafRows(RowSource):
         if self._snapshot.manifest.spec.lexical is None:
             return None
         asked = list(dict.fromkeys(terms))
-        size, frequencies = (0, 0), dict[str, int]()
-        for start in range(0, max(len(asked), 1), MAX_LEAF_IDS):
-            counts = self._counts(asked[start : start + MAX_LEAF_IDS])
+        known = None if self.reader.allow_partial else self._kept.find(self.reader.at, asked)
+        if known is None or len(known.frequencies) < len(asked):
+            known = self._read_counts(asked, known)
+        # In the order of the question.
+        frequencies = {term: known.frequencies[term] for term in asked}
+        return CorpusStatistics.of(CorpusCounts(known.documents, known.length, frequencies))
+
+    def _read_counts(self, asked: Sequence[str], known: CorpusCounts | None) -> CorpusCounts:
+        """Return the counts of some terms, of which some may be known, and keep them."""
+        frequencies = {} if known is None else dict(known.frequencies)
+        new = [term for term in asked if term not in frequencies]
+        size = (0, 0)
+        for start in range(0, max(len(new), 1), MAX_LEAF_IDS):
+            counts = self._counts(new[start : start + MAX_LEAF_IDS])
             # Each part says the size of the whole corpus.
             size = counts.documents, counts.length
             frequencies |= counts.frequencies
-        return CorpusStatistics.of(CorpusCounts(*size, frequencies))
+            if not self.reader.allow_partial:
+                self._kept.keep(self.reader.at, counts)
+        return CorpusCounts(*size, frequencies)
 
     def _counts(self, terms: Sequence[str]) -> CorpusCounts:
         """Return the sums of all groups for some terms."""

@@ -68,7 +68,8 @@ class StateReader:
 
     def __init__(self, leaves: Leaves, at: At, deadline: Deadline, *, allow_partial: bool = False) -> None:
         self._leaves, self.at, self._deadline = leaves, at, deadline
-        self._allow_partial = allow_partial
+        self.allow_partial = allow_partial
+        """Whether groups that do not answer are left out."""
         self.groups = leaves.groups
         """Number of groups."""
         self.missing: set[int] = set()
@@ -79,7 +80,7 @@ class StateReader:
         asked = [group for group in range(self.groups) if group not in self.missing]
         found = self._leaves.call(
             path, request, response, self._deadline, at=self.at, groups=asked,
-            allow_partial=self._allow_partial,
+            allow_partial=self.allow_partial,
         )  # fmt: skip
         self.missing.update(set(asked) - found.keys())
         return found
@@ -92,7 +93,7 @@ class StateReader:
         if not asked:
             return {}
         found = self._leaves.call_each(
-            path, asked, response, self._deadline, at=self.at, allow_partial=self._allow_partial
+            path, asked, response, self._deadline, at=self.at, allow_partial=self.allow_partial
         )
         self.missing.update(asked.keys() - found.keys())
         return found

@@ -15,12 +15,20 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.catalog.leaf_catalog import LeafCatalog
-from scannery.serving.contract import LEAF_COUNT, LEAF_FETCH, LEAF_SEARCH, LEAF_STATISTICS, LEAF_STATUS
+from scannery.serving.contract import (
+    LEAF_COUNT,
+    LEAF_FETCH,
+    LEAF_SCAN,
+    LEAF_SEARCH,
+    LEAF_STATISTICS,
+    LEAF_STATUS,
+)
 from scannery.serving.engine.lexical import postings_of
 from scannery.serving.engine.value_counts import encoded
 from scannery.serving.request.filter import parse_filter
 from scannery.serving.services.aggregation import count_rows, count_values
 from scannery.serving.services.leaf.fetching import fetched
+from scannery.serving.services.leaf.scanning import scanned
 from scannery.serving.services.leaf.searching import found
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -52,6 +60,7 @@ class LeafService(MethodRegistry):
                 LEAF_STATISTICS: UnaryMethod(pb.LeafStatisticsRequest, self.statistics, "read"),
                 LEAF_FETCH: UnaryMethod(pb.LeafFetchRequest, self.fetch, "read"),
                 LEAF_COUNT: UnaryMethod(pb.LeafCountRequest, self.count, "read"),
+                LEAF_SCAN: UnaryMethod(pb.LeafScanRequest, self.scan, "read"),
             }
         )
         # Internal calls: roots use gRPC.
@@ -106,10 +115,16 @@ class LeafService(MethodRegistry):
             return pb.LeafCounts(rows=count_rows(snapshot, where, deadline))
         return encoded(count_values(snapshot, request.attribute, where, deadline))
 
+    def scan(self, request: pb.LeafScanRequest, deadline: Deadline) -> pb.LeafScanResponse:
+        """Return a part of the datapoints that a filter allows."""
+        at = request.at
+        _check_named(at)
+        held = self._catalog.held_at(at.index, at.index_id or None, at.version, at.sequence, deadline)
+        return scanned(self._catalog.held, held, request, deadline)
+
     def _snapshot(self, at: pb.At, deadline: Deadline) -> Snapshot:
         """Return the state that a call names; StateUnavailableError if this leaf does not have it."""
-        if not at.index:
-            raise InvalidRequestError.at("at.index", "must not be empty")
+        _check_named(at)
         return self._catalog.snapshot_at(at.index, at.index_id or None, at.version, at.sequence, deadline)
 
     def _index(self, snapshot: Snapshot) -> pb.LeafIndex:
@@ -130,3 +145,8 @@ def state_of(snapshot: Snapshot) -> pb.At:
         version=manifest.version,
         sequence=snapshot.sequence,
     )
+
+
+def _check_named(at: pb.At) -> None:
+    if not at.index:
+        raise InvalidRequestError.at("at.index", "must not be empty")

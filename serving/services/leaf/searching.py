@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -160,16 +161,23 @@ def _put_rows(
     groups = None
     if request.group_by:
         groups = [_value(each) for each in _column(snapshot, numbers_A, rows_A, request.group_by)]
-    datapoints = None
-    if request.datapoints:
-        places = list(zip(numbers_A.tolist(), rows_A.tolist(), strict=True))
-        datapoints = prepared.hydrator.datapoints(places)
+    datapoints = _datapoints(prepared, numbers_A, rows_A) if request.datapoints else None
     for answer, own in _owned(answers, rankings, keys_A):
         answer.ids.extend(ids[place] for place in own)
         if groups is not None:
             answer.groups.extend(groups[place] for place in own)
         if datapoints is not None:
             answer.datapoints.extend(datapoints[place] for place in own)
+
+
+def _datapoints(prepared: PreparedSearch, numbers_A: np.ndarray, rows_A: np.ndarray) -> list[bytes]:
+    """Return rows as `LeafFound.datapoints`: a ScanResponse and a Hit have datapoints in a field of the same number."""
+    if not len(rows_A):
+        return []
+    places = Ranking(numbers_A, rows_A, np.zeros(len(rows_A), np.float32))
+    data_B, bounds_A = prepared.hydrator.datapoint_fields(places)
+    data = data_B.tobytes()
+    return [data[start:end] for start, end in pairwise(bounds_A.tolist())]
 
 
 def _owned(

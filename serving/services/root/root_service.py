@@ -14,6 +14,7 @@ from scannery.serving.catalog.root_catalog import RootCatalog
 from scannery.serving.contract import SEARCH_STREAM
 from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
+from scannery.serving.engine.remote.kept_counts import KeptCounts
 from scannery.serving.engine.remote.leaf_rows import LeafRows
 from scannery.serving.engine.remote.state_reader import Leaves
 from scannery.serving.engine.search import PreparedQuery, search
@@ -25,6 +26,7 @@ from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.services.root.root_aggregation import RootAggregation
 from scannery.serving.services.root.root_indexes import RootIndexes
 from scannery.serving.services.root.root_lookup import RootLookup
+from scannery.serving.services.root.root_scan import RootScans
 from scannery.serving.services.root.states import States
 from scannery.serving.services.search import Service, explained_results, modes_of
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -52,11 +54,12 @@ class RootService(Service):
 
         """
         super().__init__(catalog, models=models)
-        self._states = States(catalog, leaves)
+        self._states, self._kept = States(catalog, leaves), KeptCounts()
         own = {
             **RootLookup(self._states).methods,
             **RootAggregation(catalog, self._states).methods,
             **RootIndexes(catalog).methods,
+            **RootScans(catalog, self._states).methods,
         }
         methods = {
             path: own.get(path) or _known_to_roots(path, method) for path, method in self.methods.items()
@@ -80,7 +83,7 @@ class RootService(Service):
         options = options.of(query)
         prepared = snapshot.derived(options, PreparedSearch)
         state = self._states.of(snapshot, deadline, allow_partial=request.options.allow_partial)
-        rows = LeafRows(state.reader, snapshot, request.options)
+        rows = LeafRows(state.reader, snapshot, request.options, kept=self._kept)
         written = search(prepared, QueryBatch(snapshot, [query], ["query"], deadline, stats), rows=rows)
         rest = SearchResponse(coverage=state.coverage())
         if stats.explained:
@@ -96,7 +99,7 @@ class RootService(Service):
         paths = [f"queries[{number}]" for number in range(len(queries))]
         batch = QueryBatch(snapshot, queries, paths, deadline, stats)
         state = self._states.of(snapshot, deadline, allow_partial=request.options.allow_partial)
-        rows = LeafRows(state.reader, snapshot, request.options, _messages(request, filters))
+        rows = LeafRows(state.reader, snapshot, request.options, _messages(request, filters), kept=self._kept)
         if options.explain:
             results: Sequence[bytes | memoryview] = explained_results(prepared, batch, filters, rows)
         else:

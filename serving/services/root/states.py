@@ -53,6 +53,11 @@ class States:
 
     def of(self, snapshot: Snapshot, deadline: Deadline, *, allow_partial: bool = False) -> State:
         """Return the state of a snapshot, to be read from the leaves."""
+        reader = self.reader(snapshot, deadline, allow_partial=allow_partial)
+        return State(reader, self._catalog.whole_manifest(snapshot), allow_partial)
+
+    def reader(self, snapshot: Snapshot, deadline: Deadline, *, allow_partial: bool = False) -> StateReader:
+        """Return what reads the state of a snapshot from the leaves."""
         manifest = snapshot.manifest
         at = At(
             index=manifest.index,
@@ -60,5 +65,4 @@ class States:
             version=manifest.version,
             sequence=snapshot.sequence,
         )
-        reader = StateReader(self._leaves, at, deadline, allow_partial=allow_partial)
-        return State(reader, self._catalog.whole_manifest(snapshot), allow_partial)
+        return StateReader(self._leaves, at, deadline, allow_partial=allow_partial)

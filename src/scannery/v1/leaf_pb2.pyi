@@ -350,8 +350,8 @@ class LeafFound(_message.Message):
         """The values of `group_by` of the rows; without a kind where a row has none."""
 
     @_builtins.property
-    def datapoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Datapoint]:
-        """With `datapoints`: those of the rows."""
+    def datapoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """With `datapoints`: those of the rows, each as the field `datapoint` of a Hit with its tag: the root copies them."""
 
     @_builtins.property
     def unfiltered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
@@ -365,7 +365,7 @@ class LeafFound(_message.Message):
         by_words: Global___LeafRanking | None = ...,
         scores: _builtins.bytes = ...,
         groups: _abc.Iterable[_types_pb2.Value] | None = ...,
-        datapoints: _abc.Iterable[_types_pb2.Datapoint] | None = ...,
+        datapoints: _abc.Iterable[_builtins.bytes] | None = ...,
         unfiltered: _abc.Iterable[_builtins.bytes] | None = ...,
         best_by_words: _builtins.float | None = ...,
     ) -> None: ...
@@ -699,3 +699,111 @@ class LeafValues(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeafValues: _TypeAlias = LeafValues  # noqa: Y015
+
+@_typing.final
+class LeafScanRequest(_message.Message):
+    """Asks for a part of the datapoints that a filter allows. A leaf has them in an order which is the same in each process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    RETURN_FIELDS_FIELD_NUMBER: _builtins.int
+    RETURN_VECTOR_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
+    return_vector: _builtins.bool
+    """As in ScanRequest."""
+    sample: _builtins.int
+    """Only this many datapoints, chosen at random; 0: all."""
+    seed: _builtins.int
+    """Seed of the choice."""
+    position: _builtins.int
+    """Of the first datapoint of the part."""
+    most: _builtins.int
+    """Most datapoints of the part; 0: only the totals are returned."""
+    rows: _builtins.bytes
+    """Instead of a part: the numbers of the rows to return, as in LeafScanResponse, uint64 little-endian."""
+    @_builtins.property
+    def at(self) -> Global___At:
+        """The state to read. A former one is kept for the scan, and opened again if the store has it."""
+
+    @_builtins.property
+    def where(self) -> _types_pb2.Filter:
+        """Filter; absent: all datapoints."""
+
+    @_builtins.property
+    def return_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in ScanRequest."""
+
+    @_builtins.property
+    def order_by(self) -> _search_pb2.OrderBy:
+        """Return what the datapoints of the part are ordered by, instead of these."""
+
+    def __init__(
+        self,
+        *,
+        at: Global___At | None = ...,
+        where: _types_pb2.Filter | None = ...,
+        return_fields: _abc.Iterable[_builtins.str] | None = ...,
+        return_vector: _builtins.bool = ...,
+        sample: _builtins.int = ...,
+        seed: _builtins.int = ...,
+        position: _builtins.int = ...,
+        most: _builtins.int = ...,
+        rows: _builtins.bytes = ...,
+        order_by: _search_pb2.OrderBy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "order_by", b"order_by", "where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "most", b"most", "order_by", b"order_by", "position", b"position", "return_fields", b"return_fields", "return_vector", b"return_vector", "rows", b"rows", "sample", b"sample", "seed", b"seed", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeafScanRequest: _TypeAlias = LeafScanRequest  # noqa: Y015
+
+@_typing.final
+class LeafScanResponse(_message.Message):
+    """A part of the datapoints that a filter allows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOTAL_FIELD_NUMBER: _builtins.int
+    GROUP_ROWS_FIELD_NUMBER: _builtins.int
+    DATAPOINTS_FIELD_NUMBER: _builtins.int
+    SIZES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    """Datapoints that filter and sample leave."""
+    group_rows: _builtins.int
+    """Rows of the group, deleted ones included: the number of each row is below this."""
+    datapoints: _builtins.bytes
+    """The field `datapoints` of a ScanResponse. There are fewer than asked for if they have too many bytes, but at least one."""
+    sizes: _builtins.bytes
+    """Size of each datapoint with its tag, uint32 little-endian."""
+    rows: _builtins.bytes
+    """With `order_by`: the number of each row of the part, uint64 little-endian."""
+    keys: _builtins.bytes
+    """With `order_by`: what each row is ordered by, an Arrow IPC stream."""
+    def __init__(
+        self,
+        *,
+        total: _builtins.int = ...,
+        group_rows: _builtins.int = ...,
+        datapoints: _builtins.bytes = ...,
+        sizes: _builtins.bytes = ...,
+        rows: _builtins.bytes = ...,
+        keys: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datapoints", b"datapoints", "group_rows", b"group_rows", "keys", b"keys", "rows", b"rows", "sizes", b"sizes", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeafScanResponse: _TypeAlias = LeafScanResponse  # noqa: Y015

@@ -63,6 +63,11 @@ class LeafServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_leaf__pb2.LeafCountRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_leaf__pb2.LeafCounts.FromString,
                 _registered_method=True)
+        self.Scan = channel.unary_unary(
+                '/scannery.v1.LeafService/Scan',
+                request_serializer=scannery_dot_v1_dot_leaf__pb2.LeafScanRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_leaf__pb2.LeafScanResponse.FromString,
+                _registered_method=True)
 
 
 class LeafServiceServicer(object):
@@ -107,6 +112,13 @@ class LeafServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scan(self, request, context):
+        """Returns a part of the datapoints that a filter allows, or what they are ordered by.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LeafServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -134,6 +146,11 @@ def add_LeafServiceServicer_to_server(servicer, server):
                     servicer.Count,
                     request_deserializer=scannery_dot_v1_dot_leaf__pb2.LeafCountRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_leaf__pb2.LeafCounts.SerializeToString,
+            ),
+            'Scan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scan,
+                    request_deserializer=scannery_dot_v1_dot_leaf__pb2.LeafScanRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_leaf__pb2.LeafScanResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -275,6 +292,33 @@ class LeafService(object):
             '/scannery.v1.LeafService/Count',
             scannery_dot_v1_dot_leaf__pb2.LeafCountRequest.SerializeToString,
             scannery_dot_v1_dot_leaf__pb2.LeafCounts.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.LeafService/Scan',
+            scannery_dot_v1_dot_leaf__pb2.LeafScanRequest.SerializeToString,
+            scannery_dot_v1_dot_leaf__pb2.LeafScanResponse.FromString,
             options,
             channel_credentials,
             insecure,

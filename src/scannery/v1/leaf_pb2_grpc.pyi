@@ -49,6 +49,8 @@ class LeafServiceStub:
     """Returns datapoints by id."""
     Count: _grpc.UnaryUnaryMultiCallable[_leaf_pb2.LeafCountRequest, _leaf_pb2.LeafCounts]
     """Counts the datapoints that a filter allows, and the values of an attribute among them."""
+    Scan: _grpc.UnaryUnaryMultiCallable[_leaf_pb2.LeafScanRequest, _leaf_pb2.LeafScanResponse]
+    """Returns a part of the datapoints that a filter allows, or what they are ordered by."""
 
 @_typing.type_check_only
 class LeafServiceAsyncStub(LeafServiceStub):
@@ -69,6 +71,8 @@ class LeafServiceAsyncStub(LeafServiceStub):
     """Returns datapoints by id."""
     Count: _aio.UnaryUnaryMultiCallable[_leaf_pb2.LeafCountRequest, _leaf_pb2.LeafCounts]  # type: ignore[assignment]
     """Counts the datapoints that a filter allows, and the values of an attribute among them."""
+    Scan: _aio.UnaryUnaryMultiCallable[_leaf_pb2.LeafScanRequest, _leaf_pb2.LeafScanResponse]  # type: ignore[assignment]
+    """Returns a part of the datapoints that a filter allows, or what they are ordered by."""
 
 class LeafServiceServicer(metaclass=_abc_1.ABCMeta):
     """Reads the shards of one group. Each call names the exact state that it reads, so that a root gets answers of one state
@@ -116,5 +120,13 @@ class LeafServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_leaf_pb2.LeafCounts, _abc.Awaitable[_leaf_pb2.LeafCounts]]:
         """Counts the datapoints that a filter allows, and the values of an attribute among them."""
+
+    @_abc_1.abstractmethod
+    def Scan(
+        self,
+        request: _leaf_pb2.LeafScanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_leaf_pb2.LeafScanResponse, _abc.Awaitable[_leaf_pb2.LeafScanResponse]]:
+        """Returns a part of the datapoints that a filter allows, or what they are ordered by."""
 
 def add_LeafServiceServicer_to_server(servicer: LeafServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

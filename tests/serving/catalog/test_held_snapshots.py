@@ -13,7 +13,7 @@ from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog import held_snapshots
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.catalog.held_snapshots import KEPT_S, LEASED_S, MAX_SNAPSHOTS, HeldSnapshots
-from scannery.serving.engine.scan import ScanResult
+from scannery.serving.engine.scanning.scan_result import ScanResult
 from scannery.serving.request.scan import parse_scan
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1.search_pb2 import ScanRequest

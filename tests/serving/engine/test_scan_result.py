@@ -16,9 +16,9 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.engine.packed_rows import BLOCK_ROWS, PackedRows
-from scannery.serving.engine.row_order import sorted_positions
-from scannery.serving.engine.scan import ScanResult
+from scannery.serving.engine.scanning.packed_rows import BLOCK_ROWS, PackedRows
+from scannery.serving.engine.scanning.row_order import sorted_positions
+from scannery.serving.engine.scanning.scan_result import ScanResult
 from scannery.serving.request.scan import RowOrder, parse_scan
 from scannery.v1.search_pb2 import ScanRequest, ScanResponse
 from tests.data import datapoints
@@ -111,7 +111,7 @@ def test_a_sample_is_without_replacement_and_the_same_for_a_seed(index: Any) -> 
 
 def test_each_datapoint_is_equally_likely_in_a_sample(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Blocks of 64 positions, so that the choice among blocks counts too.
-    monkeypatch.setattr("scannery.serving.engine.scan.SAMPLE_BLOCK", 64)
+    monkeypatch.setattr("scannery.serving.engine.scanning.scan_result.SAMPLE_BLOCK", 64)
     catalog = EmbeddedCatalog.open(library)
     snapshot = catalog.snapshot("library")
     counts = np.zeros(600, int)
@@ -141,15 +141,18 @@ def test_pages_have_a_bounded_size_and_at_least_one_datapoint(tmp_path: Path) ->
     result = ScanResult(snapshot, parse_scan(ScanRequest(index="long"), spec), NEVER)
     position, found = 0, []
     while position < result.total:
-        data, count = result.page(position, 10_000, NEVER)
+        written = result.page(position, 10_000, NEVER)
+        data, count = written.data, len(written)
         page = ScanResponse.FromString(data).datapoints
         assert len(page) == count > 0
+        assert written.sizes_P.sum() == len(data)
         assert count == 1 or len(data) <= limits.MAX_SCAN_PAGE_BYTES
         found += [(point.id, len(point.text)) for point in page]
         position += count
     assert sorted(size for _, size in found) == sorted(sizes)
     assert len({name for name, _ in found}) == len(sizes)
-    assert result.page(position, 10, NEVER) == (b"", 0)
+    last = result.page(position, 10, NEVER)
+    assert (last.data, len(last)) == (b"", 0)
     catalog.close()
 
 

@@ -17,7 +17,7 @@ from scannery.indexer import Store
 from scannery.indexer.datapoints.dynamic_values import dynamic_values
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.seal import seal
-from scannery.serving.engine.row_order import _dynamic_keys
+from scannery.serving.engine.scanning.row_order import _dynamic_keys, _dynamic_scalars
 from tests.served import WIRES, connected
 
 pytestmark = pytest.mark.usefixtures("merges_by_hand")
@@ -171,7 +171,7 @@ def test_numbers_compare_exactly(seed: int) -> None:
     generator.shuffle(values)
     texts = [f'{{"x":{value!r}}}' for value in values]
     halves = [pa.chunked_array([part]) for part in (pa.array(texts[:300]), pa.array(texts[300:]))]
-    keys = _dynamic_keys([dynamic_values(half, "x") for half in halves])
+    keys = _dynamic_keys(_dynamic_scalars([dynamic_values(half, "x") for half in halves]))
     codes = keys.values_R.tolist()
     pairs = np.random.default_rng(seed).integers(0, len(values), (20_000, 2)).tolist()
     for one, other in pairs:

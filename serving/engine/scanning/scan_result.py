@@ -4,32 +4,71 @@ The order of a result is the same wherever it is computed: a version has its seg
 rows in memory follow, in the order in which they were written, however they are divided into runs. So a position means
 the same datapoint to every process that has the version and the mutations up to the sequence.
 
-Shapes: R rows of the result, P rows of a page, S segments.
+Shapes: R rows of the result, P rows of a page or part, S segments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
+from scannery.indexer import Segment
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.engine.hydrator import Hydrator
-from scannery.serving.engine.packed_rows import PackedRows
-from scannery.serving.engine.row_order import sorted_positions
+from scannery.serving.engine.scanning.packed_rows import PackedRows
+from scannery.serving.engine.scanning.row_order import KeyColumns, key_columns, sorted_positions
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.scan import RowOrder, ScanQuery
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["ScanResult"]
+__all__ = ["Page", "ScanPages", "ScanResult", "check_sortable"]
 
 FIRST_ROWS = 64
 """Datapoints that are written before their size is known; each may have several MiB."""
 SAMPLE_BLOCK = 1 << 20
 """Positions of which a sample is drawn at once: it needs memory for each of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """Datapoints in their order."""
+
+    data: bytes
+    """As fields of a ScanResponse."""
+    sizes_P: np.ndarray
+    """Bytes of each, int64."""
+
+    def __len__(self) -> int:
+        """Return the number of datapoints."""
+        return len(self.sizes_P)
+
+
+class ScanPages(Protocol):
+    """The datapoints of a scan, in their order."""
+
+    @property
+    def total(self) -> int:
+        """Datapoints of all pages."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that this takes, besides that of the snapshot."""
+
+    def page(self, position: int, most: int, deadline: Deadline) -> Page:
+        """Return a page.
+
+        Args:
+            position: of its first datapoint.
+            most: datapoints; there are fewer at the end, and if they would have more than MAX_SCAN_PAGE_BYTES.
+            deadline: checked between parts of it.
+
+        """
 
 
 class ScanResult:
@@ -48,14 +87,16 @@ class ScanResult:
             DeadlineError: the deadline passed.
 
         """
+        self._segments = snapshot.segments
         self._parts = list(_selected(snapshot, query, deadline))
         rows_S = np.array([segment.rows for segment in snapshot.segments], np.int64)
         self._first_S = np.cumsum(rows_S) - rows_S
         """Number of the first row of each segment among the rows of all."""
+        self._all_rows = int(rows_S.sum())
         counts_S = np.array([part.count for part in self._parts], np.int64)
         self._before_S = np.cumsum(counts_S) - counts_S
         self._all = int(counts_S.sum())
-        self._order_R = self._ordered(snapshot, query, deadline)
+        self._order_R = self._ordered(query, deadline)
         self.total = self._all if self._order_R is None else len(self._order_R)
         """Datapoints of all pages."""
         self._hydrator = Hydrator(snapshot.segments, snapshot.manifest.spec, query.fields, group_by=None)
@@ -68,46 +109,62 @@ class ScanResult:
         order = 0 if self._order_R is None else self._order_R.nbytes
         return order + sum(part.size_bytes for part in self._parts)
 
-    def page(self, position: int, most: int, deadline: Deadline) -> tuple[bytes, int]:
-        """Return a page as fields of a ScanResponse, and its number of datapoints.
+    @property
+    def all_rows(self) -> int:
+        """Rows of all segments, deleted ones included: the number of each row is below this."""
+        return self._all_rows
 
-        Args:
-            position: of its first datapoint.
-            most: datapoints; there are fewer at the end, and if they would have more than MAX_SCAN_PAGE_BYTES.
-            deadline: checked between parts of it.
+    def page(self, position: int, most: int, deadline: Deadline) -> Page:
+        """As `ScanPages.page`."""
+        return self._page(self._rows_between, position, min(position + most, self.total), deadline)
 
-        """
-        left, end = limits.MAX_SCAN_PAGE_BYTES, min(position + most, self.total)
+    def page_of(self, rows_P: np.ndarray, deadline: Deadline) -> Page:
+        """Return the datapoints of some rows, by their numbers, or the first of them, as `page` does."""
+        return self._page(lambda start, stop: rows_P[start:stop], 0, len(rows_P), deadline)
+
+    def keys(
+        self, position: int, most: int, order: RowOrder, deadline: Deadline
+    ) -> tuple[np.ndarray, KeyColumns]:
+        """Return the numbers of some rows, int64, and what they are ordered by; not of a result that is ordered."""
+        rows_P = self._rows_between(position, min(position + most, self.total))
+        return rows_P, key_columns(self._by_segment(rows_P), order, deadline)
+
+    def _page(self, rows: Callable[[int, int], np.ndarray], start: int, end: int, deadline: Deadline) -> Page:
+        left, at = limits.MAX_SCAN_PAGE_BYTES, start
         written: list[bytes] = []
-        at = position
+        sizes = [np.zeros(0, np.int64)]
         while at < end and left > 0:
             deadline.check()
             count = min(end - at, max(1, left // max(self._row_bytes, 1)))
-            data, fitting = self._written(at, count, left, keep_one=at == position)
+            data, sizes_P = self._written(rows(at, at + count), left, keep_one=at == start)
             written.append(data)
-            at, left = at + fitting, left - len(data) if fitting == count else 0
-        return b"".join(written), at - position
+            sizes.append(sizes_P)
+            at, left = at + len(sizes_P), left - len(data) if len(sizes_P) == count else 0
+        return Page(b"".join(written), np.concatenate(sizes))
 
-    def _written(self, at: int, count: int, left: int, *, keep_one: bool) -> tuple[bytes, int]:
-        """Return the datapoints from a position on that fit into `left` bytes, and how many they are."""
+    def _written(self, rows_P: np.ndarray, left: int, *, keep_one: bool) -> tuple[bytes, np.ndarray]:
+        """Return the first datapoints that fit into `left` bytes, and the size of each."""
         while True:
             try:
-                data_B, bounds_R = self._hydrator.datapoint_fields(self._places(at, at + count))
+                data_B, bounds_P = self._hydrator.datapoint_fields(self._places(rows_P))
                 break
             except InvalidRequestError:  # these datapoints are far larger than those before
-                if count == 1:
+                if len(rows_P) == 1:
                     raise
-                count = max(1, count // FIRST_ROWS)
-        self._row_bytes = max(1, len(data_B) // count)
-        fitting = int(np.searchsorted(bounds_R, left, "right")) - 1
+                rows_P = rows_P[: max(1, len(rows_P) // FIRST_ROWS)]
+        self._row_bytes = max(1, len(data_B) // len(rows_P))
+        fitting = int(np.searchsorted(bounds_P, left, "right")) - 1
         fitting = max(fitting, 1) if keep_one else fitting
-        return data_B[: bounds_R[fitting]].tobytes(), fitting
+        return data_B[: bounds_P[fitting]].tobytes(), np.diff(bounds_P[: fitting + 1])
 
-    def _places(self, start: int, stop: int) -> Ranking:
-        order_R = self._order_R
-        rows_P = self._rows(start, stop) if order_R is None else order_R[start:stop].astype(np.int64)
+    def _places(self, rows_P: np.ndarray) -> Ranking:
         numbers_P = np.searchsorted(self._first_S, rows_P, "right") - 1
         return Ranking(numbers_P, rows_P - self._first_S[numbers_P], np.zeros(0, np.float32))
+
+    def _rows_between(self, start: int, stop: int) -> np.ndarray:
+        """Return the numbers of the rows at some positions of the result, int64."""
+        order_R = self._order_R
+        return self._rows(start, stop) if order_R is None else order_R[start:stop].astype(np.int64)
 
     def _rows(self, start: int, stop: int) -> np.ndarray:
         """Return the numbers of selected rows among the rows of all segments, in the order of segments, int64."""
@@ -118,23 +175,18 @@ class ScanResult:
                 found.append(part.rows(low, high) + first)
         return np.concatenate(found)
 
-    def _ordered(self, snapshot: Snapshot, query: ScanQuery, deadline: Deadline) -> np.ndarray | None:
+    def _ordered(self, query: ScanQuery, deadline: Deadline) -> np.ndarray | None:
         """Return the rows in the order of the query; None: it is that of the segments."""
         chosen = query.sample if 0 < query.sample < self._all else self._all
         if not self._all or (chosen == self._all and query.order is None):
             return None
-        if chosen > limits.MAX_SORTED_ROWS:
-            field, what = ("sample", "chosen") if chosen < self._all else ("order_by", "sorted")
-            raise InvalidRequestError.at(
-                field, f"at most {limits.MAX_SORTED_ROWS} datapoints can be {what}, not {chosen}"
-            )
+        check_sortable(chosen, self._all)
         rows_R = (
             self._rows(0, self._all) if chosen == self._all else self._sampled(chosen, query.seed, deadline)
         )
         if query.order is not None:
-            rows_R = rows_R[self._sorted(snapshot, query.order, rows_R, deadline)]
-        rows = sum(segment.rows for segment in snapshot.segments)
-        return rows_R.astype(np.uint32) if rows < 1 << 32 else rows_R
+            rows_R = rows_R[sorted_positions(self._by_segment(rows_R), query.order, deadline)]
+        return rows_R.astype(np.uint32) if self._all_rows < 1 << 32 else rows_R
 
     def _sampled(self, count: int, seed: int, deadline: Deadline) -> np.ndarray:
         """Return rows that are chosen at random without replacement, in the order of segments."""
@@ -149,18 +201,24 @@ class ScanResult:
             found.append(self._rows(start, start + size)[chosen])
         return np.concatenate(found)
 
-    def _sorted(
-        self, snapshot: Snapshot, order: RowOrder, rows_R: np.ndarray, deadline: Deadline
-    ) -> np.ndarray:
-        """Return the positions of rows in their order, int64; the rows ascend."""
+    def _by_segment(self, rows_R: np.ndarray) -> list[tuple[Segment, np.ndarray]]:
+        """Return the rows of each segment; the numbers ascend."""
         bounds = np.searchsorted(rows_R, np.append(self._first_S, np.iinfo(np.int64).max)).tolist()
-        parts = [
+        return [
             (segment, rows_R[start:stop] - first)
             for segment, first, (start, stop) in zip(
-                snapshot.segments, self._first_S, pairwise(bounds), strict=True
+                self._segments, self._first_S, pairwise(bounds), strict=True
             )
         ]
-        return sorted_positions(parts, order, deadline)
+
+
+def check_sortable(chosen: int, total: int) -> None:
+    """Raise InvalidRequestError if more datapoints than MAX_SORTED_ROWS are to be sorted, or chosen among `total`."""
+    if chosen > limits.MAX_SORTED_ROWS:
+        field, what = ("sample", "chosen") if chosen < total else ("order_by", "sorted")
+        raise InvalidRequestError.at(
+            field, f"at most {limits.MAX_SORTED_ROWS} datapoints can be {what}, not {chosen}"
+        )
 
 
 def _selected(snapshot: Snapshot, query: ScanQuery, deadline: Deadline) -> Iterator[PackedRows]:

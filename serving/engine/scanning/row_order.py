@@ -10,7 +10,7 @@ Shapes: R rows of all segments, P values of one type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,15 @@ from scannery.runtime.deadline import Deadline
 from scannery.serving.request.field_names import dynamic_name
 from scannery.serving.request.scan import RowOrder
 
-__all__ = ["sorted_positions"]
+__all__ = [
+    "DYNAMIC_TYPES",
+    "DynamicScalars",
+    "KeyColumns",
+    "Scalars",
+    "key_columns",
+    "ordered_by",
+    "sorted_positions",
+]
 
 _VALUE, _NO_ORDER, _MISSING = range(3)
 """Groups of rows, in their order in both directions."""
@@ -37,6 +45,30 @@ class _Keys:
     """Numbers in the order of the values, int64, uint8 or float64; anything where there is no value."""
     groups_R: np.ndarray
     """`_VALUE`, `_NO_ORDER` or `_MISSING`, uint8."""
+
+
+Scalars = tuple[np.ndarray, pa.ChunkedArray]
+"""The position of each value, int64 (P,), and the values."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DynamicScalars:
+    """The values of a dynamic attribute that have an order."""
+
+    present_R: np.ndarray
+    """Which rows have the attribute, and not null, bool."""
+    by_kind: Mapping[Kind, Scalars]
+    """By type, without those in lists; all types."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyColumns:
+    """What rows are ordered by, as segments have it. Parts are joined by the order of rows."""
+
+    ids: Sequence[pa.ChunkedArray]
+    values: Sequence[pa.ChunkedArray] = ()
+    """Of a field whose values are of one type; none where rows are ordered by id alone, or by a dynamic attribute."""
+    dynamic: DynamicScalars | None = None
 
 
 def sorted_positions(
@@ -53,18 +85,36 @@ def sorted_positions(
         DeadlineError: the deadline passed.
 
     """
+    return ordered_by(key_columns(parts, order, deadline), order)
+
+
+def key_columns(
+    parts: Iterable[tuple[Segment, np.ndarray]], order: RowOrder, deadline: Deadline
+) -> KeyColumns:
+    """Return what rows are ordered by; arguments and errors as of `sorted_positions`."""
     own = [(segment, rows) for segment, rows in parts if len(rows)]
-    by_id_R = _by_id([_column(segment, "id", rows) for segment, rows in own])
+    ids = [_column(segment, "id", rows) for segment, rows in own]
     if order.field == "id":
-        return by_id_R[::-1].copy() if order.descending else by_id_R
+        return KeyColumns(ids)
     name = dynamic_name(order.field)
     found = []
     for segment, rows in own:
         deadline.check()
-        column = _column(segment, order.field if name is None else DYNAMIC_COLUMN, rows)
-        found.append(column)
+        found.append(_column(segment, order.field if name is None else DYNAMIC_COLUMN, rows))
     deadline.check()
-    keys = _keys(found) if name is None else _dynamic_keys([dynamic_values(each, name) for each in found])
+    if name is None:
+        return KeyColumns(ids, values=found)
+    return KeyColumns(ids, dynamic=_dynamic_scalars([dynamic_values(each, name) for each in found]))
+
+
+def ordered_by(columns: KeyColumns, order: RowOrder) -> np.ndarray:
+    """Return the positions of rows in their order, int64."""
+    if not columns.ids:
+        return np.zeros(0, np.int64)
+    by_id_R = _by_id(columns.ids)
+    if order.field == "id":
+        return by_id_R[::-1].copy() if order.descending else by_id_R
+    keys = _keys(columns.values) if columns.dynamic is None else _dynamic_keys(columns.dynamic)
     return _sorted(by_id_R, keys, descending=order.descending)
 
 
@@ -141,29 +191,29 @@ def _string_codes(column: pa.ChunkedArray) -> np.ndarray:
     return codes
 
 
-def _dynamic_keys(found: Sequence[DynamicValues]) -> _Keys:
-    """Return the keys of a dynamic attribute."""
-    rows = sum(each.rows for each in found)
-    keys = _Keys(np.zeros(rows, np.int64), np.full(rows, _MISSING, np.uint8))
+def _dynamic_scalars(found: Sequence[DynamicValues]) -> DynamicScalars:
+    """Return the values of a dynamic attribute in the rows of all segments."""
     starts = np.cumsum([0, *(each.rows for each in found)])[:-1].tolist()
-    for each, start in zip(found, starts, strict=True):
-        keys.groups_R[start : start + each.rows][each.present_N] = _NO_ORDER
+    present_R = np.concatenate([np.zeros(0, bool), *(each.present_N for each in found)])
+    return DynamicScalars(present_R, {kind: _scalars(found, starts, kind) for kind in DYNAMIC_TYPES})
+
+
+def _dynamic_keys(found: DynamicScalars) -> _Keys:
+    """Return the keys of a dynamic attribute."""
+    groups_R = np.where(found.present_R, _NO_ORDER, _MISSING).astype(np.uint8)
+    keys = _Keys(np.zeros(len(groups_R), np.int64), groups_R)
     next_code = 0
     for kinds, coded in _CODED:
-        places_P, codes_P = coded([_scalars(found, starts, kind) for kind in kinds])
+        places_P, codes_P = coded([found.by_kind[kind] for kind in kinds])
         keys.groups_R[places_P] = _VALUE
         keys.values_R[places_P] = codes_P + next_code
         next_code += int(codes_P.max(initial=-1)) + 1
     return keys
 
 
-_Scalars = tuple[np.ndarray, pa.ChunkedArray]
-"""The position of each value, int64 (P,), and the values."""
-
-
-def _scalars(found: Sequence[DynamicValues], starts: Sequence[int], kind: Kind) -> _Scalars:
+def _scalars(found: Sequence[DynamicValues], starts: Sequence[int], kind: Kind) -> Scalars:
     """Return the values of a type in the rows of all segments, without those in lists."""
-    positions, values = [np.zeros(0, np.int64)], [pa.array([], _TYPES[kind])]
+    positions, values = [np.zeros(0, np.int64)], [pa.array([], DYNAMIC_TYPES[kind])]
     for each, start in zip(found, starts, strict=True):
         if kind in each.by_kind:
             rows_P, own = each.by_kind[kind]
@@ -171,11 +221,11 @@ def _scalars(found: Sequence[DynamicValues], starts: Sequence[int], kind: Kind) 
             in_list_N[each.lists] = True
             single = np.flatnonzero(~in_list_N[rows_P])
             positions.append(rows_P[single].astype(np.int64) + start)
-            values.append(own.dictionary.take(own.indices.take(pa.array(single))).cast(_TYPES[kind]))
+            values.append(own.dictionary.take(own.indices.take(pa.array(single))).cast(DYNAMIC_TYPES[kind]))
     return np.concatenate(positions), pa.chunked_array(values)
 
 
-_TYPES: dict[Kind, pa.DataType] = {
+DYNAMIC_TYPES: dict[Kind, pa.DataType] = {
     "int": pa.int64(),
     "float": pa.float64(),
     "string": pa.large_string(),
@@ -183,7 +233,7 @@ _TYPES: dict[Kind, pa.DataType] = {
 }
 
 
-def _coded_numbers(parts: Sequence[_Scalars]) -> tuple[np.ndarray, np.ndarray]:
+def _coded_numbers(parts: Sequence[Scalars]) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of integers and floats, and the place of each among the distinct numbers, int64.
 
     A number is the nearest float, and what it differs from that: 0 of a float, and of an integer at most 512. To round
@@ -213,17 +263,17 @@ def _rounded_off(ints: np.ndarray) -> np.ndarray:
 _MOST = 2**63 - 1
 
 
-def _coded_strings(parts: Sequence[_Scalars]) -> tuple[np.ndarray, np.ndarray]:
+def _coded_strings(parts: Sequence[Scalars]) -> tuple[np.ndarray, np.ndarray]:
     ((places_P, values),) = parts
     return places_P, _string_codes(values)
 
 
-def _coded_bools(parts: Sequence[_Scalars]) -> tuple[np.ndarray, np.ndarray]:
+def _coded_bools(parts: Sequence[Scalars]) -> tuple[np.ndarray, np.ndarray]:
     ((places_P, values),) = parts
     return places_P, values.to_numpy().astype(np.int64)
 
 
-_CODED: Sequence[tuple[Sequence[Kind], Callable[[Sequence[_Scalars]], tuple[np.ndarray, np.ndarray]]]] = (
+_CODED: Sequence[tuple[Sequence[Kind], Callable[[Sequence[Scalars]], tuple[np.ndarray, np.ndarray]]]] = (
     (("int", "float"), _coded_numbers),
     (("string",), _coded_strings),
     (("bool",), _coded_bools),

@@ -1,0 +1,212 @@
+"""`scannery cluster`: show the leaves of a cluster as a root sees them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from scannery.cli.client_options import JsonOption
+from scannery.cli.errors import NO
+from scannery.cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from scannery.serving.leaves.groups import LeafGroups, LeafInfo
+    from scannery.serving.leaves.leaf import IndexState
+
+__all__ = ["cluster_app", "disagreements", "indexes_of"]
+
+cluster_app = typer.Typer(no_args_is_help=True, help="Show the leaves of a cluster.")
+
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexStatus:
+    """An index on all leaves that are ready."""
+
+    name: str
+    versions: Mapping[int, Sequence[int]]
+    """Those that leaves of each group have open, ascending, by number of the group."""
+    rows: int
+    """Datapoints of one leaf of each group, of the newest version that it has."""
+    shards: int
+    """Shards of the same leaves."""
+
+
+@cluster_app.command(no_args_is_help=True)
+def status(
+    leaves: Annotated[
+        str,
+        typer.Option(
+            metavar="TARGET",
+            help="Leaves: `host:port,host:port`, `dns:///name:port`, or `file:///path` with one a line.",
+        ),
+    ],
+    leaves_key: Annotated[
+        str, typer.Option(metavar="FILE", help="File with the API key for the leaves.")
+    ] = "",
+    leaves_ca: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="Connect to them with TLS; file with the authority of their certificates."
+        ),
+    ] = "",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time in which leaves have to answer.", min=0)
+    ] = 3.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Show groups, leaves, indexes and load; ends with 1 if a group has no leaf that is ready."""
+    from scannery.serving.config import LeavesConfig
+    from scannery.serving.leaves.groups import LeafGroups
+
+    groups = LeafGroups(LeavesConfig(target=leaves, key_file=leaves_key, ca=leaves_ca))
+    try:
+        _wait(groups, timeout)
+        ready, problems, found = groups.ready, list(groups.problems), groups.statuses()
+        count = _number_of(groups)
+    finally:
+        groups.close()
+    indexes = indexes_of(leaf for leaf in found if leaf.groups == count)
+    problems += [f"group {group}/{count} has no leaf that is ready" for group in _missing(found, count)]
+    problems += disagreements(indexes, count)
+    if as_json:
+        print_json(_as_json(found, indexes, problems, ready=ready, groups=count))
+    else:
+        _print(found, indexes, problems)
+    if not ready:
+        raise typer.Exit(NO)
+
+
+def indexes_of(leaves: Iterable[LeafInfo]) -> list[IndexStatus]:
+    """Return the indexes that leaves have, by name; leaves that are not ready are left out."""
+    by_name: defaultdict[str, defaultdict[int, list[IndexState]]] = defaultdict(lambda: defaultdict(list))
+    for leaf in leaves:
+        for name, state in leaf.indexes:
+            if leaf.ready and leaf.group is not None:
+                by_name[name][leaf.group].append(state)
+    return [_index(name, by_group) for name, by_group in sorted(by_name.items())]
+
+
+def disagreements(indexes: Iterable[IndexStatus], groups: int) -> list[str]:
+    """Return what differs between the leaves that are ready; versions do so for a moment after each new one."""
+    found = []
+    for index in indexes:
+        lacking = [str(group) for group in range(groups) if group not in index.versions]
+        if lacking:
+            found.append(f"index {index.name}: no leaf of group {', '.join(lacking)} has it open")
+        if len({version for versions in index.versions.values() for version in versions}) > 1:
+            found.append(f"index {index.name}: leaves have different versions: {_versions(index)}")
+    return found
+
+
+def _index(name: str, by_group: Mapping[int, Sequence[IndexState]]) -> IndexStatus:
+    newest = [max(states, key=lambda state: state.version) for states in by_group.values()]
+    return IndexStatus(
+        name=name,
+        versions={group: sorted({each.version for each in by_group[group]}) for group in sorted(by_group)},
+        rows=sum(state.rows for state in newest),
+        shards=sum(state.shards for state in newest),
+    )
+
+
+def _wait(groups: LeafGroups, timeout_s: float) -> None:
+    """Connect, and wait until each leaf has answered or failed."""
+    end_s = time.monotonic() + timeout_s
+    groups.start(timeout_s)
+    while time.monotonic() < end_s:
+        found = groups.statuses()
+        if found and all(leaf.ready or leaf.problem for leaf in found):
+            return
+        time.sleep(_POLL_S)
+
+
+def _number_of(groups: LeafGroups) -> int:
+    """Return the number of groups; 0: no leaf has said it."""
+    from scannery.runtime.errors import UnavailableError
+
+    try:
+        return groups.groups
+    except UnavailableError:
+        return 0
+
+
+def _missing(leaves: Iterable[LeafInfo], groups: int) -> list[int]:
+    there = {leaf.group for leaf in leaves if leaf.ready and leaf.groups == groups}
+    return [group for group in range(groups) if group not in there]
+
+
+def _print(leaves: Sequence[LeafInfo], indexes: Sequence[IndexStatus], problems: Sequence[str]) -> None:
+    out = console()
+    table = Table("group", "leaf", "ready", "in flight", "limit", "indexes", "datapoints")
+    for leaf in leaves:
+        table.add_row(
+            "–" if leaf.group is None else f"{leaf.group}/{leaf.groups}",
+            leaf.address,
+            "yes" if leaf.ready else "no",
+            f"{leaf.in_flight}",
+            f"{leaf.in_flight_limit}",
+            f"{len(leaf.indexes)}",
+            f"{sum(state.rows for _, state in leaf.indexes):,}",
+        )
+    out.print(table)
+    if indexes:
+        table = Table("index", "version", "datapoints", "shards")
+        for index in indexes:
+            table.add_row(index.name, _versions(index), f"{index.rows:,}", f"{index.shards}")
+        out.print(table)
+    for problem in problems:
+        out.print(problem, markup=False, highlight=False)
+
+
+def _versions(index: IndexStatus) -> str:
+    """Return the version of all groups, or those of each if they differ."""
+    texts = {group: ", ".join(map(str, versions)) for group, versions in index.versions.items()}
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"group {group}: {text}" for group, text in texts.items())
+
+
+def _as_json(
+    leaves: Sequence[LeafInfo],
+    indexes: Sequence[IndexStatus],
+    problems: Sequence[str],
+    *,
+    ready: bool,
+    groups: int,
+) -> dict[str, Any]:
+    return {
+        "ready": ready,
+        "groups": groups,
+        "leaves": [
+            {
+                "address": leaf.address,
+                "group": leaf.group,
+                "groups": leaf.groups,
+                "ready": leaf.ready,
+                "in_flight": leaf.in_flight,
+                "in_flight_limit": leaf.in_flight_limit,
+                "indexes": [
+                    {"name": name, "version": each.version, "rows": each.rows, "shards": each.shards}
+                    for name, each in leaf.indexes
+                ],
+            }
+            for leaf in leaves
+        ],
+        "indexes": [
+            {
+                "name": index.name,
+                "versions": {str(group): versions for group, versions in index.versions.items()},
+                "rows": index.rows,
+                "shards": index.shards,
+            }
+            for index in indexes
+        ],
+        "problems": problems,
+    }

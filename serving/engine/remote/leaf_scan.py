@@ -1,0 +1,193 @@
+"""The result of a scan over the leaves of a cluster, of which any page can be read.
+
+Without an order, the datapoints of the groups follow each other. With one, the leaves return once what each row is
+ordered by, exactly as their segments have it; the root orders the rows of all groups as one server does, and keeps
+their numbers. The datapoints of a page are read from their groups. Each leaf of a group numbers its rows alike, so that
+a scan continues with another leaf, and with another root.
+
+Shapes: G groups, R rows of the result, P rows of a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import ServingError
+from scannery.serving import limits
+from scannery.serving.contract import LEAF_SCAN
+from scannery.serving.engine.remote.state_reader import StateReader
+from scannery.serving.engine.scanning.row_order import ordered_by
+from scannery.serving.engine.scanning.scan_result import Page, check_sortable
+from scannery.serving.engine.scanning.wire_keys import decoded_keys
+from scannery.serving.request.scan import RowOrder, ScanQuery
+from scannery.v1 import leaf_pb2 as pb
+from scannery.v1.search_pb2 import ScanRequest
+
+__all__ = ["LeafScan"]
+
+
+class LeafScan:
+    """The datapoints of a scan, in their order. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        readers: Callable[[Deadline], StateReader],
+        request: ScanRequest,
+        query: ScanQuery,
+        deadline: Deadline,
+    ) -> None:
+        """Ask all groups how many datapoints they have, and what they are ordered by if the query has an order.
+
+        Args:
+            readers: returns the reader of the snapshot for one request.
+            request: of the caller.
+            query: the same, parsed.
+            deadline: of the request.
+
+        Raises:
+            InvalidRequestError: more datapoints than MAX_SORTED_ROWS would have to be sorted or sampled.
+            ServingError: as leaves answer.
+
+        """
+        self._readers = readers
+        reader = readers(deadline)
+        template = _template(reader, request)
+        answers = reader.all(LEAF_SCAN, template, pb.LeafScanResponse)
+        self._counts_G = np.array([answers[group].total for group in range(reader.groups)], np.int64)
+        rows_G = np.array([answers[group].group_rows for group in range(reader.groups)], np.int64)
+        self._templates = [template] * reader.groups
+        total = self.total
+        chosen = query.sample if 0 < query.sample < total else total
+        if chosen < total or query.order is not None:
+            check_sortable(chosen, total)
+        if chosen < total:
+            self._counts_G, self._templates = _sampled(self._counts_G, chosen, query.seed, template)
+        self._first_G = np.cumsum(rows_G) - rows_G
+        """Number of the first row of each group among the rows of all."""
+        self._order_R: np.ndarray | None = None
+        if query.order is not None and chosen:
+            order_R = self._ordered(reader, request, query.order)
+            self._order_R = order_R.astype(np.uint32) if rows_G.sum() < 1 << 32 else order_R
+
+    @property
+    def total(self) -> int:
+        """Datapoints of all pages."""
+        return int(self._counts_G.sum())
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that this takes."""
+        return 0 if self._order_R is None else self._order_R.nbytes
+
+    def page(self, position: int, most: int, deadline: Deadline) -> Page:
+        """As `ScanPages.page`; raises as leaves answer."""
+        end = min(position + most, self.total)
+        if position >= end:
+            return Page(b"", np.zeros(0, np.int64))
+        if self._order_R is None:
+            groups_P, requests = self._parts(position, end)
+        else:
+            groups_P, requests = self._by_rows(self._order_R[position:end].astype(np.int64))
+        answers = self._readers(deadline).each(LEAF_SCAN, requests, pb.LeafScanResponse)
+        return _joined(groups_P, answers)
+
+    def _parts(self, start: int, end: int) -> tuple[np.ndarray, dict[int, pb.LeafScanRequest]]:
+        """Return the group of each datapoint between two positions, int64 (P,), and the requests for them."""
+        before_G = np.cumsum(self._counts_G) - self._counts_G
+        counts_G = np.clip(end - before_G, 0, self._counts_G) - np.clip(start - before_G, 0, self._counts_G)
+        requests = {
+            group: self._request(group, position=max(start - int(before_G[group]), 0), most=count)
+            for group, count in enumerate(counts_G.tolist())
+            if count
+        }
+        return np.repeat(np.arange(len(counts_G)), counts_G), requests
+
+    def _by_rows(self, rows_P: np.ndarray) -> tuple[np.ndarray, dict[int, pb.LeafScanRequest]]:
+        """Return the group of each row, int64 (P,), and the requests for them."""
+        groups_P = np.searchsorted(self._first_G, rows_P, "right") - 1
+        # A group without rows begins where the next one does; the last of them has the row.
+        requests = {}
+        for group in np.unique(groups_P).tolist():
+            own = rows_P[groups_P == group] - self._first_G[group]
+            requests[group] = self._request(group, rows=own.astype("<u8").tobytes())
+        return groups_P, requests
+
+    def _request(
+        self, group: int, *, position: int = 0, most: int = 0, rows: bytes = b""
+    ) -> pb.LeafScanRequest:
+        request = pb.LeafScanRequest(position=position, most=most, rows=rows)
+        request.MergeFrom(self._templates[group])
+        return request
+
+    def _ordered(self, reader: StateReader, request: ScanRequest, order: RowOrder) -> np.ndarray:
+        """Return the numbers of all rows of the result among those of all groups, in their order, int64 (R,)."""
+        rows, keys = [], []
+        for start in range(0, int(self._counts_G.max()), limits.MAX_LEAF_KEYS):
+            requests = {}
+            for group in np.flatnonzero(self._counts_G > start).tolist():
+                requests[group] = self._request(group, position=start, most=limits.MAX_LEAF_KEYS)
+                requests[group].order_by.CopyFrom(request.order_by)
+            for group, each in reader.each(LEAF_SCAN, requests, pb.LeafScanResponse).items():
+                rows.append(np.frombuffer(each.rows, "<u8").astype(np.int64) + self._first_G[group])
+                keys.append(each.keys)
+        rows_R = np.concatenate(rows)
+        if len(rows_R) != self.total:
+            raise ServingError("leaves returned another number of rows than they said")
+        ordered_R: np.ndarray = rows_R[ordered_by(decoded_keys(keys), order)]
+        return ordered_R
+
+
+def _template(reader: StateReader, request: ScanRequest) -> pb.LeafScanRequest:
+    template = pb.LeafScanRequest(
+        at=reader.at, return_fields=sorted(set(request.return_fields)), return_vector=request.return_vector
+    )
+    if request.HasField("where"):
+        template.where.CopyFrom(request.where)
+    return template
+
+
+def _sampled(
+    counts_G: np.ndarray, chosen: int, seed: int, template: pb.LeafScanRequest
+) -> tuple[np.ndarray, list[pb.LeafScanRequest]]:
+    """Return how many datapoints of each group are chosen, int64 (G,), and what chooses them.
+
+    Each choice of `chosen` datapoints of all groups is equally likely.
+    """
+    random = np.random.Generator(np.random.PCG64(seed))
+    chosen_G = random.multivariate_hypergeometric(counts_G, chosen, method="marginals")
+    templates = []
+    for count in chosen_G.tolist():
+        own = pb.LeafScanRequest(sample=count, seed=int(random.integers(1 << 63)))
+        own.MergeFrom(template)
+        templates.append(own)
+    return chosen_G, templates
+
+
+def _joined(groups_P: np.ndarray, answers: Mapping[int, pb.LeafScanResponse]) -> Page:
+    """Return the datapoints of a page, as many of the first ones as were returned and fit into an answer."""
+    sizes_P = np.full(len(groups_P), -1, np.int64)
+    starts_P = np.zeros(len(groups_P), np.int64)
+    for group, answer in answers.items():
+        own = np.frombuffer(answer.sizes, "<u4").astype(np.int64)
+        places = np.flatnonzero(groups_P == group)[: len(own)]
+        sizes_P[places], starts_P[places] = own, np.cumsum(own) - own
+    missing = np.flatnonzero(sizes_P < 0)
+    there = int(missing[0]) if len(missing) else len(sizes_P)
+    fitting = int(np.searchsorted(np.cumsum(sizes_P[:there]), limits.MAX_SCAN_PAGE_BYTES, "right"))
+    count = min(there, max(fitting, 1))
+    parts = _spliced(groups_P[:count], starts_P[:count], sizes_P[:count], answers)
+    return Page(b"".join(parts), sizes_P[:count])
+
+
+def _spliced(
+    groups_P: np.ndarray,
+    starts_P: np.ndarray,
+    sizes_P: np.ndarray,
+    answers: Mapping[int, pb.LeafScanResponse],
+) -> Sequence[memoryview]:
+    views = {group: memoryview(answer.datapoints) for group, answer in answers.items()}
+    places = zip(groups_P.tolist(), starts_P.tolist(), (starts_P + sizes_P).tolist(), strict=True)
+    return [views[group][start:end] for group, start, end in places]

@@ -1,0 +1,1 @@
+"""Scans: the datapoints that a filter allows, in an order that each process finds again."""

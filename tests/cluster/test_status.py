@@ -1,0 +1,103 @@
+"""`scannery cluster status`: what the leaves of a cluster have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scannery
+from scannery.cli.main import main
+from scannery.indexer import Store
+from scannery.live.maintenance.seal import seal
+from scannery.serving import SecurityConfig
+from scannery.serving.security import KeyFile
+from tests.cluster.questions import INDEX, ROWS, SHARDS, make_store
+from tests.cluster.servers import leaf_server
+
+COMMAND = ["cluster", "status", "--leaves"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("status"))
+
+
+def status(capsys: pytest.CaptureFixture[str], target: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit code, and what is printed with --json."""
+    code = main([*COMMAND, target, "--json", *arguments])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_cluster_is_shown_with_its_groups_and_indexes(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ExitStack() as stack:
+        leaves = [stack.enter_context(leaf_server(store, group, 2)) for group in (0, 1, 1)]
+        target = ",".join(leaf.address for leaf in leaves)
+        code, found = status(capsys, target)
+        assert (code, found["ready"], found["groups"], found["problems"]) == (0, True, 2, [])
+        assert sorted(leaf["group"] for leaf in found["leaves"]) == [0, 1, 1]
+        assert {leaf["address"] for leaf in found["leaves"]} == {leaf.address for leaf in leaves}
+        assert all(leaf["ready"] and leaf["in_flight_limit"] > 0 for leaf in found["leaves"])
+        [index] = found["indexes"]
+        assert (index["name"], index["rows"], index["shards"]) == (INDEX, ROWS, SHARDS)
+        assert index["versions"] == {"0": [1], "1": [1]}
+        assert main([*COMMAND, target]) == 0
+        printed = capsys.readouterr().out
+        assert all(text in printed for text in (leaves[0].address, "1/2", INDEX, f"{ROWS:,}"))
+
+
+def test_a_group_without_a_leaf_is_an_exit_code(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with leaf_server(store, 0, 2) as leaf:
+        code, found = status(capsys, f"{leaf.address},127.0.0.1:1", "--timeout", "1")
+        assert (code, found["ready"]) == (1, False)
+        assert "group 1/2 has no leaf that is ready" in found["problems"]
+        assert any("127.0.0.1:1" in problem for problem in found["problems"])
+        assert main([*COMMAND, leaf.address, "--timeout", "1"]) == 1
+        assert "group 1/2 has no leaf that is ready" in capsys.readouterr().out
+    assert main([*COMMAND, "127.0.0.1:1", "--timeout", "0.5"]) == 1
+
+
+def test_leaves_that_disagree_are_named(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer = tmp_path / "store"
+    shutil.copytree(store, newer)
+    with scannery.connect(newer) as client:
+        client.index(INDEX).delete(["d1"])
+    seal(Store.open(newer), INDEX)
+    with (
+        leaf_server(store, 0, 2) as one,
+        leaf_server(newer, 1, 2) as other,
+        leaf_server(store, 0, 3) as third,
+    ):
+        code, found = status(capsys, ",".join([one.address, other.address, third.address]))
+        assert (code, found["groups"]) == (0, 2)
+        version = found["indexes"][0]["versions"]["1"][0]
+        assert version > 1
+        assert (
+            f"index {INDEX}: leaves have different versions: group 0: 1; group 1: {version}"
+            in found["problems"]
+        )
+        assert any(f"{third.address} has group 0/3; there are 2 groups" in each for each in found["problems"])
+
+
+def test_the_key_of_the_leaves_is_sent(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys, own = tmp_path / "keys.json", tmp_path / "key"
+    own.write_text(KeyFile(str(keys)).create("roots", scopes=["read"])[1])
+    with leaf_server(store, 0, 1, security=SecurityConfig(keys_file=str(keys))) as leaf:
+        assert status(capsys, leaf.address, "--timeout", "1")[0] == 1
+        code, found = status(capsys, leaf.address, "--leaves-key", str(own))
+        assert (code, found["indexes"][0]["rows"]) == (0, ROWS)
+
+
+def test_a_wrong_target_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "nonsense"]) == 2
+    assert "leaves" in capsys.readouterr().err
