@@ -6,7 +6,6 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
