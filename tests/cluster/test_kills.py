@@ -47,11 +47,13 @@ def whole(cluster: Cluster) -> scannery.Hits:
 def test_no_search_fails_or_is_partial_while_a_leaf_is_killed_each_second(
     cluster: Cluster, kills: int
 ) -> None:
+    settle(cluster)
     right = [(hit.id, hit.score) for hit in whole(cluster)]
     chosen = random.Random(kills)
     with Traffic(cluster.root.address, ask_partial) as traffic:
         for _ in range(kills):
             time.sleep(1)
+            wait_until(lambda: bool(with_a_partner(cluster)))
             leaf = chosen.choice(with_a_partner(cluster))
             leaf.kill()
             leaf.start()
