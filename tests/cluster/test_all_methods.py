@@ -294,6 +294,15 @@ def test_what_a_root_explains(pair: Pair) -> None:
     assert not root.explanation.segments, "they are on leaves"
     assert root.explanation.target_recall == told.target_recall > 0
     assert root.explanation.mode == told.mode
+    assert root.explanation.expected_recall == 0, "it is not known"
+    for changed in ({"exact": True}, {"mode": "MODE_LEXICAL"}):
+        fields = {**request, "options": {"explain": True, **changed}}
+        asked = ParseDict(fields, search_pb2.SearchRequest())
+        assert _answer(pair.channels[1], "Search", "Search", asked).explanation.expected_recall == 1
+    queries = {"index": "talks", "queries": [{"text": TEXT}], "options": {"explain": True}}
+    asked = ParseDict(queries, search_pb2.SearchManyRequest())
+    [many] = _answer(pair.channels[1], "Search", "SearchMany", asked).results
+    assert many.explanation.expected_recall == 0
     assert {"encode", "hydrate"} <= {stage.stage for stage in root.explanation.stages}
 
 
