@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -287,13 +287,21 @@ class LeavesConfig:
             if not Path(path).is_absolute() or not Path(path).is_file():
                 raise ConfigError(f"leaves: there is no file {path}", field="leaves")
         else:
-            for address in self.target.removeprefix(DNS).split(","):
-                split_address(address, field="leaves")
+            self._check_addresses(self.target.removeprefix(DNS).split(","))
         for name in ("key_file", "ca"):
             path = getattr(self, name)
             if path and not Path(path).is_file():
                 raise ConfigError(f"leaves_{name}: there is no file {path}", field=f"leaves_{name}")
         make_absolute(self, "key_file", "ca")
+
+    @staticmethod
+    def _check_addresses(addresses: Sequence[str]) -> None:
+        """Raise ConfigError if one is not `host:port`, or is there twice."""
+        for place, address in enumerate(addresses):
+            if split_address(address, field="leaves")[1] == 0:
+                raise ConfigError(f"leaves: {address} must have the port of a leaf, not 0", field="leaves")
+            if address in addresses[:place]:
+                raise ConfigError(f"leaves: {address} is there twice", field="leaves")
 
     @property
     def tls(self) -> bool:

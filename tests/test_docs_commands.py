@@ -86,6 +86,7 @@ SLOW = {
 
 ELSEWHERE = {
     "docs/adapters.md": "needs frameworks; tests/adapters has them (`make test-clients`)",
+    "docs/cluster.md": "tests/cluster starts the same processes, and kills them",
     "docs/evaluate.md": "tests/test_docs_evaluate.py runs it",
     "docs/embedding.md": "needs a TPU and models that are not installed",
     "docs/podcasts.md": "needs transcripts that are not in the repository",

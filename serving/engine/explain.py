@@ -14,10 +14,13 @@ from scannery.v1.search_pb2 import Explanation, Fusion, SegmentPlan, StageTime
 __all__ = ["explanation"]
 
 
-def explanation(stats: QueryStats, path: str, snapshot: Snapshot, options: Options) -> Explanation:
+def explanation(
+    stats: QueryStats, path: str, snapshot: Snapshot, options: Options, *, by_leaves: bool = False
+) -> Explanation:
     """Return how the query at `path` was answered; times are those of all queries of the request together.
 
-    Where named vectors are searched, the segments are the files with these.
+    Where named vectors are searched, the segments are the files with these. `by_leaves`: the segments are on the leaves
+    of a cluster, so their plans are not known, and the expected recall (0: not known) only of a search that is exact.
     """
     fusion = None
     if options.mode == "hybrid":
@@ -26,13 +29,14 @@ def explanation(stats: QueryStats, path: str, snapshot: Snapshot, options: Optio
         fusion = Fusion(method=WIRE_METHODS[options.fusion.method])
     files = _files(snapshot, options)
     searched = [stats.segments.get((path, name, number)) for name, number, _ in files]
+    exact = options.exact or options.mode == "lexical"
     return Explanation(
         segments=[_plan(entry, step) for (_, _, entry), step in zip(files, searched, strict=True)],
         stages=[
             StageTime(stage=name, duration_us=round(seconds * 1e6))
             for name, seconds in stats.stages_s.items()
         ],
-        expected_recall=_recall([step for step in searched if step is not None]),
+        expected_recall=0.0 if by_leaves and not exact else _recall([s for s in searched if s is not None]),
         mode=WIRE_MODES[options.mode],
         fusion=fusion,
         **_targets(snapshot, options),

@@ -16,12 +16,10 @@ CHECK_EVERY_S = 0.2
 
 def leaf_server(store: Path, group: int, groups: int, **options: Any) -> Server:
     """Return a leaf, not yet started."""
+    options = {"listen": "127.0.0.1:0", "check_every_s": CHECK_EVERY_S, **options}
     return Server(
-        ServerConfig(
-            store=str(store), listen="127.0.0.1:0", role="leaf", group=f"{group}/{groups}", http="off",
-            check_every_s=CHECK_EVERY_S, **options,
-        )
-    )  # fmt: skip
+        ServerConfig(store=str(store), role="leaf", group=f"{group}/{groups}", http="off", **options)
+    )
 
 
 def root_server(store: Path, leaves: str, **options: Any) -> Server:
@@ -36,13 +34,13 @@ def root_server(store: Path, leaves: str, **options: Any) -> Server:
 
 @contextmanager
 def started_cluster(
-    store: Path, groups: int, *, rows: int = 1
+    store: Path, groups: int, *, rows: int = 1, **options: Any
 ) -> Iterator[tuple[Server, list[list[Server]]]]:
-    """Give a root and its leaves, by row and group."""
+    """Give a root, with further options, and its leaves, by row and group."""
     with ExitStack() as stack:
         leaves = [
             [stack.enter_context(leaf_server(store, group, groups)) for group in range(groups)]
             for _ in range(rows)
         ]
         target = ",".join(leaf.address for row in leaves for leaf in row)
-        yield stack.enter_context(root_server(store, target)), leaves
+        yield stack.enter_context(root_server(store, target, **options)), leaves

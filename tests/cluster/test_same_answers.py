@@ -22,7 +22,9 @@ from scannery.v1.search_pb2_grpc import SearchServiceStub
 from tests.cluster.questions import any_batch, any_search, make_store
 from tests.cluster.servers import started_cluster
 
-QUESTIONS = 300
+QUESTIONS = 60
+LONG_QUESTIONS = range(QUESTIONS, 2000)
+"""By `make test-long`."""
 TIMEOUT_S = 60
 
 
@@ -63,17 +65,33 @@ def both(store: Path, request: pytest.FixtureRequest) -> Iterator[Both]:
 
 
 def test_searches(both: Both) -> None:
+    check_searches(both, range(QUESTIONS))
+
+
+def test_batches(both: Both) -> None:
+    check_batches(both, range(QUESTIONS // 6))
+
+
+@pytest.mark.long
+def test_two_thousand_searches(both: Both) -> None:
+    check_searches(both, LONG_QUESTIONS)
+    check_batches(both, range(QUESTIONS // 6, 300))
+
+
+def check_searches(both: Both, numbers: range) -> None:
+    """Fail if a random search has another answer than that of one server."""
     answered = 0
-    for number in range(QUESTIONS):
+    for number in numbers:
         request = any_search(number)
         alone, cluster = both.answers(both.alone.search, "Search", request)
         assert comparable(alone) == comparable(cluster), f"question {number}: {request}"
         answered += isinstance(alone, SearchResponse) and len(alone.hits) > 0
-    assert answered > 0.7 * QUESTIONS, "most questions have hits"
+    assert answered > 0.7 * len(numbers), "most questions have hits"
 
 
-def test_batches(both: Both) -> None:
-    for number in range(QUESTIONS // 6):
+def check_batches(both: Both, numbers: range) -> None:
+    """Fail if a random batch has another answer than that of one server."""
+    for number in numbers:
         request = any_batch(number)
         alone, cluster = both.answers(both.alone.search_many, "SearchMany", request)
         assert comparable(alone) == comparable(cluster), f"question {number}: {request}"

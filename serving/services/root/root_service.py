@@ -87,7 +87,7 @@ class RootService(Service):
         written = search(prepared, QueryBatch(snapshot, [query], ["query"], deadline, stats), rows=rows)
         rest = SearchResponse(coverage=state.coverage())
         if stats.explained:
-            rest.explanation.CopyFrom(explanation(stats, "query", snapshot, options))
+            rest.explanation.CopyFrom(explanation(stats, "query", snapshot, options, by_leaves=True))
         return written.whole() + prepared.trailer + rest.SerializeToString()
 
     def _search_many(self, request: SearchManyRequest, deadline: Deadline, stats: QueryStats) -> bytes:

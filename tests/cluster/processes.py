@@ -1,0 +1,164 @@
+"""Leaves and roots as processes of the command, on ports of loopback that they keep over restarts."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+import scannery
+from tests.data import ROOT
+
+__all__ = ["Cluster", "Process", "Traffic", "free_ports", "running_cluster", "wait_until"]
+
+
+class Process:
+    """A server of the command, which can be killed and started again."""
+
+    def __init__(self, store: Path, port: int, *arguments: str) -> None:
+        self.address = f"127.0.0.1:{port}"
+        self._command = [
+            sys.executable, "-m", "scannery.cli.main", "serve", "--store", str(store), "--listen", self.address,
+            "--http", "off", *arguments,
+        ]  # fmt: skip
+        self._process: subprocess.Popen[str] | None = None
+        self._since_s: float | None = None
+
+    def start(self) -> None:
+        """Start it; `wait` waits until it serves."""
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        )  # fmt: skip
+
+    def wait(self, timeout_s: float = 120) -> None:
+        """Return when it serves."""
+        assert self.serves_for_s(timeout_s) is not None, "not started"
+
+    def serves_for_s(self, wait_s: float = 0) -> float | None:
+        """Return for how many seconds it has served, as far as is known; None: it does not within `wait_s`."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        if self._since_s is None and select.select([self._process.stdout], [], [], wait_s)[0]:
+            line = self._process.stdout.readline()
+            assert re.search(r"Serving on (\S+);", line), f"not started: {line!r}"
+            self._since_s = time.monotonic()
+        return None if self._since_s is None else time.monotonic() - self._since_s
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._process = self._since_s = None
+
+
+class Cluster:
+    """A root over rows of leaves: `leaves[row][group]`."""
+
+    def __init__(self, store: Path, groups: int, rows: int, *, root: tuple[str, ...] = ()) -> None:
+        ports = iter(free_ports(groups * rows + 1))
+        self.leaves = [
+            [
+                Process(store, next(ports), "--role", "leaf", "--group", f"{group}/{groups}")
+                for group in range(groups)
+            ]
+            for _ in range(rows)
+        ]
+        target = ",".join(leaf.address for row in self.leaves for leaf in row)
+        self.root = Process(store, next(ports), "--role", "root", "--leaves", target, *root)
+
+    @property
+    def all(self) -> list[Process]:
+        """Return all processes, the root last."""
+        return [*(leaf for row in self.leaves for leaf in row), self.root]
+
+
+@contextmanager
+def running_cluster(store: Path, groups: int, rows: int) -> Iterator[Cluster]:
+    """Start a cluster, and kill it at the end."""
+    cluster = Cluster(store, groups, rows)
+    with ExitStack() as stack:
+        for process in cluster.all:
+            stack.callback(process.kill)
+            process.start()
+        for process in cluster.all:
+            process.wait()
+        yield cluster
+
+
+class Traffic:
+    """Searches at a rate by some callers, each with a connection of its own, until the end of the block."""
+
+    def __init__(
+        self, address: str, ask: Callable[[scannery.Client], scannery.Hits], *, rate: float = 50
+    ) -> None:
+        self._address, self._ask, self._pause_s = address, ask, _CALLERS / rate
+        self.latencies_s: list[float] = []
+        self.answers: list[scannery.Hits] = []
+        self.failures: list[Exception] = []
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(_CALLERS)]
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def p99_s(self) -> float:
+        """Return the latency that 99 % of the searches do not exceed."""
+        return float(np.quantile(self.latencies_s, 0.99))
+
+    def _run(self, number: int) -> None:
+        with scannery.connect(self._address, retries=False) as client:
+            while not self._ended.wait(self._pause_s):
+                began_s = time.monotonic()
+                try:
+                    self.answers.append(self._ask(client))
+                except scannery.ScanneryError as error:
+                    self.failures.append(error)
+                self.latencies_s.append(time.monotonic() - began_s)
+
+
+_CALLERS = 4
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that were free at this moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    """Return when a condition is true; fail if it does not become so."""
+    until_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until_s, "it never came true"
+        time.sleep(0.05)
