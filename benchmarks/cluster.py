@@ -94,7 +94,7 @@ def measure(store: str, vectors_ND: np.ndarray, groups: Sequence[int], rounds: i
                     found = spent(pid, asks[name][kind], seconds, queries)
                     if turn:  # the first round fills caches
                         figures[name].append(found)
-            rows = [(name, *shown(np.median(each, axis=0))) for name, each in figures.items()]
+            rows = [(name, *shown(np.median(each, axis=0).tolist())) for name, each in figures.items()]
             titles = (kind, "CPU µs/query", "p50 ms", "p99 ms", "queries/s")
             print(table(titles, rows), end="\n\n", flush=True)
 

@@ -52,6 +52,10 @@ class TimedDevice:
         """Yield batches in a few shapes."""
         return bucket_batches(lengths_N, [Bucket(BUDGET_TOKENS // width, width) for width in WIDTHS])
 
+    def vector_of(self, ids: Sequence[int]) -> np.ndarray | None:
+        """Return None: texts are computed by `run` only."""
+        return None
+
     def run(self, work: Work, emit: Emit) -> None:
         """Pad every batch, and wait for the time that the device would compute.
 

@@ -12,6 +12,7 @@ from scannery.indexer import Store, parse_spec
 from scannery.v1.search_pb2 import (
     Crowding,
     Fusion,
+    FusionMethod,
     Mode,
     OrderBy,
     Query,
@@ -124,7 +125,7 @@ def any_options(chosen: random.Random) -> SearchOptions:
     if chosen.random() < 0.2:
         options.min_score = chosen.uniform(-0.5, 1.5)
     if chosen.random() < 0.4 and options.mode == Mode.MODE_HYBRID:
-        options.fusion.CopyFrom(Fusion(method=chosen.choice([1, 2]), alpha=chosen.choice([0, 0.3, 0.8, 1])))
+        options.fusion.CopyFrom(Fusion(method=chosen.choice(_METHODS), alpha=chosen.choice([0, 0.3, 0.8, 1])))
     if chosen.random() < 0.3:
         options.return_fields.extend(
             chosen.sample(["title", "text", "payload", "show", "tags", "published"], 2)
@@ -183,6 +184,7 @@ def any_order(chosen: random.Random) -> OrderBy:
     )
 
 
+_METHODS = (FusionMethod.FUSION_METHOD_RECIPROCAL_RANK, FusionMethod.FUSION_METHOD_WEIGHTED_SCORE)
 _CONDITIONS: list[tuple[str, str, list[Any]]] = [
     ("show", "EQ", ["gotime"]),
     ("show", "NE", ["gotime"]),

@@ -245,7 +245,7 @@ def test_a_stream_of_searches(pair: Pair) -> None:
 
 
 def test_http(pair: Pair) -> None:
-    bodies = [
+    bodies: list[tuple[str, Fields]] = [
         ("Search", {"index": "talks", "query": {"text": TEXT}, "options": {"exact": True}}),
         ("Search", {"index": "talks", "query": {"id": "none"}}),
         ("Search", {"index": "none", "query": {"text": TEXT}}),
@@ -287,7 +287,7 @@ def test_aliases(pair: Pair) -> None:
 
 
 def test_what_a_root_explains(pair: Pair) -> None:
-    request = {"index": "talks", "query": {"text": TEXT}, "options": {"explain": True}}
+    request: Fields = {"index": "talks", "query": {"text": TEXT}, "options": {"explain": True}}
     told = pair.same("Search", request).explanation
     root = _answer(pair.channels[1], "Search", "Search", ParseDict(request, search_pb2.SearchRequest()))
     assert told.segments
@@ -300,13 +300,13 @@ def test_what_a_root_explains(pair: Pair) -> None:
         asked = ParseDict(fields, search_pb2.SearchRequest())
         assert _answer(pair.channels[1], "Search", "Search", asked).explanation.expected_recall == 1
     queries = {"index": "talks", "queries": [{"text": TEXT}], "options": {"explain": True}}
-    asked = ParseDict(queries, search_pb2.SearchManyRequest())
-    [many] = _answer(pair.channels[1], "Search", "SearchMany", asked).results
+    batch = ParseDict(queries, search_pb2.SearchManyRequest())
+    [many] = _answer(pair.channels[1], "Search", "SearchMany", batch).results
     assert many.explanation.expected_recall == 0
     assert {"encode", "hydrate"} <= {stage.stage for stage in root.explanation.stages}
 
 
-WRITES = {
+WRITES: dict[str, Fields] = {
     "Upsert": {"index": "talks", "upserts": [{"datapoint": {"id": "x", "text": "x"}}]},
     "Delete": {"index": "talks", "ids": ["t1"]},
     "DropIndex": {"index": "talks"},

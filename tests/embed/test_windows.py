@@ -39,6 +39,9 @@ class GatedDevice:
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
         return bucket_batches(lengths_N, [Bucket(8, 256)])
 
+    def vector_of(self, ids: Sequence[int]) -> np.ndarray | None:
+        return None
+
     def run(self, work: Work, emit: Emit) -> None:
         self.waited.append(self.released.wait(20))
         for batch, collate in work:

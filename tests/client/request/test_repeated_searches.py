@@ -46,7 +46,8 @@ def test_requests_are_those_that_are_built_anew(options: dict[str, Any]) -> None
 
 
 def test_a_text_that_is_not_unicode_is_refused_with_options_known_and_new() -> None:
-    for options in ({}, {}, {"fields": ["title"]}):
+    cases: list[dict[str, Any]] = [{}, {}, {"fields": ["title"]}]
+    for options in cases:
         with pytest.raises(InvalidArgumentError, match="query: is not valid Unicode"):
             search("i", "lone \ud800", 3, **options)
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from scannery.serving.contract import LEAF_SERVICE
 from scannery.serving.status import DETAIL_KEY
@@ -84,7 +85,8 @@ class ScriptedLeaf(LeafServiceServicer):
         self.searches += 1
         self.metadata = dict(context.invocation_metadata())
         self.left_s = context.time_remaining() or 0.0
-        context.add_callback(lambda: self.cancelled.release() if context.code() is None else None)
+        code = getattr(context, "code")  # noqa: B009  its stubs lack the method
+        context.add_callback(lambda: self.cancelled.release() if code() is None else None)
         self.on_search(request, context)
         if self.delay_s:
             time.sleep(self.delay_s)
@@ -96,6 +98,11 @@ class ScriptedLeaf(LeafServiceServicer):
 
     def GetStatistics(self, request: LeafStatisticsRequest, context: grpc.ServicerContext) -> LeafStatistics:  # noqa: N802
         return LeafStatistics(rows=self.group + 1, length=os.getpid(), frequencies=[len(request.terms)])
+
+    def Fetch(self, request: Message, context: grpc.ServicerContext) -> Message:  # noqa: N802
+        raise NotImplementedError
+
+    Count = Scan = Fetch
 
     def _check_key(self, context: grpc.ServicerContext) -> None:
         if self.keys is not None:

@@ -303,7 +303,13 @@ def test_running_calls_move_away_from_a_leaf_that_hangs(leaf: StartLeaf, connect
     budget._share = budget._saved = 0
     mute.mute.set()
     stuck = threading.Event()
-    mute.on_search = lambda request, context: (stuck.set(), mute.mute.wait(1), time.sleep(8))[0]
+
+    def hang(request: LeafSearchRequest, context: grpc.ServicerContext) -> None:
+        stuck.set()
+        mute.mute.wait(1)
+        time.sleep(8)
+
+    mute.on_search = hang
     good.delay_s = 0.05  # so that `mute` is chosen
     with ThreadPoolExecutor(8) as pool:
         begin_s = time.monotonic()

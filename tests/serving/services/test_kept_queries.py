@@ -115,6 +115,7 @@ def test_they_are_forgotten_in_memory_with_their_index(tmp_path: Path) -> None:
         assert kept._bytes == 0
         assert asked_D.tobytes() not in kept._blobs._memory[:]
         for _ in range(200):
+            assert server._sampler is not None
             if not (server._sampler._gone or server._sampler._known or server._sampler._waiting):
                 break
             time.sleep(0.02)

@@ -12,6 +12,7 @@ from scannery.serving.engine.value_counts import FieldCounts, decoded, merged
 from scannery.serving.services.aggregation import count_values
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1 import search_pb2
+from scannery.v1.types_pb2 import Datapoint
 from tests.serving.services.leaf.leaves import ROWS, SHARDS, SIZES, WORDS, Cluster, Root, cluster_of
 from tests.serving.services.leaf.test_search import FILTERS, options, query, same, whole, words
 
@@ -134,11 +135,12 @@ def test_rows_come_with_groups_and_datapoints(cluster: Cluster) -> None:
         root = Root(cluster, queries, asked, wanted=30, group_by=column, datapoints=True)
         for found in (each for answer in root.answers for each in answer.results):
             assert found.ids
-            assert [each.id for each in found.datapoints] == list(found.ids)
-            assert {each.attributes["topic"].string_value for each in found.datapoints} == {"b"}
-            assert not any(each.HasField("text") for each in found.datapoints)
+            points = [Datapoint.FromString(each) for each in found.datapoints]
+            assert [each.id for each in points] == list(found.ids)
+            assert {each.attributes["topic"].string_value for each in points} == {"b"}
+            assert not any(each.HasField("text") for each in points)
             if column in ("year", "topic"):
-                own = [each.attributes.get(column) for each in found.datapoints]
+                own = [each.attributes.get(column) for each in points]
                 assert [each.WhichOneof("kind") and each for each in found.groups] == own
     missing = [
         each.WhichOneof("kind") is None for answer in root.answers for each in answer.results[0].groups
