@@ -99,10 +99,11 @@ class ScriptedLeaf(LeafServiceServicer):
     def GetStatistics(self, request: LeafStatisticsRequest, context: grpc.ServicerContext) -> LeafStatistics:  # noqa: N802
         return LeafStatistics(rows=self.group + 1, length=os.getpid(), frequencies=[len(request.terms)])
 
-    def Fetch(self, request: Message, context: grpc.ServicerContext) -> Message:  # noqa: N802
+    def Fetch(self, request: Message, context: grpc.ServicerContext) -> Any:  # noqa: N802
         raise NotImplementedError
 
-    Count = Scan = Fetch
+    Scan: Any = Fetch
+    Count: Any = Fetch
 
     def _check_key(self, context: grpc.ServicerContext) -> None:
         if self.keys is not None:
