@@ -1,0 +1,24 @@
+"""Options of servers and encoder processes, validated on construction."""
+
+from __future__ import annotations
+
+from scannery.serving.config.addresses import is_loopback, joined_address, split_address
+from scannery.serving.config.connections import DNS, FILE, LeavesConfig, RemoteConfig
+from scannery.serving.config.listen import CACHED_QUERIES, ListenConfig, WorkerContext
+from scannery.serving.config.server import EncoderConfig, ServerConfig, VertexConfig
+
+__all__ = [
+    "CACHED_QUERIES",
+    "DNS",
+    "FILE",
+    "EncoderConfig",
+    "LeavesConfig",
+    "ListenConfig",
+    "RemoteConfig",
+    "ServerConfig",
+    "VertexConfig",
+    "WorkerContext",
+    "is_loopback",
+    "joined_address",
+    "split_address",
+]

@@ -1,0 +1,239 @@
+"""Options of servers and encoder processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from scannery.indexer.contents import ContentsReader
+from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
+from scannery.runtime.errors import ConfigError
+from scannery.runtime.paths import make_absolute, overlap
+from scannery.serving.config.addresses import joined_address, split_address
+from scannery.serving.config.connections import LeavesConfig, RemoteConfig
+from scannery.serving.config.listen import ListenConfig
+
+__all__ = ["EncoderConfig", "ServerConfig", "VertexConfig"]
+
+_ROLES = ("all", "leaf", "root")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VertexConfig:
+    """Options of the managed service's APIs. Raises ConfigError."""
+
+    address: str = ""
+    """`host:port` that clients are told for queries; empty: that of the server."""
+
+    private: str = ""
+    """`host:port` of the private endpoint, without TLS; clients use port 10000. Empty: none."""
+
+    contents: tuple[str, ...] = ()
+    """Folders and bucket prefixes below which requests may name folders of contents, and folders for results."""
+
+    models: Mapping[str, str] = field(default_factory=dict)
+    """The encoder that each of the service's models stands for: a name, or a local folder."""
+
+    reader: ContentsReader | None = None
+    """Reads folders of contents; None: none are read."""
+
+    object_reader: ContentsReader | None = None
+    """Reads folders of data objects in JSON lines; None: none are read."""
+
+    def __post_init__(self) -> None:
+        for name in ("address", "private"):
+            if getattr(self, name):
+                split_address(getattr(self, name), field=f"vertex_{name}")
+        if self.contents and self.reader is None:
+            raise ConfigError("vertex_contents: needs a reader", field="vertex_contents")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(ListenConfig):
+    """The options of a server."""
+
+    store: str
+    """Folder or URI of the store."""
+
+    http: str = "auto"
+
+    indexes: tuple[str, ...] = ()
+    """Names of the indexes to serve; empty: all."""
+
+    recall_share: float = 0.05
+    """Share of queries that are repeated with exact search in the background, to estimate recall; all while the
+    estimate is uncertain. 0: none. The work is bounded by a share of a core (services/recall_sampler.py)."""
+
+    hold_recall: bool = True
+    """Whether the estimate moves the settings of searches, so that live queries reach the target recall."""
+
+    keep_queries: int = 0
+    """Query vectors that each worker keeps of each index, a uniform sample in memory, so that administrators can read
+    them to tune the index. They can be personal data. 0: none."""
+
+    log: str = field(default="", repr=False)
+    """Local folder for the mutation logs, or the URL of a database of PostgreSQL, which may have a password; empty:
+    inside the store, if it is a local folder."""
+
+    encoder: RemoteConfig | None = None
+    """The encoder process; None: encode in this process."""
+
+    reranker: str | None = None
+    """The cross-encoder of all indexes, in place of those in their specs: a name, or a local folder."""
+
+    models: tuple[str, ...] = ()
+    """Models that requests may name for new indexes, besides those of the served indexes: names, or local folders."""
+
+    vertex: VertexConfig | None = None
+    """The managed service's APIs on the gRPC port; None: they are not served."""
+
+    role: Literal["all", "leaf", "root"] = "all"
+    """Part of this process in a cluster. A leaf opens the shards of its group, and answers roots (docs/cluster.md)."""
+
+    group: str = ""
+    """The group of a leaf, such as `3/8`: the shards s with s mod 8 = 3."""
+
+    leaves: LeavesConfig | None = None
+    """Of a root: its leaves."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_role()
+        _ = self.private  # checks its address
+        self._check_told_address()
+        self._check("recall_share", 0, 1)
+        self._check("keep_queries", 0, 10_000)
+        make_absolute(self, "store", "log")
+        self._check_contents()
+
+    @property
+    def shards(self) -> Shards | None:
+        """The shards that this process opens; None: all."""
+        return NO_SHARDS if self.role == "root" else self.shard_group
+
+    @property
+    def shard_group(self) -> ShardGroup | None:
+        """The group of a leaf; None: this process is none."""
+        return ShardGroup.parse(self.group) if self.role == "leaf" else None
+
+    def _check_role(self) -> None:
+        """Raise ConfigError if options do not fit the role."""
+        if self.role not in _ROLES:
+            raise ConfigError(f"role: must be {', '.join(_ROLES)}, got {self.role!r:.80}", field="role")
+        if self.role != "leaf" and self.group:
+            raise ConfigError(f"group: is for the role leaf, the role is {self.role}", field="group")
+        if self.role != "root" and self.leaves is not None:
+            raise ConfigError(f"leaves: are for the role root, the role is {self.role}", field="leaves")
+        if self.role == "leaf":
+            self._check_group()
+        if self.role == "root" and self.leaves is None:
+            raise ConfigError("leaves: a root needs its leaves (--leaves)", field="leaves")
+        if self.role != "all":
+            self._check_cluster()
+
+    def _check_group(self) -> None:
+        if not self.group:
+            raise ConfigError("group: a leaf needs a group, such as 0/2 (--group)", field="group")
+        try:
+            ShardGroup.parse(self.group)
+        except ValueError as error:
+            raise ConfigError(f"group: {error}", field="group") from error
+        if self.keep_queries:
+            raise ConfigError(
+                "keep_queries: is not for a leaf, which does not see callers", field="keep_queries"
+            )
+
+    def _check_cluster(self) -> None:
+        """Raise ConfigError if options are not for roots and leaves."""
+        if self.log:
+            raise ConfigError(
+                f"log: a {self.role} serves versions without live updates, and reads no log yet; leave out --log",
+                field="log",
+            )
+        if self.vertex is not None:
+            raise ConfigError(f"vertex: is not served by a {self.role} yet", field="vertex")
+
+    def _check_contents(self) -> None:
+        """Raise ConfigError if requests could read or write files of the server as contents."""
+        security = self.security
+        own = (
+            self.store,
+            self.log,
+            security.keys_file,
+            security.jwks_file,
+            security.tls_cert,
+            security.tls_key,
+        )
+        for root in self.vertex.contents if self.vertex is not None else ():
+            if found := next((place for place in own if overlap(root, place)), ""):
+                raise ConfigError(
+                    f"vertex_contents: {root} and {found} overlap, so that requests could read there what callers "
+                    "must not see; give a folder of its own",
+                    field="vertex_contents",
+                )
+
+    def _check_told_address(self) -> None:
+        """Raise ConfigError if clients of the managed service would be told an address that no other machine has."""
+        host, port = split_address(self.listen)
+        if self.vertex is not None and not self.vertex.address and host in ("0.0.0.0", "::"):
+            raise ConfigError(
+                f"vertex_address: {self.listen} cannot be reached by clients, which are told it for queries; "
+                f"give the server's own, such as search.example.com:{port} (--vertex-address)",
+                field="vertex_address",
+            )
+
+    @property
+    def private(self) -> ServerConfig | None:
+        """The options of the private endpoint, which has no TLS; None: there is none.
+
+        Raises:
+            ConfigError: credentials would be sent to other machines in the clear, or none be asked for there.
+
+        """
+        if self.vertex is None or not self.vertex.private:
+            return None
+        if self.security.client_ca and not self.security.tokens:
+            raise ConfigError(
+                "vertex_private: has no TLS, so no caller would be asked for a certificate there (--client-ca); "
+                "require keys or tokens, too (--keys, --jwks)",
+                field="vertex_private",
+            )
+        plain = replace(self.security, tls_cert="", tls_key="", client_ca="")
+        return replace(self, listen=self.vertex.private, security=plain, vertex=None)
+
+    def with_private_port(self, port: int) -> ServerConfig:
+        """Return these options with the actual port of the private endpoint."""
+        assert self.vertex is not None
+        host, _ = split_address(self.vertex.private)
+        return replace(self, vertex=replace(self.vertex, private=joined_address(host, port)))
+
+    def check_reload(self) -> None:
+        """As `ListenConfig.check_reload`; with an encoder process, workers hold no chips."""
+        if self.encoder is None:
+            super().check_reload()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(ListenConfig):
+    """The options of an encoder process."""
+
+    listen: str = "127.0.0.1:7078"
+    """`host:port`; port 0 takes a free one."""
+
+    store: str = ""
+    """Folder or URI of a store, whose encoders are served; empty: none."""
+
+    indexes: tuple[str, ...] = ()
+    """Names of the indexes whose encoders are served; empty: all."""
+
+    models: tuple[str, ...] = ()
+    """Further models to serve: names, or local folders."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.store and not self.models:
+            raise ConfigError("store: give a store (--store), a model (--model), or both", field="store")
+        if self.indexes and not self.store:
+            raise ConfigError("indexes: need a store (--store)", field="indexes")
+        make_absolute(self, "store")
