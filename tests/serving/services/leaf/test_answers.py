@@ -12,7 +12,7 @@ from scannery.serving.engine.value_counts import FieldCounts, decoded, merged
 from scannery.serving.services.aggregation import count_values
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1 import search_pb2
-from scannery.v1.types_pb2 import Datapoint
+from scannery.v1.search_pb2 import Hit
 from tests.serving.services.leaf.leaves import ROWS, SHARDS, SIZES, WORDS, Cluster, Root, cluster_of
 from tests.serving.services.leaf.test_search import FILTERS, options, query, same, whole, words
 
@@ -135,7 +135,7 @@ def test_rows_come_with_groups_and_datapoints(cluster: Cluster) -> None:
         root = Root(cluster, queries, asked, wanted=30, group_by=column, datapoints=True)
         for found in (each for answer in root.answers for each in answer.results):
             assert found.ids
-            points = [Datapoint.FromString(each) for each in found.datapoints]
+            points = [Hit.FromString(each).datapoint for each in found.datapoints]
             assert [each.id for each in points] == list(found.ids)
             assert {each.attributes["topic"].string_value for each in points} == {"b"}
             assert not any(each.HasField("text") for each in points)
