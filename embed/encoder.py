@@ -40,6 +40,8 @@ T = TypeVar("T")
 Invalid: TypeAlias = Literal["raise", "nan"]
 """Handling of a text that has no vector: raise an error for the call, or return a row of NaN for the text."""
 
+FEWEST_TOKENS = 8
+"""A shorter text takes as long as one of so many: behind these, time grows with the tokens."""
 NOT_FINITE = "the model gives it a vector that is not finite"
 
 # Sentences of many lengths and scripts. A smaller type is used only if their vectors stay the same.
@@ -83,8 +85,8 @@ class Encoder:
         self._texts = self._tokens = self._padding_tokens = 0
         self._seconds = 0.0
         self._lock = threading.Lock()
-        self._query_s = math.inf
-        """How long the last short query by itself took."""
+        self._token_s = math.inf
+        """How long the last short query by itself took, for each token."""
         self._chunkers: dict[tuple[int, int, bool], Chunker] = {}
         if isinstance(self._documents, FastTokens) and isinstance(self._queries, FastTokens):
             # For a lean model, `lean_notes` checked this already.
@@ -222,9 +224,9 @@ class Encoder:
         """Return the vector of one query, float32 `(dimensions,)`, as `encode_queries` does, in this thread at once.
 
         None: it is for `encode_queries`, since it is long, is not plain ASCII or has a problem, since the device makes
-        batches only, or since the last query by itself took longer than `within_s` seconds.
+        batches only, or since it would take longer than `within_s` seconds at the last query's time for a token.
         """
-        return self._vector_of(text) if self._query_s <= within_s else None
+        return self._vector_of(text, within_s)
 
     def encode_windows(self, texts: Iterable[str]) -> Generator[EncodedWindow, None, None]:
         """Yield the vectors of `texts` as documents in windows: as many texts as the device sorts by length together.
@@ -335,18 +337,23 @@ class Encoder:
             at = end
         return vectors_ND
 
-    def _vector_of(self, text: object) -> np.ndarray | None:
+    def _vector_of(self, text: object, within_s: float = math.inf) -> np.ndarray | None:
         """Return the vector, (D,), of a query of plain text; None: it is computed as all others, or has a problem.
+
+        None as well if it is expected to take longer than `within_s` seconds.
 
         The little Python of this way is what one text at a time gains by: behind a pass over the weights, all of it
         runs from memory.
         """
         started = time.perf_counter()
         ids = self._queries.of_one(text) if isinstance(text, str) else None
-        vector_D = None if ids is None else self._device.vector_of(ids)
-        if ids is None or vector_D is None:
+        if ids is None:
             return None
-        self._query_s = seconds = time.perf_counter() - started
+        tokens = max(len(ids), FEWEST_TOKENS)
+        if self._token_s * tokens > within_s or (vector_D := self._device.vector_of(ids)) is None:
+            return None
+        seconds = time.perf_counter() - started
+        self._token_s = seconds / tokens
         self._count(1, len(ids), 0, seconds)
         return vector_D[: self.dimensions]
 

@@ -64,10 +64,13 @@ def nearest_by_coarse(
     query_D: np.ndarray,
     ranks_N: np.ndarray,
     coarse_N: np.ndarray,
+    most: int,
     rows_K: np.ndarray,
     scores_K: np.ndarray,
-) -> None:
+) -> bool:
     """Write the best rows for a query as `row_kernels.nearest_rows` does among all rows, by inner product.
+
+    Returns False, and leaves what it writes undefined, if more than `most` rows can be among the best.
 
     Args:
         coarse_ND: of `make_coarse`, as `scales_N`.
@@ -77,6 +80,7 @@ def nearest_by_coarse(
         query_D: float32.
         ranks_N: of `Ties`.
         coarse_N: gets the coarse scores, float32.
+        most: rows to score.
         rows_K: gets the rows, int64; -1 after the last.
         scores_K: gets their scores, float32; minus infinity after the last.
 
@@ -94,9 +98,18 @@ def nearest_by_coarse(
                 place -= 1
             scores_K[place] = least
     floor = scores_K[k - 1]
+    promising = 0
+    for row in range(coarse_N.shape[0]):
+        promising += coarse_N[row] + errors_N[row] >= floor
+    if promising > most:
+        return False
     found = 0
     for row in range(coarse_N.shape[0]):
         if coarse_N[row] + errors_N[row] >= floor:
-            found = insert(rows_K, scores_K, found, row, score(vectors_ND, row, query_D, False), ranks_N)
+            value = score(vectors_ND, row, query_D, False)
+            # Tested here, as in `nearest_rows`: the call takes longer than the score.
+            if found < k or value >= scores_K[k - 1]:
+                found = insert(rows_K, scores_K, found, row, value, ranks_N)
     rows_K[found:] = -1
     scores_K[found:] = -np.float32(np.inf)
+    return True

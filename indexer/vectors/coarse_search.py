@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scannery.indexer.vectors.exact_search import ROOM, UNIT_ROUNDOFF
+from scannery.indexer.vectors.exact_search import ROOM, UNIT_ROUNDOFF, exact_search
 
 __all__ = ["CoarseRows"]
 
@@ -20,6 +20,12 @@ MOST_BYTES = 1 << 24
 """Largest copy: of larger segments it is not worth its memory."""
 FEWEST_ROWS = 256
 """Fewer rows are scanned as fast."""
+FEWEST_DIMENSIONS = 16
+"""With fewer, the scale, the error and the coarse score of a row take as many bytes as its vector."""
+MOST_SHARE = 8
+"""A scan of all rows is as fast if more than one in so many can be among the best, as of a cluster near the query."""
+PLAIN_QUERIES = 31
+"""Queries that are then compared with all rows: the next ones mostly meet the same cluster."""
 UNIT = 1.0001
 """Length of a query of length 1, with room for its rounding."""
 LEAST_ERROR = 1e-30
@@ -40,6 +46,7 @@ class CoarseRows:
 
         rows, dimensions = vectors_ND.shape
         self._nearest = coarse_kernels.nearest_by_coarse
+        self._most, self._plain_left = rows // MOST_SHARE, 0
         self._vectors_ND, self._ranks_N = vectors_ND, ranks_N
         self._coarse_ND = np.empty((rows, dimensions), np.int8)
         self._scales_N = np.empty(rows, np.float32)
@@ -54,7 +61,8 @@ class CoarseRows:
     @classmethod
     def fits(cls, rows: int, dimensions: int) -> bool:
         """Return whether a copy of so many vectors is worth its memory."""
-        return rows >= FEWEST_ROWS and rows * dimensions <= MOST_BYTES
+        worth = rows >= FEWEST_ROWS and dimensions >= FEWEST_DIMENSIONS
+        return worth and rows * dimensions <= MOST_BYTES
 
     def search(self, queries_QD: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what `exact_search` does for all rows and `cosine`: rows_QK, int64, and scores_QK, float32.
@@ -67,9 +75,26 @@ class CoarseRows:
         rows_QK = np.empty((len(queries_QD), k), np.int64)
         scores_QK = np.empty((len(queries_QD), k), np.float32)
         coarse_N = np.empty(len(self._scales_N), np.float32)
-        for query_D, rows_K, scores_K in zip(queries_QD, rows_QK, scores_QK, strict=True):
-            self._nearest(
-                self._coarse_ND, self._scales_N, self._errors_N, self._vectors_ND, query_D, self._ranks_N,
-                coarse_N, rows_K, scores_K,
-            )  # fmt: skip
+        for place, query_D in enumerate(queries_QD):
+            if not self._found(query_D, coarse_N, rows_QK[place], scores_QK[place]):
+                one = slice(place, place + 1)
+                rows_QK[one], scores_QK[one] = exact_search(
+                    self._vectors_ND, queries_QD[one], k, "cosine", ranks_N=self._ranks_N
+                )
         return rows_QK, scores_QK
+
+    def _found(
+        self, query_D: np.ndarray, coarse_N: np.ndarray, rows_K: np.ndarray, scores_K: np.ndarray
+    ) -> bool:
+        """Write the hits of a query; return whether the copy was of use."""
+        # Not locked: threads that count at the same time only change how many queries scan all rows.
+        if self._plain_left > 0:
+            self._plain_left -= 1
+            return False
+        found: bool = self._nearest(
+            self._coarse_ND, self._scales_N, self._errors_N, self._vectors_ND, query_D, self._ranks_N,
+            coarse_N, self._most, rows_K, scores_K,
+        )  # fmt: skip
+        if not found:
+            self._plain_left = PLAIN_QUERIES
+        return found

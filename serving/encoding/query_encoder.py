@@ -210,8 +210,8 @@ class QueryEncoder:
     def encode_now(self, caller: str, text: str) -> np.ndarray | None:
         """Return the vector, float32 (D,), of a text that is not cached, encoded in this thread without a batch.
 
-        None: it is to be encoded by `encode_each`, which also finds what is wrong with it. That is so unless the last
-        query by itself took no longer than NOW_S, so the event loop may call this.
+        None: it is to be encoded by `encode_each`, which also finds what is wrong with it. That is so if it would
+        take longer than NOW_S at the last query's time for a token, so the event loop may call this.
 
         Args:
             caller: its name.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -58,6 +59,18 @@ def test_only_quick_short_and_plain_texts_are_encoded_now(encoder: Encoder) -> N
     assert encoder.encode_now("naïve", 60.0) is None
     with pytest.raises(InvalidTextError):
         encoder.encode_queries([7])  # type: ignore[list-item]
+
+
+def test_a_long_text_is_not_taken_for_as_quick_as_a_short_one(encoder: Encoder) -> None:
+    long, found = "a " * 60, []
+    for _ in range(5):  # other tests may take the core in the middle of one
+        started_s = time.perf_counter()
+        encoder.encode_queries(["hi"])
+        took_s = time.perf_counter() - started_s
+        found.append(encoder.encode_now(long, 2 * took_s))
+    assert any(each is None for each in found)
+    encoder.encode_queries(["hi"])
+    assert encoder.encode_now(long, 60.0) is not None
 
 
 def test_a_vector_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

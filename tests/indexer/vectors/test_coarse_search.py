@@ -14,10 +14,12 @@ NO_RANKS = np.empty(0, np.int64)
 
 
 def check(vectors_ND: np.ndarray, queries_QD: np.ndarray, k: int, ranks_N: np.ndarray = NO_RANKS) -> None:
-    found = CoarseRows(vectors_ND, ranks_N).search(queries_QD, k)
     expected = exact_search(vectors_ND, queries_QD, k, "cosine", ranks_N=ranks_N)
-    for got, wanted in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    for most in (len(vectors_ND), len(vectors_ND) // 8, 0):
+        coarse = CoarseRows(vectors_ND, ranks_N)
+        coarse._most = most
+        for got, wanted in zip(coarse.search(queries_QD, k), expected, strict=True):
+            np.testing.assert_array_equal(got, wanted)
 
 
 @settings(max_examples=100, deadline=None)
@@ -64,9 +66,33 @@ def test_few_rows_are_scored_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_a_cluster_near_the_query_is_scanned_without_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    near_ND = np.full(32, 1, np.float32) + generator.standard_normal((2000, 32), np.float32) * np.float32(
+        1e-3
+    )
+    near_ND = unit_length(near_ND)
+    coarse, far_1D = CoarseRows(near_ND, NO_RANKS), unit_length(generator.standard_normal((1, 32)))
+    nearest = coarse._nearest
+    calls: list[int] = []
+
+    def counted(*arguments: object) -> bool:
+        calls.append(len(calls))
+        return nearest(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(coarse, "_nearest", counted)
+    for _ in range(64):
+        for got, wanted in zip(
+            coarse.search(far_1D, 10), exact_search(near_ND, far_1D, 10, "cosine"), strict=True
+        ):
+            np.testing.assert_array_equal(got, wanted)
+    # The copy is tried again now and then: other queries may be far from the cluster.
+    assert len(calls) == 2
+
+
 @pytest.mark.parametrize(
     ("rows", "dimensions", "fits"),
-    [(255, 8, False), (256, 8, True), (1 << 14, 1 << 10, True), (1 << 14, 1025, False)],
+    [(255, 16, False), (256, 16, True), (256, 15, False), (1 << 14, 1 << 10, True), (1 << 14, 1025, False)],
 )
 def test_a_copy_is_made_where_it_is_worth_its_memory(rows: int, dimensions: int, *, fits: bool) -> None:
     assert CoarseRows.fits(rows, dimensions) == fits
