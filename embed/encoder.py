@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,25 +22,22 @@ from scannery.embed.devices.cores import give_back_memory, on_one_core
 from scannery.embed.devices.factory import open_device
 from scannery.embed.devices.precision import worst_cosine
 from scannery.embed.devices.protocol import Device, Work
-from scannery.embed.errors import InvalidArgumentError, InvalidTextError
+from scannery.embed.errors import InvalidArgumentError
 from scannery.embed.fingerprint import Fingerprint
 from scannery.embed.models.known_models import recalled
 from scannery.embed.models.loading import ModelOptions, load_model, tokens_of
 from scannery.embed.models.model_files import find_model
 from scannery.embed.statistics import EncodedWindow, EncoderStatistics
-from scannery.embed.tokenization import FastTokens, Features, Prepared, Tokens, text_problem
+from scannery.embed.token_windows import Invalid, one_ahead, prepared, refuse
+from scannery.embed.tokenization import FastTokens, Features, Tokens
 
 if TYPE_CHECKING:
     from scannery.embed.text.chunking import Chunker
 
 __all__ = ["Encoder", "Invalid"]
 
-T = TypeVar("T")
-Invalid: TypeAlias = Literal["raise", "nan"]
-"""Handling of a text that has no vector: raise an error for the call, or return a row of NaN for the text."""
-
 FEWEST_TOKENS = 8
-"""A shorter text takes as long as one of so many: behind these, time grows with the tokens."""
+"""A shorter text takes as long as one of this many tokens; from there on, time grows with the tokens."""
 NOT_FINITE = "the model gives it a vector that is not finite"
 
 # Sentences of many lengths and scripts. A smaller type is used only if their vectors stay the same.
@@ -367,26 +363,26 @@ class Encoder:
         """Yield each window with its vectors; `alone`: there is only one."""
         if invalid not in ("raise", "nan"):
             raise InvalidArgumentError(f"invalid must be 'raise' or 'nan', got {invalid!r}", field="invalid")
-        prepare = partial(_prepare, tokens, self._device)
+        prepare = partial(prepared, tokens, self._device)
         at = 0
         before = time.perf_counter()
-        for window, (problems, prepared, tokenise_s) in _one_ahead(windows, prepare, alone=alone):
+        for window, (problems, texts, tokenise_s) in one_ahead(windows, prepare, alone=alone):
             started = time.perf_counter()
-            _refuse(problems, at, invalid)
-            vectors_ND, padding_tokens = self._compute(tokens, prepared.items, prepared.lengths_N)
+            refuse(problems, at, invalid)
+            vectors_ND, padding_tokens = self._compute(tokens, texts.items, texts.lengths_N)
             if problems or not np.isfinite(vectors_ND).all():
                 bad_N = np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))
                 problems.update(dict.fromkeys(bad_N.tolist(), NOT_FINITE))
-                _refuse(problems, at, invalid)
+                refuse(problems, at, invalid)
                 vectors_ND[list(problems)] = np.nan
             at += len(window)
             if len(window) == self._device.window_texts:
                 give_back_memory()
             ended = time.perf_counter()
-            total = int(prepared.lengths_N.sum())
+            total = int(texts.lengths_N.sum())
             self._count(len(window), total, padding_tokens, ended - started)
             yield EncodedWindow(
-                vectors_ND=vectors_ND, cut_N=prepared.cut_N, problems=problems,
+                vectors_ND=vectors_ND, cut_N=texts.cut_N, problems=problems,
                 tokens=total, padding_tokens=padding_tokens,
                 tokenise_s=tokenise_s, wait_s=started - before, compute_s=ended - started,
             )  # fmt: skip
@@ -442,56 +438,3 @@ class Encoder:
             self._tokens += tokens
             self._padding_tokens += padding_tokens
             self._seconds += seconds
-
-
-def _one_ahead(
-    windows: Iterator[Sequence[str]], prepare: Callable[[Sequence[str]], T], *, alone: bool
-) -> Iterator[tuple[Sequence[str], T]]:
-    """Yield each window with `prepare(window)`, computed in a thread while the caller handles the previous window.
-
-    Args:
-        windows: read in this thread, at most one ahead.
-        prepare: what the thread computes.
-        alone: there is only one window, such as a query: starting a thread would take longer.
-
-    """
-    current = next(windows, None)
-    if current is None:
-        return
-    if alone:
-        yield current, prepare(current)
-        return
-    with ThreadPoolExecutor(1, thread_name_prefix="scannery-tokenize") as background:
-        ready: Future[T] = background.submit(prepare, current)
-        while current is not None:
-            following = next(windows, None)
-            done = ready.result()
-            if following is not None:
-                ready = background.submit(prepare, following)
-            yield current, done
-            current = following
-
-
-def _prepare(tokens: Tokens, device: Device, texts: Sequence[str]) -> tuple[dict[int, str], Prepared, float]:
-    """Return problems by row, the tokens of each text (of "" for a row with a problem), and the seconds it took."""
-    started = time.perf_counter()
-    problems = {row: problem for row, text in enumerate(texts) if (problem := text_problem(text))}
-    prepared = tokens.prepare(["" if row in problems else text for row, text in enumerate(texts)])
-    items, lengths_N, _ = prepared
-    most = device.longest_tokens
-    too_long = [] if most is None else np.flatnonzero(lengths_N > most).tolist()
-    if too_long:
-        [empty], [length], _ = tokens.prepare([""])
-        for row in too_long:
-            problems[row] = (
-                f"has {lengths_N[row]} tokens; {device.name} takes at most {most} (max_tokens cuts texts off)"
-            )
-            items[row], lengths_N[row] = empty, length
-    return problems, prepared, time.perf_counter() - started
-
-
-def _refuse(problems: dict[int, str], at: int, invalid: Invalid) -> None:
-    """Raise for the first text with a problem, of a window whose first text has the position `at` in the call."""
-    if problems and invalid == "raise":
-        row = min(problems)
-        raise InvalidTextError(problems[row], index=at + row)
