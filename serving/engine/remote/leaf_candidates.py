@@ -109,8 +109,8 @@ class LeafCandidates:
         def merged(rankings: Iterable[tuple[int, pb.LeafRanking]]) -> Ranking:
             parts = []
             for group, each in rankings:
-                rows_H = numbers[group][np.frombuffer(each.places, "<u4")]
-                parts.append((group, rows_H[None], np.frombuffer(each.scores, "<f4")[None]))
+                places_H, scores_H = _decoded(each)
+                parts.append((group, numbers[group][places_H][None], scores_H[None]))
             [ranking] = merge(parts, 1, depth, tables)
             return ranking
 
@@ -212,6 +212,16 @@ def _few(responses: Iterable[pb.LeafSearchResponse]) -> list[int]:
     allowed = np.array([response.allowed_by_vector for response in responses], np.int64)
     few: list[int] = np.flatnonzero(allowed.sum(axis=0) < FUSED_ROWS).tolist() if allowed.size else []
     return few
+
+
+def _decoded(ranking: pb.LeafRanking) -> tuple[np.ndarray, np.ndarray]:
+    """Return places, uint32 (H,), and scores, float32 (H,); ValueError if no leaf of ours could have written them."""
+    places_H, scores_H = np.frombuffer(ranking.places, "<u4"), np.frombuffer(ranking.scores, "<f4")
+    if len(places_H) != len(scores_H):
+        raise ValueError(f"a leaf answered with {len(places_H)} places and {len(scores_H)} scores")
+    if np.isnan(scores_H).any():
+        raise ValueError("a leaf answered with a score that is no number")
+    return places_H, scores_H
 
 
 def _range(results: Iterable[pb.LeafFound], place: int) -> float:
