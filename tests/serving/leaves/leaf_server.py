@@ -85,8 +85,8 @@ class ScriptedLeaf(LeafServiceServicer):
         self.searches += 1
         self.metadata = dict(context.invocation_metadata())
         self.left_s = context.time_remaining() or 0.0
-        code = getattr(context, "code")  # noqa: B009  its stubs lack the method
-        context.add_callback(lambda: self.cancelled.release() if code() is None else None)
+        code_of: Any = context  # whose stubs lack the method `code`
+        context.add_callback(lambda: self.cancelled.release() if code_of.code() is None else None)
         self.on_search(request, context)
         if self.delay_s:
             time.sleep(self.delay_s)

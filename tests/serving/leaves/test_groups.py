@@ -104,6 +104,7 @@ def test_another_leaf_answers_for_one_that_fails(leaf: StartLeaf, connect: Conne
     bad, good = leaf(), leaf()
     metrics = ServerMetrics()
     groups = connect([bad, good], metrics=metrics)
+    wait_until(lambda: all(one.ready for one in groups.statuses()))
     failing(bad, grpc.StatusCode[code])
     for _ in range(20):
         assert ask(groups) == {0: 7}
