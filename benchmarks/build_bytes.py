@@ -102,9 +102,9 @@ class MeteredBucket(BucketBackend):
         self._meter.count(self._meter.read, key, len(data))
         return data
 
-    def download(self, key: str, path: Path) -> None:
+    def download(self, key: str, path: Path, **options: Any) -> None:
         """Write the bytes of an object to a local file."""
-        super().download(key, path)
+        super().download(key, path, **options)
         self._meter.count(self._meter.read, key, path.stat().st_size)
 
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:

@@ -92,6 +92,7 @@ from scannery.indexer.segment.cache import SegmentCache, default_cache_folder
 from scannery.indexer.segment.memory_segment import MemorySegment
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import open_segment
+from scannery.indexer.segment.row_ids import RowIds, read_row_ids
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
 from scannery.indexer.spec.sharding import shard_of, shards_of_ids
@@ -195,6 +196,7 @@ __all__ = [
     "Records",
     "Rejected",
     "ReplacedError",
+    "RowIds",
     "ScannSpec",
     "SearchSettings",
     "Segment",
@@ -257,6 +259,7 @@ __all__ = [
     "read_deleted",
     "read_live_mask",
     "read_manifest",
+    "read_row_ids",
     "repeated_bytes",
     "repetition_problem",
     "rollback",

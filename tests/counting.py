@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from obstore.store import LocalStore
@@ -44,8 +45,8 @@ class CountingBucket(BucketBackend):
         self._count(self.read_bytes, key, len(data))
         return data
 
-    def download(self, key: str, path: Path) -> None:
-        super().download(key, path)
+    def download(self, key: str, path: Path, **options: Any) -> None:
+        super().download(key, path, **options)
         self._count(self.read_bytes, key, path.stat().st_size)
 
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:

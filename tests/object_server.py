@@ -28,6 +28,7 @@ class ObjectServer(ThreadingHTTPServer):
         requests: method and path of each request, with the number of bytes of its body or answer.
         bytes_per_s: speed of a connection; None: unlimited.
         cut_after: a connection is closed after this number of bytes of an answer; None: never.
+        failing: whether all requests are answered with an error of the server.
 
     """
 
@@ -42,6 +43,7 @@ class ObjectServer(ThreadingHTTPServer):
         self.writing = threading.Lock()
         self.bytes_per_s: float | None = None
         self.cut_after: int | None = None
+        self.failing = False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -71,9 +73,18 @@ def object_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     server: ObjectServer
 
     def log_message(self, *_: object) -> None: ...
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        if self.server.failing:
+            self._body()
+            self._answer(500, b"")
+        return not self.server.failing
 
     def do_HEAD(self) -> None:
         self._send_object(with_body=False)
@@ -82,18 +93,30 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         query = parse_qs(url.query)
         if query.get("list-type") == ["2"]:
-            self._send_list(f"{url.path.rstrip('/')}/", query.get("prefix", [""])[0])
+            delimiter = query.get("delimiter", [""])[0]
+            self._send_list(f"{url.path.rstrip('/')}/", query.get("prefix", [""])[0], delimiter)
         else:
             self._send_object(with_body=True)
 
-    def _send_list(self, bucket: str, prefix: str) -> None:
-        """Answer with all objects below a prefix, as one page."""
-        found = sorted(path for path in self.server.objects if path.startswith(bucket + prefix))
+    def _send_list(self, bucket: str, prefix: str, delimiter: str) -> None:
+        """Answer with all objects below a prefix, as one page; with a delimiter, those below another one as folders."""
+        start = bucket + prefix
+        found = sorted(path for path in list(self.server.objects) if path.startswith(start))
+        folders = {
+            start + path.removeprefix(start).partition(delimiter)[0] + delimiter
+            for path in found
+            if delimiter and delimiter in path.removeprefix(start)
+        }
         items = "".join(
             f"<Contents><Key>{path.removeprefix(bucket)}</Key><Size>{len(self.server.objects[path])}</Size>"
             f"<ETag>{html.escape(_etag(self.server.objects[path]))}</ETag>"
             "<LastModified>2026-11-01T00:00:00.000Z</LastModified></Contents>"
             for path in found
+            if not path.startswith(tuple(folders))
+        )
+        items += "".join(
+            f"<CommonPrefixes><Prefix>{folder.removeprefix(bucket)}</Prefix></CommonPrefixes>"
+            for folder in sorted(folders)
         )
         head = '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
         self._answer(200, f"{head}<IsTruncated>false</IsTruncated>{items}</ListBucketResult>".encode())
@@ -120,9 +143,14 @@ class _Handler(BaseHTTPRequestHandler):
         return self.headers.get("If-Match") in (None, None if stored is None else _etag(stored))
 
     def do_POST(self) -> None:
-        self._body()
+        data = self._body()
         url = urlsplit(self.path)
         query = parse_qs(url.query, keep_blank_values=True)
+        if "delete" in query:
+            for key in re.findall(r"<Key>(.*?)</Key>", data.decode()):
+                self.server.objects.pop(f"{url.path.rstrip('/')}/{html.unescape(key)}", None)
+            self._answer(200, b"<DeleteResult></DeleteResult>")
+            return
         if "uploads" in query:
             name = f"upload{len(self.server.uploads)}"
             self.server.uploads[name] = {}

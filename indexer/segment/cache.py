@@ -5,7 +5,9 @@ folder has `checks.json` with the size and SHA-256 of the other files; they are 
 by native code, and a folder that differs is unpacked again from the store. Only the user of this process can write to
 the cache.
 
-A folder is locked while it is opened, so that it is not evicted meanwhile.
+A folder is locked while any process has its segment open, so that it is not evicted meanwhile. While it is unpacked,
+its draft is locked: other processes wait for it, and the draft of a killed one is removed. The kernel ends the locks of
+a process with it.
 """
 
 from __future__ import annotations
@@ -16,25 +18,31 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from scannery.indexer.errors import StoreError
+from scannery.indexer.local.file_hash import file_sha256
 from scannery.indexer.local.private_folders import is_private, make_private
-from scannery.indexer.segment.segment_writer import file_sha256
 
-__all__ = ["SegmentCache", "default_cache_folder"]
+__all__ = ["Hold", "SegmentCache", "default_cache_folder"]
 
 _LOG = logging.getLogger(__name__)
 _CHECKS = "checks.json"
 _DRAFT = "draft-"
 _TRIES = 10
 _DRAFT_AGE_S = 24 * 3600
-"""Age above which a draft is one of a killed process: unpacking takes minutes at most."""
+"""Age of drafts of killed processes where there are no locks: unpacking takes minutes at most."""
+MAX_BYTES = 64 << 30
+"""Default size of the cache; the environment variable SCANNERY_CACHE_BYTES replaces it."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WRITING: set[int] = set()
+"""Locked descriptors of drafts that this process writes."""
 # Version of the unpacked files: code that changes their layout uses another folder.
 _LAYOUT = "v6"
 
@@ -47,29 +55,37 @@ def default_cache_folder() -> Path:
 
 
 class SegmentCache:
-    """Folders of unpacked segments; the least recently opened are evicted when all exceed `max_bytes`."""
+    """Folders of unpacked segments; the least recently used are evicted when all exceed `max_bytes`.
 
-    def __init__(self, folder: Path | None = None, *, max_bytes: int = 64 << 30) -> None:
+    Those that a process has open stay, so they may exceed it.
+    """
+
+    def __init__(self, folder: Path | None = None, *, max_bytes: int | None = None) -> None:
         """Set the place and size; folders are created when they are needed.
 
         Args:
             folder: None: `default_cache_folder()`.
-            max_bytes: size of all segments above which some are evicted.
+            max_bytes: size of all segments above which some are evicted; None: `$SCANNERY_CACHE_BYTES`, or `MAX_BYTES`.
+
+        Raises:
+            StoreError: the variable is not a number of bytes.
 
         """
         # Absolute, since the process may change its current folder.
         self.folder = (folder or default_cache_folder()).absolute() / "segments" / _LAYOUT
-        self.max_bytes = max_bytes
+        self.max_bytes = _max_bytes(os.environ) if max_bytes is None else max_bytes
+        self._has_warned = False
 
     @contextlib.contextmanager
-    def opened(self, sha256: str, unpack: Callable[[Path], None]) -> Iterator[Path]:
+    def opened(self, sha256: str, unpack: Callable[[Path], None], *, size_bytes: int = 0) -> Iterator[Path]:
         """Give the checked folder of a segment, which no process removes within the context.
 
-        Files that were mapped within the context stay readable after it, even if they are removed.
+        Files that were mapped within the context stay readable after it, even if they are removed; `Hold` keeps them.
 
         Args:
             sha256: of the segment.
             unpack: fills an empty folder; called if the cache does not have the segment.
+            size_bytes: about what is unpacked, for which room is made before.
 
         Raises:
             StoreError: the cache belongs to another user.
@@ -82,7 +98,7 @@ class SegmentCache:
         for _ in range(_TRIES):
             if lock is not None:
                 break
-            lock = self._filled(final, unpack)
+            lock = self._filled(final, unpack, size_bytes)
             lock = self._found(final) if lock is None else lock
         if lock is None:
             raise StoreError(f"other processes remove cached segment {sha256[:12]} each time it is unpacked")
@@ -98,55 +114,176 @@ class SegmentCache:
         if lock is None or _intact(final):
             return lock
         _LOG.warning("cached segment %s is damaged; unpacking it again", final.name[:12])
-        if _is(final, lock):
-            _discard(final)
-        _release(lock)
+        try:
+            if _is(final, lock):
+                _discard(final)
+        finally:
+            _release(lock)
         return None
 
-    def _filled(self, final: Path, unpack: Callable[[Path], None]) -> int | None:
-        """Unpack into the folder, and return its locked descriptor; None if another process was faster."""
-        draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=self.folder))
+    def _filled(self, final: Path, unpack: Callable[[Path], None], size_bytes: int) -> int | None:
+        """Unpack into the folder, and return its locked descriptor; None if another process did."""
+        draft, writing = _locked_draft(self.folder, final.name)
         lock = None
         try:
-            unpack(draft)
+            if final.exists():  # unpacked by another process, for which this one waited
+                return None
+            self._remove_old_drafts()
+            self._evict(keep=final, more_bytes=size_bytes)
+            self._unpack(draft, final, unpack)
             checks = {
                 path.relative_to(draft).as_posix(): [path.stat().st_size, file_sha256(path)]
                 for path in _files(draft)
             }
             (draft / _CHECKS).write_text(json.dumps(checks))
-            # The lock is on the folder, and renaming keeps it.
-            lock = _locked(draft, fcntl.LOCK_SH)
             draft.rename(final)
+            # The lock is on the folder, and renaming keeps it.
+            lock = _shared(final, writing)
         except OSError as error:
-            _release(lock)
             # Another process was faster; its folder may be evicted again by now.
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or final.exists():
                 return None
             raise
         finally:
-            shutil.rmtree(draft, ignore_errors=True)
-        self._remove_old_drafts()
+            if lock is None:
+                if _is(draft, writing):
+                    shutil.rmtree(draft, ignore_errors=True)
+                _release(writing)
         self._evict(keep=final)
         return lock
 
+    def _unpack(self, draft: Path, final: Path, unpack: Callable[[Path], None]) -> None:
+        """Unpack; if the disk is full, once more without all that no process has open."""
+        try:
+            unpack(draft)
+        except OSError as error:
+            if error.errno not in _FULL or not self._evict(keep=final, most_bytes=0):
+                raise
+            _LOG.warning("the disk of the cache is full; unused segments were removed")
+            _empty(draft)
+            unpack(draft)
+
     def _remove_old_drafts(self) -> None:
         for path in self.folder.glob(f"{_DRAFT}*"):
-            if 0 < _changed_at(path) < time.time() - _DRAFT_AGE_S:
-                shutil.rmtree(path, ignore_errors=True)
+            if (lock := _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
+                continue  # it is being written
+            try:
+                if _has_locks(lock) or 0 < _changed_at(path) < time.time() - _DRAFT_AGE_S:
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                _release(lock)
 
-    def _evict(self, *, keep: Path) -> None:
-        folders = [path for path in self.folder.iterdir() if not path.name.startswith(_DRAFT)]
-        sizes = {path: _size(path) for path in folders}
-        total = sum(sizes.values())
-        for path in sorted(folders, key=_changed_at):
-            if total <= self.max_bytes:
-                return
-            if path == keep or (lock := _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
-                continue  # another process is opening it
-            # Processes that mapped its files can still read them: an unlinked file is kept until it is unmapped.
-            _discard(path)
+    def _evict(self, *, keep: Path, more_bytes: int = 0, most_bytes: int | None = None) -> bool:
+        """Remove the least recently used segments until there is room for some bytes more; return whether any was."""
+        most_bytes = self.max_bytes if most_bytes is None else most_bytes
+        sizes = {path: _size(path) for path in self.folder.iterdir()}
+        total, found = sum(sizes.values()) + more_bytes, False
+        for path in sorted(sizes, key=_changed_at):
+            if total <= most_bytes:
+                return found
+            if path == keep or path.name.startswith(_DRAFT):
+                continue
+            if (lock := _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
+                continue  # a process has it open
+            try:
+                _discard(path)
+            finally:
+                _release(lock)
+            total, found = total - sizes[path], True
+        if total > self.max_bytes and not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "the open segments take %d bytes of the cache, more than SCANNERY_CACHE_BYTES (%d)",
+                total,
+                self.max_bytes,
+            )
+        return found
+
+
+class Hold:
+    """Keeps a folder of the cache while this object exists, in this process and those forked from it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Lock the folder; nothing happens if it does not exist any more.
+
+        Args:
+            folder: given by `SegmentCache.opened`, whose context has not ended.
+
+        """
+        self._lock = _locked(folder, fcntl.LOCK_SH)
+
+    def __del__(self) -> None:
+        """Note the time of use, and close the lock, which ends when all processes that were forked close it, too."""
+        if (lock := getattr(self, "_lock", None)) is not None:
+            with contextlib.suppress(OSError):
+                os.utime(lock)
+            os.close(lock)
+
+
+def _max_bytes(environment: Mapping[str, str]) -> int:
+    text = environment.get("SCANNERY_CACHE_BYTES", "")
+    if text and not re.fullmatch("[1-9][0-9]{0,17}", text):
+        raise StoreError(f"SCANNERY_CACHE_BYTES must be a number of bytes from 1 on, got {text!r:.80}")
+    return int(text) if text else MAX_BYTES
+
+
+def _locked_draft(folder: Path, name: str) -> tuple[Path, int]:
+    """Return an empty folder to unpack into, which other processes wait for, and its locked descriptor."""
+    draft = folder / f"{_DRAFT}{name}"
+    while True:
+        with contextlib.suppress(FileExistsError):
+            draft.mkdir(mode=0o700)
+        try:
+            lock = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Not exclusively, since the process that writes will have it open as a reader.
+            fcntl.flock(lock, fcntl.LOCK_SH)
             _release(lock)
-            total -= sizes[path]
+            continue
+        except OSError:  # a file system without locks: no process waits for another
+            os.close(lock)
+            draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=folder))
+            return draft, os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not _is(draft, lock):
+            _release(lock)  # another process renamed or removed it
+            continue
+        _WRITING.add(lock)
+        try:
+            _empty(draft)  # of what a killed process left
+        except BaseException:
+            _release(lock)  # this process, too, would wait for it for ever
+            raise
+        return draft, lock
+
+
+def _shared(folder: Path, lock: int) -> int | None:
+    """Make a writer's lock one of readers, and return it; None if the folder was evicted in between."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock if _is(folder, lock) else None
+
+
+def _has_locks(descriptor: int) -> bool:
+    """Return whether the file system has locks; a lock of this descriptor stays."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _locked(folder: Path, how: int) -> int | None:
@@ -168,8 +305,18 @@ def _locked(folder: Path, how: int) -> int | None:
     return None
 
 
+def _forget_drafts() -> None:
+    """Close the drafts of the parent after a fork: else no process could write them until this one ends, too."""
+    while _WRITING:
+        os.close(_WRITING.pop())
+
+
+os.register_at_fork(after_in_child=_forget_drafts)
+
+
 def _release(lock: int | None) -> None:
     if lock is not None:
+        _WRITING.discard(lock)
         with contextlib.suppress(OSError):
             fcntl.flock(
                 lock, fcntl.LOCK_UN

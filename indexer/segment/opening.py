@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -13,14 +14,17 @@ from scannery.indexer.errors import CorruptError, IndexerError, StoreError
 from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.segment import segment_files as files
-from scannery.indexer.segment.cache import SegmentCache
+from scannery.indexer.segment.cache import Hold, SegmentCache
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.segment import Segment
-from scannery.indexer.segment.segment_writer import file_sha256
+from scannery.indexer.store.backend import check_size
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import segment_key
 
 __all__ = ["open_segment", "unpacked_segment"]
+
+_PARALLEL_FILES = 4
+"""Files of a segment that are fetched side by side: its rows and its named vectors."""
 
 
 def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
@@ -39,12 +43,12 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
         StoreError: it cannot be read, or not be unpacked into the local cache (disk full, no permission).
 
     """
-    segment = _open_file(store, index, entry, cache)
     if not entry.named:
-        return segment
-    return segment.with_named(
-        {name: NamedVectors(_open_file(store, index, each, cache)) for name, each in entry.named.items()}
-    )
+        return _open_file(store, index, entry, cache)
+    parts = [entry, *entry.named.values()]
+    with ThreadPoolExecutor(min(len(parts), _PARALLEL_FILES)) as pool:
+        segment, *named = pool.map(lambda each: _open_file(store, index, each, cache), parts)
+    return segment.with_named(dict(zip(entry.named, map(NamedVectors, named), strict=True)))
 
 
 @contextlib.contextmanager
@@ -55,7 +59,7 @@ def unpacked_segment(store: Store, index: str, entry: SegmentEntry, cache: Segme
     """
     key = segment_key(index, entry.key)
     with _explained(key):
-        held = cache.opened(entry.sha256, partial(_unpack, store, key, entry))
+        held = cache.opened(entry.sha256, partial(_unpack, store, key, entry), size_bytes=entry.size_bytes)
         folder = held.__enter__()
     try:
         yield folder
@@ -70,13 +74,19 @@ def _open_file(store: Store, index: str, entry: SegmentEntry, cache: SegmentCach
 
 
 def _opened(store: Store, key: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
-    size = store.size(key)
-    if size != entry.size_bytes:
-        raise CorruptError(f"{key} has {size} bytes, {entry.size_bytes} in the manifest")
+    unpacked: list[Path] = []
 
-    with cache.opened(entry.sha256, partial(_unpack, store, key, entry)) as folder, COMPILING:
-        segment = Segment(entry, folder)
-        _time_plans(segment)
+    def unpack(folder: Path) -> None:
+        unpacked.append(folder)
+        _unpack(store, key, entry, folder)
+
+    with cache.opened(entry.sha256, unpack, size_bytes=entry.size_bytes) as folder:
+        if not unpacked:
+            check_size(key, store.size(key), entry.size_bytes)
+        with COMPILING:
+            segment = Segment(entry, folder)
+            segment.hold = Hold(folder)
+            _time_plans(segment)
         return segment
 
 
@@ -91,9 +101,7 @@ def _time_plans(segment: Segment) -> None:
 
 def _unpack(store: Store, key: str, entry: SegmentEntry, folder: Path) -> None:
     """Check a segment file, and unpack it into a folder."""
-    with store.open_file(key) as path:
-        if file_sha256(path) != entry.sha256:
-            raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
+    with store.open_checked(key, sha256=entry.sha256, size_bytes=entry.size_bytes, folder=folder) as path:
         files.unpack(path, folder, key)
 
 

@@ -46,6 +46,7 @@ from scannery.indexer.vectors.tie_order import Ties
 from scannery.indexer.vectors.vector_files import no_vectors
 
 if TYPE_CHECKING:
+    from scannery.indexer.segment.cache import Hold
     from scannery.indexer.segment.named_vectors import NamedVectors
 
 __all__ = ["Segment"]
@@ -113,6 +114,8 @@ class Segment:
         """The inverted index of sparse vectors; None if the segment has none."""
         self.named: Mapping[str, NamedVectors] = {}
         """The named vectors of the rows; a name that no row has is left out."""
+        self.hold: Hold | None = None
+        """Keeps the files in the local cache; copies of this segment share it."""
         with COMPILING:
             self._warm_up()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints.row_records import write_records
@@ -63,6 +64,13 @@ _READING = threading.Lock()
 """Held while a segment is decoded: decoding uses all cores, and two at once would need twice the memory."""
 
 
+def check_format(schema: pa.Schema, key: str) -> None:
+    """Raise FormatError if a segment file was written in a later format than this code reads."""
+    found = int((schema.metadata or {}).get(FORMAT_KEY, b"0"))
+    if not 1 <= found <= FORMAT_VERSION:
+        raise FormatError(f"{key} has segment format {found}; this Scannery reads up to {FORMAT_VERSION}")
+
+
 def unpack(path: Path, folder: Path, key: str) -> None:
     """Write the parts of a segment file into a folder.
 
@@ -78,13 +86,8 @@ def unpack(path: Path, folder: Path, key: str) -> None:
     """
     with _READING:
         file = pq.ParquetFile(path, page_checksum_verification=True)
-        metadata = file.schema_arrow.metadata or {}
-        format_version = int(metadata.get(FORMAT_KEY, b"0"))
-        if not 1 <= format_version <= FORMAT_VERSION:
-            raise FormatError(
-                f"{key} has segment format {format_version}; this Scannery reads up to {FORMAT_VERSION}"
-            )
-        info = json.loads(metadata[SEGMENT_KEY])
+        check_format(file.schema_arrow, key)
+        info = json.loads(file.schema_arrow.metadata[SEGMENT_KEY])
         if info.get("vectors", True):
             _write_vectors(file, folder, info["distance"])
         table = file.read([name for name in file.schema_arrow.names if name != "embedding"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,8 +21,9 @@ import pyarrow.parquet as pq
 from scannery.indexer.datapoints.named_vectors import ROW_COLUMN
 from scannery.indexer.datapoints.schema import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema
 from scannery.indexer.datapoints.vector_presence import is_vectorless
-from scannery.indexer.errors import BuildError, NotFoundError
+from scannery.indexer.errors import BuildError, CorruptError, NotFoundError
 from scannery.indexer.lexical.inverted_index import with_terms
+from scannery.indexer.local.file_hash import file_sha256
 from scannery.indexer.manifest import FORMAT_VERSION, ConfigTrial, SegmentEntry
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
 from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE, ScannBuild, Tuning, config_by_trial
@@ -33,7 +33,7 @@ from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.arrays import taken
 from scannery.indexer.vectors.vector_files import blocks_of, write_search_vectors
 
-__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "WrittenSegment", "file_sha256", "is_sound", "write_segment"]
+__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "WrittenSegment", "is_sound", "write_segment"]
 
 FORMAT_KEY = b"scannery.format"
 SEGMENT_KEY = b"scannery.segment"
@@ -220,23 +220,12 @@ def _with_words(table: pa.Table, spec: IndexSpec, seconds: dict[str, float]) -> 
     return table
 
 
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def is_sound(store: Store, key: str, size_bytes: int, sha256: str) -> bool:
     """Return whether an object exists with this size and SHA-256; reads all of it."""
     try:
-        if store.size(key) != size_bytes:
-            return False
-        with store.open_file(key) as path:
-            return file_sha256(path) == sha256
-    except NotFoundError:
+        with store.open_checked(key, size_bytes=size_bytes, sha256=sha256):
+            return True
+    except (NotFoundError, CorruptError):
         return False
 
 

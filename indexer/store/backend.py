@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Backend", "StoredObject"]
+from scannery.indexer.errors import CorruptError
+
+__all__ = ["Backend", "StoredObject", "check_size"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,12 @@ class StoredObject:
     size_bytes: int
     modified: datetime
     """Time of the last write, by the store's clock, UTC."""
+
+
+def check_size(key: str, size_bytes: int, wanted_bytes: int | None) -> None:
+    """Raise CorruptError if an object has another size than the manifest says; None: it says none."""
+    if wanted_bytes not in (None, size_bytes):
+        raise CorruptError(f"{key} has {size_bytes} bytes, {wanted_bytes} in the manifest: it is damaged")
 
 
 class Backend(Protocol):
@@ -33,8 +41,26 @@ class Backend(Protocol):
     def map_range(self, key: str, start: int, length: int) -> memoryview:
         """Return a range without a copy where that is possible; fewer bytes if the object ends before."""
 
-    def download(self, key: str, path: Path) -> None:
-        """Write the bytes of an object to a local file."""
+    def download(
+        self,
+        key: str,
+        path: Path,
+        *,
+        size_bytes: int | None = None,
+        seen: Callable[[memoryview], object] | None = None,
+    ) -> None:
+        """Write the bytes of an object to a local file.
+
+        Args:
+            key: of the object.
+            path: of the file.
+            size_bytes: of the object, if it is known; CorruptError if it has another.
+            seen: gets the bytes, in order, while they arrive.
+
+        Raises:
+            OSError: the file cannot be written.
+
+        """
 
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
         """Write an object; with `only_if_absent` raise AlreadyExistsError if it exists."""

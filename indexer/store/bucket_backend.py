@@ -1,44 +1,44 @@
-"""A bucket as a place for objects, through obstore.
-
-A request for a large object is many requests for parts of it, several at once. A request ends `TIMEOUT_S` after its
-start, and obstore resumes one that was cut at most ten times within three minutes: a segment of some gigabytes that
-many machines read at once would take longer than that as one request, and no part does.
-"""
+"""A bucket as a place for objects, through obstore. A request for a large object is many for its parts (parts.py)."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import obstore
 from obstore.exceptions import AlreadyExistsError as ObjectExistsError
 from obstore.exceptions import BaseError, PreconditionError
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
-from scannery.indexer.store.backend import StoredObject
+from scannery.indexer.store import parts
+from scannery.indexer.store.backend import StoredObject, check_size
+from scannery.indexer.store.conditional_puts import put_once
 
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
-    from obstore.store import ClientConfig
+    from obstore.store import ClientConfig, RetryConfig
 
 __all__ = ["BucketBackend"]
 
-PART_BYTES = 2**24
-"""Most bytes of a request. At `TIMEOUT_S` a connection must carry 140 kB/s; without resuming, 30 s need 560 kB/s."""
+UPLOAD_BYTES = 2**24
+"""Bytes of a part of an upload; there may be 10,000. At `TIMEOUT_S` a connection must carry 140 kB/s."""
 
-PARALLEL = 4
-"""Requests for one object at once; with `PART_BYTES` 64 MiB of memory."""
+PARALLEL_UPLOADS = 4
+"""Parts of an upload at once."""
 
 TIMEOUT_S = 120.0
 """Most seconds of a request; the environment variable SCANNERY_STORE_TIMEOUT_S replaces it."""
+
+STALL_S = 30.0
+"""Seconds without a byte after which the rest of an answer is asked for again."""
+
+MOST_RETRIES = 10
+"""Repetitions of a request that fails, with pauses that grow to 15 s; obstore ends them after three minutes."""
 
 MOST_TIMEOUT_S = 86_400.0
 _CLOUDS = ("AWS", "AZURE", "GOOGLE")
@@ -48,14 +48,17 @@ _TRUE = ("1", "true", "on", "yes", "y")
 class BucketBackend:
     """A bucket, through obstore."""
 
-    def __init__(self, store: obstore.store.ObjectStore) -> None:
+    def __init__(
+        self, store: obstore.store.ObjectStore, unrepeated: obstore.store.ObjectStore | None = None
+    ) -> None:
         """Keep the store.
 
         Args:
             store: an object store of obstore, of any kind.
+            unrepeated: the same, whose failed requests are not repeated; None: `store` is so.
 
         """
-        self._store = store
+        self._store, self._unrepeated = store, unrepeated or store
 
     @classmethod
     def from_url(cls, url: str) -> BucketBackend:
@@ -66,7 +69,12 @@ class BucketBackend:
 
         """
         try:
-            return cls(obstore.store.from_url(url, client_options=_client_options()))
+            options = _client_options()
+            repeated: RetryConfig = {"max_retries": MOST_RETRIES}
+            return cls(
+                obstore.store.from_url(url, client_options=options, retry_config=repeated),
+                obstore.store.from_url(url, client_options=options, retry_config={"max_retries": 0}),
+            )
         except (BaseError, ValueError) as error:
             raise StoreUriError(f"cannot open the store {url}: {_short(error)}") from error
 
@@ -75,7 +83,7 @@ class BucketBackend:
         with _object_errors(key):
             found = obstore.get(self._store, key)
             size, etag = found.meta["size"], found.meta["e_tag"]
-            if size <= PART_BYTES:
+            if size <= parts.PART_BYTES:
                 return bytes(found.bytes())
             del found  # ends the request, of which only the size is used
             return self._joined(key, 0, size, etag)
@@ -83,11 +91,11 @@ class BucketBackend:
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """Return the bytes of a range; fewer if the object ends before."""
         with _object_errors(key):
-            if length > PART_BYTES:
+            if length > parts.PART_BYTES:
                 # The length may come from a damaged file, and that much memory would be taken.
                 found = obstore.head(self._store, key)
                 length = max(min(length, found["size"] - start), 1)
-                if length > PART_BYTES:
+                if length > parts.PART_BYTES:
                     return self._joined(key, start, length, found["e_tag"])
             return bytes(obstore.get_range(self._store, key, start=start, length=length))
 
@@ -95,20 +103,33 @@ class BucketBackend:
         """Return a range without a copy where that is possible; fewer bytes if the object ends before."""
         return memoryview(self.read_range(key, start, length))
 
-    def download(self, key: str, path: Path) -> None:
-        """Write an object to a local file, part by part; holds at most `PARALLEL` parts in memory."""
-        with _object_errors(key), path.open("wb") as file:
-            found = obstore.head(self._store, key)
-            for start, data in self._parts(key, 0, found["size"], found["e_tag"]):
-                os.pwrite(file.fileno(), data, start)
+    def download(
+        self,
+        key: str,
+        path: Path,
+        *,
+        size_bytes: int | None = None,
+        seen: Callable[[memoryview], object] | None = None,
+    ) -> None:
+        """Write an object to a local file while its parts arrive (`Backend.download`)."""
+        etag = None
+        if size_bytes is None:
+            with _object_errors(key):
+                found = obstore.head(self._store, key)
+            size_bytes, etag = found["size"], found["e_tag"]
+        with path.open("wb") as file:
+            for _, data in self._parts(key, 0, size_bytes, etag, whole=True):
+                file.write(data)
+                if seen is not None:
+                    seen(data)
 
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
         """Write an object; with `only_if_absent` raise AlreadyExistsError if it exists."""
         with _object_errors(key):
             if only_if_absent:
-                obstore.put(self._store, key, data, mode="create", use_multipart=False)
+                self._put_if(key, data, "create")
             else:
-                obstore.put(self._store, key, data, chunk_size=PART_BYTES, max_concurrency=PARALLEL)
+                obstore.put(self._store, key, data, chunk_size=UPLOAD_BYTES, max_concurrency=PARALLEL_UPLOADS)
 
     def replace(self, key: str, data: bytes, known: bytes | None) -> None:
         """Write an object if its bytes are `known` (None: it does not exist), else raise AlreadyExistsError."""
@@ -125,11 +146,20 @@ class BucketBackend:
                 if found.meta["version"] is not None:
                     tag["version"] = found.meta["version"]
                 with contextlib.suppress(PreconditionError):
-                    obstore.put(self._store, key, data, mode=tag, use_multipart=False)
+                    self._put_if(key, data, tag)
                     return
         except NotFoundError:
             pass
         raise changed
+
+    def _put_if(self, key: str, data: bytes | Path, mode: Literal["create"] | UpdateVersion) -> None:
+        """Put an object under a condition, once also if an answer is lost."""
+
+        def is_ours() -> bool:
+            whole = data.read_bytes() if isinstance(data, Path) else data
+            return bytes(obstore.get(self._store, key).bytes()) == whole
+
+        put_once(lambda: obstore.put(self._unrepeated, key, data, mode=mode, use_multipart=False), is_ours)
 
     def _joined(self, key: str, start: int, length: int, etag: str | None) -> bytes:
         """Return a large range; at its end `getvalue` gives the buffer itself, so that there is no second copy."""
@@ -141,29 +171,25 @@ class BucketBackend:
             buffer.write(data)
         return buffer.getvalue()
 
-    def _parts(self, key: str, start: int, length: int, etag: str | None) -> Iterator[tuple[int, memoryview]]:
-        """Yield the parts of a range in order, each with its offset in the object; `PARALLEL` are on their way."""
-        end = start + length
-        with ThreadPoolExecutor(PARALLEL, "scannery-parts") as pool:
-            asked = (
-                (offset, pool.submit(self._part, key, offset, min(offset + PART_BYTES, end), etag))
-                for offset in range(start, end, PART_BYTES)
-            )
-            pending: deque[tuple[int, Future[memoryview]]] = deque(islice(asked, PARALLEL))
-            while pending:
-                offset, part = pending.popleft()
-                data = part.result()
-                del part  # the future would keep the bytes
-                yield offset, data
-                del data
-                pending.extend(islice(asked, 1))
+    def _parts(
+        self, key: str, start: int, length: int, etag: str | None, *, whole: bool = False
+    ) -> Iterator[tuple[int, memoryview]]:
+        """Yield the parts of a range in order, each with its offset; with `whole` the range is all of the object."""
 
-    def _part(self, key: str, start: int, end: int, etag: str | None) -> memoryview:
+        def fetch(first: int, end: int) -> memoryview:
+            with _object_errors(key):
+                return self._part(key, first, end, etag, length if whole else None)
+
+        return parts.ordered_parts(fetch, start, start + length)
+
+    def _part(self, key: str, start: int, end: int, etag: str | None, size_bytes: int | None) -> memoryview:
         # With the tag, parts of two different objects cannot be mixed if another writer replaces the object.
         options: GetOptions = {"range": (start, end)}
         if etag:
             options["if_match"] = etag
-        data = memoryview(obstore.get(self._store, key, options=options).bytes())
+        found = obstore.get(self._store, key, options=options)
+        check_size(key, found.meta["size"], size_bytes)
+        data = memoryview(found.bytes())
         if len(data) != end - start:
             raise StoreError(f"{key}: wanted bytes {start} to {end}, got {len(data)} of {end - start}")
         return data
@@ -197,7 +223,11 @@ class BucketBackend:
 
 
 def _client_options() -> ClientConfig:
-    options: ClientConfig = {"timeout": timedelta(seconds=_timeout_s(os.environ))}
+    timeout_s = _timeout_s(os.environ)
+    options: ClientConfig = {
+        "timeout": timedelta(seconds=timeout_s),
+        "read_timeout": timedelta(seconds=min(timeout_s, STALL_S)),
+    }
     # Options that are given replace those of the environment, which are this one.
     if any(os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in _TRUE for cloud in _CLOUDS):
         options["allow_http"] = True

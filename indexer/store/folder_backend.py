@@ -14,19 +14,20 @@ import mmap
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
 from scannery.indexer.local.draft_files import new_draft, remove_draft
-from scannery.indexer.store.backend import StoredObject
+from scannery.indexer.store.backend import StoredObject, check_size
 
 __all__ = ["FolderBackend", "store_folder", "sync_folder"]
 
 # Prefix of files that are being written, or that a killed writer left; never listed as objects.
 _TEMPORARY = ".tmp-"
+_BLOCK = 1 << 20
 _ATTEMPTS = 5
 """Most attempts to write a file whose folder is removed by another process meanwhile."""
 _OWN = 0o700
@@ -69,10 +70,23 @@ class FolderBackend:
             view = mmap.mmap(file.fileno(), end - page, offset=page, access=mmap.ACCESS_READ)
             return memoryview(view)[start - page :]
 
-    def download(self, key: str, path: Path) -> None:
-        """Write the bytes of an object to a local file."""
+    def download(
+        self,
+        key: str,
+        path: Path,
+        *,
+        size_bytes: int | None = None,
+        seen: Callable[[memoryview], object] | None = None,
+    ) -> None:
+        """Write the bytes of an object to a local file (`Backend.download`)."""
         with _os_errors(key):
-            shutil.copyfile(self.root / key, path)
+            source = (self.root / key).open("rb")
+        with source, path.open("wb") as file:
+            check_size(key, os.fstat(source.fileno()).st_size, size_bytes)
+            while block := source.read(_BLOCK):
+                file.write(block)
+                if seen is not None:
+                    seen(memoryview(block))
 
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
         """Write an object; with `only_if_absent` raise AlreadyExistsError if it exists."""

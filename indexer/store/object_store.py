@@ -6,6 +6,8 @@ Keys are relative paths with `/`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -13,14 +15,18 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
+from scannery.indexer.errors import AlreadyExistsError, CorruptError, NotFoundError, StoreError, StoreUriError
+from scannery.indexer.local.file_hash import file_sha256
 from scannery.indexer.local.scratch_folders import scratch_folder
-from scannery.indexer.store.backend import Backend, StoredObject
+from scannery.indexer.store.backend import Backend, StoredObject, check_size
 from scannery.indexer.store.bucket_backend import BucketBackend
 from scannery.indexer.store.folder_backend import FolderBackend, store_folder
 
 __all__ = ["Store", "StoredObject"]
 
+_LOG = logging.getLogger(__name__)
+_MOST_DOWNLOADS = 2
+"""Bytes may be damaged on the way, which a second download tells from an object that is damaged."""
 _REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -211,8 +217,67 @@ class Store:
             return
         with scratch_folder("object") as folder:
             path = folder / "object"
-            self._backend.download(_checked(key), path)
+            with _temporary_file(key):
+                self._backend.download(_checked(key), path)
             yield path
+
+    @contextlib.contextmanager
+    def open_checked(
+        self, key: str, *, sha256: str, size_bytes: int | None = None, folder: Path | None = None
+    ) -> Iterator[Path]:
+        """Give a local path as `open_file` does, of a file whose bytes have a SHA-256.
+
+        An object of a bucket is hashed while it arrives, and is fetched once more if it arrives damaged.
+
+        Args:
+            key: of the object.
+            sha256: in hex.
+            size_bytes: of the object, which saves a request; None: not known.
+            folder: for the temporary copy, whose errors are then OSError; None: one of its own in the temporary folder.
+
+        Raises:
+            NotFoundError: there is no such object.
+            CorruptError: it has another size or SHA-256.
+            StoreError: it cannot be read, or the copy not be written, as when the disk is full.
+
+        """
+        root = self.local_root
+        if root is not None:
+            path = root / _checked(key)
+            check_size(key, self.size(key), size_bytes)
+            if file_sha256(path) != sha256:
+                raise _damaged(key)
+            yield path
+            return
+        with contextlib.nullcontext(folder) if folder else scratch_folder("object") as place:
+            path = place / "object"
+            try:
+                with contextlib.nullcontext() if folder else _temporary_file(key):
+                    self._fetch_checked(key, path, sha256, size_bytes)
+                yield path
+            finally:
+                path.unlink(missing_ok=True)
+
+    def _fetch_checked(self, key: str, path: Path, sha256: str, size_bytes: int | None) -> None:
+        for _ in range(_MOST_DOWNLOADS):
+            digest = hashlib.sha256()
+            self._backend.download(_checked(key), path, size_bytes=size_bytes, seen=digest.update)
+            if digest.hexdigest() == sha256:
+                return
+            _LOG.warning("%s arrived with another SHA-256 than that of its name in the index", key)
+        raise _damaged(key)
+
+
+@contextlib.contextmanager
+def _temporary_file(key: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{key} cannot be written to a temporary file: {error.strerror}") from error
+
+
+def _damaged(key: str) -> CorruptError:
+    return CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
 
 
 def _checked(key: str) -> str:

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from scannery.indexer import CorruptError, SegmentEntry, Store, conformed, read_live_mask, segment_key
 from scannery.indexer.datapoints.named_vectors import ROW_COLUMN, as_lists, named_column, vector_column
 from scannery.indexer.local.scratch_folders import scratch_folder
-from scannery.indexer.segment.segment_writer import file_sha256
 
 __all__ = ["ExportRows", "LiveChange", "LiveRows", "SegmentRows"]
 
@@ -156,14 +155,14 @@ class _VectorsByRow:
 
 @contextlib.contextmanager
 def _verified(store: Store, key: str, entry: SegmentEntry) -> Iterator[pq.ParquetFile]:
-    with store.open_file(key) as path:
-        if path.stat().st_size != entry.size_bytes or file_sha256(path) != entry.sha256:
-            raise CorruptError(f"{key} is damaged: its size or SHA-256 is not the one in the manifest")
+    with (
+        store.open_checked(key, sha256=entry.sha256, size_bytes=entry.size_bytes) as path,
         # With read-ahead, a whole column would be in memory before its first row is decoded.
-        with pq.ParquetFile(
+        pq.ParquetFile(
             path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True
-        ) as file:
-            yield file
+        ) as file,
+    ):
+        yield file
 
 
 def _present(file: pq.ParquetFile, schema: pa.Schema, key: str) -> list[str]:

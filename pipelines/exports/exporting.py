@@ -30,8 +30,8 @@ from scannery.indexer import (
     written_schema,
 )
 from scannery.indexer.datapoints.named_vectors import without_named
+from scannery.indexer.local.file_hash import file_sha256
 from scannery.indexer.local.scratch_folders import scratch_folder
-from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.errors import OutputError
 from scannery.pipelines.exports.export_files import (

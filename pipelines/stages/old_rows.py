@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 
@@ -22,7 +23,6 @@ from scannery.indexer.datapoints.schema import REVISION_COLUMN, vectors_of, writ
 from scannery.indexer.datapoints.vector_presence import has_vector
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.manifest import SegmentEntry
-from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.store.range_file import RangeFile
 from scannery.indexer.vectors.arrays import taken
@@ -96,11 +96,12 @@ def _declared(table: pa.Table, job: Job) -> pa.Table:
 
 def _read_whole(entry: SegmentEntry, key: str, store: Store, names: Sequence[str]) -> pa.Table:
     """Return those of the columns that a segment has; its hash is checked."""
-    with store.open_file(key) as path:
-        if path.stat().st_size != entry.size_bytes or file_sha256(path) != entry.sha256:
-            raise CorruptError(
-                f"{key} is damaged: its SHA-256 is not the one in the manifest; build the whole index again (--full)"
-            )
+    with contextlib.ExitStack() as stack:
+        try:
+            checked = store.open_checked(key, sha256=entry.sha256, size_bytes=entry.size_bytes)
+            path = stack.enter_context(checked)
+        except CorruptError as error:
+            raise CorruptError(f"{error.message}; build the whole index again (--full)") from error
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             return file.read(columns=_stored(file, names))
 

@@ -8,8 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError
+from scannery.indexer.local.file_hash import file_sha256
 from scannery.indexer.manifest import Manifest
-from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import read_manifest
 from scannery.pipelines.errors import StageDamagedError

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
 
-from scannery.indexer import AlreadyExistsError, NotFoundError, Store, StoreError, StoreUriError
-from scannery.indexer.store import bucket_backend
+from scannery.indexer import AlreadyExistsError, CorruptError, NotFoundError, Store, StoreError, StoreUriError
+from scannery.indexer.store import bucket_backend, object_store, parts
 from scannery.indexer.store.bucket_backend import BucketBackend
 from tests.data import ROOT
 from tests.object_server import ObjectServer, object_server
@@ -24,7 +29,8 @@ MOST_RESUMES = 10  # of obstore, for one request
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    monkeypatch.setattr(bucket_backend, "PART_BYTES", PART)
+    monkeypatch.setattr(bucket_backend, "UPLOAD_BYTES", PART)
+    monkeypatch.setattr(parts, "PART_BYTES", PART)
     with object_server(monkeypatch) as running:
         yield running
 
@@ -110,10 +116,10 @@ def test_parts_of_two_objects_are_never_mixed(server, data, monkeypatch):
     server.objects["/bucket/store/a"] = data
     store, real = Store.open("s3://bucket/store"), bucket_backend.BucketBackend._part
 
-    def replaced(self: bucket_backend.BucketBackend, key: str, start: int, end: int, etag: str) -> memoryview:
+    def replaced(self: bucket_backend.BucketBackend, key: str, start: int, *more: Any) -> memoryview:
         if start == 5 * PART:
             server.objects["/bucket/store/a"] = data[::-1]
-        return real(self, key, start, end, etag)
+        return real(self, key, start, *more)
 
     monkeypatch.setattr(bucket_backend.BucketBackend, "_part", replaced)
     with pytest.raises(StoreError, match="was replaced while it was read"), store.open_file("a"):
@@ -157,7 +163,7 @@ def test_a_file_is_fetched_in_the_memory_of_a_few_parts(monkeypatch, tmp_path):
     assert done.returncode == 0, done.stderr
     most_bytes = int(done.stdout) * 1024
     print(f"{most_bytes / 2**20:.0f} MiB more for an object of {size / 2**20:.0f} MiB")
-    assert most_bytes < 2 * bucket_backend.PARALLEL * bucket_backend.PART_BYTES
+    assert most_bytes < 2 * parts.PARALLEL * parts.PART_BYTES
     assert not list(Path(tmp_path).glob("**/object"))
 
 
@@ -168,3 +174,85 @@ def test_a_length_beyond_the_object_takes_no_memory():
         assert bucket.read_range("a", 10, length) == b"x" * 90
     with pytest.raises(StoreError):
         bucket.read_range("a", 200, 1 << 62)
+
+
+def test_a_file_is_hashed_while_it_arrives(server, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(object_store, "file_sha256", lambda path: pytest.fail("the file is read once more"))
+    store, sha256 = Store.open("s3://bucket/store"), hashlib.sha256(data).hexdigest()
+    server.objects["/bucket/store/a"] = data
+    with store.open_checked("a", sha256=sha256, size_bytes=len(data), folder=tmp_path) as path:
+        assert path.parent == tmp_path
+        assert path.read_bytes() == data
+    assert not list(tmp_path.iterdir())
+    # Its size is known, so there is no request for it.
+    assert {method for method, _, _ in server.requests} == {"GET"}
+    assert sum(size for _, _, size in server.requests) == len(data)
+    with store.open_checked("a", sha256=sha256) as path:
+        assert path.read_bytes() == data
+
+
+def test_a_file_that_arrives_damaged_is_fetched_once_more(server, data, tmp_path):
+    store, sha256 = Store.open("s3://bucket/store"), hashlib.sha256(data).hexdigest()
+    damaged = bytearray(data)
+    damaged[5 * PART] ^= 1
+    server.objects["/bucket/store/a"] = bytes(damaged)
+
+    class Healing(list[tuple[str, str, int]]):
+        def append(self, item):
+            super().append(item)
+            if len(self) == 9:
+                server.objects["/bucket/store/a"] = data
+
+    server.requests = Healing()
+    with store.open_checked("a", sha256=sha256, size_bytes=len(data), folder=tmp_path) as path:
+        assert path.read_bytes() == data
+    assert len(server.requests) == 18
+    server.objects["/bucket/store/a"] = bytes(damaged)
+    with (
+        pytest.raises(CorruptError, match="a is damaged: its SHA-256"),
+        store.open_checked("a", sha256=sha256, size_bytes=len(data), folder=tmp_path),
+    ):
+        pass
+    for wrong in (data[:-1], data + b"1", data[: 3 * PART]):
+        server.objects["/bucket/store/a"] = wrong
+        with (
+            pytest.raises(CorruptError, match=r"a has \d+ bytes"),
+            store.open_checked("a", sha256=sha256, size_bytes=len(data), folder=tmp_path),
+        ):
+            pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_parts_of_a_process_are_bounded(monkeypatch):
+    counting, now, most = threading.Lock(), 0, 0
+
+    def fetch(start: int, end: int) -> memoryview:
+        nonlocal now, most
+        with counting:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.001)
+        with counting:
+            now -= 1
+        if start == failing:
+            raise StoreError("no answer")
+        return memoryview(bytes(end - start))
+
+    def read() -> int:
+        return sum(len(data) for _, data in parts.ordered_parts(fetch, 3, 1003))
+
+    failing = -1
+    monkeypatch.setattr(parts, "PART_BYTES", 10)
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(lambda _: read(), range(12))) == [1000] * 12
+        assert parts.PARALLEL < most <= parts.MOST_PARTS
+        failing = 503
+        for outcome in [pool.submit(read) for _ in range(12)]:
+            with pytest.raises(StoreError, match="no answer"):
+                outcome.result()
+        failing = -1
+        assert list(pool.map(lambda _: read(), range(12))) == [1000] * 12
+    # Readers that give up before the end leave their room to others.
+    for _ in range(parts.MOST_PARTS):
+        next(parts.ordered_parts(fetch, 0, 1000))
+    assert read() == 1000
