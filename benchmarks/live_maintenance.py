@@ -20,8 +20,9 @@ import scannery
 from benchmarks.live_setup import random_vectors
 from benchmarks.report import table
 from scannery.indexer import Store, python_command, python_environment, read_manifest
+from scannery.live.maintenance.locks import locked
 from scannery.live.maintenance.merge_policy import due
-from scannery.live.maintenance.scheduler import PROGRAM, bounds, locked
+from scannery.live.maintenance.scheduler import PROGRAM, bounds
 
 __all__ = ["measure_maintenance"]
 

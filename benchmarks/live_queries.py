@@ -17,7 +17,8 @@ import scannery
 from benchmarks.live_setup import BATCH, K, milliseconds, publish, random_vectors, serving, spec_of
 from benchmarks.report import table
 from scannery.indexer import Store, list_versions, rollback
-from scannery.live.maintenance.scheduler import PROGRAM, bounds, locked
+from scannery.live.maintenance.locks import locked
+from scannery.live.maintenance.scheduler import PROGRAM, bounds
 
 __all__ = ["measure_queries"]
 

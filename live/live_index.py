@@ -10,34 +10,36 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Generic, Protocol, TypeVar
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from scannery.indexer import (
     CorruptError,
     IndexerError,
     Manifest,
     OpenIndex,
+    Shards,
     StoreError,
 )
-from scannery.live.filtered_write import FilteredWrite
-from scannery.live.group_commit import Resolved, Write, Writer
 from scannery.live.log.mutation_log import (
     Answer,
     LogEntry,
     LogGapError,
     LogHome,
     LogReplacedError,
-    LogTransaction,
     MutationLog,
     Request,
 )
-from scannery.live.log.records import Mutation, encode, rows_fit
-from scannery.live.memtable import LiveState, apply, begin
+from scannery.live.memtable import LiveState, begin
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.replay import state_after
-from scannery.live.resolve import look_ahead, resolve_deletion, resolve_upsert
 from scannery.live.write_request import Deletion
+from scannery.live.writing.filtered_write import FilteredWrite
+from scannery.live.writing.group_append import append_group
+from scannery.live.writing.group_commit import Write, Writer
+from scannery.live.writing.resolve import named_by
+from scannery.live.writing.resolved_writes import blind_upsert, deletion_in, filtered_in, upsert_in
+from scannery.live.writing.write_views import OWN_ROWS, NamedRows, RowReader, StateMovedError, WriteView
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     ClosedError,
@@ -45,6 +47,7 @@ from scannery.runtime.errors import (
     InvalidRequestError,
     OverloadedError,
     ReadOnlyError,
+    StateGoneError,
     UnknownIndexError,
 )
 
@@ -52,6 +55,8 @@ __all__ = ["LiveIndex", "Sequenced"]
 
 _LOG = logging.getLogger(__name__)
 RETRY_S = 1.0
+READS = 5
+"""Times that the rows which a write needs are read, if the index moves to another version meanwhile."""
 LOCK_S = 0.1
 WAIT_S = 0.02
 """Seconds between two checks of the log by a query that waits for a sequence."""
@@ -66,10 +71,15 @@ class Sequenced(Protocol):
 
 
 SnapshotT = TypeVar("SnapshotT", bound=Sequenced)
+ReadT = TypeVar("ReadT")
+UsedT = TypeVar("UsedT")
 
 
 class LiveIndex(Generic[SnapshotT]):
     """A version and the mutations after it. Safe to use from several threads."""
+
+    moves: ClassVar[bool] = True
+    """Whether it can move to another version; otherwise that is another object, beside this one."""
 
     def __init__(
         self,
@@ -77,6 +87,8 @@ class LiveIndex(Generic[SnapshotT]):
         snapshot: Callable[[OpenIndex, int], SnapshotT],
         *,
         home: LogHome,
+        shards: Shards | None = None,
+        rows: RowReader = OWN_ROWS,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_gap: Callable[[], None] = lambda: None,
     ) -> None:
@@ -86,6 +98,8 @@ class LiveIndex(Generic[SnapshotT]):
             index: an open version.
             snapshot: makes a snapshot of an open version with its mutations, and the sequence of the last one.
             home: finds the log.
+            shards: whose new rows are kept, those of the version that are open; None: all.
+            rows: finds the rows that writes need, those of all shards.
             waiting: returns a context manager; inside it, a request waits and leaves its permit to others.
             on_gap: called when this object must move to a later version or, if `replaced`, be created again.
 
@@ -96,7 +110,7 @@ class LiveIndex(Generic[SnapshotT]):
 
         """
         self._make_snapshot, self._waiting = snapshot, waiting
-        self._home = home
+        self._home, self._rows = home, rows
         self._claimed = False
         self._closed = False
         self.dropped = False
@@ -113,7 +127,8 @@ class LiveIndex(Generic[SnapshotT]):
         self._behind = False
         self._open_at_s = 0.0
         """Earliest time of the next attempt to open the log."""
-        self._state = begin(index)
+        self._shards = shards
+        self._state = begin(index, shards)
         try:
             self._state = self._replay(self._state)
         except BaseException:
@@ -144,7 +159,7 @@ class LiveIndex(Generic[SnapshotT]):
             CorruptError, FormatError, LogGapError: as the constructor; the former version stays.
 
         """
-        state = self._replay(begin(index))
+        state = self._replay(begin(index, self._shards))
         with self._lock:
             self._publish(self._apply_log(state))
 
@@ -196,6 +211,8 @@ class LiveIndex(Generic[SnapshotT]):
             DeadlineError: the mutation did not become visible in time.
 
         """
+        if self._log is None:  # another process may have begun it a moment ago
+            self._home.look_again()
         self.catch_up(now=True)
         if self.snapshot.sequence < sequence:
             self._check_exists(sequence)
@@ -219,7 +236,7 @@ class LiveIndex(Generic[SnapshotT]):
         """
         with self._lock:
             log = self._open_log()
-        state = begin(index)
+        state = begin(index, self._shards)
         while state.sequence < sequence:
             deadline.check()
             entries = log.read(state.sequence) if log is not None else ()
@@ -229,43 +246,54 @@ class LiveIndex(Generic[SnapshotT]):
                     f"the log of index {index.manifest.index!r} does not have mutation {sequence}"
                 )
             state = state_after(state, wanted)
-        return self._make_snapshot(state.opened(), state.sequence)
+        return self._snapshot_of(state)
+
+    def without_rows(self, index: OpenIndex, sequence: int) -> SnapshotT:
+        """Return a snapshot of any version of this index at a sequence, for a process that keeps no rows."""
+        return self._make_snapshot(index, sequence)
 
     def upsert(self, prepared: PreparedUpsert, request: Request, deadline: Deadline) -> Answer:
         """Write a batch; return when it is durable and visible here. Raises as `Writer.submit`."""
-
-        def resolve(state: LiveState) -> Resolved:
-            if not prepared.needs_state:
-                return prepared.mutation, prepared.encoded, prepared.mutation.rows.num_rows
-            mutation = resolve_upsert(prepared, state)
-            return mutation, encode(mutation), mutation.rows.num_rows
-
-        look_ahead(prepared, self._state)
-        size_bytes = prepared.mutation.rows.nbytes if prepared.needs_state else len(prepared.encoded)
-        return self._submit(Write(request, size_bytes, prepared.needs_state, resolve), deadline)
+        if not prepared.needs_state:
+            return self._submit(blind_upsert(prepared, request), deadline)
+        return self._written(
+            lambda own: self._rows.named(named_by(prepared, own), own, deadline),
+            lambda view: upsert_in(view, prepared, request),
+            deadline,
+        )
 
     def delete(self, deletion: Deletion, request: Request, deadline: Deadline) -> Answer:
         """Delete; return when that is durable and visible here. Raises as `Writer.submit`."""
-
-        def resolve(state: LiveState) -> Resolved:
-            mutation, count = resolve_deletion(deletion, state)
-            return mutation, encode(mutation), count
-
-        return self._submit(Write(request, 0, True, resolve), deadline)
+        named = NamedRows(ids=deletion.ids, document_ids=deletion.document_ids, whole=False)
+        return self._written(
+            lambda own: self._rows.named(named, own, deadline),
+            lambda view: deletion_in(view, deletion, request),
+            deadline,
+        )
 
     def write_filtered(self, write: FilteredWrite, request: Request, deadline: Deadline) -> Answer:
         """Delete or change a batch of the datapoints that a filter allows. Raises as `Writer.submit`.
 
         A batch without any such datapoint writes nothing, and is answered with the last sequence.
         """
-        write.look_ahead(self._state, deadline)
-        answer = self._submit(Write(request, write.size_bytes, True, write.resolve), deadline)
+        answer = self._written(
+            lambda own: self._rows.matching(write.wanted, own, deadline),
+            lambda view: filtered_in(view, write, request, deadline),
+            deadline,
+        )
         write.answered(answer.sequence)
         return answer
 
-    def count_filtered(self, write: FilteredWrite) -> int:
-        """Return the number of datapoints that further batches would delete or change."""
-        return write.count(self._state)
+    def count_filtered(self, write: FilteredWrite, deadline: Deadline) -> tuple[int, int]:
+        """Return how many datapoints further batches would delete or change, and in the state of which sequence.
+
+        Raises as the rows are read.
+        """
+
+        def count(own: LiveState) -> tuple[int, int]:
+            return self._rows.count(write.wanted, own, deadline), own.sequence
+
+        return self._read(count, lambda found: found)
 
     def check_writable(self) -> None:
         """Check before any work that a write can be accepted.
@@ -286,9 +314,10 @@ class LiveIndex(Generic[SnapshotT]):
             )
         state = self._state
         live = state.manifest.spec.live
-        if state.memory_rows >= live.max_rows or max(state.memory_bytes, state.log_bytes) >= live.max_bytes:
+        if state.unsealed_rows >= live.max_rows or state.unsealed_bytes >= live.max_bytes:
             raise OverloadedError(
-                f"{state.memory_rows} new rows in memory and {state.log_bytes >> 20} MiB of log wait to be sealed",
+                f"{state.unsealed_rows} new rows in memory and {state.log_bytes >> 20} MiB of log wait to be sealed "
+                "(in a cluster, `scannery maintain` does this)",
                 retry_after_s=RETRY_S,
             )
 
@@ -316,6 +345,34 @@ class LiveIndex(Generic[SnapshotT]):
             log, self._log = self._log, None
         if log is not None:
             log.close()
+
+    def _written(
+        self, read: Callable[[LiveState], WriteView], write: Callable[[WriteView], Write], deadline: Deadline
+    ) -> Answer:
+        """Return the response to a write that needs rows.
+
+        Args:
+            read: from the newest state of this process to what the write reads.
+            write: from what was read to the write.
+            deadline: of the request.
+
+        Raises:
+            OverloadedError: the index moved to another version between each reading and the write.
+            ServingError, IndexerError: as `read`, `write` and `Writer.submit`.
+
+        """
+        return self._read(read, lambda view: self._submit(write(view), deadline))
+
+    def _read(self, read: Callable[[LiveState], ReadT], use: Callable[[ReadT], UsedT]) -> UsedT:
+        """Return what `use` makes of what is read from the newest state; read again if it is an old one by then."""
+        for _ in range(READS - 1):
+            with suppress(StateMovedError, StateGoneError):
+                return use(read(self._state))
+            self.catch_up(now=True)
+        try:
+            return use(read(self._state))
+        except StateMovedError:
+            raise OverloadedError("the index moves to other versions", retry_after_s=RETRY_S) from None
 
     def _submit(self, write: Write, deadline: Deadline) -> Answer:
         self.check_writable()
@@ -367,7 +424,7 @@ class LiveIndex(Generic[SnapshotT]):
             )
             with self._lock:
                 with stack.pop_all():  # leaving this block commits
-                    state = self._append(transaction, group, answers)
+                    state = append_group(self._state, transaction, group, answers)
                 # The group is durable; it becomes visible before callers get their responses.
                 self._publish(state)
         return answers
@@ -387,45 +444,6 @@ class LiveIndex(Generic[SnapshotT]):
             _LOG.error("index %s: %s", self._state.manifest.index, error)
         self.replaced, self._problem = True, error.message
         self._on_gap()
-
-    def _append(
-        self, transaction: LogTransaction, group: Sequence[Write], answers: dict[int, Answer | Exception]
-    ) -> LiveState:
-        """Append the writes of a group, add the response to each to `answers`, and return the state after them."""
-        if transaction.position < self._state.manifest.log_sequence:
-            raise LogGapError("the index has moved to a version that the log does not reach")
-        if transaction.position < self._state.sequence:
-            raise LogReplacedError(
-                f"the log ends at sequence {transaction.position}, and had "
-                f"{self._state.sequence} before: it was replaced"
-            )
-        state = state_after(self._state, transaction.read(self._state.sequence))
-        transaction.expect([write.request for write in group if write.request.id])
-        pending: list[tuple[int, Mutation]] = []
-        size_bytes = 0
-        for number, write in enumerate(group):
-            try:
-                known = transaction.answer_of(write.request) if write.request.id else None
-                if known is not None:
-                    answers[number] = known
-                    continue
-                if write.needs_state:
-                    state, pending = apply(state, pending), []
-                resolved = write.resolve(state)
-                if resolved is None:
-                    answers[number] = Answer(transaction.position, 0)
-                    continue
-                mutation, data, count = resolved
-                # The index may have moved to another version since it was prepared.
-                mutation = rows_fit(mutation, state.manifest, sequence=transaction.position + 1, new=True)
-            except Exception as error:  # noqa: BLE001  fails this request only
-                answers[number] = error
-                continue
-            sequence = transaction.append(data, request=write.request, count=count)
-            pending.append((sequence, mutation))
-            size_bytes += len(data)
-            answers[number] = Answer(sequence, count)
-        return apply(state, pending).logged(size_bytes)
 
     def _open_log(self) -> MutationLog | None:
         """Return the log, None if there is none; a log that another process created is checked first."""
@@ -474,7 +492,10 @@ class LiveIndex(Generic[SnapshotT]):
             self._applied.notify_all()
 
     def _snapshot(self) -> SnapshotT:
-        return self._make_snapshot(self._state.opened(), self._state.sequence)
+        return self._snapshot_of(self._state)
+
+    def _snapshot_of(self, state: LiveState) -> SnapshotT:
+        return self._make_snapshot(state.opened(), state.sequence)
 
     def _check_exists(self, sequence: int) -> None:
         log = self._log

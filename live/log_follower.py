@@ -39,14 +39,14 @@ class LogFollower(PeriodicTask):
             on_failure: called each time that one of them cannot be followed.
 
         """
-        super().__init__("log-follower", self._look, every_s=BUSY_S, on_failure=on_failure)
+        super().__init__("log-follower", self.look, every_s=BUSY_S, on_failure=on_failure)
         self._indexes = indexes
         self._on_failure = on_failure
         self._active_at_s = time.monotonic()
         self._retries: WeakKeyDictionary[LiveIndex[Any], RetryState] = WeakKeyDictionary()
 
-    def _look(self) -> float:
-        """Follow each log, and return the seconds until the next look."""
+    def look(self) -> float:
+        """Follow each log once, and return the seconds until the next look of the thread."""
         started_s = time.monotonic()
         found = [self._caught_up(index) for index in self._indexes()]
         now_s = time.monotonic()

@@ -26,8 +26,10 @@ from scannery.indexer import (
     MemorySegment,
     OpenIndex,
     Segment,
+    Shards,
     has_vector,
     id_hashes,
+    shards_of_ids,
 )
 from scannery.live.log.records import Mutation
 
@@ -67,8 +69,12 @@ class LiveState:
     """The newest rows: runs with vectors, oldest first, then those without."""
     sequence: int
     """Sequence of the last mutation."""
+    shards: Shards | None = None
+    """Shards whose new rows are kept; None: all."""
     mutations: int = 0
     """Batches that are not in the version."""
+    written_rows: int = 0
+    """Rows in these batches, of all shards, including those that were replaced later."""
     log_bytes: int = 0
     """Size of their records, which a restart reads again. Only this counts deletions and rows that were replaced."""
 
@@ -87,6 +93,16 @@ class LiveState:
         """Size of the rows in memory."""
         return sum(run.segment.size_bytes for run in self.runs)
 
+    @property
+    def unsealed_rows(self) -> int:
+        """Rows of all shards that wait to be sealed: those in memory, or where these are a part, those written."""
+        return self.memory_rows if self.shards is None else self.written_rows
+
+    @property
+    def unsealed_bytes(self) -> int:
+        """Size of the rows in memory, or of the records, whichever is larger; both have limits."""
+        return max(self.memory_bytes, self.log_bytes)
+
     def logged(self, size_bytes: int) -> LiveState:
         """Return the state with `size_bytes` added to `log_bytes`."""
         return replace(self, log_bytes=self.log_bytes + size_bytes) if size_bytes else self
@@ -97,9 +113,15 @@ class LiveState:
         return OpenIndex(self.manifest, segments, (*self.alive, *(run.alive for run in self.runs)))
 
 
-def begin(index: OpenIndex) -> LiveState:
-    """Return the state of a version without mutations."""
-    return LiveState(index, index.alive, (), index.manifest.log_sequence)
+def begin(index: OpenIndex, shards: Shards | None = None) -> LiveState:
+    """Return the state of a version without mutations.
+
+    Args:
+        index: the version, of which these shards at least are open.
+        shards: whose new rows will be kept; None: all.
+
+    """
+    return LiveState(index, index.alive, (), index.manifest.log_sequence, shards)
 
 
 def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveState:
@@ -119,13 +141,16 @@ def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveSt
         _without(segment, mask, net) for segment, mask in zip(state.index.segments, state.alive, strict=True)
     )
     runs = [Run(run.segment, _without(run.segment, run.alive, net)) for run in state.runs]
-    runs += _new_runs(net, state.manifest.spec)
+    # The ids of all new rows die first: a row may have moved here from another shard, or to another one.
+    own = net if state.shards is None else _of_shards(net, state.shards, state.manifest.shards)
+    runs += _new_runs(own, state.manifest.spec)
     return replace(
         state,
         alive=alive,
         runs=_merged(runs),
         sequence=mutations[-1][0],
         mutations=state.mutations + len(mutations),
+        written_rows=state.written_rows + sum(mutation.rows.num_rows for _, mutation in mutations),
     )
 
 
@@ -141,8 +166,8 @@ class NetEffect:
     """`id_hashes` of the ids, uint64."""
     documents: list[str]
     """Documents whose older rows die."""
-    plain: bool = False
-    """Whether `ids` are the ids of `rows`, in the same order."""
+    row_hashes: np.ndarray | None = None
+    """`id_hashes` of `rows`, uint64; None: not computed."""
 
 
 def net_effect(mutations: Sequence[tuple[int, Mutation]]) -> NetEffect:
@@ -159,7 +184,7 @@ def net_effect(mutations: Sequence[tuple[int, Mutation]]) -> NetEffect:
                 [_with_revision(mutation.rows, sequence) for sequence, mutation in mutations]
             )
             hashes_N = np.concatenate([mutation.hashes for _, mutation in mutations])
-            return NetEffect(rows, ids, hashes_N, [], plain=True)
+            return NetEffect(rows, ids, hashes_N, [], hashes_N)
     return _mixed_effect(mutations)
 
 
@@ -227,12 +252,24 @@ def _without(segment: Segment, alive: AllowedRows | None, net: NetEffect) -> All
     return segment.allow(mask_N)
 
 
+def _of_shards(net: NetEffect, shards: Shards, total: int) -> NetEffect:
+    """Return the net effect with the new rows of some shards only."""
+    shards_N = shards_of_ids(net.rows.column("document_id"), total)
+    own_N = np.isin(shards_N, [shard for shard in np.unique(shards_N).tolist() if shards.has(shard)])
+    hashes_N = net.row_hashes
+    return replace(
+        net,
+        rows=net.rows.filter(pa.array(own_N)),
+        row_hashes=None if hashes_N is None else hashes_N[own_N],
+    )
+
+
 def _new_runs(net: NetEffect, spec: IndexSpec) -> list[Run]:
     """Return the new rows as a run, or as two: rows with and without vectors are in different segments."""
     runs, present_N = [], has_vector(net.rows)
     for wanted_N in (present_N, ~present_N):
         if wanted_N.any():
-            rows, hashes_N = net.rows, net.hashes if net.plain else None
+            rows, hashes_N = net.rows, net.row_hashes
             if not wanted_N.all():
                 rows = rows.filter(pa.array(wanted_N))
                 hashes_N = None if hashes_N is None else hashes_N[wanted_N]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scannery.indexer import Manifest
 from scannery.live.log.mutation_log import LogEntry
 from scannery.live.log.records import Mutation, decode, rows_fit
 from scannery.live.memtable import LiveState, apply
 
-__all__ = ["state_after"]
+__all__ = ["mutations_of", "state_after"]
 
 
 def state_after(state: LiveState, entries: Sequence[LogEntry]) -> LiveState:
@@ -18,10 +19,16 @@ def state_after(state: LiveState, entries: Sequence[LogEntry]) -> LiveState:
         CorruptError, FormatError: an entry cannot be read, or does not fit the version.
 
     """
+    size_bytes = sum(len(entry.data) for entry in entries)
+    return apply(state, mutations_of(entries, state.manifest)).logged(size_bytes)
 
-    def mutation(entry: LogEntry) -> Mutation:
-        return rows_fit(decode(entry.data, sequence=entry.sequence), state.manifest, sequence=entry.sequence)
 
-    return apply(state, [(entry.sequence, mutation(entry)) for entry in entries]).logged(
-        sum(len(entry.data) for entry in entries)
-    )
+def mutations_of(entries: Sequence[LogEntry], manifest: Manifest) -> list[tuple[int, Mutation]]:
+    """Return the mutations of entries with their sequences, as rows of a version; raises as `state_after`."""
+    return [
+        (
+            entry.sequence,
+            rows_fit(decode(entry.data, sequence=entry.sequence), manifest, sequence=entry.sequence),
+        )
+        for entry in entries
+    ]

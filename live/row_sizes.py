@@ -8,7 +8,17 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["row_sizes"]
+from scannery.indexer import NO_ROW, Segment
+
+__all__ = ["fitting_rows", "row_sizes"]
+
+
+def fitting_rows(segment: Segment, rows_R: np.ndarray, most_bytes: int, *, new_bytes: int = 0) -> np.ndarray:
+    """Return the first rows that have at most `most_bytes`, each with `new_bytes` more. Nothing is copied."""
+    sizes_R = row_sizes(segment.table, rows_R) + 4 * segment.dimensions + new_bytes
+    for vectors in segment.named.values():
+        sizes_R += 4 * vectors.segment.dimensions * (vectors.numbers(rows_R) != NO_ROW)
+    return rows_R[: int(np.searchsorted(np.cumsum(sizes_R), most_bytes, side="right"))]
 
 
 def row_sizes(table: pa.Table, rows_R: np.ndarray) -> np.ndarray:

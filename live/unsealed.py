@@ -9,12 +9,13 @@ import pyarrow as pa
 from scannery.indexer import Manifest, Store
 from scannery.live.log.homes import checked_log, log_home
 from scannery.live.log.location import LogRoot
-from scannery.live.log.mutation_log import WrongLogError
-from scannery.live.log.records import Mutation, decode, rows_fit
+from scannery.live.log.mutation_log import MutationLog, WrongLogError
+from scannery.live.log.records import Mutation
 from scannery.live.log.registry import registered
 from scannery.live.memtable import net_effect
+from scannery.live.replay import mutations_of
 
-__all__ = ["UnsealedChange", "unsealed_change"]
+__all__ = ["UnsealedChange", "change_of", "unsealed_change"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +61,17 @@ def unsealed_change(
     log = checked_log(home, manifest)
     if log is None:
         return None
-    found: list[tuple[int, Mutation]] = []
     try:
-        while entries := log.read(found[-1][0] if found else manifest.log_sequence):
-            for entry in entries:
-                mutation = decode(entry.data, sequence=entry.sequence)
-                found.append((entry.sequence, rows_fit(mutation, manifest, sequence=entry.sequence)))
+        return change_of(log, manifest)
     finally:
         log.close()
+
+
+def change_of(log: MutationLog, manifest: Manifest) -> UnsealedChange | None:
+    """Return what an open log changes in a version; None if it changes nothing. Raises as `MutationLog.read`."""
+    found: list[tuple[int, Mutation]] = []
+    while entries := log.read(found[-1][0] if found else manifest.log_sequence):
+        found += mutations_of(entries, manifest)
     if not found:
         return None
     net = net_effect(found)

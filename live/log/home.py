@@ -76,6 +76,9 @@ class LogPlace:
         except FileNotFoundError:  # removed since the check
             return None
 
+    def look_again(self) -> None:
+        """Do nothing: `open` always looks; see LogHome."""
+
     def check(self, log: MutationLog | None, manifest: Manifest) -> None:
         """Check that the log is the one that the index uses; see LogHome."""
         known = registered(self._store, self._index)

@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from scannery.indexer import Manifest, Store
 from scannery.live.log.home import LogPlace
 from scannery.live.log.location import DatabaseUrl, LogRoot
 from scannery.live.log.mutation_log import LogHome, LogRefusedError, MutationLog
-from scannery.runtime.errors import ReadOnlyError
 
-__all__ = ["NO_LOG", "check_log_root", "checked_log", "log_home"]
-
-
-class _NoLog:
-    """The place of the logs of a process that reads versions without their live updates: it opens and writes none."""
-
-    writable = False
-    where = "nowhere"
-
-    def open(self) -> None:
-        """Return None."""
-
-    def check(self, log: MutationLog | None, manifest: Manifest) -> None:
-        """Do nothing: other processes may have a log of the index."""
-
-    def claim(self, log: MutationLog | None, manifest: Manifest) -> MutationLog:
-        """Raise ReadOnlyError."""
-        raise ReadOnlyError(f"index {manifest.index!r} is served without live updates here")
-
-    def check_absent(self) -> None:
-        """Do nothing."""
-
-    def place(self, copy: Path, *, log_id: str, index_id: str) -> int:
-        """Raise ReadOnlyError."""
-        raise ReadOnlyError("a process without live updates takes no logs")
-
-    def remove(self, log_id: str | None) -> bool:
-        """Return False: there is none."""
-        return False
-
-
-NO_LOG: LogHome = _NoLog()
+__all__ = ["check_log_root", "checked_log", "log_home"]
 
 
 def log_home(store: Store, index: str, root: LogRoot | None = None) -> LogHome:

@@ -251,6 +251,9 @@ class LogHome(Protocol):
 
         """
 
+    def look_again(self) -> None:
+        """Have `open` find a log that was created a moment ago: it may not have looked since it found none."""
+
     def check(self, log: MutationLog | None, manifest: Manifest) -> None:
         """Check that the log is the one that the index uses; None: that the index has none.
 

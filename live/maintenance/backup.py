@@ -6,6 +6,7 @@ a separate index with its own ids: both may be written to afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,7 +27,6 @@ from scannery.indexer import (
     segment_key,
 )
 from scannery.indexer.local.scratch_folders import scratch_folder
-from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.log.files import LOG_FILE
@@ -218,11 +218,11 @@ def _copy_files(source: Store, target: Store, manifest: Manifest) -> int:
     size_bytes = 0
     for key, sha256 in _hashes(manifest).items():
         full = segment_key(manifest.index, key)
-        with source.open_file(full) as path:
-            if file_sha256(path) != sha256:
-                raise CorruptError(
-                    f"{full} is damaged: its SHA-256 differs from the manifest; it was not copied"
-                )
+        with contextlib.ExitStack() as stack:
+            try:
+                path = stack.enter_context(source.open_checked(full, sha256=sha256))
+            except CorruptError as error:
+                raise CorruptError(f"{error.message}; it was not copied") from error
             target.write_file(full, path)
             size_bytes += path.stat().st_size
     return size_bytes

@@ -7,17 +7,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import NoReturn
 
 import pyarrow as pa
 
-from scannery.indexer import IndexerError, Store, collect_garbage, read_manifest
+from scannery.indexer import IndexerError, Store
 from scannery.indexer.local.needless_imports import leave_needless_imports_out
 from scannery.live.log.location import LOG_VARIABLE, log_root_of
-from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.scheduler import task_threads
-from scannery.live.maintenance.seal import seal
+from scannery.live.maintenance.tasks import run_task
 from scannery.runtime.errors import ServingError
 
 __all__ = ["main"]
@@ -34,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--log", default=os.environ.get(LOG_VARIABLE, ""))
     parser.add_argument("--lock", required=True, type=int)  # descriptor, open until this process ends
     parser.add_argument("--filling", action="store_true")
+    parser.add_argument("--leave-cache", action="store_true")  # no server of this machine uses it
     given = parser.parse_args(arguments)
     # A server that stops ends this process; exiting by exception removes temporary folders.
     signal.signal(signal.SIGTERM, _exit)
@@ -45,14 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pa.set_cpu_count(threads)
     store = Store.open(given.store)
     try:
-        if given.task == "seal":
-            seal(store, given.index, log_root=log_root_of(given.log), threads=threads, filling=given.filling)
-        elif given.task == "merge":
-            merge(store, given.index, threads=threads, filling=given.filling)
-        else:
-            live = read_manifest(store, given.index).spec.live
-            min_age = timedelta(seconds=live.gc_min_age_s)
-            collect_garbage(store, given.index, keep=live.gc_keep, min_age=min_age)
+        run_task(
+            given.task,
+            store,
+            given.index,
+            log_root=log_root_of(given.log),
+            threads=threads,
+            filling=given.filling,
+            fill_cache=not given.leave_cache,
+        )
     except (IndexerError, ServingError) as error:
         print(error, file=sys.stderr)  # noqa: T201  the scheduler logs it
         return 1

@@ -10,7 +10,8 @@ by id when the result is committed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def merge(
     index: str,
     *,
     cache: SegmentCache | None = None,
+    fill_cache: bool = True,
     threads: int | None = None,
     filling: bool = False,
 ) -> MergeReport | None:
@@ -79,7 +81,9 @@ def merge(
     Args:
         store: of the index.
         index: its name.
-        cache: for opening segments; None: the default cache.
+        cache: of this machine; None: the default cache.
+        fill_cache: whether the new segment is unpacked into the cache, for servers on this machine. If not, the cache
+            is not used: segments are unpacked into a folder that is removed after the merge.
         threads: for building segments; None: one per available core.
         filling: whether rows are added quickly: merges that can wait are not due, and others take less effort.
 
@@ -89,16 +93,33 @@ def merge(
         AlreadyExistsError: other processes committed versions during all MAX_ATTEMPTS attempts.
 
     """
-    cache = cache or SegmentCache()
     if not due(read_manifest(store, index), filling=filling):
         return None
-    with working(store, index) as lease:
+    with _opening(cache, fill_cache) as opening, working(store, index) as lease:
         manifest = hold_current(store, index, lease)
-        return None if manifest is None else _merge_first(store, manifest, cache, threads, filling)
+        return None if manifest is None else _merge_first(store, manifest, opening, threads, filling)
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """How a merge opens segments."""
+
+    cache: SegmentCache
+    fills: bool
+    """Whether it opens the new segment too, which unpacks it."""
+
+
+@contextmanager
+def _opening(cache: SegmentCache | None, fill_cache: bool) -> Iterator[_Opening]:
+    if fill_cache:
+        yield _Opening(cache or SegmentCache(), fills=True)
+        return
+    with scratch_folder("merged") as folder:
+        yield _Opening(SegmentCache(folder), fills=False)
 
 
 def _merge_first(
-    store: Store, manifest: Manifest, cache: SegmentCache, threads: int | None, filling: bool
+    store: Store, manifest: Manifest, opening: _Opening, threads: int | None, filling: bool
 ) -> MergeReport | None:
     errors: list[Exception] = []
     groups = due(manifest, filling=filling)
@@ -108,7 +129,7 @@ def _merge_first(
             continue
         tried.append(keys)
         try:
-            return _merge_group(store, manifest, group, cache, threads, "light" if filling else "full")
+            return _merge_group(store, manifest, group, opening, threads, "light" if filling else "full")
         except Exception as error:  # noqa: BLE001  the next group may succeed
             _LOG.error("index %s: %d segments of shard %d cannot be merged: %s", manifest.index, len(group),
                        group[0].shard, error)  # fmt: skip
@@ -122,18 +143,18 @@ def _merge_group(
     store: Store,
     manifest: Manifest,
     group: Sequence[SegmentEntry],
-    cache: SegmentCache,
+    opening: _Opening,
     threads: int | None,
     effort: Effort,
 ) -> MergeReport | None:
     index = manifest.index
     with scratch_folder("merge") as folder:
-        built = _build_merged(store, manifest, group, folder, cache, threads, effort)
+        built = _build_merged(store, manifest, group, folder, opening.cache, threads, effort)
         if built is not None:
             store_segment(store, index, built)
-            # Opening the segment here fills the cache: unpacking and timing its searches would take a server seconds.
-            open_segment(store, index, built.entry, cache)
-    published = _committed(store, index, group, built.entry if built else None, cache)
+            if opening.fills:  # unpacking the segment and timing its searches would take a server seconds
+                open_segment(store, index, built.entry, opening.cache)
+    published = _committed(store, index, group, built.entry if built else None, opening.cache)
     if published is None:
         return None
     return MergeReport(

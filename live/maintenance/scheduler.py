@@ -1,15 +1,13 @@
 """Schedule sealing, merging and garbage collection; each task runs in a process of its own, at low priority.
 
 Workers check their indexes periodically. The worker that finds a task due locks a file and passes it, open, to a new
-process. So each task of an index has at most one process for all workers and servers, and the kernel releases the lock
-however that process ends. A task that is interrupted changes no version.
+process (locks.py). So each task of an index has at most one process for all workers and servers, and the kernel
+releases the lock however that process ends. A task that is interrupted changes no version.
 """
 
 from __future__ import annotations
 
 import atexit
-import fcntl
-import hashlib
 import logging
 import os
 import subprocess
@@ -17,12 +15,12 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 from scannery.indexer import (
     IndexerError,
@@ -32,22 +30,23 @@ from scannery.indexer import (
     python_command,
     python_environment,
 )
-from scannery.live.log.files import LOG_FILE, make_folders, open_private
+from scannery.live.log.files import LOG_FILE
 from scannery.live.log.forks import held_by_this_process
-from scannery.live.log.location import LOG_VARIABLE, DatabaseUrl, LogRoot, log_folder
+from scannery.live.log.location import LOG_VARIABLE, DatabaseUrl, LogRoot
 from scannery.live.maintenance.filling import FillDetector
+from scannery.live.maintenance.locks import SharedLock, Task, TaskLock, TaskLocks
 from scannery.live.maintenance.merge_policy import due
 from scannery.live.memtable import LiveState
-from scannery.runtime.errors import OverloadedError
 from scannery.runtime.retry import Backoff
 
-__all__ = ["PROGRAM", "Maintenance", "Task", "bounds", "lock_root_of", "locked", "seal_due", "task_threads"]
+__all__ = ["PROGRAM", "Ended", "Maintenance", "bounds", "seal_due", "task_threads"]
 
 _LOG = logging.getLogger(__name__)
 
-Task = Literal["seal", "merge", "gc"]
 PROGRAM = "scannery.live.maintenance.main"
 END_S = 10.0
+HELD_S = 2.0
+"""Seconds until a database is asked again for a lock that another process held: each time costs it a connection."""
 _TAIL_BYTES = 2000
 
 
@@ -82,7 +81,7 @@ def _full(state: LiveState, *, larger: bool) -> bool:
     rows, most_bytes = live.seal_rows, live.seal_bytes
     if larger:
         rows, most_bytes = _larger(rows, live.max_rows), _larger(most_bytes, live.max_bytes)
-    return state.memory_rows >= rows or max(state.memory_bytes, state.log_bytes) >= most_bytes
+    return state.unsealed_rows >= rows or state.unsealed_bytes >= most_bytes
 
 
 def _leave_detached() -> None:
@@ -115,17 +114,37 @@ def _gc_due(lock: Path, every_s: float) -> bool:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A task that has ended."""
+
+    index: str
+    task: Task
+    done: bool
+    """Whether it succeeded; False: it failed, or could not begin."""
+    seconds: float
+
+
 @dataclass(slots=True)
 class _Run:
     process: subprocess.Popen[bytes]
     output: IO[bytes]
+    lock: SharedLock
+    since_s: float
 
 
 class Maintenance:
     """Starts what is due for one index. Safe to use from several threads."""
 
     def __init__(
-        self, store: Store, index: str, log_root: LogRoot, *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        index: str,
+        log_root: LogRoot,
+        *,
+        fill_cache: bool = True,
+        on_end: Callable[[Ended], object] = lambda ended: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start nothing yet.
 
@@ -133,21 +152,30 @@ class Maintenance:
             store: with the index.
             index: its name.
             log_root: folder with the logs of the indexes, or their database.
+            fill_cache: whether new segments are unpacked into the cache of this machine, for servers.
+            on_end: called with each task that has ended.
             clock: seconds.
 
         """
         self._store = store
         self._index = index
         self._log_root = log_root if isinstance(log_root, DatabaseUrl) else log_root.absolute()
-        self._lock_root = lock_root_of(store, log_root)
+        self._locks = TaskLocks(store, index, self._log_root)
+        self._fill_cache, self._on_end = fill_cache, on_end
         self._cache = default_cache_folder().absolute()
         self._clock = clock
         self._runs: dict[Task, _Run] = {}
         self._backoff = defaultdict[Task, Backoff](partial(Backoff, clock=clock))
+        self._held_until_s: dict[Task, float] = {}
         self._fill = FillDetector(clock)
         self._first_at_s: float | None = None
         self._base = -1
         self._lock = threading.Lock()
+
+    @property
+    def running(self) -> tuple[Task, ...]:
+        """The tasks that ran at the last look."""
+        return tuple(self._runs)
 
     def look(self, state: LiveState, *, regularly: bool = False) -> None:
         """Start the tasks that the state makes due, and check the processes that have ended.
@@ -171,7 +199,7 @@ class Maintenance:
                 self._start("seal", state, filling=filling)
             if due(state.manifest, filling=filling):
                 self._start("merge", state, filling=filling)
-            if _gc_due(_lock_path(self._lock_root, self._index, "gc"), state.manifest.spec.live.gc_every_s):
+            if _gc_due(self._locks.path("gc"), state.manifest.spec.live.gc_every_s):
                 self._start("gc", state)
         finally:
             self._lock.release()
@@ -180,7 +208,7 @@ class Maintenance:
         """Return whether the index has a log; for a database, as far as the state says, which costs no query."""
         if isinstance(self._log_root, DatabaseUrl):
             return state.sequence > 0
-        return _lock_path(self._lock_root, self._index, "seal").with_name(LOG_FILE).exists()
+        return self._locks.path("seal").with_name(LOG_FILE).exists()
 
     def _filling(self, state: LiveState, age_s: float) -> bool:
         return self._fill.filling(
@@ -211,12 +239,14 @@ class Maintenance:
                     run.process.kill()
                     run.process.wait()
                 run.output.close()
+                run.lock.release()
             self._runs.clear()
 
     def _detach(self) -> None:
         _DETACHED[:] = [process for process in _DETACHED if process.poll() is None]  # reaps those that ended
         for run in self._runs.values():
             run.output.close()
+            run.lock.release()
             _DETACHED.append(run.process)
         self._runs.clear()
 
@@ -229,29 +259,38 @@ class Maintenance:
         return self._clock() - self._first_at_s
 
     def _start(self, task: Task, state: LiveState, *, filling: bool = False) -> None:
-        if task in self._runs or not self._backoff[task].due:
+        if task in self._runs or not self._backoff[task].due or self._was_held(task):
             return
         try:
             if latest_version(self._store, self._index) != state.manifest.version:
                 return  # another process has done it; this one is about to move to that version
-            lock = _try_lock(_lock_path(self._lock_root, self._index, task))
+            lock = self._locks.try_lock(task)
         except (OSError, IndexerError) as error:
             self._failed(task, f"cannot begin: {error}")
             return
         if lock is None:
+            self._held_until_s[task] = self._clock() + HELD_S
             return
         try:
-            with held_by_this_process(lock):
-                os.utime(lock)  # `_gc_due` reads it
+            with held_by_this_process(lock.file):
+                os.utime(lock.file)  # `_gc_due` reads it
                 self._runs[task] = self._spawn(task, lock, filling)
         except OSError as error:
+            lock.shared.release()
             self._failed(task, str(error))
         finally:
-            os.close(lock)
+            os.close(lock.file)
 
-    def _spawn(self, task: Task, lock: int, filling: bool) -> _Run:
+    def _was_held(self, task: Task) -> bool:
+        """Return whether another process had the lock a moment ago; a file is locked again at no cost."""
+        shared = isinstance(self._log_root, DatabaseUrl)
+        return shared and self._clock() < self._held_until_s.get(task, float("-inf"))
+
+    def _spawn(self, task: Task, lock: TaskLock, filling: bool) -> _Run:
         log, variables = _told(self._log_root)
-        options = ["--store", self._store.uri, *log, "--lock", str(lock), *(["--filling"] if filling else [])]
+        options = ["--store", self._store.uri, *log, "--lock", str(lock.file)]
+        options += ["--filling"] if filling else []
+        options += [] if self._fill_cache else ["--leave-cache"]
         output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
         try:
             process = subprocess.Popen(
@@ -260,12 +299,12 @@ class Maintenance:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=[lock],
+                pass_fds=[lock.file],
             )
         except BaseException:
             output.close()
             raise
-        return _Run(process, output)
+        return _Run(process, output, lock.shared, self._clock())
 
     def _reap(self, task: Task) -> None:
         run = self._runs[task]
@@ -276,38 +315,18 @@ class Maintenance:
         run.output.seek(0)
         output = run.output.read()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
         run.output.close()
+        run.lock.release()
+        seconds = self._clock() - run.since_s
         if status:
-            self._failed(task, f"ended with status {status}: {output}")
+            self._failed(task, f"ended with status {status}: {output}", seconds)
         else:
             self._backoff[task].reset()
+            self._on_end(Ended(self._index, task, done=True, seconds=seconds))
 
-    def _failed(self, task: Task, what: str) -> None:
+    def _failed(self, task: Task, what: str, seconds: float = 0.0) -> None:
+        self._on_end(Ended(self._index, task, done=False, seconds=seconds))
         wait_s = self._backoff[task].back_off()
         _LOG.error("index %s: %s %s; trying again in %.0f s", self._index, task, what, wait_s)
-
-
-@contextmanager
-def locked(lock_root: Path, index: str, task: Task) -> Iterator[None]:
-    """Hold the lock of a task, for a command of the user.
-
-    Args:
-        lock_root: parent folder of all locks (`lock_root_of`).
-        index: name of the index.
-        task: the task.
-
-    Raises:
-        OverloadedError: another process runs the task.
-
-    """
-    lock = _try_lock(_lock_path(lock_root, index, task))
-    if lock is None:
-        raise OverloadedError(f"index {index!r}: another process runs this task ({task})", retry_after_s=5.0)
-    try:
-        with held_by_this_process(lock):
-            yield
-    finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked meanwhile also has it open
-        os.close(lock)
 
 
 def task_threads() -> int:
@@ -326,35 +345,3 @@ def _told(log_root: LogRoot) -> tuple[list[str], dict[str, str]]:
     if isinstance(log_root, DatabaseUrl):
         return [], {LOG_VARIABLE: log_root.url}
     return ["--log", str(log_root)], {}
-
-
-def lock_root_of(store: Store, log_root: LogRoot) -> Path:
-    """Return the parent folder of the locks of all tasks, on this machine: that of the logs, if they are in folders.
-
-    Machines that share a database and a bucket may run a task at once: the commit of a version decides which counts.
-    """
-    if isinstance(log_root, Path):
-        return log_root.absolute()
-    name = hashlib.sha256(store.uri.encode()).hexdigest()[:16]
-    return store.local_root or default_cache_folder().absolute() / "locks" / name
-
-
-def _lock_path(lock_root: Path, index: str, task: Task) -> Path:
-    folder = log_folder(lock_root, index)
-    assert folder is not None
-    return folder / f"{task}.lock"
-
-
-def _try_lock(path: Path) -> int | None:
-    """Return the lock file's descriptor, locked; None if another process holds the lock."""
-    make_folders(path.parent)
-    descriptor = open_private(path)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor

@@ -1,29 +1,27 @@
 """Sealing: publish the newest rows as segments, and the rows that they replace as tombstones, in a new version.
 
-Sealing reads the log, not the memory of a server, so any process can do it once for all servers. Servers notice the
-version, open it, and keep in memory only the mutations after it.
+Sealing reads the log, not the memory of a server, so any process can do it once for all servers. Of the version it
+reads the manifest and the ids of the rows (dead_rows.py): the memory that it takes depends on the new rows, not on the
+size of the index. Servers notice the version, open it, and keep in memory only the mutations after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import (
-    AllowedRows,
     AlreadyExistsError,
     Manifest,
-    Segment,
     SegmentCache,
     SegmentEntry,
     Store,
     build_segment,
     commit,
+    conformed,
     next_version,
-    open_index,
     open_segment,
     parts_by_vector,
     read_manifest,
@@ -36,10 +34,10 @@ from scannery.indexer.versions.versions import hold_current
 from scannery.live.log.homes import checked_log, log_home
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogHome, MutationLog
+from scannery.live.maintenance.dead_rows import dead_rows
 from scannery.live.maintenance.merge_policy import largest_tried, seal_effort
-from scannery.live.memtable import LiveState, begin
-from scannery.live.replay import state_after
-from scannery.live.row_tables import live_rows, stored_schema
+from scannery.live.row_tables import stored_schema
+from scannery.live.unsealed import UnsealedChange, change_of
 
 __all__ = ["SealReport", "seal"]
 
@@ -69,6 +67,7 @@ def seal(
     *,
     log_root: LogRoot | None = None,
     cache: SegmentCache | None = None,
+    fill_cache: bool = True,
     threads: int | None = None,
     filling: bool = False,
 ) -> SealReport | None:
@@ -78,7 +77,8 @@ def seal(
         store: of the index.
         index: its name.
         log_root: parent folder of all logs, or their database; None: the folder of the store.
-        cache: for opening segments; None: the default cache.
+        cache: of this machine; None: the default cache.
+        fill_cache: whether new segments are unpacked into the cache, for servers on this machine.
         threads: for building segments; None: one per available core.
         filling: whether rows are added quickly: training is left to a merge, within bounds (merge_policy.py).
 
@@ -93,9 +93,10 @@ def seal(
     log = checked_log(place, read_manifest(store, index))
     if log is None:
         return None
+    filled = (cache or SegmentCache()) if fill_cache else None
     try:
         with working(store, index) as lease:
-            return _sealed(store, index, place, log, cache, threads, filling, lease)
+            return _sealed(store, index, place, log, filled, threads, filling, lease)
     finally:
         log.close()
 
@@ -110,34 +111,29 @@ def _sealed(
     filling: bool,
     lease: WorkLease,
 ) -> SealReport | None:
-    cache = cache or SegmentCache()
-    opened = None
     for attempt in range(MAX_ATTEMPTS):
-        held = hold_current(store, index, lease)
-        opened = open_index(store, index, held.version if held else None, cache=cache, reuse=opened)
-        parent = opened.manifest
+        parent = hold_current(store, index, lease) or read_manifest(store, index)
         place.check(log, parent)  # the index may have been replaced since the last attempt
-        state = begin(opened)
-        while entries := log.read(state.sequence):
-            state = state_after(state, entries)
-        if not state.mutations:
+        change = change_of(log, parent)
+        if change is None:
             return None
         # A log of an earlier release may not be registered yet: without it, another log could be begun elsewhere.
         place.claim(log, parent)
-        added = _build_segments(store, state, threads, filling)
-        for entry in added:
-            # Opening the segment here fills the cache: unpacking and timing its searches would take a server seconds.
-            open_segment(store, index, entry, cache)
-        dead_rows = _dead_rows(state)
+        added = _build_segments(store, parent, change, threads, filling)
+        if cache is not None:
+            # Opening the segments fills the cache: unpacking and timing their searches would take a server seconds.
+            for entry in added:
+                open_segment(store, index, entry, cache)
+        dead = dead_rows(store, parent, change)
         manifest = next_version(
             store,
             parent,
             added=added,
-            dead_rows=dead_rows,
-            log_sequence=state.sequence,
-            documents=_documents_left(state, dead_rows),
+            dead_rows={key: each.rows_R for key, each in dead.items()},
+            log_sequence=change.sequence,
+            documents={key: each.documents for key, each in dead.items()},
         )
-        statistics = {"mode": "live", "mutations": state.mutations, "builds": parent.builds}
+        statistics = {"mode": "live", "mutations": change.mutations, "builds": parent.builds}
         try:
             published = commit(store, manifest.model_copy(update={"statistics": statistics}))
         except AlreadyExistsError:
@@ -147,9 +143,9 @@ def _sealed(
         _truncate(log, store, parent)
         return SealReport(
             version=published.version,
-            mutations=state.mutations,
+            mutations=change.mutations,
             rows=sum(entry.rows for entry in added),
-            deleted=sum(map(len, dead_rows.values())),
+            deleted=sum(len(each.rows_R) for each in dead.values()),
             segments=len(added),
         )
     return None
@@ -165,10 +161,11 @@ def _truncate(log: MutationLog, store: Store, parent: Manifest) -> None:
     log.truncate(min(needed))
 
 
-def _build_segments(store: Store, state: LiveState, threads: int | None, filling: bool) -> list[SegmentEntry]:
+def _build_segments(
+    store: Store, manifest: Manifest, change: UnsealedChange, threads: int | None, filling: bool
+) -> list[SegmentEntry]:
     """Build a segment from the new rows of each shard, or two if only some have vectors, and store them."""
-    manifest = state.manifest
-    table = live_rows(((run.segment, run.alive) for run in state.runs), stored_schema(manifest))
+    table = conformed(change.rows, stored_schema(manifest))
     if not table.num_rows:
         return []
     effort = seal_effort(manifest, table.num_rows, filling=filling)
@@ -189,25 +186,3 @@ def _build_segments(store: Store, state: LiveState, threads: int | None, filling
                 store_segment(store, manifest.index, built)
                 entries.append(built.entry)
     return entries
-
-
-def _dead_rows(state: LiveState) -> dict[str, np.ndarray]:
-    """Return the rows of the version's segments that mutations removed, by key of the segment."""
-    parts = zip(state.index.segments, state.index.alive, state.alive, strict=True)
-    found = {segment.entry.key: _died(segment, before, now) for segment, before, now in parts}
-    return {key: rows for key, rows in found.items() if len(rows)}
-
-
-def _documents_left(state: LiveState, dead_rows: Mapping[str, np.ndarray]) -> dict[str, int]:
-    parts = zip(state.index.segments, state.alive, strict=True)
-    return {
-        segment.entry.key: segment.documents_without(np.flatnonzero(~now.mask_N))
-        for segment, now in parts
-        if now is not None and segment.entry.key in dead_rows
-    }
-
-
-def _died(segment: Segment, before: AllowedRows | None, now: AllowedRows | None) -> np.ndarray:
-    if now is before or now is None:
-        return np.empty(0, np.int64)
-    return np.flatnonzero(~now.mask_N if before is None else before.mask_N & ~now.mask_N)

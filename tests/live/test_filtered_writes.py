@@ -14,10 +14,10 @@ import pytest
 import scannery
 from scannery.client import Index
 from scannery.indexer import Store, parse_spec
-from scannery.live import resolve
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
+from scannery.live.writing import resolve
 from scannery.pipelines import build
 from scannery.runtime.deadline import Deadline
 from scannery.serving import SecurityConfig
@@ -325,7 +325,7 @@ def test_a_failure_part_way_says_how_many_datapoints_are_left(
 
 
 def test_a_batch_of_large_rows_is_cut_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scannery.live import filtered_write
+    from scannery.live.writing import filtered_write
 
     monkeypatch.setattr(filtered_write, "MAX_BATCH_BYTES", 1 << 20)
     spec = parse_spec({**LIVE.model_dump(), "lexical": False})
@@ -345,7 +345,7 @@ def test_a_batch_of_large_rows_is_cut_by_its_size(tmp_path: Path, monkeypatch: p
 def test_no_more_rows_are_copied_than_a_batch_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: str
 ) -> None:
-    from scannery.live import filtered_write
+    from scannery.live.writing import filtered_write
 
     copied: list[int] = []
 

@@ -17,7 +17,8 @@ from scannery.live.log import sqlite_log
 from scannery.live.log.database import connected
 from scannery.live.log.sqlite_log import SqliteLog
 from scannery.live.maintenance import scheduler as maintenance
-from scannery.live.maintenance.scheduler import Maintenance, locked
+from scannery.live.maintenance.locks import locked
+from scannery.live.maintenance.scheduler import Maintenance
 from tests.live.test_log import append, folder, forked, log, writer
 
 __all__ = ["folder", "log"]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from scannery.live import group_commit as module
-from scannery.live.group_commit import Write, Writer
 from scannery.live.log.mutation_log import Answer, Request
+from scannery.live.writing import group_commit as module
+from scannery.live.writing.group_commit import Write, Writer
 from scannery.runtime.deadline import Deadline
 from scannery.serving import ClosedError
 
@@ -22,7 +22,7 @@ def a_write() -> Write:
     def resolve(_: Any) -> Any:
         raise AssertionError
 
-    return Write(Request(""), 0, False, resolve)
+    return Write(Request(""), 0, None, resolve)
 
 
 def answered(group: Sequence[Write]) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 import scannery
 from scannery.indexer import Store, list_versions, parse_spec
-from scannery.live.maintenance.scheduler import Maintenance, locked
+from scannery.live.maintenance.locks import locked
+from scannery.live.maintenance.scheduler import Maintenance
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from tests.indexer.local.test_child_processes import hostile
 from tests.live.model import LIVE, make_store, random_row

@@ -34,9 +34,10 @@ from scannery.live.maintenance import merge as merging
 from scannery.live.maintenance import rollback as undoing
 from scannery.live.maintenance import seal as sealing
 from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.locks import locked
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.merge_policy import due
-from scannery.live.maintenance.scheduler import locked, seal_due
+from scannery.live.maintenance.scheduler import seal_due
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.deadline import Deadline
 from scannery.serving import OverloadedError

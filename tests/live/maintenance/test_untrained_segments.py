@@ -8,8 +8,8 @@ import numpy as np
 
 import scannery
 from scannery.indexer import SegmentEntry, Store, read_manifest
+from scannery.live.maintenance.locks import locked
 from scannery.live.maintenance.merge import merge
-from scannery.live.maintenance.scheduler import locked
 from scannery.live.maintenance.seal import seal
 
 ROWS, DIMENSIONS, K = 1_200, 8, 10

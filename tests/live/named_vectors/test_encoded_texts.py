@@ -15,7 +15,7 @@ from scannery.live.log.mutation_log import Request
 from scannery.live.maintenance.seal import seal
 from scannery.live.named_encoding import TextVectors
 from scannery.live.prepare import prepare
-from scannery.live.resolve import look_ahead, resolve_upsert
+from scannery.live.writing.resolve import look_ahead, resolve_upsert
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, OverloadedError
 from scannery.serving.request.write import parse_upsert

@@ -1,47 +1,41 @@
 """Delete or change the datapoints that a filter allows, one batch of them at a time.
 
 A batch is chosen in the transaction of the log, from the state at that moment. What takes long is done before, on a
-state that may be older: the filter is evaluated in each segment, and the rows are copied with their new values. The
-transaction uses the copies if it chooses the same rows, and makes them again if it does not.
+state that may be older (`WriteView`): the filter is evaluated in each segment, and the rows are copied with their new
+values. The transaction uses the copies if it chooses the same rows, and makes them again if it does not.
 
 Each batch has only rows that were written up to the sequence at which the first batch began. Rows that were changed, by
 an earlier batch or by others, have later ones; so the batches come to an end.
 
-Shapes: N rows of a segment, R chosen rows.
+Shapes: R chosen rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import (
-    NO_ROW,
-    REVISION_COLUMN,
-    AllowedRows,
     KnownTerms,
     Manifest,
     Segment,
     written_schema,
 )
 from scannery.indexer.datapoints.dynamic import canonical_json
-from scannery.live.group_commit import Resolved
 from scannery.live.log.records import Mutation, encode, encoder_digest, named_digests
 from scannery.live.memtable import LiveState
-from scannery.live.resolve import Places, changed_rows
-from scannery.live.row_sizes import row_sizes
+from scannery.live.row_sizes import fitting_rows
 from scannery.live.write_request import PartialUpdate
+from scannery.live.writing.group_commit import Resolved
+from scannery.live.writing.matching_rows import MatchingRows, RowFilter, matching_rows
+from scannery.live.writing.resolve import Places, changed_rows
+from scannery.live.writing.write_views import StateMovedError, WriteView
 from scannery.runtime.deadline import Deadline
 
-__all__ = ["FilteredWrite", "RowFilter"]
-
-RowFilter: TypeAlias = Callable[[Segment], AllowedRows]
-"""Returns the rows of a segment that a filter allows, deleted rows included; quick for segments that it was given
-before."""
+__all__ = ["MAX_BATCH_BYTES", "FilteredWrite"]
 
 MAX_BATCH_BYTES = 16 << 20
 """Most bytes of the changed rows of a batch, of which each may have several MiB; one row is always taken."""
@@ -75,7 +69,7 @@ class FilteredWrite:
 
     def __init__(
         self,
-        matching: RowFilter | None,
+        where: RowFilter | None,
         *,
         limit: int,
         until_sequence: int | None = None,
@@ -84,15 +78,17 @@ class FilteredWrite:
         """Describe the batch.
 
         Args:
-            matching: evaluates the filter; None: all rows.
+            where: the filter; None: all rows.
             limit: most datapoints of the batch.
             until_sequence: only rows that were written up to this sequence, 0 for those of a build; None: all rows.
             change: new values, of which path and id are not used; None: delete the datapoints.
 
         """
-        self._matching, self._limit, self._change = matching, limit, change
+        self._where, self._limit, self._change = where, limit, change
         self.until_sequence = until_sequence
         """The sequence for all batches after this one, once it is known."""
+        self._matched: Collection[Segment] = ()
+        self._complete = True
         self._known: KnownTerms = {}
         self._batch: _Batch | None = None
 
@@ -101,22 +97,40 @@ class FilteredWrite:
         """Size of the record that was prepared."""
         return 0 if self._batch is None else len(self._batch.resolved[1])
 
-    def look_ahead(self, state: LiveState, deadline: Deadline) -> None:
-        """Evaluate the filter in the segments of a state, and prepare the batch that it would have."""
-        for segment in _segments(state):
+    @property
+    def wanted(self) -> MatchingRows:
+        """The rows that the batch is chosen from."""
+        return MatchingRows(
+            where=self._where,
+            limit=self._limit,
+            until_sequence=self.until_sequence,
+            whole=self._change is not None,
+        )
+
+    def look_ahead(self, view: WriteView, deadline: Deadline) -> None:
+        """Evaluate the filter in the segments of a view, and prepare the batch that its state would have."""
+        state, self._matched, self._complete = view.state, view.matched, view.complete
+        for segment in state.opened().segments:
             deadline.check()
-            if self._matching is not None:
-                self._matching(segment)
+            if self._where is not None and segment not in self._matched:
+                self._where.allowed(segment)
         chosen = self._chosen(state)
         if chosen:
             deadline.check()
             self._batch = self._prepared(state.manifest, chosen)
 
     def resolve(self, state: LiveState) -> Resolved | None:
-        """Return what is written in a state; None if no row is left."""
+        """Return what is written in a state; None if no row is left.
+
+        Raises:
+            StateMovedError: none is left of those that were read, and there may be others.
+
+        """
+        chosen = self._chosen(state)
+        if not chosen and not self._complete:
+            raise StateMovedError
         if self.until_sequence is None:
             self.until_sequence = state.sequence
-        chosen = self._chosen(state)
         if not chosen:
             return None
         if self._batch is None or not self._batch.is_of(state.manifest, chosen):
@@ -128,33 +142,17 @@ class FilteredWrite:
         if self.until_sequence is None:
             self.until_sequence = sequence - 1
 
-    def count(self, state: LiveState) -> int:
-        """Return the number of rows that this batch and later ones would write."""
-        return sum(len(rows_R) for _, rows_R in self._rows(state))
-
     def _chosen(self, state: LiveState) -> Places:
         """Return the first rows, as many as the batch may have."""
         chosen: Places = []
         left = self._limit
-        for segment, rows_R in self._rows(state):
+        rows = matching_rows(state.opened(), self._where, self.until_sequence, matched=self._matched)
+        for segment, rows_R in rows:
             chosen.append((segment, rows_R[:left]))
             left -= len(rows_R)
             if left <= 0:
                 break
         return chosen
-
-    def _rows(self, state: LiveState) -> Iterator[tuple[Segment, np.ndarray]]:
-        """Yield the rows of each segment that are allowed, alive and not too new, ascending."""
-        index = state.opened()
-        for segment, alive in zip(index.segments, index.alive, strict=True):
-            allowed = None if self._matching is None else self._matching(segment)
-            rows_R = _both(allowed, alive, segment.rows)
-            if self.until_sequence is not None and REVISION_COLUMN in segment.table.column_names:
-                # Rows of a build have no revision.
-                revisions_N = segment.column(REVISION_COLUMN).fill_null(0).to_numpy()
-                rows_R = rows_R[revisions_N[rows_R] <= self.until_sequence]
-            if len(rows_R):
-                yield segment, rows_R
 
     def _prepared(self, manifest: Manifest, chosen: Places) -> _Batch:
         if self._change is None:
@@ -182,7 +180,7 @@ class FilteredWrite:
         for segment, rows_R in chosen:
             for start in range(0, len(rows_R), COPIED_ROWS):
                 some_R = rows_R[start : start + COPIED_ROWS]
-                fitting_R = _fitting(segment, some_R, new_bytes, left_bytes)
+                fitting_R = fitting_rows(segment, some_R, left_bytes, new_bytes=new_bytes)
                 if not (tables or len(fitting_R)):
                     fitting_R = some_R[:1]
                 if len(fitting_R):
@@ -193,26 +191,7 @@ class FilteredWrite:
         return pa.concat_tables(tables)
 
 
-def _fitting(segment: Segment, rows_R: np.ndarray, new_bytes: int, most_bytes: int) -> np.ndarray:
-    """Return the first rows that have at most `most_bytes`, each with `new_bytes` more. Nothing is copied."""
-    sizes_R = row_sizes(segment.table, rows_R) + 4 * segment.dimensions + new_bytes
-    for vectors in segment.named.values():
-        sizes_R += 4 * vectors.segment.dimensions * (vectors.numbers(rows_R) != NO_ROW)
-    return rows_R[: int(np.searchsorted(np.cumsum(sizes_R), most_bytes, side="right"))]
-
-
 def _size_bytes(change: PartialUpdate) -> int:
     """Return the bytes that new values take in each row; of an undeclared one, its JSON."""
     declared: int = sum(pa.array([value]).nbytes for value in change.values.values() if value is not None)
     return declared + (len(canonical_json(change.dynamic).encode()) if change.dynamic else 0)
-
-
-def _segments(state: LiveState) -> tuple[Segment, ...]:
-    return state.opened().segments
-
-
-def _both(allowed: AllowedRows | None, alive: AllowedRows | None, total: int) -> np.ndarray:
-    """Return the rows that are in both sets, int64, ascending; None: all rows."""
-    if allowed is None:
-        return np.arange(total) if alive is None else alive.rows
-    return allowed.rows if alive is None else allowed.rows[alive.mask_N[allowed.rows]]

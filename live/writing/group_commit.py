@@ -18,7 +18,8 @@ from typing import TypeAlias
 
 from scannery.live.log.mutation_log import Answer, Request
 from scannery.live.log.records import Mutation
-from scannery.live.memtable import LiveState
+from scannery.live.writing.group_state import GroupState
+from scannery.live.writing.write_views import WriteView
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ClosedError, DeadlineError, OverloadedError
 
@@ -44,10 +45,10 @@ class Write:
     request: Request
     size_bytes: int
     """Approximate size of its record."""
-    needs_state: bool
-    """Whether `resolve` reads the state that it is given."""
-    resolve: Callable[[LiveState], Resolved | None]
-    """From the state before the write to what is written; None: nothing, and the log stays as it is."""
+    view: WriteView | None
+    """What `resolve` reads; None: nothing."""
+    resolve: Callable[[GroupState], Resolved | None]
+    """From the group before the write to what is written; None: nothing, and the log stays as it is."""
     outcome: Future[Answer] = field(default_factory=Future)
 
 

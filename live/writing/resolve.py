@@ -32,6 +32,7 @@ from scannery.live.named_encoding import VectorsOf, encode_again
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.row_tables import whole_rows
 from scannery.live.write_request import Condition, Deletion, PartialUpdate
+from scannery.live.writing.write_views import NamedRows
 from scannery.runtime.errors import (
     ConditionError,
     InvalidRequestError,
@@ -39,7 +40,7 @@ from scannery.runtime.errors import (
     UnknownDatapointError,
 )
 
-__all__ = ["Places", "changed_rows", "look_ahead", "resolve_deletion", "resolve_upsert"]
+__all__ = ["Places", "changed_rows", "look_ahead", "named_by", "resolve_deletion", "resolve_upsert"]
 
 Places: TypeAlias = list[tuple[Segment, np.ndarray]]
 """Rows by segment."""
@@ -134,6 +135,14 @@ def _places(state: LiveState, name: str) -> Places:
     if state.manifest.spec.source.chunk is not None and (rows := _rows_of_document(state, name)):
         return rows
     return _rows_of_id(state, name)
+
+
+def named_by(upsert: PreparedUpsert, state: LiveState) -> NamedRows:
+    """Return the rows that `resolve_upsert` reads (`_places`)."""
+    names = [item.id for item in upsert.conditional] + [item.id for item in upsert.partial]
+    ids = tuple(dict.fromkeys(names))
+    chunked = state.manifest.spec.source.chunk is not None
+    return NamedRows(ids=ids, document_ids=ids if chunked else (), whole=bool(upsert.partial))
 
 
 def _rows_of_id(state: LiveState, identifier: str) -> Places:
