@@ -23,8 +23,15 @@ from scannery.runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from scannery.serving.config import EncoderConfig, LeavesConfig, RemoteConfig, ServerConfig
+    from scannery.serving.config import (
+        EncoderConfig,
+        LeavesConfig,
+        MaintainConfig,
+        RemoteConfig,
+        ServerConfig,
+    )
     from scannery.serving.process.encoder_server import EncoderServer
+    from scannery.serving.process.maintain import maintain
     from scannery.serving.process.serve import serve, serve_encoders
     from scannery.serving.process.server import Server
     from scannery.serving.security import SecurityConfig
@@ -41,6 +48,7 @@ __all__ = [
     "EncoderUnreachableError",
     "InvalidRequestError",
     "LeavesConfig",
+    "MaintainConfig",
     "OverloadedError",
     "PermissionDeniedError",
     "ReadOnlyError",
@@ -53,6 +61,7 @@ __all__ = [
     "UnknownDatapointError",
     "UnknownIndexError",
     "UnsupportedError",
+    "maintain",
     "serve",
     "serve_encoders",
 ]
@@ -61,10 +70,12 @@ _MODULES = {
     "EncoderConfig": "config",
     "EncoderServer": "process.encoder_server",
     "LeavesConfig": "config",
+    "MaintainConfig": "config",
     "RemoteConfig": "config",
     "SecurityConfig": "security",
     "Server": "process.server",
     "ServerConfig": "config",
+    "maintain": "process.maintain",
     "serve": "process.serve",
     "serve_encoders": "process.serve",
 }

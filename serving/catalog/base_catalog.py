@@ -79,7 +79,8 @@ class BaseCatalog(ABC):
         log: LogRoot | None = None,
         recall: RecallController | None = None,
         shards: Shards | None = None,
-        sealed: bool = False,
+        live: Callable[..., LiveIndex[Snapshot]] = LiveIndex,
+        maintains: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; indexes are opened later.
@@ -93,7 +94,8 @@ class BaseCatalog(ABC):
             log: local folder for the mutation logs, or their database; None: inside the store, if it is a local folder.
             recall: holds the recall of the indexes by live queries; None: the curves do.
             shards: whose segments are opened; None: all.
-            sealed: whether versions are served without live updates: no log is opened, and there is no maintenance.
+            live: makes the open indexes; arguments as of `LiveIndex`.
+            maintains: whether this process seals, merges, and collects garbage.
             clock: returns seconds.
 
         Raises:
@@ -114,10 +116,11 @@ class BaseCatalog(ABC):
             self.encoders,
             cache or SegmentCache(),
             preloaded,
-            None if sealed else log_root,
+            log_root,
             recall,
             shards,
-            sealed,
+            live,
+            maintains,
         )
         self._entries: dict[str, CatalogEntry] = {}
         self._lock = threading.Lock()
@@ -432,11 +435,14 @@ class BaseCatalog(ABC):
                 manifest = index.manifest
                 if before is not None and before.manifest.index_id != manifest.index_id:
                     self.on_gone(entry.name)
-                _LOG.info("index %s: version %d, %d datapoints", entry.name, manifest.version, manifest.rows)
+                self._tell_move(manifest)
         except Exception as error:  # noqa: BLE001  the open version and other indexes keep serving
             entry.opening.failed(f"index {entry.name}: version {version} cannot be opened", error)
         else:
             entry.opening.succeeded()
+
+    def _tell_move(self, manifest: Manifest) -> None:
+        _LOG.info("index %s: version %d, %d datapoints", manifest.index, manifest.version, manifest.rows)
 
     def _unknown(self, name: str) -> UnknownIndexError:
         names = self.names()

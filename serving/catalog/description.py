@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment
 from scannery.indexer.manifest import Recall
@@ -10,14 +11,37 @@ from scannery.indexer.tuning.settings_choice import named_recalls
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 
-__all__ = ["index_info", "memory_rows"]
+__all__ = ["IndexCounts", "index_info", "memory_rows"]
+
+
+@dataclass(frozen=True)
+class IndexCounts:
+    """Current counts of an index."""
+
+    rows: int
+    """Live datapoints."""
+    memory_rows: int
+    """Those of them in memtables."""
+    vectors: Mapping[str, int]
+    """Vectors of each name."""
+    sequence: int
+    """The last mutation that is counted."""
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> IndexCounts:
+        """Return the counts of a snapshot."""
+        vectors = {
+            name: sum(segment.rows for segment in named.index.segments)
+            for name, named in snapshot.index.named.items()
+        }
+        return cls(snapshot.rows, memory_rows(snapshot), vectors, snapshot.sequence)
 
 
 def index_info(
     manifest: Manifest,
     *,
     details: bool,
-    snapshot: Snapshot | None = None,
+    counts: IndexCounts | None = None,
     problem: str = "",
     aliases: Sequence[str] = (),
 ) -> pb.IndexInfo:
@@ -26,7 +50,7 @@ def index_info(
     Args:
         manifest: of the version.
         details: whether segments and spec are included.
-        snapshot: of the version, for current counts; None: those of the manifest.
+        counts: current ones; None: those of the manifest.
         problem: current error of the index; empty: none.
         aliases: names that stand for it.
 
@@ -35,7 +59,7 @@ def index_info(
     info = pb.IndexInfo(
         name=manifest.index,
         version=manifest.version,
-        rows=manifest.rows if snapshot is None else snapshot.rows,
+        rows=manifest.rows if counts is None else counts.rows,
         dimensions=manifest.dimensions,
         distance=_DISTANCES[spec.distance],
         attributes={name: _TYPES[kind] for name, kind in spec.attributes.items()},
@@ -43,13 +67,13 @@ def index_info(
         encoder=_encoder(manifest),
         shards=manifest.shards,
         size_bytes=manifest.size_bytes,
-        sequence=manifest.log_sequence if snapshot is None else snapshot.sequence,
-        memory_rows=memory_rows(snapshot),
+        sequence=manifest.log_sequence if counts is None else counts.sequence,
+        memory_rows=0 if counts is None else counts.memory_rows,
         recall=_recall(manifest.recall) if manifest.dimensions else None,
         problem=problem,
         aliases=aliases,
         dynamic=spec.dynamic,
-        named_vectors={name: _named(manifest, name, recall, snapshot) for name, recall in recalls.items()},
+        named_vectors={name: _named(manifest, name, recall, counts) for name, recall in recalls.items()},
     )
     info.created_at.FromDatetime(manifest.created_at)
     if details:
@@ -92,13 +116,10 @@ def _recall(recall: Recall | None) -> pb.RecallInfo | None:
     return pb.RecallInfo(k=recall.k, target=recall.target, measured=recall.measured, reached=recall.reached)
 
 
-def _named(manifest: Manifest, name: str, recall: Recall, snapshot: Snapshot | None) -> pb.NamedVectorInfo:
+def _named(manifest: Manifest, name: str, recall: Recall, counts: IndexCounts | None) -> pb.NamedVectorInfo:
     """Return the description of the vectors of a name and of their expected recall."""
     own = manifest.of_vectors(name)
-    if snapshot is None:
-        rows = sum(entry.rows for entry in own.segments)
-    else:
-        rows = sum(segment.rows for segment in snapshot.index.named[name].index.segments)
+    rows = sum(entry.rows for entry in own.segments) if counts is None else counts.vectors.get(name, 0)
     encoder = _encoder(own)
     return pb.NamedVectorInfo(
         dimensions=own.dimensions,

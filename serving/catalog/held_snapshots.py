@@ -74,15 +74,9 @@ class Holds:
 class HeldSnapshots:
     """The kept snapshots of all indexes of a process. Safe to use from several threads."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, kept_s: float = KEPT_S) -> None:
-        """Keep none yet.
-
-        Args:
-            clock: returns seconds.
-            kept_s: seconds that a snapshot is kept after it was last asked for.
-
-        """
-        self._clock, self._kept_s = clock, kept_s
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Keep none yet; `clock` returns seconds."""
+        self._clock = clock
         self._held: OrderedDict[Key, HeldSnapshot] = OrderedDict()
         """The one that was read last is last."""
         self._lock = threading.Lock()
@@ -162,7 +156,7 @@ class HeldSnapshots:
 
     def _drop_old(self, now_s: float) -> None:
         for key, held in list(self._held.items()):
-            if now_s - held.used_at_s < self._kept_s:
+            if now_s - held.used_at_s < KEPT_S:
                 return
             del self._held[key]
 

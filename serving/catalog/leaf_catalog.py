@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from threading import Condition
 from time import monotonic
 from typing import Any
 
 from scannery.indexer import IndexerError, Store, latest_version
+from scannery.live.leaf_index import LeafIndex
+from scannery.live.live_index import LiveIndex
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import SnapshotGoneError, StateUnavailableError
 from scannery.serving.catalog.entry import CatalogEntry
-from scannery.serving.catalog.held_snapshots import HeldSnapshot, HeldSnapshots, Holds
+from scannery.serving.catalog.former_indexes import FormerIndexes
+from scannery.serving.catalog.held_snapshots import HeldSnapshot, Holds
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["LeafCatalog"]
 
-FORMER_KEPT_S = 30.0
-"""Seconds that the state before is kept after a move, and after it was last read: roots move one after the other."""
 NEWER_WAIT_S = 5.0
 """Most seconds that a request waits for a version that is not open yet; the root may have another leaf to ask."""
 
 
 class LeafCatalog(ServerCatalog):
-    """Sealed versions, of which the former ones are kept for a while. Safe to use from several threads."""
+    """Versions with the mutations after them; former ones are kept for a while. Safe to use from several threads."""
 
     def __init__(self, store: Store, **options: Any) -> None:
         """Prepare; the arguments are those of `ServerCatalog`."""
-        super().__init__(store, sealed=True, **options)
-        self._former = HeldSnapshots(self._clock, kept_s=FORMER_KEPT_S)
+        super().__init__(store, live=LeafIndex, maintains=False, **options)
+        self._former = FormerIndexes(self._clock)
+        # Before the next version takes its place: no moment is without one of the two.
+        self._opener = replace(self._opener, replacing=self._keep_former)
         self._moved = Condition()
         """Notified when an index was opened, or moved to another version."""
 
@@ -50,17 +54,19 @@ class LeafCatalog(ServerCatalog):
             UnknownIndexError, CorruptError, FormatError, StoreError: as `snapshot`.
 
         """
-        wanted = index_id, version, sequence
-        found = self._found(name, *wanted)
-        if found is None and self._is_published(name, version):
-            found = self._awaited(name, wanted, deadline)
+        index = self._found(name, index_id, version)
+        if index is None and self._is_published(name, version):
+            index = self._awaited(name, index_id, version, deadline)
+        found = None if index is None else index.at(sequence, deadline)
         if found is not None:
             return found
-        current = self.snapshot(name)
+        current = self.leaf_index(name)
+        manifest = current.state.manifest
         raise StateUnavailableError(
             f"at: index {name!r:.100} is not at version {version}, sequence {sequence} here, but at version "
-            f"{current.manifest.version}, sequence {current.sequence}"
-            + ("" if current.manifest.index_id == index_id else ", of another index of this name"),
+            f"{manifest.version}, sequence {current.position}"
+            + ("" if manifest.index_id == index_id else ", of another index of this name")
+            + (f"; {current.problem}" if current.problem else ""),
             field="at",
         )
 
@@ -86,14 +92,22 @@ class LeafCatalog(ServerCatalog):
             # Another leaf of the group may have it.
             raise StateUnavailableError(str(error), field="at") from error
 
-    def _found(self, name: str, index_id: str | None, version: int, sequence: int) -> Snapshot | None:
-        """Return a state that is open; None if it is not."""
-        current = self.snapshot(name)
-        manifest = current.manifest
-        if (manifest.index_id, manifest.version, current.sequence) == (index_id, version, sequence):
+    def leaf_index(self, name: str) -> LeafIndex[Snapshot]:
+        """Return the newest version of an index that is open; raises as `snapshot`."""
+        found = self.live(name)
+        assert isinstance(found, LeafIndex)
+        return found
+
+    def live_indexes(self) -> list[LiveIndex[Snapshot]]:
+        """Return all open indexes, and their former versions."""
+        return [*super().live_indexes(), *self._former.live]
+
+    def _found(self, name: str, index_id: str | None, version: int) -> LeafIndex[Snapshot] | None:
+        """Return a version that is open; None if it is not."""
+        current = self.leaf_index(name)
+        if _version_of(current) == (index_id, version):
             return current
-        held = self._former.find_by_id(name, index_id, version, sequence)
-        return None if held is None else held.snapshot
+        return self._former.find(name, index_id, version)
 
     def _is_published(self, name: str, version: int) -> bool:
         """Return whether the store has a later version than the open one, up to this one at least."""
@@ -104,24 +118,30 @@ class LeafCatalog(ServerCatalog):
         except IndexerError:
             return False
 
-    def _awaited(self, name: str, wanted: tuple[str | None, int, int], deadline: Deadline) -> Snapshot | None:
-        """Return a state of a published version as soon as the watcher, or this request, has opened it."""
+    def _awaited(
+        self, name: str, index_id: str | None, version: int, deadline: Deadline
+    ) -> LeafIndex[Snapshot] | None:
+        """Return a published version as soon as the watcher, or this request, has opened it."""
         wait_s = min(deadline.remaining_s, NEWER_WAIT_S)
         until_s = monotonic() + wait_s
         with waiting():
             self._open_if_small(name, wait_s=wait_s)
             with self._moved:
-                while (found := self._found(name, *wanted)) is None and (left_s := until_s - monotonic()) > 0:
+                while (found := self._found(name, index_id, version)) is None:
+                    left_s = until_s - monotonic()
+                    if left_s <= 0:
+                        break
                     self._moved.wait(left_s)
         return found
 
     def _move(self, entry: CatalogEntry, version: int) -> None:
-        before = entry.snapshot
         super()._move(entry, version)
-        if before is not None and entry.snapshot is not before:
-            self._former.hold(before)
         with self._moved:
             self._moved.notify_all()
+
+    def _keep_former(self, before: LiveIndex[Snapshot], now: LiveIndex[Snapshot]) -> None:
+        if isinstance(before, LeafIndex) and _version_of(before) != _version_of(now):
+            self._former.keep(before)
 
     def _forget(self, name: str, *, finish: bool = True, dropped: bool = False) -> None:
         self._former.forget(name)
@@ -132,3 +152,9 @@ class LeafCatalog(ServerCatalog):
 
     def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
         """Do nothing: queries come as vectors, so no encoder is needed."""
+
+
+def _version_of(index: LiveIndex[Snapshot]) -> tuple[str | None, int]:
+    """Return identity and version; they are the same after a log was replaced, whose states are not kept."""
+    manifest = index.state.manifest
+    return manifest.index_id, manifest.version

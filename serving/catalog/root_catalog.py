@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol
 
 from scannery.indexer import NO_SHARDS, Manifest, Store, read_manifest
+from scannery.live.live_index import LiveIndex
+from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import UnavailableError
+from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.engine.remote.state_reader import Leaves
+from scannery.serving.engine.remote.write_rows import LeafWriteRows
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1.leaf_pb2 import At
 
-__all__ = ["NewestStates", "RootCatalog"]
+__all__ = ["RootCatalog", "WatchedLeaves"]
 
 
-class NewestStates(Protocol):
-    """Tells which states all groups of leaves can answer."""
+class WatchedLeaves(Leaves, Protocol):
+    """Leaves that are asked, and tell which states they have."""
 
     def newest(self, index: str) -> At | None:
         """Return the newest state of an index that leaves of all groups have; None: there is none."""
@@ -27,19 +33,34 @@ class RootCatalog(ServerCatalog):
     while leaves are lost.
     """
 
-    def __init__(self, store: Store, leaves: NewestStates, **options: Any) -> None:
+    def __init__(self, store: Store, leaves: WatchedLeaves, **options: Any) -> None:
         """Prepare; further arguments are those of `ServerCatalog`."""
-        super().__init__(store, sealed=True, shards=NO_SHARDS, **options)
+        live = partial(LiveIndex, rows=LeafWriteRows(leaves))
+        super().__init__(store, shards=NO_SHARDS, live=live, maintains=False, **options)
         self._leaves = leaves
-        self._whole: dict[str, Manifest] = {}
+        self._whole: dict[str, tuple[Manifest, ...]] = {}
+        """The last two manifests of each index that were read: requests read two versions while this process moves."""
 
     def whole_manifest(self, snapshot: Snapshot) -> Manifest:
         """Return the manifest of a snapshot's version with all its segments; raises as `read_manifest`."""
         own = snapshot.manifest
-        found = self._whole.get(own.index)
-        if found is None or (found.index_id, found.version) != (own.index_id, own.version):
-            found = self._whole[own.index] = read_manifest(self._store, own.index, own.version)
-        return found
+        kept = self._whole.get(own.index, ())
+        for found in kept:
+            if (found.index_id, found.version) == (own.index_id, own.version):
+                return found
+        read = read_manifest(self._store, own.index, own.version)
+        self._whole[own.index] = (read, *kept[:1])
+        return read
+
+    def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
+        super()._prepare(entry, snapshot)
+        # Not by the first request, which would fail if the store is away.
+        self.whole_manifest(snapshot)
+
+    def _past(self, name: str, version: int, sequence: int, deadline: Deadline) -> Snapshot:
+        """Return any state of an index: there are no rows here, so the log is not needed."""
+        live = self.live(name)
+        return live.without_rows(self._opener.opened(live.state.index, version), sequence)
 
     def _latest(self, name: str) -> int | None:
         """Return the latest version that leaves of all groups have open; None: the store has no such index.

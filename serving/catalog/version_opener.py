@@ -16,7 +16,7 @@ from scannery.indexer import (
     open_index,
 )
 from scannery.live.live_index import LiveIndex
-from scannery.live.log.homes import NO_LOG, log_home
+from scannery.live.log.homes import log_home
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.scheduler import Maintenance
@@ -49,9 +49,14 @@ class VersionOpener:
     """Holds the recall of the indexes; None: the curves do."""
     shards: Shards | None = None
     """Whose segments are opened; None: all."""
-    sealed: bool = False
-    """Whether versions are served as they are, without the mutations after them and without maintenance; then there is
-    no `log_root`."""
+    live: Callable[..., LiveIndex[Snapshot]] = LiveIndex
+    """Makes an open index. A `LeafIndex` stays at its version: the next version is another one, beside it."""
+    maintains: bool = True
+    """Whether this process starts the maintenance of the indexes."""
+    maintenance: Callable[[Store, str, LogRoot], Maintenance] = Maintenance
+    """Makes what starts the maintenance of an index."""
+    replacing: Callable[[LiveIndex[Snapshot], LiveIndex[Snapshot]], object] = lambda before, now: None
+    """Called with the open index of a name and the one that is about to take its place."""
 
     def is_open(self, entry: CatalogEntry, version: int) -> bool:
         """Return whether an entry has this version open, and not that of a deleted index with the same name."""
@@ -106,17 +111,23 @@ class VersionOpener:
 
     def _replace(self, entry: CatalogEntry, index: OpenIndex) -> None:
         before = entry.live
-        if before is not None and before.is_of(index.manifest):
+        stale = before is not None and not before.is_of(index.manifest)
+        if before is not None and before.moves and not stale:
             before.move(index)
             return
-        if before is not None:  # also if the new index cannot be opened
+        if before is not None and stale:  # also if the new index cannot be opened
             before.retire()
-        home = NO_LOG if self.sealed else log_home(self.store, entry.name, self.log_root)
-        entry.live = LiveIndex(index, self._snapshots(), home=home, waiting=waiting, on_gap=entry.look_again)
+        home = log_home(self.store, entry.name, self.log_root)
+        live = self.live(
+            index, self._snapshots(), home=home, shards=self.shards, waiting=waiting, on_gap=entry.look_again
+        )
         if before is not None:
+            self.replacing(before, live)
+        entry.live = live
+        if before is not None and stale:
             before.close()
-        if self.log_root is not None and entry.maintenance is None:
-            entry.maintenance = Maintenance(self.store, entry.name, self.log_root)
+        if self.maintains and self.log_root is not None and entry.maintenance is None:
+            entry.maintenance = self.maintenance(self.store, entry.name, self.log_root)
 
     def _snapshots(self) -> Callable[[OpenIndex, int], Snapshot]:
         """Return the snapshot factory of one index; its snapshots share a filter cache."""

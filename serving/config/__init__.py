@@ -5,6 +5,7 @@ from __future__ import annotations
 from scannery.serving.config.addresses import is_loopback, joined_address, split_address
 from scannery.serving.config.connections import DNS, FILE, LeavesConfig, RemoteConfig
 from scannery.serving.config.listen import CACHED_QUERIES, ListenConfig, WorkerContext
+from scannery.serving.config.maintain import MaintainConfig
 from scannery.serving.config.server import EncoderConfig, ServerConfig, VertexConfig
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "EncoderConfig",
     "LeavesConfig",
     "ListenConfig",
+    "MaintainConfig",
     "RemoteConfig",
     "ServerConfig",
     "VertexConfig",

@@ -146,11 +146,6 @@ class ServerConfig(ListenConfig):
 
     def _check_cluster(self) -> None:
         """Raise ConfigError if options are not for roots and leaves."""
-        if self.log:
-            raise ConfigError(
-                f"log: a {self.role} serves versions without live updates, and reads no log yet; leave out --log",
-                field="log",
-            )
         if self.vertex is not None:
             raise ConfigError(f"vertex: is not served by a {self.role} yet", field="vertex")
 

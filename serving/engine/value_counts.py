@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
+from scannery.serving.engine.wire_tables import read_table, table_bytes
 from scannery.serving.snapshot.attribute_index import Field, ValueKind, ValueRuns
 from scannery.v1.leaf_pb2 import LeafCounts
 
@@ -112,7 +113,7 @@ def encoded(counts: FieldCounts) -> LeafCounts:
     message = LeafCounts(rows=counts.rows, missing=counts.missing)
     left = limits.MAX_LEAF_VALUES_BYTES
     for each in counts.kinds:
-        values = _to_arrow(each.values) if each.kind in ORDERED else b""
+        values = table_bytes(pa.table({"value": each.values})) if each.kind in ORDERED else b""
         left -= len(values) + each.counts_V.nbytes
         if left < 0:
             most = limits.MAX_LEAF_VALUES_BYTES >> 20
@@ -122,7 +123,7 @@ def encoded(counts: FieldCounts) -> LeafCounts:
 
 
 def decoded(message: LeafCounts) -> FieldCounts:
-    """Return the counts of a message that `encoded` made; ValueError if it is no such message."""
+    """Return the counts of a message that `encoded` made; ValueError or ServingError if it is no such message."""
     kinds = []
     for each in message.values:
         kind = _KINDS.get(each.kind)
@@ -136,18 +137,8 @@ def decoded(message: LeafCounts) -> FieldCounts:
     return FieldCounts(kinds, message.rows, message.missing)
 
 
-def _to_arrow(values: pa.Array) -> bytes:
-    table = pa.table({"value": values})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
 def _from_arrow(data: bytes) -> pa.Array:
-    with pa.ipc.open_stream(data) as reader:
-        return reader.read_all().column(0).combine_chunks()
+    return read_table(data).column(0).combine_chunks()
 
 
 def most_frequent(kinds: Sequence[ValueCounts], limit: int) -> list[ValueCount]:

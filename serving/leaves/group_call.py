@@ -34,16 +34,19 @@ from scannery.serving.leaves.pacing import HedgeBudget, LatencyWindow
 from scannery.serving.leaves.view import View
 from scannery.serving.status import error_from_status, received_detail
 from scannery.serving.telemetry.metrics import ServerMetrics
+from scannery.serving.telemetry.tracing import OutgoingCalls, OutgoingSpan
 from scannery.v1.leaf_pb2 import At
 
-__all__ = ["Attempt", "Call", "Cluster", "GroupCall"]
+__all__ = ["KEPT_HEDGES", "Attempt", "Call", "Cluster", "GroupCall"]
 
 RETRY_AFTER_S = 0.5
 """Retry delay for callers when a group does not answer: the interval of status calls."""
 
 _OK = "OK"
+_FIRST, _HEDGE, _FAILOVER = "first", "hedge", "failover"
+"""Why a leaf is asked, as traces say it."""
 _LEAST_RETRY_S = 0.05
-_KEPT = 5.0
+KEPT_HEDGES = 5.0
 """Second calls that stay saved for calls that take at least three times as long as the 95th percentile."""
 
 _DEFECTS = frozenset((grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS))
@@ -80,17 +83,21 @@ class Call:
     at: At
     end_s: float
     """When leaves have to have answered, in seconds of `time.monotonic`: the clock of uvloop counts milliseconds."""
-    headers: Headers
-    """Further metadata."""
+    trace: OutgoingCalls
+    """Makes a span of each call to a leaf."""
+    groups: int
+    """Number of groups when the request began."""
 
 
 class Attempt:
     """A call to one leaf."""
 
-    __slots__ = ("headers", "leaf", "owner", "started_s", "task")
+    __slots__ = ("headers", "leaf", "owner", "span", "started_s", "task")
 
-    def __init__(self, owner: GroupCall, leaf: Leaf, headers: Headers, started_s: float) -> None:
-        self.owner, self.leaf, self.headers, self.started_s = owner, leaf, headers, started_s
+    def __init__(
+        self, owner: GroupCall, leaf: Leaf, headers: Headers, started_s: float, span: OutgoingSpan
+    ) -> None:
+        self.owner, self.leaf, self.headers, self.started_s, self.span = owner, leaf, headers, started_s, span
         self.task: asyncio.Future[bytes] | None = None
 
 
@@ -137,10 +144,10 @@ class GroupCall:
     def begin(self) -> None:
         """Ask the first leaf."""
         self._budget.save()
-        if not self._ask_another():
+        if not self._ask_another(_FIRST):
             self._end(self._error())
             return
-        if not self._ended and len(self._cluster.view.by_group.get(self._group, ())) > 1:
+        if not self._ended and len(self._cluster.view.leaves_of(self._group, self._call.groups)) > 1:
             self._wait(self._window.slow_after_s)
 
     def cancel(self) -> None:
@@ -150,7 +157,7 @@ class GroupCall:
 
     def left(self, leaf: Leaf) -> None:
         """Ask another leaf, since this one, which was asked, does not answer any more; its answer still counts."""
-        if not self._ended and len(self._running) == 1 and self._ask_another():
+        if not self._ended and len(self._running) == 1 and self._ask_another(_FAILOVER):
             self._cluster.metrics.leaf_failovers.inc((str(self._group),))
 
     def _wait(self, delay_s: float, *, again: bool = False) -> None:
@@ -163,44 +170,58 @@ class GroupCall:
         if self._next() is None:
             return
         # Calls that are much slower than others come before those that are a little slower.
-        if not self._budget.take(keep=0 if again else _KEPT):
+        if not self._budget.take(keep=0 if again else KEPT_HEDGES):
             self._wait(2 * delay_s, again=True)
             return
         self._cluster.metrics.leaf_hedges.inc((str(self._group),))
-        self._ask_another()
+        self._ask_another(_HEDGE)
 
     def _next(self) -> Leaf | None:
-        return self._cluster.view.choose(self._group, self._call.at, self._tried, time.monotonic())
+        return self._cluster.view.choose(
+            self._group, self._call.groups, self._call.at, self._tried, time.monotonic()
+        )
 
-    def _ask_another(self) -> bool:
+    def _ask_another(self, why: str) -> bool:
         """Ask a leaf that was not asked yet, and return whether there is one."""
         leaf = self._next()
         if leaf is None or time.monotonic() >= self._call.end_s:
             return False
-        self._ask(leaf)
+        self._ask(leaf, why)
         return True
 
-    def _ask(self, leaf: Leaf) -> None:
+    def _ask(self, leaf: Leaf, why: str) -> None:
         now_s = time.monotonic()
         headers = self._cluster.connector.headers()
-        attempt = Attempt(self, leaf, headers, now_s)
+        attempt = Attempt(self, leaf, headers, now_s, self._traced(leaf, why))
         left_s = None if self._call.end_s == math.inf else self._call.end_s - now_s
-        call = leaf.call(self._call.path, self._request, left_s, headers + self._call.headers)
+        call = leaf.call(self._call.path, self._request, left_s, headers + attempt.span.headers)
         self._tried.add(leaf)
         self._running.add(attempt)
         leaf.attempts.add(attempt)
         attempt.task = asyncio.ensure_future(call)
         attempt.task.add_done_callback(partial(self._attempt_ended, attempt))
 
+    def _traced(self, leaf: Leaf, why: str) -> OutgoingSpan:
+        return self._call.trace.begin(
+            self._call.path,
+            **{
+                "server.address": leaf.address,
+                "scannery.index": self._call.at.index,
+                "scannery.group": self._group,
+                "scannery.attempt": why,
+            },
+        )
+
     def _attempt_ended(self, attempt: Attempt, task: asyncio.Future[bytes]) -> None:
         attempt.leaf.attempts.discard(attempt)
         self._running.discard(attempt)
         error = None if task.cancelled() else task.exception()
+        attempt.span.end(_code_of(task, error))
         if self._ended:
             return
         if task.cancelled():
             # Its connection was closed: the leaf was removed long ago.
-            if not self._ask_another() and not self._running:
+            if not self._ask_another(_FAILOVER) and not self._running:
                 self._end(self._error())
         elif error is None:
             self._answered(attempt, task.result())
@@ -226,7 +247,7 @@ class GroupCall:
         self._count(code.name)
         self._failed.append(error)
         if code is grpc.StatusCode.UNAUTHENTICATED and self._cluster.connector.refused(attempt.headers):
-            self._ask(attempt.leaf)
+            self._ask(attempt.leaf, _FAILOVER)
             return
         if code is grpc.StatusCode.UNAVAILABLE:
             self._cluster.lost(attempt.leaf, error.details() or code.name)
@@ -235,7 +256,7 @@ class GroupCall:
         elif code not in _TRY_ANOTHER and code is not grpc.StatusCode.DEADLINE_EXCEEDED:
             self._end(self._error_of(error))
             return
-        if (code in _TRY_ANOTHER or self._full == 1) and self._ask_another():
+        if (code in _TRY_ANOTHER or self._full == 1) and self._ask_another(_FAILOVER):
             self._cluster.metrics.leaf_failovers.inc((str(self._group),))
         elif not self._running:
             self._end(self._error())
@@ -288,3 +309,12 @@ class GroupCall:
 
     def _count(self, code: str) -> None:
         self._cluster.metrics.leaf_calls.inc((str(self._group), code))
+
+
+def _code_of(task: asyncio.Future[bytes], error: BaseException | None) -> str:
+    """Return the name of the status of a call that has ended."""
+    if task.cancelled():
+        return grpc.StatusCode.CANCELLED.name
+    if error is None:
+        return _OK
+    return error.code().name if isinstance(error, grpc.aio.AioRpcError) else grpc.StatusCode.UNKNOWN.name

@@ -36,7 +36,7 @@ from scannery.serving.leaves.leaf import Connector, IndexState, Leaf
 from scannery.serving.leaves.watch import Watch
 from scannery.serving.scheduling.permits import CallerGoneError, current_permit, waiting
 from scannery.serving.telemetry.metrics import ServerMetrics
-from scannery.serving.telemetry.tracing import call_headers, span
+from scannery.serving.telemetry.tracing import outgoing_calls, span
 from scannery.v1.leaf_pb2 import At
 
 __all__ = ["LeafGroups", "LeafInfo"]
@@ -166,6 +166,7 @@ class LeafGroups:
         *,
         at: At,
         groups: Collection[int] | None = None,
+        of_groups: int | None = None,
         allow_partial: bool = False,
     ) -> dict[int, AnswerT]:
         """Send one request to a leaf of each group, and return the answers by group.
@@ -177,6 +178,7 @@ class LeafGroups:
             deadline: of the request; leaves get 5 ms less.
             at: the state in the request: leaves that have it are asked first.
             groups: those that are asked; None: all.
+            of_groups: number of groups when the caller's request began; None: now.
             allow_partial: leave out groups that do not answer, are full, or miss the deadline, unless all do.
 
         Raises:
@@ -190,8 +192,9 @@ class LeafGroups:
 
         """
         data = _serialized(request)
-        wanted = range(self.groups) if groups is None else groups
-        return self._call(path, dict.fromkeys(wanted, data), response, deadline, at, allow_partial)
+        total = of_groups or self._cluster.view.groups
+        wanted = range(of_groups or self.groups) if groups is None else groups
+        return self._call(path, dict.fromkeys(wanted, data), response, deadline, at, total, allow_partial)
 
     def call_each(
         self,
@@ -201,11 +204,14 @@ class LeafGroups:
         deadline: Deadline,
         *,
         at: At,
+        of_groups: int | None = None,
         allow_partial: bool = False,
     ) -> dict[int, AnswerT]:
         """Send a request of its own to a leaf of each group in `requests`; otherwise as `call`."""
         data = {group: _serialized(request) for group, request in requests.items()}
-        return self._call(path, data, response, deadline, at, allow_partial)
+        return self._call(
+            path, data, response, deadline, at, of_groups or self._cluster.view.groups, allow_partial
+        )
 
     def _call(
         self,
@@ -214,15 +220,16 @@ class LeafGroups:
         response: type[AnswerT],
         deadline: Deadline,
         at: At,
+        of_groups: int,
         allow_partial: bool,
     ) -> dict[int, AnswerT]:
         if not requests:
             return {}
-        with (
-            span("scannery.leaves", **{"scannery.method": path, "scannery.groups": len(requests)}),
-            waiting(),
-        ):
-            answers = self._asked(_FanOut(path, requests, at, deadline, allow_partial))
+        about = {"scannery.method": path, "scannery.index": at.index, "scannery.groups": len(requests)}
+        with span("scannery.leaves", **about) as traced, waiting():
+            answers = self._asked(_FanOut(path, requests, at, of_groups, deadline, allow_partial))
+            if traced is not None:
+                traced.set_attribute("scannery.groups_answered", len(answers))
         return {group: _parsed(response, answers[group], group) for group in sorted(answers)}
 
     def _asked(self, fan_out: _FanOut) -> dict[int, bytes]:
@@ -288,13 +295,20 @@ class _FanOut:
     """A call to several groups."""
 
     def __init__(
-        self, path: str, requests: Mapping[int, bytes], at: At, deadline: Deadline, allow_partial: bool
+        self,
+        path: str,
+        requests: Mapping[int, bytes],
+        at: At,
+        of_groups: int,
+        deadline: Deadline,
+        allow_partial: bool,
     ) -> None:
         self.deadline = deadline
         self.outcome: Future[dict[int, bytes]] = Future()
         self._path, self._requests, self._at, self._allow_partial = path, requests, at, allow_partial
-        # Of the trace of this thread.
-        self._headers = call_headers()
+        self._of_groups = of_groups
+        # Of the trace of this thread; calls are made in that of the loop.
+        self._trace = outgoing_calls()
         self._calls: list[GroupCall] = []
         self._answers: dict[int, bytes] = {}
         self._missing: list[ServingError] = []
@@ -304,7 +318,7 @@ class _FanOut:
         if self.outcome.done():
             return
         end_s = time.monotonic() + self.deadline.remaining_s - MARGIN_S
-        call = Call(self._path, self._at, end_s, self._headers)
+        call = Call(self._path, self._at, end_s, self._trace, self._of_groups)
         self._calls = [
             GroupCall(cluster, call, group, request, self._ended) for group, request in self._requests.items()
         ]

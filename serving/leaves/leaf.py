@@ -16,12 +16,12 @@ from scannery.serving.config import LeavesConfig
 from scannery.serving.contract import LEAF_STATUS
 from scannery.serving.leaves.pacing import LatencyAverage
 from scannery.serving.leaves.target import told_host
-from scannery.v1.leaf_pb2 import LeafStatus, LeafStatusRequest
+from scannery.v1.leaf_pb2 import LeafIndex, LeafStatus, LeafStatusRequest
 
 if TYPE_CHECKING:
     from scannery.serving.leaves.group_call import Attempt
 
-__all__ = ["Connector", "IndexState", "Leaf", "LeafState"]
+__all__ = ["Connector", "IndexState", "Leaf", "LeafState", "shown"]
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -41,6 +41,12 @@ _OPTIONS = [
     ("grpc.enable_retries", 0),
 ]
 _STATUS_REQUEST = LeafStatusRequest().SerializeToString()
+_SHOWN_CHARS = 500
+
+
+def shown(text: str) -> str:
+    """Return a text of a leaf as it is logged and shown: one line, without control characters, and not long."""
+    return "".join(char if char.isprintable() else " " for char in text[:_SHOWN_CHARS])
 
 
 class Connector:
@@ -91,6 +97,19 @@ class IndexState:
     sequence: int
     rows: int
     shards: int
+    problem: str
+    """Why the leaf cannot follow the log; empty: it can."""
+
+    @classmethod
+    def of(cls, told: LeafIndex) -> IndexState:
+        """Return what a leaf tells of an index."""
+        at = told.at
+        return cls(at.index_id, at.version, at.sequence, told.rows, told.shards, shown(told.problem))
+
+    @property
+    def served(self) -> tuple[str, int, str]:
+        """What is served, without the mutations and the rows, which change all the time."""
+        return self.index_id, self.version, self.problem
 
 
 @dataclass(frozen=True)
@@ -105,18 +124,21 @@ class LeafState:
     @classmethod
     def of(cls, status: LeafStatus) -> LeafState:
         """Return what a status says, without the load."""
-        indexes = (
-            (one.at.index, IndexState(one.at.index_id, one.at.version, one.at.sequence, one.rows, one.shards))
-            for one in status.indexes
-        )
+        indexes = ((one.at.index, IndexState.of(one)) for one in status.indexes)
         return cls(status.group, status.groups, tuple(indexes))
 
-    def has(self, index: str, index_id: str, version: int) -> bool:
-        """Return whether a version of an index is open."""
-        return any(
-            name == index and state.version == version and state.index_id == index_id
-            for name, state in self.indexes
-        )
+    def serves_as(self, other: LeafState) -> bool:
+        """Return whether another state has the same indexes, in the same versions."""
+        return (self.group, self.groups) == (other.group, other.groups) and [
+            (name, state.served) for name, state in self.indexes
+        ] == [(name, state.served) for name, state in other.indexes]
+
+    def find(self, index: str, index_id: str, version: int) -> IndexState | None:
+        """Return the state of a version of an index; None: it is not open."""
+        for name, state in self.indexes:
+            if name == index and state.version == version and state.index_id == index_id:
+                return state
+        return None
 
 
 class Leaf:
@@ -165,13 +187,13 @@ class Leaf:
         self.limit = status.in_flight_limit
         self.abandoned = 0
         state = LeafState.of(status)
-        changed = not self.ready or state != self.state
+        changed = not self.ready or self.state is None or not state.serves_as(self.state)
         self.state, self.ready, self.hung, self.problem = state, True, False, ""
         return changed
 
     def lost(self, problem: str, *, hung: bool) -> bool:
         """Note that it is not ready, and return whether it was."""
-        was, self.ready, self.hung, self.problem = self.ready, False, hung, problem
+        was, self.ready, self.hung, self.problem = self.ready, False, hung, shown(problem)
         return was
 
     def answered(self, latency_s: float, now_s: float) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from scannery.serving.leaves.leaf import IndexState, Leaf
+from scannery.indexer.spec.spec import MAX_SHARDS
+from scannery.serving.leaves.leaf import IndexState, Leaf, shown
 from scannery.v1.leaf_pb2 import At
 
 __all__ = ["View", "better"]
@@ -21,12 +22,15 @@ _LEAST_SHARE = 0.25
 class View:
     """The leaves at a moment."""
 
-    def __init__(self, leaves: Iterable[Leaf], groups_before: int = 0) -> None:
+    def __init__(
+        self, leaves: Iterable[Leaf], groups_before: int = 0, *, former: Iterable[Leaf] = ()
+    ) -> None:
         """Compare what the leaves say.
 
         Args:
             leaves: all of them.
             groups_before: number of groups in the last view; 0: none.
+            former: leaves removed a moment ago: requests that began with another number of groups end on them.
 
         """
         self.leaves = tuple(leaves)
@@ -34,12 +38,19 @@ class View:
         self.groups = _number_of_groups(valid, groups_before)
         """Number of groups; 0: no leaf has said it."""
         self.by_group: Mapping[int, Sequence[Leaf]] = _by_group(valid, self.groups)
+        self._others = [*valid, *_valid(former)[0]]
         self.problems += [
             f"leaf {leaf.address} has group {leaf.state.group}/{leaf.state.groups}; there are {self.groups} groups"
             for leaf in valid
             if leaf.state is not None and leaf.state.groups != self.groups
         ]
-        self._newest = self._newest_states()
+        self.problems += [
+            f"leaf {leaf.address}: index {shown(name)}: {state.problem}"
+            for leaf in valid
+            for name, state in (leaf.state.indexes if leaf.state else ())
+            if state.problem
+        ]
+        self._newest = self._newest_versions()
 
     @property
     def complete(self) -> bool:
@@ -53,39 +64,56 @@ class View:
         return sorted(self._newest)
 
     def newest(self, index: str) -> At | None:
-        """Return the state of an index to be asked for; None: there is none that all groups have."""
+        """Return the newest state of an index that all groups have told; None: there is none."""
         found = self._newest.get(index)
         if found is None:
             return None
-        return At(index=index, index_id=found.index_id, version=found.version, sequence=found.sequence)
+        index_id, version = found
+        sequence = min(
+            max((state.sequence for state in self._states(leaves, index, index_id, version)), default=0)
+            for leaves in self.by_group.values()
+        )
+        return At(index=index, index_id=index_id, version=version, sequence=sequence)
 
-    def choose(self, group: int, at: At, tried: Collection[Leaf], now_s: float) -> Leaf | None:
+    @staticmethod
+    def _states(leaves: Iterable[Leaf], index: str, index_id: str, version: int) -> Iterator[IndexState]:
+        for leaf in leaves:
+            found = leaf.state.find(index, index_id, version) if leaf.ready and leaf.state else None
+            if found is not None:
+                yield found
+
+    def leaves_of(self, group: int, groups: int) -> Sequence[Leaf]:
+        """Return the leaves of a group, by its number and the number of groups, which need not be that of this view."""
+        if groups == self.groups:
+            return self.by_group.get(group, ())
+        return _by_group(self._others, groups).get(group, ())
+
+    def choose(self, group: int, groups: int, at: At, tried: Collection[Leaf], now_s: float) -> Leaf | None:
         """Return the leaf of a group to be asked next, the better of two random ones; None: all were tried.
 
-        Leaves that have the state come first, then others that are ready, then those whose connection was lost. Those
-        that hang are left out: calls to them would wait.
+        A request asks leaves of one number of groups until it ends: those of another number have other rows.
+
+        Leaves that have the version and follow its log come first, then others that have it, then others that are
+        ready, then those whose connection was lost. Those that hang are left out: calls to them would wait.
         """
-        left = [leaf for leaf in self.by_group.get(group, ()) if leaf not in tried and not leaf.hung]
+        left = [leaf for leaf in self.leaves_of(group, groups) if leaf not in tried and not leaf.hung]
         ready = [leaf for leaf in left if leaf.ready]
-        having = [leaf for leaf in ready if leaf.state and leaf.state.has(at.index, at.index_id, at.version)]
-        best = having or ready or left
+        states = {leaf: leaf.state.find(at.index, at.index_id, at.version) for leaf in ready if leaf.state}
+        having = [leaf for leaf, state in states.items() if state]
+        following = [leaf for leaf, state in states.items() if state and not state.problem]
+        best = following or having or ready or left
         if len(best) < 2:
             return best[0] if best else None
         one, other = random.sample(best, 2)
         return better(one, other, now_s)
 
-    def _newest_states(self) -> dict[str, IndexState]:
+    def _newest_versions(self) -> dict[str, tuple[str, int]]:
         """Return for each index the highest version that at least half of the ready leaves of each group have."""
         if not self.complete:
             return {}
-        by_group = [_states_of(leaves) for leaves in self.by_group.values()]
-        common = set.intersection(*(set(states) for states in by_group))
-        found: dict[str, IndexState] = {}
-        for name, index_id, version in sorted(common, key=lambda key: key[2]):
-            of_groups = [states[name, index_id, version] for states in by_group]
-            # Groups may have applied different mutations: the least is in all of them.
-            found[name] = min(of_groups, key=lambda state: state.sequence)
-        return found
+        by_group = [_versions_of(leaves) for leaves in self.by_group.values()]
+        common = sorted(set.intersection(*by_group), key=lambda key: key[2])
+        return {name: (index_id, version) for name, index_id, version in common}
 
 
 def better(one: Leaf, other: Leaf, now_s: float) -> Leaf:
@@ -106,7 +134,8 @@ def _valid(leaves: Iterable[Leaf]) -> tuple[list[Leaf], list[str]]:
             problems.append(f"leaf {leaf.address}: {leaf.problem}")
         if leaf.state is None:
             continue
-        if leaf.state.group < leaf.state.groups:
+        # More groups than shards cannot be; a list of them would be made.
+        if leaf.state.group < leaf.state.groups <= MAX_SHARDS:
             valid.append(leaf)
         else:
             problems.append(
@@ -139,16 +168,12 @@ def _by_group(leaves: Iterable[Leaf], groups: int) -> dict[int, list[Leaf]]:
     return found
 
 
-def _states_of(leaves: Sequence[Leaf]) -> dict[tuple[str, str, int], IndexState]:
-    """Return the states that at least half of the ready leaves have, by name, identity and version."""
+def _versions_of(leaves: Sequence[Leaf]) -> set[tuple[str, str, int]]:
+    """Return the versions that at least half of the ready leaves have, as name, identity and version."""
     ready = [leaf for leaf in leaves if leaf.ready]
-    count: Counter[tuple[str, str, int]] = Counter()
-    states: dict[tuple[str, str, int], IndexState] = {}
-    for leaf in ready:
-        for name, state in leaf.state.indexes if leaf.state else ():
-            key = (name, state.index_id, state.version)
-            count[key] += 1
-            known = states.get(key)
-            if known is None or state.sequence > known.sequence:
-                states[key] = state
-    return {key: state for key, state in states.items() if 2 * count[key] >= len(ready)}
+    count = Counter(
+        (name, state.index_id, state.version)
+        for leaf in ready
+        for name, state in (leaf.state.indexes if leaf.state else ())
+    )
+    return {key for key, number in count.items() if 2 * number >= len(ready)}

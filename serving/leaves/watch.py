@@ -33,6 +33,8 @@ STATUS_EVERY_S = 0.5
 STATUS_TIMEOUT_S = 0.75
 MISSES = 2
 """Status calls without an answer after which a leaf is not ready: 0.5 + 2 × 0.75 s after its last answer."""
+FORMER_S = 5.0
+"""Time for which a leaf that has left the target is asked by requests that began with its number of groups."""
 GRACE_S = 300.0
 """Time that calls to a leaf get to end after it has left the target: the most that a request takes."""
 
@@ -55,6 +57,7 @@ class Watch:
         self._target, self._cluster, self._changed = config.target, cluster, changed
         self._leaves: dict[str, Leaf] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
+        self._former: set[Leaf] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._target_problem = ""
         self._logged: set[str] = set()
@@ -76,7 +79,8 @@ class Watch:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(leaf.close() for leaf in self._leaves.values()), return_exceptions=True)
+        leaves = (*self._leaves.values(), *self._former)
+        await asyncio.gather(*(leaf.close() for leaf in leaves), return_exceptions=True)
 
     def lost(self, leaf: Leaf, problem: str) -> None:
         """Note that the connection to a leaf is lost."""
@@ -85,7 +89,7 @@ class Watch:
 
     def renew(self) -> None:
         """Make a new view of what the leaves say now, and log what is wrong once."""
-        view = View(self._leaves.values(), self._cluster.view.groups)
+        view = View(self._leaves.values(), self._cluster.view.groups, former=self._former)
         if self._target_problem:
             view.problems.append(self._target_problem)
         for problem in view.problems:
@@ -104,10 +108,19 @@ class Watch:
                 self._asking[address] = asyncio.ensure_future(self._keep_asking(leaf))
         for address in set(self._leaves) - set(addresses) if addresses else ():
             self._asking.pop(address).cancel()
-            closing = asyncio.ensure_future(self._leaves.pop(address).close(GRACE_S))
+            closing = asyncio.ensure_future(self._part_with(self._leaves.pop(address)))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         self.renew()
+
+    async def _part_with(self, leaf: Leaf) -> None:
+        """Close the connection to a leaf that has left the target when no request needs it any more."""
+        self._former.add(leaf)
+        self.renew()
+        await asyncio.sleep(FORMER_S)
+        self._former.discard(leaf)
+        self.renew()
+        await leaf.close(GRACE_S)
 
     async def _keep_asking(self, leaf: Leaf) -> None:
         misses = 0
@@ -149,7 +162,7 @@ class Watch:
     def _not_ready(self, leaf: Leaf, problem: str, *, hung: bool = False) -> None:
         known = leaf.problem, leaf.hung
         leaf.lost(problem, hung=hung)
-        if known != (problem, hung):
+        if known != (leaf.problem, leaf.hung):
             self.renew()
 
 

@@ -75,6 +75,8 @@ class Server(BaseServer):
 
         """
         self.config = config
+        if config.role != "all":
+            self.traced_as = f"scannery-{config.role}"
         context = context or WorkerContext()
         preloaded = preloaded or Preloaded(encoder_pool(config))
         self._recall = (
@@ -195,6 +197,7 @@ class Server(BaseServer):
             (metrics.version, lambda snapshot: snapshot.manifest.version),
             (metrics.rows, lambda snapshot: snapshot.manifest.rows),
             (metrics.memory_rows, memory_rows),
+            (metrics.sequence, lambda snapshot: snapshot.sequence),
         ):
             gauge.asks(partial(_by_index, catalog, value))
         if (recall := self._recall) is not None:
@@ -257,12 +260,13 @@ def _catalog(
         "encoders": preloaded.encoders,
         "preloaded": preloaded.indexes.get,
         "drops": context.drops,
+        "log": log_root_of(config.log),
     }
     if group is not None:
         return LeafCatalog(store, shards=group, **options)
     if leaves is not None:
         return RootCatalog(store, leaves, **options)
-    return ServerCatalog(store, log=log_root_of(config.log), recall=recall, **options)
+    return ServerCatalog(store, recall=recall, **options)
 
 
 def _kept_queries(config: ServerConfig, context: WorkerContext, catalog: ServerCatalog) -> KeptQueries | None:

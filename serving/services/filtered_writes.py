@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from scannery.indexer import AllowedRows, Manifest, Segment
-from scannery.live.filtered_write import FilteredWrite
 from scannery.live.live_index import LiveIndex
 from scannery.live.named_encoding import TextVectors, encode_changes
 from scannery.live.write_request import PartialUpdate
+from scannery.live.writing.filtered_write import FilteredWrite
+from scannery.live.writing.matching_rows import RowFilter
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, PermissionDeniedError
 from scannery.serving import limits
@@ -23,6 +24,7 @@ from scannery.serving.services.write import Indexes, identified, writable
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
+from scannery.v1.types_pb2 import Filter
 
 __all__ = ["FilteredWrites"]
 
@@ -85,17 +87,18 @@ class FilteredWrites:
             vectors = TextVectors(manifest, self._indexes.encoders, deadline)
             [change] = encode_changes([change], manifest, vectors)
         write = FilteredWrite(
-            None if where is None else partial(_matching, index.snapshot.masks, where, deadline),
+            None if where is None else _row_filter(index.snapshot.masks, where, request.where, deadline),
             limit=_limit(request),
             until_sequence=request.until_sequence if request.HasField("until_sequence") else None,
             change=change,
         )
         if request.dry_run:
-            return _counted(index, write)
+            return _counted(index, write, deadline)
         answer = index.write_filtered(write, identified(request), deadline)
         self._indexes.written()
         until_sequence = answer.sequence if write.until_sequence is None else write.until_sequence
-        return _Done(answer.count, index.count_filtered(write), answer.sequence, until_sequence)
+        remaining, _ = index.count_filtered(write, deadline)
+        return _Done(answer.count, remaining, answer.sequence, until_sequence)
 
 
 def _check_may_count() -> None:
@@ -108,12 +111,11 @@ def _check_may_count() -> None:
         )
 
 
-def _counted(index: LiveIndex[Snapshot], write: FilteredWrite) -> _Done:
+def _counted(index: LiveIndex[Snapshot], write: FilteredWrite, deadline: Deadline) -> _Done:
     index.catch_up()
-    state = index.state
-    count = write.count(state)
-    until_sequence = state.sequence if write.until_sequence is None else write.until_sequence
-    return _Done(count, count, state.sequence, until_sequence)
+    count, sequence = index.count_filtered(write, deadline)
+    until_sequence = sequence if write.until_sequence is None else write.until_sequence
+    return _Done(count, count, sequence, until_sequence)
 
 
 def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest, _: Deadline) -> tuple[Node | None, None]:
@@ -139,6 +141,10 @@ def _limit(request: _Request) -> int:
     if not 1 <= limit <= limits.MAX_FILTERED_WRITES:
         raise InvalidRequestError.at("limit", f"must be 1 to {limits.MAX_FILTERED_WRITES}, got {limit}")
     return limit
+
+
+def _row_filter(masks: FilterCache, where: Node, message: Filter, deadline: Deadline) -> RowFilter:
+    return RowFilter(partial(_matching, masks, where, deadline), message.SerializeToString())
 
 
 def _matching(masks: FilterCache, where: Node, deadline: Deadline, segment: Segment) -> AllowedRows:

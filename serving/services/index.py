@@ -9,7 +9,7 @@ from scannery.indexer import IndexerError
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, UnknownIndexError
 from scannery.serving.catalog.base_catalog import BaseCatalog
-from scannery.serving.catalog.description import index_info
+from scannery.serving.catalog.description import IndexCounts, index_info
 from scannery.serving.contract import INDEX_SERVICE
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -58,7 +58,7 @@ class Indexes:
         return index_info(
             snapshot.manifest,
             details=details,
-            snapshot=snapshot,
+            counts=IndexCounts.of(snapshot),
             problem=self._catalog.problem(name),
             aliases=self._catalog.aliases_of(name),
         )

@@ -21,7 +21,20 @@ from grpc import StatusCode
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-__all__ = ["asked_for", "call_headers", "describe", "on", "recording", "request", "span", "start", "stop"]
+__all__ = [
+    "OutgoingCalls",
+    "OutgoingSpan",
+    "asked_for",
+    "call_headers",
+    "describe",
+    "on",
+    "outgoing_calls",
+    "recording",
+    "request",
+    "span",
+    "start",
+    "stop",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -139,6 +152,86 @@ def call_headers() -> tuple[tuple[str, str], ...]:
     headers: dict[str, str] = {}
     import_module("opentelemetry.propagate").inject(headers)
     return tuple(headers.items())
+
+
+class OutgoingSpan:
+    """A call to another server, as a span."""
+
+    __slots__ = ("_span", "headers")
+
+    def __init__(self, headers: tuple[tuple[str, str], ...], span: Span | None) -> None:
+        """Keep a span that has begun.
+
+        Args:
+            headers: metadata that continues the trace in the call.
+            span: None: the request is not recorded.
+
+        """
+        self.headers, self._span = headers, span
+
+    def end(self, code: str) -> None:
+        """End it with the name of the status that the call ended with."""
+        if self._span is None:
+            return
+        from opentelemetry.trace import Status
+        from opentelemetry.trace import StatusCode as Outcome
+
+        self._span.set_attribute("rpc.grpc.status_code", StatusCode[code].value[0])
+        if StatusCode[code] in _OUR_FAULT:
+            self._span.set_status(Status(Outcome.ERROR, code))
+        self._span.end()
+
+
+class OutgoingCalls:
+    """The calls of a request to other servers, which another thread makes: `outgoing_calls` returns it."""
+
+    __slots__ = ("_context", "_headers", "_tracer")
+
+    def __init__(
+        self, headers: tuple[tuple[str, str], ...] = (), tracer: Tracer | None = None, context: Any = None
+    ) -> None:
+        """Keep the trace of the request.
+
+        Args:
+            headers: metadata of calls where the request is not recorded.
+            tracer: None: the request is not recorded.
+            context: has the span that the calls belong to.
+
+        """
+        self._headers, self._tracer, self._context = headers, tracer, context
+
+    def begin(self, method: str, **attributes: Any) -> OutgoingSpan:
+        """Begin the span of one call; `end` of the result must be called."""
+        if self._tracer is None:
+            return OutgoingSpan(self._headers, None)
+        from opentelemetry import propagate
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        service, _, name = method.strip("/").rpartition("/")
+        started = self._tracer.start_span(
+            f"{service}/{name}",
+            context=self._context,
+            kind=SpanKind.CLIENT,
+            attributes={"rpc.system": "grpc", "rpc.service": service, "rpc.method": name, **attributes},
+        )
+        headers: dict[str, str] = {}
+        propagate.inject(headers, set_span_in_context(started, self._context))
+        return OutgoingSpan(tuple(headers.items()), started)
+
+
+_NO_CALLS = OutgoingCalls()
+
+
+def outgoing_calls() -> OutgoingCalls:
+    """Return the calls that the current request is going to make in another thread."""
+    if _State.tracer is None:
+        return _NO_CALLS
+    if not recording():
+        # The others must not record parts of a trace that was not sampled.
+        return OutgoingCalls(call_headers())
+    from opentelemetry.context import get_current
+
+    return OutgoingCalls((), _State.tracer, get_current())
 
 
 @contextmanager

@@ -31,6 +31,7 @@ class Leaves(Protocol):
         *,
         at: At,
         groups: Collection[int] | None = None,
+        of_groups: int | None = None,
         allow_partial: bool = False,
     ) -> dict[int, ResponseT]:
         """Send a request to a leaf of each group, and return the answers by group.
@@ -42,6 +43,7 @@ class Leaves(Protocol):
             deadline: of the caller's request.
             at: the state that is read.
             groups: None: all.
+            of_groups: number of groups when the request began, whose leaves are asked until it ends; None: now.
             allow_partial: whether groups without an answer are left out; else they are an error.
 
         Raises:
@@ -58,6 +60,7 @@ class Leaves(Protocol):
         deadline: Deadline,
         *,
         at: At,
+        of_groups: int | None = None,
         allow_partial: bool = False,
     ) -> dict[int, ResponseT]:
         """As `call`, with a request of its own for each group."""
@@ -79,7 +82,7 @@ class StateReader:
         """Return the answers of all groups to the same request."""
         asked = [group for group in range(self.groups) if group not in self.missing]
         found = self._leaves.call(
-            path, request, response, self._deadline, at=self.at, groups=asked,
+            path, request, response, self._deadline, at=self.at, groups=asked, of_groups=self.groups,
             allow_partial=self.allow_partial,
         )  # fmt: skip
         self.missing.update(set(asked) - found.keys())
@@ -93,7 +96,8 @@ class StateReader:
         if not asked:
             return {}
         found = self._leaves.call_each(
-            path, asked, response, self._deadline, at=self.at, allow_partial=self.allow_partial
-        )
+            path, asked, response, self._deadline, at=self.at, of_groups=self.groups,
+            allow_partial=self.allow_partial,
+        )  # fmt: skip
         self.missing.update(asked.keys() - found.keys())
         return found

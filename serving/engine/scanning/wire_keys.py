@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from scannery.runtime.errors import ServingError
 from scannery.serving.engine.scanning.row_order import DYNAMIC_TYPES, DynamicScalars, KeyColumns, Scalars
+from scannery.serving.engine.wire_tables import read_table, table_bytes
 
 __all__ = ["decoded_keys", "encoded_keys"]
 
@@ -33,24 +34,19 @@ def encoded_keys(columns: KeyColumns) -> bytes:
         table[_PRESENT] = pa.chunked_array([pa.array(columns.dynamic.present_R)])
         rows = len(columns.dynamic.present_R)
         table.update((kind, _spread(found, rows)) for kind, found in columns.dynamic.by_kind.items())
-    sink = pa.BufferOutputStream()
-    whole = pa.table(table)
-    with pa.ipc.new_stream(sink, whole.schema) as stream:
-        stream.write_table(whole)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return table_bytes(pa.table(table))
 
 
 def decoded_keys(messages: Sequence[bytes]) -> KeyColumns:
     """Return what the rows of several messages are ordered by; raises ServingError if one is not of this form."""
     try:
-        tables = [pa.ipc.open_stream(data).read_all() for data in messages if data]
+        tables = [read_table(data) for data in messages if data]
         ids = [table.column(_ID) for table in tables]
         if tables and _PRESENT in tables[0].column_names:
             return KeyColumns(ids, dynamic=_dynamic(tables))
         values = [table.column(_VALUE) for table in tables if _VALUE in table.column_names]
         return KeyColumns(ids, values)
-    except (pa.ArrowInvalid, KeyError, OSError) as error:
+    except (pa.ArrowInvalid, KeyError) as error:
         raise ServingError("a leaf returned no keys of rows") from error
 
 

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from google.protobuf.message import Message
 
 from scannery.indexer import CorpusCounts, ShardGroup, corpus_counts
+from scannery.live.leaf_index import LeafIndex
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
+from scannery.serving.catalog.description import IndexCounts
 from scannery.serving.catalog.leaf_catalog import LeafCatalog
 from scannery.serving.contract import (
     LEAF_COUNT,
     LEAF_FETCH,
+    LEAF_READ_ROWS,
     LEAF_SCAN,
     LEAF_SEARCH,
     LEAF_STATISTICS,
@@ -30,12 +33,13 @@ from scannery.serving.services.aggregation import count_rows, count_values
 from scannery.serving.services.leaf.fetching import fetched
 from scannery.serving.services.leaf.scanning import scanned
 from scannery.serving.services.leaf.searching import found
+from scannery.serving.services.leaf.writing import needed_rows
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import leaf_pb2 as pb
 
-__all__ = ["LeafService", "state_of"]
+__all__ = ["LeafService"]
 
 
 class LeafService(MethodRegistry):
@@ -61,6 +65,7 @@ class LeafService(MethodRegistry):
                 LEAF_FETCH: UnaryMethod(pb.LeafFetchRequest, self.fetch, "read"),
                 LEAF_COUNT: UnaryMethod(pb.LeafCountRequest, self.count, "read"),
                 LEAF_SCAN: UnaryMethod(pb.LeafScanRequest, self.scan, "read"),
+                LEAF_READ_ROWS: UnaryMethod(pb.LeafRowsRequest, self.read_rows, "read"),
             }
         )
         # Internal calls: roots use gRPC.
@@ -77,7 +82,7 @@ class LeafService(MethodRegistry):
         return pb.LeafStatus(
             group=self._group.number,
             groups=self._group.groups,
-            indexes=[self._index(self._catalog.snapshot(name)) for name in self._catalog.names()],
+            indexes=[self._index(self._catalog.leaf_index(name)) for name in self._catalog.names()],
             in_flight=in_flight,
             in_flight_limit=limit,
         )
@@ -111,6 +116,9 @@ class LeafService(MethodRegistry):
         """Count the datapoints that a filter allows, and the values of an attribute among them."""
         snapshot = self._snapshot(request.at, deadline)
         where = parse_filter(request.where, snapshot.manifest.spec)
+        if not request.attribute and where is None:
+            counts = IndexCounts.of(snapshot)
+            return pb.LeafCounts(rows=counts.rows, memory_rows=counts.memory_rows, vectors=counts.vectors)
         if not request.attribute:
             return pb.LeafCounts(rows=count_rows(snapshot, where, deadline))
         return encoded(count_values(snapshot, request.attribute, where, deadline))
@@ -122,29 +130,28 @@ class LeafService(MethodRegistry):
         held = self._catalog.held_at(at.index, at.index_id or None, at.version, at.sequence, deadline)
         return scanned(self._catalog.held, held, request, deadline)
 
+    def read_rows(self, request: pb.LeafRowsRequest, deadline: Deadline) -> pb.LeafRows:
+        """Return the rows that a write at the root needs."""
+        return needed_rows(self._snapshot(request.at, deadline), request, deadline)
+
     def _snapshot(self, at: pb.At, deadline: Deadline) -> Snapshot:
         """Return the state that a call names; StateUnavailableError if this leaf does not have it."""
         _check_named(at)
         return self._catalog.snapshot_at(at.index, at.index_id or None, at.version, at.sequence, deadline)
 
-    def _index(self, snapshot: Snapshot) -> pb.LeafIndex:
-        shards = range(snapshot.manifest.shards)
+    def _index(self, index: LeafIndex[Snapshot]) -> pb.LeafIndex:
+        manifest = index.state.manifest
         return pb.LeafIndex(
-            at=state_of(snapshot),
-            rows=snapshot.rows,
-            shards=sum(self._group.has(shard) for shard in shards),
+            at=pb.At(
+                index=manifest.index,
+                index_id=manifest.index_id or "",
+                version=manifest.version,
+                sequence=index.position,
+            ),
+            rows=index.snapshot.rows,
+            shards=sum(self._group.has(shard) for shard in range(manifest.shards)),
+            problem=index.problem,
         )
-
-
-def state_of(snapshot: Snapshot) -> pb.At:
-    """Return the state that a snapshot is of."""
-    manifest = snapshot.manifest
-    return pb.At(
-        index=manifest.index,
-        index_id=manifest.index_id or "",
-        version=manifest.version,
-        sequence=snapshot.sequence,
-    )
 
 
 def _check_named(at: pb.At) -> None:

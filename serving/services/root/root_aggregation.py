@@ -26,19 +26,24 @@ class RootAggregation(Aggregation):
 
     def count(self, request: CountRequest, deadline: Deadline) -> CountResponse:
         """Return the number of datapoints that a filter allows."""
-        snapshot = self._states.snapshot(request.index, request.min_sequence, deadline)
-        found = self._counted(snapshot, request.where, "", deadline)
-        return CountResponse(
-            count=sum(each.rows for each in found),
-            version=snapshot.manifest.version,
-            sequence=snapshot.sequence,
-        )
+
+        def counted(snapshot: Snapshot) -> CountResponse:
+            found = self._counted(snapshot, request.where, "", deadline)
+            return CountResponse(
+                count=sum(each.rows for each in found),
+                version=snapshot.manifest.version,
+                sequence=snapshot.sequence,
+            )
+
+        return self._states.read(request.index, request.min_sequence, deadline, counted)
 
     def _values(self, request: FacetsRequest | AttributeStatsRequest, deadline: Deadline) -> CountedValues:
-        snapshot = self._states.snapshot(request.index, request.min_sequence, deadline)
-        field_of(request.attribute, snapshot)
-        found = self._counted(snapshot, request.where, request.attribute, deadline)
-        return CountedValues(merged([decoded(each) for each in found]), snapshot)
+        def counted(snapshot: Snapshot) -> CountedValues:
+            field_of(request.attribute, snapshot)
+            found = self._counted(snapshot, request.where, request.attribute, deadline)
+            return CountedValues(merged([decoded(each) for each in found]), snapshot)
+
+        return self._states.read(request.index, request.min_sequence, deadline, counted)
 
     def _counted(
         self, snapshot: Snapshot, where: Filter, attribute: str, deadline: Deadline

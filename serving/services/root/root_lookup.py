@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from scannery.runtime.deadline import Deadline
 from scannery.serving import limits
 from scannery.serving.contract import LEAF_FETCH, SEARCH_SERVICE
@@ -9,6 +11,7 @@ from scannery.serving.request.options import parse_fields
 from scannery.serving.request.query import check_count, parse_identifier
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.services.root.states import States
+from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1.leaf_pb2 import LeafFetchRequest, LeafFetchResponse
 from scannery.v1.search_pb2 import GetRequest, GetResponse
 from scannery.v1.types_pb2 import Datapoint
@@ -25,7 +28,11 @@ class RootLookup:
 
     def get(self, request: GetRequest, deadline: Deadline) -> GetResponse:
         """Return datapoints by id."""
-        snapshot = self._states.snapshot(request.index, request.min_sequence, deadline)
+        return self._states.read(
+            request.index, request.min_sequence, deadline, partial(self._get, request, deadline)
+        )
+
+    def _get(self, request: GetRequest, deadline: Deadline, snapshot: Snapshot) -> GetResponse:
         check_count("ids", len(request.ids), limits.MAX_GET_IDS)
         parse_fields(request.return_fields, snapshot.manifest.spec, vector=request.return_vector)
         ids = [parse_identifier(text, f"ids[{i}]") for i, text in enumerate(request.ids)]

@@ -10,13 +10,12 @@ from google.protobuf.message import Message
 
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import UnsupportedError
-from scannery.serving.catalog.root_catalog import RootCatalog
-from scannery.serving.contract import SEARCH_STREAM
+from scannery.serving.catalog.root_catalog import RootCatalog, WatchedLeaves
+from scannery.serving.contract import SEARCH_STREAM, UPSERT_STREAM
 from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.remote.kept_counts import KeptCounts
 from scannery.serving.engine.remote.leaf_rows import LeafRows
-from scannery.serving.engine.remote.state_reader import Leaves
 from scannery.serving.engine.search import PreparedQuery, search
 from scannery.serving.request.batch import parse_filters, parse_queries
 from scannery.serving.request.filter import Node
@@ -29,6 +28,7 @@ from scannery.serving.services.root.root_lookup import RootLookup
 from scannery.serving.services.root.root_scan import RootScans
 from scannery.serving.services.root.states import States
 from scannery.serving.services.search import Service, explained_results, modes_of
+from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1.search_pb2 import SearchManyRequest, SearchManyResponse, SearchRequest, SearchResponse
 from scannery.v1.types_pb2 import Filter, FilterList
@@ -39,12 +39,15 @@ _RESULTS = SearchManyResponse.RESULTS_FIELD_NUMBER
 
 
 class RootService(Service):
-    """The public methods that read, over the leaves of a cluster. Safe to use from several threads.
+    """The public methods over the leaves of a cluster. Safe to use from several threads.
 
-    Texts are encoded by the root, and each query is answered from one state of the index on all groups.
+    Texts are encoded by the root, and each query is answered from one state of the index on all groups. Writes go to
+    the log; the rows that they depend on are read from the leaves.
     """
 
-    def __init__(self, catalog: RootCatalog, leaves: Leaves, *, models: Collection[str] | None = ()) -> None:
+    def __init__(
+        self, catalog: RootCatalog, leaves: WatchedLeaves, *, models: Collection[str] | None = ()
+    ) -> None:
         """Register the handlers.
 
         Args:
@@ -58,13 +61,13 @@ class RootService(Service):
         own = {
             **RootLookup(self._states).methods,
             **RootAggregation(catalog, self._states).methods,
-            **RootIndexes(catalog).methods,
+            **RootIndexes(catalog, self._states).methods,
             **RootScans(catalog, self._states).methods,
         }
         methods = {
             path: own.get(path) or _known_to_roots(path, method) for path, method in self.methods.items()
         }
-        MethodRegistry.__init__(self, methods, streams={SEARCH_STREAM: "read"})
+        MethodRegistry.__init__(self, methods, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})
 
     def ready(self, request: SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """Return None: a search waits for leaves."""
@@ -77,7 +80,12 @@ class RootService(Service):
         return None
 
     def _search(self, request: SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
-        snapshot = self._snapshot(request.index, request.options.min_sequence, deadline)
+        answer = partial(self._found, request, deadline, stats)
+        return self._states.read(request.index, request.options.min_sequence, deadline, answer)
+
+    def _found(
+        self, request: SearchRequest, deadline: Deadline, stats: QueryStats, snapshot: Snapshot
+    ) -> bytes:
         options = snapshot.options(request.options)
         query = parse_query(request.query, snapshot.manifest, options.vectors)
         options = options.of(query)
@@ -91,7 +99,12 @@ class RootService(Service):
         return written.whole() + prepared.trailer + rest.SerializeToString()
 
     def _search_many(self, request: SearchManyRequest, deadline: Deadline, stats: QueryStats) -> bytes:
-        snapshot = self._snapshot(request.index, request.options.min_sequence, deadline)
+        answer = partial(self._found_many, request, deadline, stats)
+        return self._states.read(request.index, request.options.min_sequence, deadline, answer)
+
+    def _found_many(
+        self, request: SearchManyRequest, deadline: Deadline, stats: QueryStats, snapshot: Snapshot
+    ) -> bytes:
         options = snapshot.options(request.options)
         queries = parse_queries(request, snapshot.manifest, options)
         filters = parse_filters(request, snapshot.manifest, options, len(queries))
@@ -137,7 +150,10 @@ def _known_to_roots(path: str, method: UnaryMethod) -> UnaryMethod:
     return UnaryMethod(method.request, partial(_refuse, path), method.scope)
 
 
-_OF_EVERY_SERVER = {"Search", "SearchMany", "Embed", "ListEncoders", "ListAliases", "SetAlias", "DeleteAlias"}
+_OF_EVERY_SERVER = {
+    *("Search", "SearchMany", "Embed", "ListEncoders", "ListAliases", "SetAlias", "DeleteAlias"),
+    *("Upsert", "Delete", "DeleteWhere", "UpdateWhere"),
+}
 
 
 def _refuse(path: str, request: Message, deadline: Deadline) -> Message:

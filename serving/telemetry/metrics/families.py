@@ -128,6 +128,12 @@ class ServerMetrics:
             ("index",),
             combine="max",
         )
+        self.sequence = Gauge(
+            "scannery_index_sequence",
+            "Last mutation of the index that is visible.",
+            ("index",),
+            combine="max",
+        )
         self.up = Gauge("scannery_index_up", "Workers that serve the index.", ("index",))
         self.open_failures = Gauge(
             "scannery_index_failures",

@@ -24,7 +24,7 @@ import grpc
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
 from scannery.serving.config import ListenConfig
-from scannery.serving.contract import HTTP_KEY, SEARCH_STREAM, UPSERT, UPSERT_STREAM
+from scannery.serving.contract import HTTP_KEY, LEAF_STATUS, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.security.authorization import Authorizer
@@ -139,6 +139,9 @@ class Dispatcher(GenericHandler):
     ) -> bytes:
         if wants_http:
             context.set_trailing_metadata(self._http_metadata())
+        # Roots ask leaves for their status twice a second: traces of that would hide those of requests.
+        if active.path == LEAF_STATUS:
+            return self._answer(active, messages, context)
         with tracing.request(active.path, context.invocation_metadata):
             return self._answer(active, messages, context)
 

@@ -122,13 +122,16 @@ class LeafIndex(_message.Message):
     AT_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Datapoints of the group's shards."""
     shards: _builtins.int
     """Shards of the group."""
+    problem: _builtins.str
+    """Why the leaf cannot follow the log; empty: it can."""
     @_builtins.property
     def at(self) -> Global___At:
-        """Its state."""
+        """Its state: the last mutation that the leaf has read of the log."""
 
     def __init__(
         self,
@@ -136,10 +139,11 @@ class LeafIndex(_message.Message):
         at: Global___At | None = ...,
         rows: _builtins.int = ...,
         shards: _builtins.int = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "rows", b"rows", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "problem", b"problem", "rows", b"rows", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -644,16 +648,44 @@ class LeafCounts(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class VectorsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ROWS_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
+    MEMORY_ROWS_FIELD_NUMBER: _builtins.int
+    VECTORS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Datapoints that the filter allows; with an attribute, those of them that have it."""
     missing: _builtins.int
     """With an attribute: those that do not have it."""
+    memory_rows: _builtins.int
+    """Without a filter and an attribute: datapoints in memory."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeafValues]:
         """The values of each type that occurs."""
+
+    @_builtins.property
+    def vectors(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Without a filter and an attribute: vectors of each name."""
 
     def __init__(
         self,
@@ -661,10 +693,12 @@ class LeafCounts(_message.Message):
         rows: _builtins.int = ...,
         missing: _builtins.int = ...,
         values: _abc.Iterable[Global___LeafValues] | None = ...,
+        memory_rows: _builtins.int = ...,
+        vectors: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "rows", b"rows", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_rows", b"memory_rows", "missing", b"missing", "rows", b"rows", "values", b"values", "vectors", b"vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -807,3 +841,91 @@ class LeafScanResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeafScanResponse: _TypeAlias = LeafScanResponse  # noqa: Y015
+
+@_typing.final
+class LeafRowsRequest(_message.Message):
+    """Asks for the rows that a write needs: those that it names, or those that its filter allows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    DOCUMENT_IDS_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    UNTIL_SEQUENCE_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    MOST_BYTES_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """With `where`: most rows; 0: they are only counted."""
+    until_sequence: _builtins.int
+    """With `where`: only rows that were written up to this sequence; those of a build always count."""
+    whole: _builtins.bool
+    """Return all columns; otherwise id, document and revision."""
+    most_bytes: _builtins.int
+    """With `where` and `whole`: most bytes of the rows, of which there is at least one."""
+    @_builtins.property
+    def at(self) -> Global___At:
+        """The state to read."""
+
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Rows with these ids; unknown ones are left out of the answer."""
+
+    @_builtins.property
+    def document_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """All rows of these documents."""
+
+    @_builtins.property
+    def where(self) -> _types_pb2.Filter:
+        """Instead of `ids` and `document_ids`: rows that this filter allows; an empty one allows all."""
+
+    def __init__(
+        self,
+        *,
+        at: Global___At | None = ...,
+        ids: _abc.Iterable[_builtins.str] | None = ...,
+        document_ids: _abc.Iterable[_builtins.str] | None = ...,
+        where: _types_pb2.Filter | None = ...,
+        limit: _builtins.int = ...,
+        until_sequence: _builtins.int | None = ...,
+        whole: _builtins.bool = ...,
+        most_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_until_sequence", b"_until_sequence", "at", b"at", "until_sequence", b"until_sequence", "where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_until_sequence", b"_until_sequence", "at", b"at", "document_ids", b"document_ids", "ids", b"ids", "limit", b"limit", "most_bytes", b"most_bytes", "until_sequence", b"until_sequence", "where", b"where", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__until_sequence: _TypeAlias = _typing.Literal["until_sequence"]  # noqa: Y015
+    _WhichOneofArgType__until_sequence: _TypeAlias = _typing.Literal["_until_sequence", b"_until_sequence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__until_sequence) -> _WhichOneofReturnType__until_sequence | None: ...
+
+Global___LeafRowsRequest: _TypeAlias = LeafRowsRequest  # noqa: Y015
+
+@_typing.final
+class LeafRows(_message.Message):
+    """The rows that a write needs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLES_FIELD_NUMBER: _builtins.int
+    MATCHING_FIELD_NUMBER: _builtins.int
+    matching: _builtins.int
+    """With `where`: all rows that it allows, returned or not."""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Tables of rows, each an Arrow IPC stream."""
+
+    def __init__(
+        self,
+        *,
+        tables: _abc.Iterable[_builtins.bytes] | None = ...,
+        matching: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["matching", b"matching", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeafRows: _TypeAlias = LeafRows  # noqa: Y015

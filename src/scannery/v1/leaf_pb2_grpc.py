@@ -68,6 +68,11 @@ class LeafServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_leaf__pb2.LeafScanRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_leaf__pb2.LeafScanResponse.FromString,
                 _registered_method=True)
+        self.ReadRows = channel.unary_unary(
+                '/scannery.v1.LeafService/ReadRows',
+                request_serializer=scannery_dot_v1_dot_leaf__pb2.LeafRowsRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_leaf__pb2.LeafRows.FromString,
+                _registered_method=True)
 
 
 class LeafServiceServicer(object):
@@ -119,6 +124,13 @@ class LeafServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadRows(self, request, context):
+        """Returns the rows that a write at a root has conditions on, changes or deletes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LeafServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -151,6 +163,11 @@ def add_LeafServiceServicer_to_server(servicer, server):
                     servicer.Scan,
                     request_deserializer=scannery_dot_v1_dot_leaf__pb2.LeafScanRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_leaf__pb2.LeafScanResponse.SerializeToString,
+            ),
+            'ReadRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadRows,
+                    request_deserializer=scannery_dot_v1_dot_leaf__pb2.LeafRowsRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_leaf__pb2.LeafRows.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -319,6 +336,33 @@ class LeafService(object):
             '/scannery.v1.LeafService/Scan',
             scannery_dot_v1_dot_leaf__pb2.LeafScanRequest.SerializeToString,
             scannery_dot_v1_dot_leaf__pb2.LeafScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.LeafService/ReadRows',
+            scannery_dot_v1_dot_leaf__pb2.LeafRowsRequest.SerializeToString,
+            scannery_dot_v1_dot_leaf__pb2.LeafRows.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,8 @@ class LeafServiceStub:
     """Counts the datapoints that a filter allows, and the values of an attribute among them."""
     Scan: _grpc.UnaryUnaryMultiCallable[_leaf_pb2.LeafScanRequest, _leaf_pb2.LeafScanResponse]
     """Returns a part of the datapoints that a filter allows, or what they are ordered by."""
+    ReadRows: _grpc.UnaryUnaryMultiCallable[_leaf_pb2.LeafRowsRequest, _leaf_pb2.LeafRows]
+    """Returns the rows that a write at a root has conditions on, changes or deletes."""
 
 @_typing.type_check_only
 class LeafServiceAsyncStub(LeafServiceStub):
@@ -73,6 +75,8 @@ class LeafServiceAsyncStub(LeafServiceStub):
     """Counts the datapoints that a filter allows, and the values of an attribute among them."""
     Scan: _aio.UnaryUnaryMultiCallable[_leaf_pb2.LeafScanRequest, _leaf_pb2.LeafScanResponse]  # type: ignore[assignment]
     """Returns a part of the datapoints that a filter allows, or what they are ordered by."""
+    ReadRows: _aio.UnaryUnaryMultiCallable[_leaf_pb2.LeafRowsRequest, _leaf_pb2.LeafRows]  # type: ignore[assignment]
+    """Returns the rows that a write at a root has conditions on, changes or deletes."""
 
 class LeafServiceServicer(metaclass=_abc_1.ABCMeta):
     """Reads the shards of one group. Each call names the exact state that it reads, so that a root gets answers of one state
@@ -128,5 +132,13 @@ class LeafServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_leaf_pb2.LeafScanResponse, _abc.Awaitable[_leaf_pb2.LeafScanResponse]]:
         """Returns a part of the datapoints that a filter allows, or what they are ordered by."""
+
+    @_abc_1.abstractmethod
+    def ReadRows(
+        self,
+        request: _leaf_pb2.LeafRowsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_leaf_pb2.LeafRows, _abc.Awaitable[_leaf_pb2.LeafRows]]:
+        """Returns the rows that a write at a root has conditions on, changes or deletes."""
 
 def add_LeafServiceServicer_to_server(servicer: LeafServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -104,6 +104,7 @@ class ScriptedLeaf(LeafServiceServicer):
 
     Scan: Any = Fetch
     Count: Any = Fetch
+    ReadRows: Any = Fetch
 
     def _check_key(self, context: grpc.ServicerContext) -> None:
         if self.keys is not None:

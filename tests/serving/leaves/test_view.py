@@ -85,6 +85,18 @@ async def test_another_number_of_groups_takes_over_when_only_it_is_complete() ->
     assert View([*old, *new], 2).groups == 4
 
 
+async def test_a_request_that_began_with_another_number_of_groups_ends_on_its_leaves() -> None:
+    old = [made(group, 2, state()) for group in range(2)]
+    new = [made(group, 4, state(), number=1) for group in range(4)]
+    moved = View(new, 2, former=old)
+    assert moved.groups == 4
+    assert [moved.choose(group, 2, state(), (), 0.0) for group in range(2)] == old
+    assert [moved.choose(group, 4, state(), (), 0.0) for group in range(4)] == new
+    # What is new does not ask leaves that were removed.
+    same = View([old[0]], 2, former=[old[1]])
+    assert same.choose(1, 2, state(), (), 0.0) is None
+
+
 async def test_a_group_that_cannot_be_is_told() -> None:
     view = View([made(0, 1, state()), made(2, 2, state()), made(0, 0, state(), number=2)])
     assert view.groups == 1
@@ -100,10 +112,10 @@ async def test_leaves_that_have_the_state_are_asked_first_and_hung_ones_never() 
     hung.lost("silent", hung=True)
     view = View([hung, lost, ready, having])
     tried: list[Leaf] = []
-    while (leaf := view.choose(0, state(2), tried, 0.0)) is not None:
+    while (leaf := view.choose(0, 1, state(2), tried, 0.0)) is not None:
         tried.append(leaf)
     assert tried == [having, ready, lost]
-    assert view.choose(5, state(2), (), 0.0) is None
+    assert view.choose(5, 1, state(2), (), 0.0) is None
 
 
 async def test_the_better_of_two_has_less_load_times_latency() -> None:
@@ -138,7 +150,7 @@ async def test_simulated_replicas_get_shares_by_their_speed() -> None:
             leaf.others -= 1
             leaf.answered(end_s - begin_s, now_s)
         running = [one for one in running if one[0] > now_s]
-        chosen = view.choose(0, state(), (), now_s)
+        chosen = view.choose(0, 1, state(), (), now_s)
         assert chosen is not None
         chosen.others += 1
         count[chosen.address] += 1
@@ -146,3 +158,22 @@ async def test_simulated_replicas_get_shares_by_their_speed() -> None:
     shares = [count[leaf.address] / 5000 for leaf in leaves]
     assert 0.02 < shares[2] < 0.25
     assert abs(shares[0] - shares[1]) < 0.1
+
+
+async def test_more_groups_than_shards_are_not_believed() -> None:
+    """A view has a list for each group, which would fill the memory of a root."""
+    view = View([made(0, 4097)])
+    assert (view.groups, view.problems) == (0, ["leaf 127.0.0.1:1000 says that it has group 0/4097"])
+    assert View([made(0, 4096)]).groups == 4096
+
+
+async def test_what_a_leaf_says_is_one_short_line_without_control_characters() -> None:
+    """It goes to the log of the root, and to terminals."""
+    leaf = made(0, 1)
+    wrong = "away\nERROR forged \x1b[31m" + "x" * 10_000
+    leaf.heard(LeafStatus(groups=1, indexes=[LeafIndex(at=state(index="a\nb"), problem=wrong)]))
+    [problem] = View([leaf]).problems
+    assert problem.startswith("leaf 127.0.0.1:1000: index a b: away ERROR forged  [31mx")
+    leaf.lost(wrong, hung=False)
+    other = View([leaf]).problems[0]
+    assert all(len(text) < 600 and text.isprintable() for text in (problem, other))

@@ -176,7 +176,6 @@ def test_a_supervisor_opens_only_the_segments_of_the_group(library: Path) -> Non
         ({"role": "leaf"}, "group", "a leaf needs a group"),
         ({"group": "0/2"}, "group", "is for the role leaf, the role is all"),
         ({"role": "branch"}, "role", "must be all, leaf, root, got 'branch'"),
-        ({"role": "leaf", "group": "0/2", "log": "logs"}, "log", "reads no log yet"),
         ({"role": "leaf", "group": "0/2", "keep_queries": 5}, "keep_queries", "is not for a leaf"),
     ],
 )

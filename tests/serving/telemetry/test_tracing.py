@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -22,6 +19,7 @@ from tests.data import ROOT
 from tests.served import DIMENSIONS, MINILM, serving
 from tests.serving.process.test_encoder_process import command
 from tests.serving.process.test_supervisor import wait_until
+from tests.serving.telemetry.traces import collector, spans_in_memory
 
 VECTOR = np.ones(DIMENSIONS, np.float32)
 pytest.importorskip("opentelemetry.sdk")
@@ -29,21 +27,8 @@ pytest.importorskip("opentelemetry.sdk")
 
 @pytest.fixture(scope="module")
 def exporter() -> Iterator[Any]:
-    """What the program that uses the SDK would set up; taken back, which OpenTelemetry itself does not offer."""
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-    yield exporter
-    # While a program traces, searches share no calls and go over gRPC alone: what other tests look at would be gone.
-    trace._TRACER_PROVIDER = None
-    trace._TRACER_PROVIDER_SET_ONCE = type(trace._TRACER_PROVIDER_SET_ONCE)()
-    provider.shutdown()
+    with spans_in_memory() as exporter:
+        yield exporter
 
 
 @pytest.fixture(autouse=True)
@@ -163,50 +148,13 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 def test_a_server_sends_to_the_collector_that_the_environment_names(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collector_pb2 = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-    received: list[Any] = []
-
-    def export(request: Any, context: grpc.ServicerContext) -> Any:
-        received.append(request)
-        return collector_pb2.ExportTraceServiceResponse()
-
-    handler = grpc.unary_unary_rpc_method_handler(
-        export,
-        request_deserializer=collector_pb2.ExportTraceServiceRequest.FromString,
-        response_serializer=collector_pb2.ExportTraceServiceResponse.SerializeToString,
-    )
-    collector = grpc.server(ThreadPoolExecutor(2))
-    service = "opentelemetry.proto.collector.trace.v1.TraceService"
-    collector.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Export": handler}),))
-    port = collector.add_insecure_port("127.0.0.1:0")
-    collector.start()
-    for name, value in {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
-        "OTEL_BSP_SCHEDULE_DELAY": "100",
-        "OTEL_SERVICE_NAME": "library-search",
-    }.items():
-        monkeypatch.setenv(name, value)
-    try:
-        with (
-            command("serve", "--store", str(library), "--listen", "127.0.0.1:0") as (_, address),
-            scannery.connect(address) as client,
-        ):
-            client.index("library").search(VECTOR, 3)
-            until = time.monotonic() + 60
-            while "scannery.segment" not in _names(received) and time.monotonic() < until:
-                time.sleep(0.05)
-        assert {"scannery.v1.SearchService/Search", "scannery.queue", "scannery.segment"} <= _names(received)
-        [resource] = {str(spans.resource.attributes) for r in received for spans in r.resource_spans}
-        assert "library-search" in resource
-    finally:
-        collector.stop(0)
-
-
-def _names(received: list[Any]) -> set[str]:
-    return {
-        span.name
-        for request in list(received)
-        for resource in request.resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    }
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "library-search")
+    with (
+        collector(monkeypatch) as received,
+        command("serve", "--store", str(library), "--listen", "127.0.0.1:0") as (_, address),
+        scannery.connect(address) as client,
+    ):
+        client.index("library").search(VECTOR, 3)
+        names = {"scannery.v1.SearchService/Search", "scannery.queue", "scannery.segment"}
+        wait_until(lambda: names <= {each.span.name for each in received})
+        assert {each.service for each in received} == {"library-search"}

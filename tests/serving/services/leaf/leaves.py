@@ -23,7 +23,7 @@ from scannery.serving.engine.query_vectors import AskedVectors, asked_vectors
 from scannery.serving.engine.top_k import EMPTY, Ranking, by_score_and_id
 from scannery.serving.request.options import Options
 from scannery.serving.request.query import WithSparse, parse_query
-from scannery.serving.services.leaf.leaf_service import LeafService, state_of
+from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import leaf_pb2 as pb
@@ -102,7 +102,12 @@ class Cluster:
 
     @property
     def at(self) -> pb.At:
-        return state_of(self.snapshot)
+        snapshot = self.snapshot
+        manifest = snapshot.manifest
+        return pb.At(
+            index=manifest.index, index_id=manifest.index_id or "", version=manifest.version,
+            sequence=snapshot.sequence,
+        )  # fmt: skip
 
     def ask(self, method: str, request: Any) -> list[Any]:
         """Return the answer of each leaf, as it arrives on the wire."""
