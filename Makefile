@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-.PHONY: demo wheel test test-long torture model kills test-xla test-clients check proto spec-docs sync bench clean
+.PHONY: demo wheel test test-long torture model kills test-xla test-clients test-cluster test-ray check proto spec-docs sync bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -75,6 +75,24 @@ test-clients: export PYTHONDONTWRITEBYTECODE :=
 test-clients: $(CLIENTS)/.ready  ## Other people's clients and test suites, in an environment of their own.
 	SCANNERY_TEST_CLIENTS=1 HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=src $(CLIENTS)/bin/python -m pytest \
 		-o filterwarnings=default -n 2 --dist loadfile tests/adapters tests/serving/vertex/test_official_*.py
+
+RAY := .venv-ray
+
+# As the environment of `test-clients`: Ray is large, and nothing else needs it.
+$(RAY)/.ready: $(VENV)/.ready
+	$(PYTHON) -m venv $(RAY)
+	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" \
+		> $(RAY)/lib/python3.11/site-packages/scannery-environment.pth
+	$(RAY)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	touch $@
+
+test-ray: $(RAY)/.ready  ## A cluster on three nodes of Ray, which change and die while callers search.
+	SCANNERY_TEST_RAY=1 RAY_USAGE_STATS_ENABLED=0 PYTHONPATH=src $(RAY)/bin/python -m pytest \
+		-o filterwarnings=default -s tests/placement
+
+# Network namespaces need root; the tests of them are skipped without.
+test-cluster: $(VENV)/.ready  ## All tests of clusters at full length: an hour of kills, partitions, roll-outs and random requests.
+	SCANNERY_TEST_CLUSTER=1 $(BIN)/python -m pytest -m "long or not long" -s tests/cluster tests/buckets tests/serving/leaves
 
 check: $(VENV)/.ready  ## Format, lint, imports, types.
 	$(BIN)/ruff format --check .

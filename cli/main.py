@@ -89,7 +89,13 @@ class _Commands(LazyGroup):
             f"{_COMMANDS}.serve:serve",
             "Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart.",
         ),
-        "cluster": LazyCommand(f"{_COMMANDS}.cluster:cluster_app", "Show the leaves of a cluster."),
+        "cluster": LazyCommand(
+            f"{_COMMANDS}.cluster:cluster_app", "Show the leaves of a cluster; start and end clusters on Ray."
+        ),
+        "maintain": LazyCommand(
+            f"{_COMMANDS}.maintain:maintain",
+            "Seal, merge and collect garbage as it becomes due, until SIGTERM or Ctrl-C; several processes may run.",
+        ),
         "encoder": LazyCommand(
             f"{_COMMANDS}.encoder:encoder",
             "Encode texts until SIGTERM or Ctrl-C, for `serve --encoder` and for callers of EmbeddingService.",

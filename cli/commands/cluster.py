@@ -1,4 +1,4 @@
-"""`scannery cluster`: show the leaves of a cluster as a root sees them."""
+"""`scannery cluster`: show the leaves of a cluster as a root sees them; start and end clusters on Ray."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from rich.table import Table
 from scannery.cli.client_options import JsonOption
 from scannery.cli.errors import NO
 from scannery.cli.output import console, print_json
+from scannery.cli.placement import commands as placement
 
 if TYPE_CHECKING:
+    from scannery.cli.placement.ray_actors import ActorState
+    from scannery.cli.placement.slots import Slot
     from scannery.serving.leaves.groups import LeafGroups, LeafInfo
     from scannery.serving.leaves.leaf import IndexState
 
 __all__ = ["cluster_app", "disagreements", "indexes_of"]
 
-cluster_app = typer.Typer(no_args_is_help=True, help="Show the leaves of a cluster.")
+cluster_app = typer.Typer(
+    no_args_is_help=True, help="Show the leaves of a cluster; start and end clusters on Ray."
+)
+cluster_app.command(no_args_is_help=True)(placement.up)
+cluster_app.command(no_args_is_help=True)(placement.down)
 
 _POLL_S = 0.02
 
@@ -37,6 +44,10 @@ class IndexStatus:
     """Datapoints of one leaf of each group, of the newest version that it has."""
     shards: int
     """Shards of the same leaves."""
+    sequence: int
+    """The newest mutation that a leaf has read."""
+    lag: int
+    """Mutations that the leaf furthest behind has not read."""
 
 
 @cluster_app.command(no_args_is_help=True)
@@ -47,7 +58,9 @@ def status(
             metavar="TARGET",
             help="Leaves: `host:port,host:port`, `dns:///name:port`, or `file:///path` with one a line.",
         ),
-    ],
+    ] = "",
+    ray: placement.RayOption = "",
+    name: placement.NameOption = "default",
     leaves_key: Annotated[
         str, typer.Option(metavar="FILE", help="File with the API key for the leaves.")
     ] = "",
@@ -66,6 +79,10 @@ def status(
     from scannery.serving.config import LeavesConfig
     from scannery.serving.leaves.groups import LeafGroups
 
+    if bool(leaves) == bool(ray):
+        raise typer.BadParameter("give either --leaves or --ray")
+    processes = _processes(ray, name) if ray else {}
+    leaves = leaves or _target(processes)
     groups = LeafGroups(LeavesConfig(target=leaves, key_file=leaves_key, ca=leaves_ca))
     try:
         _wait(groups, timeout)
@@ -77,8 +94,11 @@ def status(
     problems += [f"group {group}/{count} has no leaf that is ready" for group in _missing(found, count)]
     problems += disagreements(indexes, count)
     if as_json:
-        print_json(_as_json(found, indexes, problems, ready=ready, groups=count))
+        told = _as_json(found, indexes, problems, ready=ready, groups=count)
+        print_json(told | ({"processes": placement.as_json(processes)} if ray else {}))
     else:
+        if ray:
+            console().print(placement.processes(processes))
         _print(found, indexes, problems)
     if not ready:
         raise typer.Exit(NO)
@@ -108,12 +128,35 @@ def disagreements(indexes: Iterable[IndexStatus], groups: int) -> list[str]:
 
 def _index(name: str, by_group: Mapping[int, Sequence[IndexState]]) -> IndexStatus:
     newest = [max(states, key=lambda state: state.version) for states in by_group.values()]
+    sequences = [state.sequence for states in by_group.values() for state in states]
     return IndexStatus(
         name=name,
         versions={group: sorted({each.version for each in by_group[group]}) for group in sorted(by_group)},
         rows=sum(state.rows for state in newest),
         shards=sum(state.shards for state in newest),
+        sequence=max(sequences),
+        lag=max(sequences) - min(sequences),
     )
+
+
+def _processes(ray: str, name: str) -> Mapping[Slot, ActorState | None]:
+    """Return the processes of a cluster on Ray."""
+    from scannery.cli.placement.ray_cluster import RayCluster
+
+    with RayCluster(ray, name) as cluster:
+        return cluster.states()
+
+
+def _target(processes: Mapping[Slot, ActorState | None]) -> str:
+    """Return the addresses of the leaves among these; raises UnavailableError if none serves."""
+    from scannery.runtime.errors import UnavailableError
+
+    leaves = [
+        state.address for slot, state in processes.items() if slot.team.groups and state and state.address
+    ]
+    if not leaves:
+        raise UnavailableError("no leaf of this cluster serves", retry_after_s=1)
+    return ",".join(leaves)
 
 
 def _wait(groups: LeafGroups, timeout_s: float) -> None:
@@ -157,9 +200,16 @@ def _print(leaves: Sequence[LeafInfo], indexes: Sequence[IndexStatus], problems:
         )
     out.print(table)
     if indexes:
-        table = Table("index", "version", "datapoints", "shards")
+        table = Table("index", "version", "datapoints", "shards", "sequence", "lag")
         for index in indexes:
-            table.add_row(index.name, _versions(index), f"{index.rows:,}", f"{index.shards}")
+            table.add_row(
+                index.name,
+                _versions(index),
+                f"{index.rows:,}",
+                f"{index.shards}",
+                f"{index.sequence}",
+                f"{index.lag}",
+            )
         out.print(table)
     for problem in problems:
         out.print(problem, markup=False, highlight=False)
@@ -193,7 +243,14 @@ def _as_json(
                 "in_flight": leaf.in_flight,
                 "in_flight_limit": leaf.in_flight_limit,
                 "indexes": [
-                    {"name": name, "version": each.version, "rows": each.rows, "shards": each.shards}
+                    {
+                        "name": name,
+                        "version": each.version,
+                        "rows": each.rows,
+                        "shards": each.shards,
+                        "sequence": each.sequence,
+                        "problem": each.problem,
+                    }
                     for name, each in leaf.indexes
                 ],
             }
@@ -205,6 +262,8 @@ def _as_json(
                 "versions": {str(group): versions for group, versions in index.versions.items()},
                 "rows": index.rows,
                 "shards": index.shards,
+                "sequence": index.sequence,
+                "lag": index.lag,
             }
             for index in indexes
         ],

@@ -29,7 +29,7 @@ def seal_command(
     name: NameArgument, store: StoreOption, log: LogOption = "", as_json: JsonOption = False
 ) -> None:
     """Seal live updates from the log into segments, in a new version."""
-    from scannery.live.maintenance.scheduler import locked
+    from scannery.live.maintenance.locks import locked
     from scannery.live.maintenance.seal import seal
 
     opened, root = Store.open(store), given_log_root(log)
@@ -53,8 +53,8 @@ def merge_command(
     name: NameArgument, store: StoreOption, log: LogOption = "", as_json: JsonOption = False
 ) -> None:
     """Merge small segments and drop deleted rows beyond the spec's thresholds, in new versions."""
+    from scannery.live.maintenance.locks import locked
     from scannery.live.maintenance.merge import merge
-    from scannery.live.maintenance.scheduler import locked
 
     opened, reports = Store.open(store), []
     name = index_of(opened, name)
@@ -265,7 +265,7 @@ def _taken_is_usage(option: str) -> Iterator[None]:
 
 
 def _lock_root(store: Store, log: LogRoot | None) -> Path:
-    from scannery.live.maintenance.scheduler import lock_root_of
+    from scannery.live.maintenance.locks import lock_root_of
 
     root = log or store.local_root
     if root is None:

@@ -1,0 +1,108 @@
+"""`scannery cluster up` and `down`: a cluster on the nodes of Ray."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from scannery.cli.log_option import LogOption
+from scannery.cli.output import console
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from scannery.cli.placement.ray_actors import ActorState
+    from scannery.cli.placement.slots import Slot
+
+__all__ = ["NameOption", "RayOption", "as_json", "down", "processes", "up"]
+
+RayOption = Annotated[
+    str,
+    typer.Option("--ray", metavar="ADDRESS", help="Head of Ray, `host:port`, or `auto` on one of its nodes."),
+]
+NameOption = Annotated[str, typer.Option("--name", help="Name of the cluster; Ray may have several.")]
+_OPTIONS_HELP = 'Further options of `scannery serve` for all {}, in quotes: "--workers 4 --insecure".'
+
+
+def up(
+    ray: RayOption,
+    store: Annotated[
+        str,
+        typer.Option(
+            "--store", "-s", envvar="SCANNERY_STORE", metavar="URI",
+            help="Folder or bucket with the indexes; all nodes must reach it.",
+        ),
+    ],
+    groups: Annotated[int, typer.Option(help="Number of groups of shards.", min=1)],
+    rows: Annotated[int, typer.Option(help="Leaves of each group, on different nodes if there are enough.", min=1)] = 2,
+    roots: Annotated[int, typer.Option(help="Number of roots.", min=1)] = 2,
+    name: NameOption = "default",
+    log: LogOption = "",
+    port: Annotated[
+        int, typer.Option(help="Port of roots; with 0, each takes a free one. Leaves take free ones.", min=0, max=65535)
+    ] = 7077,
+    leaf_options: Annotated[str, typer.Option(metavar="OPTIONS", help=_OPTIONS_HELP.format("leaves"))] = "",
+    root_options: Annotated[str, typer.Option(metavar="OPTIONS", help=_OPTIONS_HELP.format("roots"))] = "",
+    leaf_cpus: Annotated[float, typer.Option(help="Processors that Ray reserves for a leaf.", min=0)] = 1.0,
+    root_cpus: Annotated[float, typer.Option(help="Processors that Ray reserves for a root.", min=0)] = 1.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time in which all processes have to serve.", min=0)
+    ] = 900.0,
+) -> None:  # fmt: skip
+    """Start a cluster on Ray, or give a running one other numbers of groups, rows and roots, while it answers."""
+    from scannery.cli.placement.ray_actors import ServeOptions
+    from scannery.cli.placement.ray_cluster import RayCluster
+    from scannery.cli.placement.slots import Shape
+
+    shape = Shape(groups=groups, rows=rows, roots=roots)
+    leaf = ServeOptions(store=store, log=log, arguments=tuple(shlex.split(leaf_options)), cpus=leaf_cpus)
+    root = ServeOptions(
+        store=store, log=log, arguments=tuple(shlex.split(root_options)), cpus=root_cpus, port=port
+    )
+    with RayCluster(ray, name) as cluster:
+        cluster.up(shape, leaf=leaf, root=root, timeout_s=timeout, report=_report)
+        console().print(processes(cluster.states()))
+
+
+def down(ray: RayOption, name: NameOption = "default") -> None:
+    """End the processes of a cluster on Ray when their requests have ended."""
+    from scannery.cli.placement.ray_cluster import RayCluster
+
+    with RayCluster(ray, name) as cluster:
+        _report(f"{cluster.down()} processes ended")
+
+
+def processes(states: Mapping[Slot, ActorState | None]) -> Table:
+    """Return a table of what runs."""
+    table = Table("process", "address", "node", "starts", "problem")
+    for slot, state in sorted(states.items()):
+        table.add_row(
+            str(slot), *(_columns(state) if state is not None else ("–", "–", "–", "waits for a node"))
+        )
+    return table
+
+
+def as_json(states: Mapping[Slot, ActorState | None]) -> list[dict[str, Any]]:
+    """Return what runs, for programs."""
+    return [
+        {
+            "process": str(slot),
+            "address": state.address if state is not None else "",
+            "node": state.node if state is not None else "",
+            "pid": state.process.pid if state is not None else 0,
+            "starts": state.process.starts if state is not None else 0,
+        }
+        for slot, state in sorted(states.items())
+    ]
+
+
+def _columns(state: ActorState) -> tuple[str, ...]:
+    process = state.process
+    return state.address or "–", state.node[:12], str(process.starts), process.problem
+
+
+def _report(text: str) -> None:
+    typer.echo(text, err=True)
