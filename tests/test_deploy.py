@@ -7,15 +7,21 @@ import json
 import re
 import shutil
 import subprocess
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from typer.main import get_command
 
+import scannery
 from scannery.cli.main import app
+from scannery.serving.process.maintain import STOP_S
 from scannery.serving.telemetry.metrics import Histogram, ServerMetrics
+from tests.cluster.processes import Process, free_ports, wait_until
 from tests.data import ROOT
+from tests.served import ROWS, make_library_store
 
 DEPLOY = ROOT / "deploy"
 
@@ -105,7 +111,7 @@ def test_a_cluster_has_its_groups_in_each_row_and_roots_that_find_them() -> None
         claims = {each["metadata"]["name"] for each in row["spec"]["volumeClaimTemplates"]}
         volumes = {each["name"] for each in pod["spec"]["volumes"]} | claims
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
-    [root] = [each for each in documents if each["kind"] == "Deployment"]
+    [root] = (each for each in documents if each["kind"] == "Deployment")
     [container] = root["spec"]["template"]["spec"]["containers"]
     given = flags(container["args"])
     assert given.keys() <= options_of("serve")
@@ -125,14 +131,106 @@ def test_a_cluster_has_its_groups_in_each_row_and_roots_that_find_them() -> None
     assert scaler["spec"]["scaleTargetRef"]["name"] == root["metadata"]["name"]
 
 
+def test_a_cluster_starts_without_a_log_and_its_secret() -> None:
+    text = (DEPLOY / "kubernetes" / "cluster.yaml").read_text()
+    assert "SCANNERY_LOG" not in text
+    assert set(re.findall(r"secretName: ([\w-]+)", text)) == {"scannery-keys"}
+    assert "secretKeyRef" not in text
+    assert "scannery-maintain" not in text
+
+
+def test_a_cluster_with_a_log_has_processes_that_maintain_it() -> None:
+    maintain, policy = loaded("kustomize/log/maintain.yaml")
+    pod = maintain["spec"]["template"]
+    [container] = pod["spec"]["containers"]
+    given = flags(container["args"])
+    assert container["command"] == ["scannery", "maintain"]
+    known = get_command(app).commands["maintain"]  # type: ignore[attr-defined]
+    opposites = {option for parameter in known.params for option in parameter.secondary_opts}
+    assert given.keys() <= options_of("maintain") | opposites
+    [port] = container["ports"]
+    assert given["--metrics-listen"] == f"0.0.0.0:{port['containerPort']}"
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(port["containerPort"])
+    assert container["livenessProbe"]["httpGet"] == {"path": "/metrics", "port": port["name"]}
+    # The URL of the log may have a password: not among the arguments.
+    assert "--log" not in given
+    [log] = container["env"]
+    assert (log["name"], list(log["valueFrom"])) == ("SCANNERY_LOG", ["secretKeyRef"])
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= STOP_S + 5
+    assert_hardened(pod["spec"], container, writes=True)
+    assert_closed(policy, pod["metadata"])
+    volumes = {each["name"] for each in pod["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
 def test_manifests_are_valid() -> None:
     validator = pytest.importorskip("kubernetes_validate")
-    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
-        for document in yaml.safe_load_all(path.read_text()):
-            validator.validate(document, validator.latest_version(), strict=True)
+    paths = [*(DEPLOY / "kubernetes").glob("*.yaml"), DEPLOY / "kustomize" / "log" / "maintain.yaml"]
+    for path in sorted(paths):
+        if path.name != "kustomization.yaml":
+            for document in yaml.safe_load_all(path.read_text()):
+                validator.validate(document, validator.latest_version(), strict=True)
 
 
-def assert_hardened(pod: dict[str, Any], container: dict[str, Any]) -> None:
+def rendered(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return what `kubectl apply -k` would apply, by kind and name, checked against the schema of Kubernetes."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl")
+    validator = pytest.importorskip("kubernetes_validate")
+    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    documents = list(yaml.safe_load_all(done.stdout))
+    for document in documents:
+        validator.validate(document, validator.latest_version(), strict=True)
+    return {(document["kind"], document["metadata"]["name"]): document for document in documents}
+
+
+def test_the_kustomization_changes_what_its_values_say_and_nothing_else(tmp_path: Path) -> None:
+    base = rendered(DEPLOY / "kubernetes")
+    assert len(base) == len(loaded("kubernetes/cluster.yaml"))
+    folder = tmp_path / "deploy"
+    shutil.copytree(DEPLOY, folder)
+    file = folder / "kustomize" / "kustomization.yaml"
+    text = (
+        file.read_text()
+        .replace("- store=/store", "- store=s3://bucket/store")
+        .replace('newTag: "1"', "newTag: two")
+    )
+    file.write_text(text.replace("# components:", "components:"))
+    changed = rendered(folder / "kustomize")
+    values = changed.pop(("ConfigMap", "scannery-cluster"))["data"]
+    assert values["store"] == "s3://bucket/store"
+    own = {(each["kind"], each["metadata"]["name"]): each for each in loaded("kustomize/log/maintain.yaml")}
+    assert changed.keys() == base.keys() | own.keys()
+    [*_, to_database] = own["NetworkPolicy", "scannery-maintain"]["spec"]["egress"]
+    assert to_database["ports"] == [{"port": 5432}]
+    log = {"name": "SCANNERY_LOG", "valueFrom": {"secretKeyRef": {"name": "scannery-log", "key": "url"}}}
+    for key, document in (base | own).items():
+        if key[0] not in ("StatefulSet", "Deployment"):
+            if key in (("NetworkPolicy", "scannery-leaf"), ("NetworkPolicy", "scannery-root")):
+                document["spec"]["egress"].append(to_database)
+            assert changed[key] == document
+            continue
+        [container] = document["spec"]["template"]["spec"]["containers"]
+        container["image"] = "registry.example/scannery:two"
+        container["args"] = [
+            argument.replace("--store=/store", f"--store={values['store']}").replace(
+                "/4", f"/{values['groups']}"
+            )
+            for argument in container["args"]
+        ]
+        if key not in own:
+            container["env"] = [log, *container.get("env", ())]
+        if key[0] == "StatefulSet":
+            document["spec"]["replicas"] = int(values["groups"])
+            container["resources"]["requests"] |= {"cpu": values["leaf-cpu"], "memory": values["leaf-memory"]}
+            container["resources"]["limits"]["memory"] = values["leaf-memory"]
+            [claim] = document["spec"]["volumeClaimTemplates"]
+            claim["spec"]["resources"]["requests"]["storage"] = values["leaf-cache"]
+        assert changed[key] == document
+
+
+def assert_hardened(pod: dict[str, Any], container: dict[str, Any], *, writes: bool = False) -> None:
     """Not root, nothing to write but what it needs, and no more of that than it may have."""
     assert not pod["automountServiceAccountToken"]
     assert not pod["enableServiceLinks"]
@@ -152,9 +250,8 @@ def assert_hardened(pod: dict[str, Any], container: dict[str, Any]) -> None:
             assert volume["emptyDir"]["sizeLimit"]
         if "secret" in volume:
             assert volume["secret"]["defaultMode"] == 0o400
-    assert all(
-        mount.get("readOnly") for mount in container["volumeMounts"] if mount["name"] in ("store", "keys")
-    )
+    read = ("keys",) if writes else ("store", "keys")
+    assert all(mount.get("readOnly") for mount in container["volumeMounts"] if mount["name"] in read)
 
 
 def assert_closed(policy: dict[str, Any], metadata: dict[str, Any]) -> None:
@@ -262,7 +359,16 @@ def test_builds_get_the_sources_and_nothing_else() -> None:
     assert re.search(r"^wheel==", constraints, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("unit", "command"), [("scannery", "serve"), ("scannery-encoder", "encoder")])
+@pytest.mark.parametrize(
+    ("unit", "command"),
+    [
+        ("scannery", "serve"),
+        ("scannery-encoder", "encoder"),
+        ("scannery-leaf@", "serve"),
+        ("scannery-maintain", "maintain"),
+        ("scannery-root", "serve"),
+    ],
+)
 def test_units_start_processes_with_options_that_they_have(unit: str, command: str) -> None:
     text = (DEPLOY / f"{unit}.service").read_text()
     [start] = re.findall(r"ExecStart=(.*)", text)
@@ -270,7 +376,9 @@ def test_units_start_processes_with_options_that_they_have(unit: str, command: s
     assert options_in(start) <= options_of(command)
 
 
-@pytest.mark.parametrize("unit", ["scannery", "scannery-encoder"])
+@pytest.mark.parametrize(
+    "unit", ["scannery", "scannery-encoder", "scannery-leaf@", "scannery-maintain", "scannery-root"]
+)
 def test_units_have_few_rights(unit: str) -> None:
     lines = (DEPLOY / f"{unit}.service").read_text().splitlines()
     assert {
@@ -283,7 +391,7 @@ def test_units_have_few_rights(unit: str) -> None:
     } <= set(lines)
     settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
     assert "127.0.0.1:" in settings["ExecStart"].split("--metrics-listen ")[1][:10]
-    if unit == "scannery":
+    if unit != "scannery-encoder":
         assert settings["StateDirectoryMode"] == "0700"
         return
     # The encoder can read the store, and write nothing that the server reads.
@@ -294,19 +402,77 @@ def test_units_have_few_rights(unit: str) -> None:
     assert "SCANNERY_CACHE_DIR=/var/cache/scannery-encoder " in settings["Environment"]
 
 
-def test_the_dashboard_shows_metrics_that_there_are() -> None:
-    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
-    shown = {target["expr"] for panel in dashboard["panels"] for target in panel["targets"]}
-    named = set(re.findall(r"scannery_\w+", " ".join(shown)))
+def test_units_of_a_cluster_are_leaves_and_roots_that_serve_with_these_options(tmp_path: Path) -> None:
+    """What systemd would start, with paths and ports of this test and no keys: the root has the rows of its leaf."""
+    store = make_library_store(tmp_path)
+    leaf_port, root_port = free_ports(2)
+    (tmp_path / "leaves").write_text(f"127.0.0.1:{leaf_port}\n")
+    with ExitStack() as stack:
+        for unit, instance in (("scannery-leaf@", "0"), ("scannery-root", "")):
+            given = flags_of_unit(unit, instance)
+            assert not given.keys() & {"--insecure", "--behind-tls"}
+            assert {"--keys", "--tls-cert", "--tls-key"} <= given.keys()
+            role = {name: given[name] for name in ("--role", "--group", "--leaves") if name in given}
+            if "--leaves" in role:
+                role["--leaves"] = role["--leaves"].replace("/etc/scannery", str(tmp_path))
+            process = Process(store, leaf_port if instance else root_port, *itertools.chain(*role.items()))
+            stack.callback(process.kill)
+            process.start()
+            process.wait()
+        client = stack.enter_context(scannery.connect(f"127.0.0.1:{root_port}"))
+        wait_until(lambda: client.index("library").count() == ROWS)
+
+
+def flags_of_unit(unit: str, instance: str) -> dict[str, str]:
+    """Return the options of a unit as systemd expands them, of a cluster of one group."""
+    [start] = re.findall(r"ExecStart=\S+ serve (.*)", (DEPLOY / f"{unit}.service").read_text())
+    variables = {"%i": instance, "${SCANNERY_GROUPS}": "1", "${SCANNERY_HOST}": "127.0.0.1"}
+    for name, value in variables.items():
+        start = start.replace(name, value)
+    assert "$" not in start
+    return dict(itertools.pairwise(start.split()))
+
+
+def known_metrics() -> set[str]:
     known: set[str] = set()
     for family in ServerMetrics().registry.families:
         known.add(family.name)
         if isinstance(family, Histogram):
             known |= {f"{family.name}_{suffix}" for suffix in ("bucket", "sum", "count")}
-    assert named <= known
+    return known
+
+
+def test_the_dashboard_shows_metrics_that_there_are() -> None:
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
+    shown = {target["expr"] for panel in dashboard["panels"] for target in panel["targets"]}
+    named = set(re.findall(r"scannery_\w+", " ".join(shown)))
+    assert named <= known_metrics()
     assert {family.name for family in ServerMetrics().registry.families} <= {
         re.sub(r"_(bucket|sum|count)$", "", name) for name in named
     } | {"scannery_index_up", "scannery_workers", "scannery_sampled_plans_total"}
+
+
+def test_alerts_use_metrics_that_there_are_and_the_runbook_has_each() -> None:
+    [alerts] = loaded("alerts.yaml")
+    assert loaded("prometheus.yaml")[0]["rule_files"] == ["alerts.yaml"]
+    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    named = set(re.findall(r"scannery_\w+", " ".join(rule["expr"] for rule in rules)))
+    assert named <= known_metrics()
+    assert all(rule["labels"]["severity"] in ("page", "ticket") for rule in rules)
+    runbook = (ROOT / "docs" / "operations" / "cluster-runbook.md").read_text()
+    assert {rule["alert"] for rule in rules} == set(re.findall(r"`(Scannery[A-Z]\w+)`", runbook))
+
+
+def test_prometheus_understands_the_alerts() -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("needs promtool")
+    done = subprocess.run(
+        ["promtool", "check", "rules", str(DEPLOY / "alerts.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_systemd_understands_the_units() -> None:
@@ -319,5 +485,5 @@ def test_systemd_understands_the_units() -> None:
         check=False,
     )
     # The program is not installed here; nothing else may be wrong.
-    problems = [line for line in done.stderr.splitlines() if re.match(r"scannery(-encoder)?\.service", line)]
+    problems = [line for line in done.stderr.splitlines() if re.match(r"scannery[a-z@-]*\.service", line)]
     assert [line for line in problems if "is not executable" not in line] == []

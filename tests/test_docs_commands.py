@@ -87,6 +87,7 @@ SLOW = {
 ELSEWHERE = {
     "docs/adapters.md": "needs frameworks; tests/adapters has them (`make test-clients`)",
     "docs/cluster.md": "tests/cluster starts the same processes, and kills them",
+    "docs/operations/cluster-runbook.md": "needs a cluster that fails; tests/cluster kills and stops its processes",
     "docs/evaluate.md": "tests/test_docs_evaluate.py runs it",
     "docs/embedding.md": "needs a TPU and models that are not installed",
     "docs/podcasts.md": "needs transcripts that are not in the repository",
