@@ -5,7 +5,9 @@
 
 Random vectors around 1,000 centres, with words and three attributes, in eight shards. One caller asks one query after
 the other, through the SDK; server, root, leaves and caller share the cores. All of them run at once, and take turns in
-each round. Processor time is that of the process which answers the caller, with its threads.
+each round. Processor time is that of the process which answers the caller, with its threads. Writes come last: upserts
+of ten datapoints, changes of an attribute of one, and dense queries while another caller upserts ten datapoints
+twenty times a second. All processes follow the same log, which is in the store.
 """
 
 from __future__ import annotations
@@ -13,30 +15,21 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from datetime import datetime, timezone
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 import scannery
 from benchmarks.report import environment, table
 from benchmarks.serve_load import cpu_s, served, throughput
 from scannery.client import Words
-from scannery.indexer import (
-    Manifest,
-    Store,
-    build_segment,
-    commit,
-    datapoint_schema,
-    expected_recall,
-    parse_spec,
-    shard_of,
-    store_segment,
-)
+from scannery.indexer import Store, parse_spec
+from tests.data import datapoints
+from tests.data import publish as published
 
 INDEX, SHARDS, K = "clustered", 8, 10
 CENTRES, QUERIES = 1_000, 500
@@ -53,6 +46,16 @@ WORDS = [
     f"{first}{last}" for first in "bcdfghklmnprst" for last in ("ar", "en", "il", "or", "un", "ath", "est")
 ]
 Ask = Callable[[int], object]
+BESIDE = "dense beside upserts"
+KINDS = (
+    ("dense", 1),
+    ("hybrid", 1),
+    ("batch of 100", 100),
+    ("upsert of 10", 1),
+    ("update of 1", 1),
+    (BESIDE, 1),
+)
+WRITES_PER_S = 20
 
 
 def main() -> None:
@@ -87,11 +90,12 @@ def measure(store: str, vectors_ND: np.ndarray, groups: Sequence[int], rounds: i
             name: asked(stack.enter_context(scannery.connect(address)), vectors_ND)
             for name, (_, address) in targets.items()
         }
-        for kind, queries in (("dense", 1), ("hybrid", 1), ("batch of 100", 100)):
+        for kind, queries in KINDS:
             figures: dict[str, list[tuple[float, ...]]] = {name: [] for name in targets}
             for turn in range(rounds + 1):
-                for name, (pid, _) in targets.items():
-                    found = spent(pid, asks[name][kind], seconds, queries)
+                for name, (pid, address) in targets.items():
+                    with writing(address, vectors_ND) if kind == BESIDE else nullcontext():
+                        found = spent(pid, asks[name][kind], seconds, queries)
                     if turn:  # the first round fills caches
                         figures[name].append(found)
             rows = [(name, *shown(np.median(each, axis=0).tolist())) for name, each in figures.items()]
@@ -124,7 +128,47 @@ def asked(client: scannery.Client, vectors_ND: np.ndarray) -> dict[str, Ask]:
             Words(texts[n % QUERIES], queries_QD[n % QUERIES]), K, mode="hybrid"
         ),
         "batch of 100": lambda n: index.search_many(queries_QD[100 * (n % 5) : 100 * (n % 5) + 100], K),
+        "upsert of 10": lambda n: index.upsert(ten(vectors_ND, n)),
+        "update of 1": lambda n: index.update(
+            [{"id": f"d{n % 1000}", "attributes": {"year": 1900 + n % 100}}]
+        ),
+        BESIDE: lambda n: index.search(queries_QD[n % QUERIES], K),
     }
+
+
+def ten(vectors_ND: np.ndarray, number: int) -> list[Any]:
+    """Return datapoints that replace those of some numbers."""
+    first = 10 * (number % 100)
+    return [
+        {
+            "id": f"d{row}",
+            "vector": vectors_ND[row],
+            "text": WORDS[row % len(WORDS)],
+            "attributes": {"year": 2026},
+        }
+        for row in range(first, first + 10)
+    ]
+
+
+@contextmanager
+def writing(address: str, vectors_ND: np.ndarray) -> Iterator[None]:
+    """Upsert ten datapoints WRITES_PER_S times a second, in a thread, until the end of the block."""
+    ended = threading.Event()
+
+    def write() -> None:
+        number = 0
+        with scannery.connect(address) as client:
+            while not ended.wait(1 / WRITES_PER_S):
+                client.index(INDEX).upsert(ten(vectors_ND, number))
+                number += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def spent(pid: int, ask: Ask, seconds: float, queries: int) -> tuple[float, ...]:
@@ -159,32 +203,13 @@ def rows_of(rows: int, dimensions: int) -> tuple[np.ndarray, dict[str, list[Any]
     }
 
 
-def publish(folder: Path, rows: int, dimensions: int) -> None:
+def publish(folder: Path, rows: int, dimensions: int, shards: int = SHARDS) -> None:
     """Commit the index to the store in a folder."""
+    spec = SPEC.model_copy(update={"shards": shards})
     vectors_ND, columns = rows_of(rows, dimensions)
     store = Store.open(folder / "store", create=True)
-    schema = datapoint_schema(SPEC, dimensions)
-    given: dict[str, Any] = {**columns, "embedding": list(vectors_ND)}
-    arrays = [
-        pa.array(given[field.name], field.type) if field.name in given else pa.nulls(rows, field.type)
-        for field in schema
-    ]
-    whole = pa.table(arrays, schema=schema)
-    numbers = np.array([shard_of(text, SHARDS) for text in columns["document_id"]])
-    entries = []
-    for shard in range(SHARDS):
-        built = build_segment(
-            whole.filter(pa.array(numbers == shard)), spec=SPEC, shard=shard, directory=folder
-        )
-        store_segment(store, INDEX, built)
-        entries.append(built.entry)
-    commit(
-        store,
-        Manifest(
-            index=INDEX, version=1, created_at=datetime.now(timezone.utc), spec=SPEC, dimensions=dimensions,
-            shards=SHARDS, segments=tuple(entries), recall=expected_recall(entries, SPEC.target_recall),
-        ),
-    )  # fmt: skip
+    ids = columns.pop("id")
+    published(store, spec, datapoints(spec, vectors_ND, ids=ids, columns=columns), folder, shards=shards)
 
 
 if __name__ == "__main__":

@@ -12,26 +12,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
 import scannery
+from tests.cluster.machines import Machine
 from tests.data import ROOT
 
-__all__ = ["Cluster", "Process", "Traffic", "free_ports", "running_cluster", "wait_until"]
+__all__ = ["Cluster", "Process", "Traffic", "free_ports", "often", "running_cluster", "wait_until"]
 
 
 class Process:
     """A server of the command, which can be killed and started again."""
 
-    def __init__(self, store: Path, port: int, *arguments: str) -> None:
-        self.address = f"127.0.0.1:{port}"
+    def __init__(self, store: Path | str, port: int, *arguments: str, machine: Machine | None = None) -> None:
+        self.address = f"{machine.address if machine else '127.0.0.1'}:{port}"
         self._command = [
+            *(machine.enter if machine else ()),
             sys.executable, "-m", "scannery.cli.main", "serve", "--store", str(store), "--listen", self.address,
-            "--http", "off", *arguments,
+            "--http", "off", *(("--insecure",) if machine else ()), *arguments,
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = None
         self._since_s: float | None = None
@@ -40,7 +42,8 @@ class Process:
         """Start it; `wait` waits until it serves."""
         self._process = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            # A group of its own: the worker, which serves, is a child of the process that is started.
+            start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         )  # fmt: skip
 
     def wait(self, timeout_s: float = 120) -> None:
@@ -58,14 +61,22 @@ class Process:
         return None if self._since_s is None else time.monotonic() - self._since_s
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal."""
+        """Send a signal to the supervisor and its workers."""
         assert self._process is not None
-        self._process.send_signal(number)
+        os.killpg(self._process.pid, number)
+
+    def wait_for_the_end(self, timeout_s: float = 60) -> None:
+        """Return when it has ended, after a signal."""
+        assert self._process is not None
+        self._process.wait(timeout_s)
+        self.kill()
 
     def kill(self) -> None:
         """End it at once."""
         if self._process is not None:
-            self._process.kill()
+            # A worker whose supervisor alone is killed drains first.
+            with suppress(ProcessLookupError):  # it has ended already
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             assert self._process.stdout is not None
             self._process.stdout.close()
@@ -110,9 +121,15 @@ class Traffic:
     """Searches at a rate by some callers, each with a connection of its own, until the end of the block."""
 
     def __init__(
-        self, address: str, ask: Callable[[scannery.Client], scannery.Hits], *, rate: float = 50
+        self,
+        address: str,
+        ask: Callable[[scannery.Client], scannery.Hits],
+        *,
+        rate: float = 50,
+        retries: bool = False,
     ) -> None:
         self._address, self._ask, self._pause_s = address, ask, _CALLERS / rate
+        self._retries = retries
         self.latencies_s: list[float] = []
         self.answers: list[scannery.Hits] = []
         self.failures: list[Exception] = []
@@ -136,7 +153,7 @@ class Traffic:
         return float(np.quantile(self.latencies_s, 0.99))
 
     def _run(self, number: int) -> None:
-        with scannery.connect(self._address, retries=False) as client:
+        with scannery.connect(self._address, retries=self._retries) as client:
             while not self._ended.wait(self._pause_s):
                 began_s = time.monotonic()
                 try:
@@ -147,6 +164,11 @@ class Traffic:
 
 
 _CALLERS = 4
+
+
+def often(count: int, full: int) -> int:
+    """Return how often something is done: `count` times, or `full` in `make test-cluster`."""
+    return full if os.environ.get("SCANNERY_TEST_CLUSTER") else count
 
 
 def free_ports(count: int) -> list[int]:

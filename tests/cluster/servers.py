@@ -34,13 +34,13 @@ def root_server(store: Path, leaves: str, **options: Any) -> Server:
 
 @contextmanager
 def started_cluster(
-    store: Path, groups: int, *, rows: int = 1, **options: Any
+    store: Path, groups: int, *, rows: int = 1, log: str = "", **options: Any
 ) -> Iterator[tuple[Server, list[list[Server]]]]:
-    """Give a root, with further options, and its leaves, by row and group."""
+    """Give a root, with further options, and its leaves, by row and group; all of them use one log."""
     with ExitStack() as stack:
         leaves = [
-            [stack.enter_context(leaf_server(store, group, groups)) for group in range(groups)]
+            [stack.enter_context(leaf_server(store, group, groups, log=log)) for group in range(groups)]
             for _ in range(rows)
         ]
         target = ",".join(leaf.address for row in leaves for leaf in row)
-        yield stack.enter_context(root_server(store, target, **options)), leaves
+        yield stack.enter_context(root_server(store, target, log=log, **options)), leaves

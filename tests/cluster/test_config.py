@@ -20,11 +20,9 @@ GROUP = ("--group", "0/2")
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "a root without leaves": (ROOT, "a root needs its leaves (--leaves)"),
-    "a root with a log": ((*ROOT, *LEAVES, "--log", "logs"), "leave out --log"),
     "a root with a group": ((*ROOT, *LEAVES, *GROUP), "group: is for the role leaf"),
     "a leaf without a group": (LEAF, "a leaf needs a group"),
     "a leaf with leaves": ((*LEAF, *GROUP, *LEAVES), "leaves: are for the role root"),
-    "a leaf with a log": ((*LEAF, *GROUP, "--log", "logs"), "leave out --log"),
     "a server of all with leaves": (LEAVES, "leaves: are for the role root"),
     "a server of all with a group": (GROUP, "group: is for the role leaf"),
     "a group that is none": ((*LEAF, "--group", "2/2"), "group"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -12,8 +13,9 @@ import pytest
 import scannery
 from scannery.serving import LeavesConfig, SecurityConfig, Server, ServerConfig
 from scannery.serving.security.api_keys import KeyFile
-from scannery.v1.leaf_pb2 import At, LeafCountRequest, LeafStatusRequest
+from scannery.v1.leaf_pb2 import At, LeafCountRequest, LeafRowsRequest, LeafStatusRequest
 from scannery.v1.leaf_pb2_grpc import LeafServiceStub
+from tests.cluster.processes import wait_until
 from tests.cluster.servers import CHECK_EVERY_S, leaf_server
 from tests.served import make_library_store
 
@@ -135,3 +137,45 @@ def test_a_root_without_a_key_says_that_its_leaves_refuse_it(guarded: Guarded) -
         client = stack.enter_context(scannery.connect(root.address, api_key=guarded.reader))
         with pytest.raises(scannery.UnavailableError, match=r"leaf|leaves"):
             client.index("library").count(timeout_s=2)
+
+
+def test_writes_at_a_root_need_the_scope_and_the_index(guarded: Guarded) -> None:
+    """A write reads rows on leaves with the key of the root: that must not widen what a caller may do."""
+    other = guarded.callers.create("other", scopes=["read", "write"], indexes=["flat"])[1]
+    check_no_writes(guarded, guarded.reader, scannery.PermissionDeniedError)
+    check_no_writes(guarded, other, scannery.NotFoundError)
+    with guarded.client(guarded.reader) as client:
+        assert client.index("library").count() == 600
+
+
+def check_no_writes(guarded: Guarded, key: str, expected: Any) -> None:
+    old = {"year": {"$lt": 2010}}
+    with guarded.client(key) as client:
+        wait_until(lambda: is_known(client))
+        library = client.index("library")
+        for write in (
+            lambda: library.delete(["d1"]),
+            lambda: library.delete(where=old),
+            lambda: library.delete(where=old, dry_run=True),
+            lambda: library.update(where=old, attributes={"year": 1}),
+        ):
+            with pytest.raises(expected):
+                write()
+
+
+def test_rows_for_writes_need_the_index_at_a_leaf(guarded: Guarded) -> None:
+    with grpc.insecure_channel(guarded.leaves[0].address) as channel:
+        narrow = (("authorization", f"Bearer {guarded.narrow_at_leaves}"),)
+        request = LeafRowsRequest(at=At(index="library", version=1), ids=["d1"], whole=True)
+        with pytest.raises(grpc.RpcError) as caught:
+            LeafServiceStub(channel).ReadRows(request, metadata=narrow, timeout=10)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def is_known(client: scannery.Client) -> bool:
+    """Return whether the root has read the key: it looks at the file every two seconds."""
+    try:
+        client.indexes()
+    except scannery.UnauthenticatedError:
+        return False
+    return True

@@ -16,8 +16,8 @@ from scannery.indexer import Store
 from scannery.live.maintenance.seal import seal
 from scannery.serving import SecurityConfig
 from scannery.serving.security import KeyFile
-from tests.cluster.questions import INDEX, ROWS, SHARDS, make_store
-from tests.cluster.servers import leaf_server
+from tests.cluster.questions import DIMENSIONS, INDEX, ROWS, SHARDS, make_store
+from tests.cluster.servers import leaf_server, root_server
 
 COMMAND = ["cluster", "status", "--leaves"]
 
@@ -47,6 +47,7 @@ def test_a_cluster_is_shown_with_its_groups_and_indexes(
         [index] = found["indexes"]
         assert (index["name"], index["rows"], index["shards"]) == (INDEX, ROWS, SHARDS)
         assert index["versions"] == {"0": [1], "1": [1]}
+        assert (index["sequence"], index["lag"]) == (0, 0)
         assert main([*COMMAND, target]) == 0
         printed = capsys.readouterr().out
         assert all(text in printed for text in (leaves[0].address, "1/2", INDEX, f"{ROWS:,}"))
@@ -85,6 +86,34 @@ def test_leaves_that_disagree_are_named(
             in found["problems"]
         )
         assert any(f"{third.address} has group 0/3; there are 2 groups" in each for each in found["problems"])
+
+
+def test_a_leaf_without_the_log_of_the_roots_is_named(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "store"
+    shutil.copytree(store, own)
+    log = str(tmp_path / "log")
+    with leaf_server(own, 0, 2, log=log) as one, leaf_server(own, 1, 2) as other:
+        target = f"{one.address},{other.address}"
+        with root_server(own, target, log=log) as root, scannery.connect(root.address) as client:
+            index = client.index(INDEX)
+            for number in range(3):
+                index.upsert(
+                    [{"id": f"new{number}-{each}", "vector": [0.5] * DIMENSIONS} for each in range(8)]
+                )
+            with pytest.raises(
+                scannery.UnavailableError, match="start this leaf with the --log of the roots"
+            ):
+                index.count({"show": "gotime"})
+        code, found = status(capsys, target)
+        assert code == 0
+        [told] = found["indexes"]
+        assert (told["sequence"], told["lag"]) == (3, 3)
+        [problem] = found["problems"]
+        assert problem.startswith(f"leaf {other.address}: index {INDEX}: a root asked for mutation 3")
+        problems = {leaf["address"]: leaf["indexes"][0]["problem"] for leaf in found["leaves"]}
+        assert (problems[one.address], bool(problems[other.address])) == ("", True)
 
 
 def test_the_key_of_the_leaves_is_sent(

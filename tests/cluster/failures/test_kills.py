@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import scannery
-from tests.cluster.processes import Cluster, Process, Traffic, running_cluster, wait_until
+from tests.cluster.processes import Cluster, Process, Traffic, often, running_cluster, wait_until
 from tests.served import DIMENSIONS, ROWS, make_library_store
 
 GROUPS, ROWS_OF_LEAVES = 2, 2
@@ -43,7 +43,7 @@ def whole(cluster: Cluster) -> scannery.Hits:
         return ask(client)
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [6, pytest.param(often(20, 300), marks=pytest.mark.long)])
 def test_no_search_fails_or_is_partial_while_a_leaf_is_killed_each_second(
     cluster: Cluster, kills: int
 ) -> None:

@@ -1,0 +1,227 @@
+"""Plans a cluster: leaves, roots, memory, disk and cost; latency against queries per second; what a failure does.
+
+    python -m benchmarks.cluster_sim measure FILE [--rows 100000] [--dimensions 64] [--groups 1,2,4] [--store FOLDER]
+    python -m benchmarks.cluster_sim validate FILE
+    python -m benchmarks.cluster_sim plan FILE [--sizes FILE] [--vectors 1e9] [--groups 32] [--replicas 2] [--leaf-ms 3]
+        [--leaf-cores 8] [--rates 500,2000,4000] [--root-us N] [--root-group-us N]
+        [--price-core 0.04] [--price-gib 0.005] [--price-gb-month 0.08]
+
+`measure` starts real clusters on this machine and writes processor times, latencies and rates to FILE. `validate`
+fits two numbers (time between processes, variation) to the smallest of them, and predicts the others. `plan` takes
+what a root costs from FILE, bytes of a row from the file of `benchmarks.leaf_size --json`, and the time of a leaf of
+the planned size from `--leaf-ms`, which nobody has measured here. Prices are in any currency: a core and a GiB of
+memory for an hour, a GB of disk for a month.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cluster import QUERIES, publish, rows_of
+from benchmarks.cluster_fit import Measured, as_rows, fitted, measure, predicted, root_costs
+from benchmarks.cluster_machines import Work
+from benchmarks.cluster_model import Failure, Outcome, Shape, simulate
+from benchmarks.report import environment, table
+
+HOURS_A_MONTH = 730
+CORE_IN_USE = 0.6
+"""Share of the cores of roots that queries may take: above it, waits grow."""
+RATE_TITLES = (
+    "queries/s",
+    "root cores",
+    "leaves in use",
+    "p50 ms",
+    "p99 ms",
+    "p99.9 ms",
+    "hedges",
+    "cost a month",
+)
+FAILURE_TITLES = (
+    "one leaf, from 2 s to 6 s",
+    "p50 ms",
+    "p99 ms",
+    "p99.9 ms",
+    "failed",
+    "hedges",
+    "failovers",
+)
+SIZES: dict[str, float] = {
+    "dimensions": 384,
+    "disk_bytes": 2000,
+    "memory_bytes": 500,
+    "first_rows_per_s": 100_000,
+}
+
+
+def main() -> None:
+    """Run one of the three commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("measure", "validate", "plan"):
+        commands.add_parser(name).add_argument("file", type=Path)
+    own = commands.choices
+    own["measure"].add_argument("--rows", type=int, default=100_000)
+    own["measure"].add_argument("--dimensions", type=int, default=64)
+    own["measure"].add_argument("--groups", type=_numbers, default=[1, 2, 4])
+    own["measure"].add_argument("--callers", type=_numbers, default=[1, 4])
+    own["measure"].add_argument("--seconds", type=float, default=3.0)
+    own["measure"].add_argument("--store", help="folder that keeps the index for the next run")
+    _plan_arguments(own["plan"])
+    given = parser.parse_args()
+    {"measure": _measure, "validate": _validate, "plan": _plan}[given.command](given)
+
+
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sizes", type=Path, help="file of benchmarks.leaf_size")
+    parser.add_argument("--vectors", type=float, default=1e9)
+    parser.add_argument("--groups", type=int, default=32)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--root-us", type=float, help="of a root for a query; else as measured")
+    parser.add_argument(
+        "--root-group-us", type=float, help="of a root for each group of a query; else as measured"
+    )
+    parser.add_argument("--leaf-ms", type=float, default=3.0)
+    parser.add_argument("--leaf-cores", type=int, default=8)
+    parser.add_argument("--pauses-per-s", type=float, default=0.1)
+    parser.add_argument("--rates", type=_numbers, default=[500, 2000, 4000])
+    parser.add_argument("--queries", type=int, default=3000, help="that are simulated at each rate")
+    parser.add_argument("--price-core", type=float, default=0.04)
+    parser.add_argument("--price-gib", type=float, default=0.005)
+    parser.add_argument("--price-gb-month", type=float, default=0.08)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def _measure(given: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(given.store or folder)
+        if not (home / "store").exists():
+            publish(home, given.rows, given.dimensions)
+        vectors_ND, _ = rows_of(given.rows, given.dimensions)
+        chosen = np.random.default_rng(5)
+        noise_QD = chosen.standard_normal((QUERIES, given.dimensions)).astype(np.float32)
+        queries_QD = vectors_ND[chosen.integers(0, given.rows, QUERIES)] + 0.1 * noise_QD
+        found = measure(str(home / "store"), queries_QD, given.groups, given.callers, given.seconds)
+    about = {"environment": environment("scann", "grpcio"), "cores": len(os.sched_getaffinity(0))}
+    given.file.write_text(json.dumps({**about, "measured": as_rows(found)}, indent=1) + "\n")
+    print(json.dumps(as_rows(found)))
+
+
+def _validate(given: argparse.Namespace) -> None:
+    told, measured = _read(given.file)
+    first = measured[0]
+    hop_s, variation = fitted(first, told["cores"])
+    print(
+        f"{told['environment']}\nfitted to the first row: {1e6 * hop_s:.0f} µs a hop, variation {variation}\n"
+    )
+    rows = []
+    for one in measured:
+        model = predicted(one, hop_s, variation, told["cores"])
+        pairs = ((one.p50_ms, model.p50_ms), (one.p99_ms, model.p99_ms), (one.rate, model.rate))
+        rows.append(
+            (
+                one.groups,
+                one.callers,
+                *(f"{real:.1f} / {said:.1f} ({said / real - 1:+.0%})" for real, said in pairs),
+            )
+        )
+    titles = ("groups", "callers", "p50 ms: measured / predicted", "p99 ms", "queries/s")
+    print(table(titles, rows))
+
+
+def _plan(given: argparse.Namespace) -> None:
+    _, measured = _read(given.file)
+    root_s, group_s = root_costs(measured)
+    root_s = root_s if given.root_us is None else given.root_us / 1e6
+    group_s = group_s if given.root_group_us is None else given.root_group_us / 1e6
+    sizes: dict[str, float] = json.loads(given.sizes.read_text()) if given.sizes else SIZES
+    work = Work(
+        root_s=root_s, root_group_s=group_s, leaf_s=given.leaf_ms / 1e3, variation=0.5,
+        pauses_per_s=given.pauses_per_s,
+    )  # fmt: skip
+    print(f"a root: {1e6 * root_s:.0f} µs a query and {1e6 * group_s:.0f} µs a group\n")
+    print(table(("", ""), _capacity(given, sizes)), end="\n\n")
+    print(table(RATE_TITLES, [_at_rate(given, work, sizes, rate) for rate in given.rates]), end="\n\n")
+    print(table(FAILURE_TITLES, [_failing(given, work, kind) for kind in ("", "paused", "dead")]))
+
+
+def _capacity(given: argparse.Namespace, sizes: dict[str, float]) -> list[tuple[str, str]]:
+    rows = given.vectors / given.groups
+    return [
+        ("leaves", f"{given.groups} groups × {given.replicas} = {given.groups * given.replicas}"),
+        ("rows of a leaf", f"{rows:,.0f}"),
+        ("disk of a leaf", f"{rows * sizes['disk_bytes'] / 1e9:,.0f} GB"),
+        ("memory of a leaf", f"{rows * sizes['memory_bytes'] / 2**30:,.0f} GiB"),
+        ("memory of all leaves", f"{_memory_gib(given, sizes):,.0f} GiB"),
+        ("disk of all leaves", f"{_disk_gb(given, sizes):,.0f} GB"),
+        ("first opening", f"{rows / sizes['first_rows_per_s'] / 60:.0f} minutes"),
+    ]
+
+
+def _memory_gib(given: argparse.Namespace, sizes: dict[str, float]) -> float:
+    return float(given.vectors * given.replicas * sizes["memory_bytes"] / 2**30)
+
+
+def _disk_gb(given: argparse.Namespace, sizes: dict[str, float]) -> float:
+    return float(given.vectors * given.replicas * sizes["disk_bytes"] / 1e9)
+
+
+def _roots(given: argparse.Namespace, work: Work, rate: float) -> int:
+    return math.ceil(rate * (work.root_s + work.root_group_s * given.groups) / CORE_IN_USE)
+
+
+def _simulated(
+    given: argparse.Namespace, work: Work, rate: float, failures: Sequence[Failure] = ()
+) -> Outcome:
+    cores = _roots(given, work, rate)
+    # A process of Python uses one core. Above some number they only make the simulation slow.
+    roots = min(cores, 16)
+    shape = Shape(
+        groups=given.groups, replicas=given.replicas, roots=roots, root_cores=math.ceil(cores / roots),
+        leaf_cores=given.leaf_cores, rate=rate, failures=failures, queries=given.queries,
+    )  # fmt: skip
+    return simulate(shape, work)
+
+
+def _at_rate(given: argparse.Namespace, work: Work, sizes: dict[str, float], rate: float) -> tuple[Any, ...]:
+    outcome, cores = _simulated(given, work, rate), _roots(given, work, rate)
+    use = rate * work.leaf_s / (given.replicas * given.leaf_cores)
+    leaf_cores = given.groups * given.replicas * given.leaf_cores
+    month = HOURS_A_MONTH * (
+        (cores + leaf_cores) * given.price_core + _memory_gib(given, sizes) * given.price_gib
+    )
+    month += _disk_gb(given, sizes) * given.price_gb_month
+    tail = (
+        [f"{each:.1f}" for each in outcome.quantiles_ms(0.5, 0.99, 0.999)]
+        if use < 1 and outcome.kept_up
+        else ["-"] * 3
+    )
+    return rate, cores, f"{use:.0%}", *tail, f"{outcome.hedges / max(1, outcome.calls):.1%}", f"{month:,.0f}"
+
+
+def _failing(given: argparse.Namespace, work: Work, kind: str) -> tuple[Any, ...]:
+    rate = min(given.rates)
+    failures = (Failure(kind, 0, 0, 2.0, 6.0),) if kind else ()
+    outcome = _simulated(given, work, rate, failures)
+    tail = [f"{each:.1f}" for each in outcome.quantiles_ms(0.5, 0.99, 0.999)]
+    return kind or "nothing", *tail, outcome.failed, outcome.hedges, outcome.failovers
+
+
+def _read(file: Path) -> tuple[dict[str, Any], list[Measured]]:
+    told = json.loads(file.read_text())
+    return told, [Measured(**each) for each in told["measured"]]
+
+
+if __name__ == "__main__":
+    main()

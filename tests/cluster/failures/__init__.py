@@ -1,0 +1,1 @@
+"""Parts of a cluster that fail, move or change while callers write and search."""
