@@ -141,7 +141,7 @@ def test_an_index_that_is_no_abandoned_one_is_kept(
 def test_what_another_process_has_just_written_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LogFollower, "_look", lambda self: 0.1)  # it is late
+    monkeypatch.setattr(LogFollower, "look", lambda self: 0.1)  # it is late
     with collections_served(tmp_path) as server, CollectionCaller(server.address) as caller:
         for name in ("recorded", "unrecorded"):
             caller.create(name, vector_schema=ONE)
