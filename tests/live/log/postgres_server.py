@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,14 @@ class PostgresServer:
     def kill(self) -> None:
         """Kill it, as a power cut does to its processes; `start` begins it again."""
         assert self._process is not None
+        # A process of a connection ends by itself only when it next waits, and could commit until then.
+        number = self._process.pid
+        children = Path(f"/proc/{number}/task/{number}/children")
+        connections = children.read_text().split() if children.exists() else []
         self._process.send_signal(signal.SIGKILL)
+        for each in connections:
+            with suppress(ProcessLookupError):
+                os.kill(int(each), signal.SIGKILL)
         self._process.wait()
 
     def stop(self) -> None:
