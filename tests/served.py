@@ -127,11 +127,11 @@ def publish_version(
     )
 
 
-def make_library_store(folder: Path) -> Path:
-    """Return a store with `library` (cosine, three shards) and `flat` (squared L2, no attributes)."""
+def make_library_store(folder: Path, *, shards: int = 3) -> Path:
+    """Return a store with `library` (cosine) and `flat` (squared L2, no attributes)."""
     path = folder / "store"
     store = Store.open(path, create=True)
-    publish_version(store, LIBRARY, library_table(), folder, shards=3)
+    publish_version(store, LIBRARY, library_table(), folder, shards=shards)
     flat = parse_spec({"index": "flat", "source": {"id": "id", "vector": "v"}, "distance": "squared_l2"})
     publish_version(store, flat, datapoints(flat, clustered(50, 4, seed=9)), folder)
     return path

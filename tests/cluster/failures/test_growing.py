@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import scannery
-from tests.cluster.processes import Process, Traffic, free_ports, wait_until
+from tests.cluster.processes import Process, Traffic, free_ports, often, wait_until
 from tests.served import DIMENSIONS, make_library_store
 
+GROUPS = often(2, 4)
 READ_AGAIN_S = 7.0
 """Roots read the file every five seconds, and know a new leaf half a second later."""
 QUERY = np.random.default_rng(3).standard_normal(DIMENSIONS).astype(np.float32)
@@ -82,9 +83,9 @@ def ask(client: scannery.Client) -> scannery.Hits:
 @contextmanager
 def growing(folder: Path) -> Iterator[Growing]:
     with ExitStack() as stack:
-        cluster = Growing(make_library_store(folder), stack)
+        cluster = Growing(make_library_store(folder, shards=2 * GROUPS), stack)
         for _ in range(2):
-            cluster.add_row(2)
+            cluster.add_row(GROUPS)
         start(cluster.roots)
         for root in cluster.roots:
             wait_until(lambda: answers(root.address))  # noqa: B023  # it is called in this round
@@ -107,13 +108,13 @@ def test_no_search_fails_while_the_cluster_changes(tmp_path: Path) -> None:
         old = list(cluster.leaves)
         # Callers of one root; another one's are told to go elsewhere when it ends, which is a test of its own below.
         with Traffic(cluster.roots[0].address, ask, rate=50) as traffic:
-            third = cluster.add_row(2)
+            third = cluster.add_row(GROUPS)
             time.sleep(READ_AGAIN_S)
             cluster.remove(third)
             for leaf in cluster.leaves:
                 restart(leaf, 1.5)
             for _ in range(2):
-                cluster.add_row(4)
+                cluster.add_row(2 * GROUPS)
             time.sleep(READ_AGAIN_S)
             cluster.remove(old)
             time.sleep(1)

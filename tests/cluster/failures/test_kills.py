@@ -14,7 +14,10 @@ import scannery
 from tests.cluster.processes import Cluster, Process, Traffic, often, running_cluster, wait_until
 from tests.served import DIMENSIONS, ROWS, make_library_store
 
-GROUPS, ROWS_OF_LEAVES = 2, 2
+GROUPS, ROWS_OF_LEAVES = often(2, 4), 2
+RATE = often(50, 100)
+"""Searches a second."""
+SHARDS = often(3, 8)
 KNOWN_AFTER_S = 1.5
 """A root asks leaves for their status each half second, and waits as long after a connection failed."""
 STOPPED_P99_S = 0.25
@@ -32,7 +35,7 @@ def ask_partial(client: scannery.Client) -> scannery.Hits:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    store = make_library_store(tmp_path_factory.mktemp("killed"))
+    store = make_library_store(tmp_path_factory.mktemp("killed"), shards=SHARDS)
     with running_cluster(store, GROUPS, ROWS_OF_LEAVES) as found:
         yield found
 
@@ -50,7 +53,7 @@ def test_no_search_fails_or_is_partial_while_a_leaf_is_killed_each_second(
     settle(cluster)
     right = [(hit.id, hit.score) for hit in whole(cluster)]
     chosen = random.Random(kills)
-    with Traffic(cluster.root.address, ask_partial) as traffic:
+    with Traffic(cluster.root.address, ask_partial, rate=RATE) as traffic:
         for _ in range(kills):
             time.sleep(1)
             wait_until(lambda: bool(with_a_partner(cluster)))
@@ -58,7 +61,8 @@ def test_no_search_fails_or_is_partial_while_a_leaf_is_killed_each_second(
             leaf.kill()
             leaf.start()
     assert traffic.failures == []
-    assert len(traffic.answers) > 15 * kills
+    print(f"{kills} kills, {len(traffic.answers)} searches, p99 {traffic.p99_s() * 1e3:.0f} ms")
+    assert len(traffic.answers) > 5 * kills
     for hits in traffic.answers:
         assert hits.coverage is not None
         assert hits.coverage.complete
@@ -68,7 +72,9 @@ def test_no_search_fails_or_is_partial_while_a_leaf_is_killed_each_second(
 def with_a_partner(cluster: Cluster) -> list[Process]:
     """Return the leaves whose partner in the other row has served for so long that the root knows it."""
     pairs = [
-        (cluster.leaves[row][group], cluster.leaves[1 - row][group]) for row in (0, 1) for group in (0, 1)
+        (cluster.leaves[row][group], cluster.leaves[1 - row][group])
+        for row in (0, 1)
+        for group in range(GROUPS)
     ]
     return [leaf for leaf, partner in pairs if (partner.serves_for_s() or 0) > KNOWN_AFTER_S]
 
@@ -99,8 +105,8 @@ def test_a_group_without_leaves_is_named_or_left_out_and_comes_back(cluster: Clu
         hits = ask_partial(client)
         assert hits.coverage is not None
         assert not hits.coverage.complete
-        # Of three shards, group 0 has the first and the last.
-        assert (hits.coverage.shards, hits.coverage.shards_answered) == (3, 2)
+        lost = len(range(1, SHARDS, GROUPS))
+        assert (hits.coverage.shards, hits.coverage.shards_answered) == (SHARDS, SHARDS - lost)
         assert 0 < hits.coverage.rows_answered < hits.coverage.rows == ROWS
         [many] = client.index("library").search_many([QUERY], 10, allow_partial=True, exact=True)
         assert [hit.id for hit in many] == [hit.id for hit in hits]
