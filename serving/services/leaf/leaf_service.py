@@ -68,8 +68,8 @@ class LeafService(MethodRegistry):
                 LEAF_READ_ROWS: UnaryMethod(pb.LeafRowsRequest, self.read_rows, "read"),
             }
         )
-        # Internal calls: roots use gRPC.
-        self.over_http = {}
+        # Roots ask for the status over gRPC alone, which tells them where HTTP is answered.
+        self.over_http = {path: method for path, method in self.over_http.items() if path != LEAF_STATUS}
 
     def index_of(self, request: Message) -> str:
         """Return the name of the index in a request; empty: it has none."""
