@@ -107,12 +107,16 @@ class IndexState:
     shards: int
     problem: str
     """Why the leaf cannot follow the log; empty: it can."""
+    former: bool = False
+    """Whether the leaf has a later version open, too."""
 
     @classmethod
     def of(cls, told: LeafIndex) -> IndexState:
         """Return what a leaf tells of an index."""
         at = told.at
-        return cls(at.index_id, at.version, at.sequence, told.rows, told.shards, shown(told.problem))
+        return cls(
+            at.index_id, at.version, at.sequence, told.rows, told.shards, shown(told.problem), told.former
+        )
 
     @property
     def served(self) -> tuple[str, int, str]:
@@ -127,7 +131,12 @@ class LeafState:
     group: int
     groups: int
     indexes: tuple[tuple[str, IndexState], ...]
-    """The states, by name of the index."""
+    """The states of all open versions, by name of the index."""
+
+    @property
+    def current(self) -> tuple[tuple[str, IndexState], ...]:
+        """The states without those of former versions."""
+        return tuple((name, state) for name, state in self.indexes if not state.former)
 
     @classmethod
     def of(cls, status: LeafStatus) -> LeafState:
