@@ -189,10 +189,11 @@ class HttpCalls:
         )
         host = joined_address(self._host, port)
         try:
-            # Without credentials: any answer has the id of the server, also a refusal.
             await connection.call(f"GET /healthz HTTP/1.1\r\nhost: {host}\r\n\r\n".encode(), CONNECT_WITHIN_S)
-        except (WireError, grpc.aio.AioRpcError):
-            if not connection.server:
+        except grpc.aio.AioRpcError as error:
+            # Without credentials, which the right server may ask for; a server that refuses this host is of no use.
+            if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                connection.close()
                 raise
         except BaseException:
             connection.close()

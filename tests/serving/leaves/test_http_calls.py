@@ -119,6 +119,18 @@ def test_a_server_without_an_id_is_none_of_ours(both: Both, leaf: StartLeaf, con
     assert ask(groups) == {0: 7}
 
 
+def test_a_server_that_refuses_the_host_is_not_used(both: Both, leaf: StartLeaf, connect: Connect) -> None:
+    both.http.health = refusal(
+        403, b'{"code":"permission_denied","message":"host: not a name of this server"}'
+    )
+    one = leaf()
+    one.http = both.grpc.http
+    asked = len(both.http.asked)
+    groups = connect([one])
+    wait_until(lambda: len(both.http.asked) > asked)
+    assert [ask(groups) for _ in range(5)] == [{0: 7}] * 5
+
+
 @pytest.mark.parametrize(
     "answer",
     [
