@@ -112,6 +112,8 @@ class _NoConnections:
     def channel(self, address: str) -> None:
         """Return no connection."""
 
+    http = channel
+
 
 class _Machine:
     """A leaf as it is."""

@@ -102,6 +102,11 @@ def test_a_cluster_has_its_groups_in_each_row_and_roots_that_find_them() -> None
         assert given["--role"] == "leaf"
         # The group is the ordinal of the pod, so a row has each group once.
         assert given["--group"] == f"$(GROUP)/{row['spec']['replicas']}"
+        # Roots use HTTP, whose port leaves tell them, and their network policies name it.
+        ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
+        assert given["--http"] == f"0.0.0.0:{ports['http']}"
+        assert {"port": "http"} in policies[0]["spec"]["ingress"][0]["ports"]
+        assert {"port": ports["http"]} in policies[1]["spec"]["egress"][1]["ports"]
         [variable] = container["env"]
         assert variable["name"] == "GROUP"
         assert variable["valueFrom"]["fieldRef"]["fieldPath"].endswith("['apps.kubernetes.io/pod-index']")

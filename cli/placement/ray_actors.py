@@ -88,7 +88,7 @@ class ServerActor:
 def _role(slot: Slot) -> list[str]:
     if slot.team == ROOTS:
         return ["--role", "root", "--leaves", f"file://{_followed_leaves()}"]
-    return ["--role", "leaf", "--group", f"{slot.team.group}/{slot.team.groups}", "--http", "off"]
+    return ["--role", "leaf", "--group", f"{slot.team.group}/{slot.team.groups}"]
 
 
 def _followed_leaves() -> Path:

@@ -98,6 +98,16 @@ class LeafCatalog(ServerCatalog):
         assert isinstance(found, LeafIndex)
         return found
 
+    def open_indexes(self) -> list[tuple[LeafIndex[Snapshot], bool]]:
+        """Return the open versions of all visible indexes, each with whether it is a former one.
+
+        A root that starts while leaves move to a new version reads the former one, which all of them still have.
+        """
+        names = self.names()  # those that the caller can see
+        newest = [(self.leaf_index(name), False) for name in names]
+        former = [index for index in self._former.live if index.state.manifest.index in names]
+        return newest + [(index, True) for index in former]
+
     def live_indexes(self) -> list[LiveIndex[Snapshot]]:
         """Return all open indexes, and their former versions."""
         return [*super().live_indexes(), *self._former.live]

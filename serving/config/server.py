@@ -117,6 +117,13 @@ class ServerConfig(ListenConfig):
         """The group of a leaf; None: this process is none."""
         return ShardGroup.parse(self.group) if self.role == "leaf" else None
 
+    @property
+    def http_address(self) -> str:
+        """As of any server; a leaf, whose callers are the roots of its cluster, answers HTTP where it answers gRPC."""
+        if self.role == "leaf" and self.http == "auto":
+            return joined_address(split_address(self.listen)[0], 0)
+        return super().http_address
+
     def _check_role(self) -> None:
         """Raise ConfigError if options do not fit the role."""
         if self.role not in _ROLES:

@@ -72,7 +72,7 @@ class LeafInfo:
     in_flight_limit: int
     """Most requests that it accepts."""
     indexes: tuple[tuple[str, IndexState], ...]
-    """The states that it has, by name of the index."""
+    """The states of the newest versions that it has, by name of the index."""
 
 
 class LeafGroups:
@@ -374,7 +374,7 @@ def _info(leaf: Leaf, now_s: float) -> LeafInfo:
         calls=len(leaf.attempts),
         in_flight=len(leaf.attempts) + leaf.others,
         in_flight_limit=leaf.limit,
-        indexes=state.indexes if state else (),
+        indexes=state.current if state else (),
     )
 
 

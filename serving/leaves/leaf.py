@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import ssl
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +17,8 @@ import grpc.aio
 
 from scannery.serving.config import LeavesConfig
 from scannery.serving.contract import LEAF_STATUS
+from scannery.serving.leaves.http_calls import ASK, HttpCalls
+from scannery.serving.leaves.http_connection import WireError
 from scannery.serving.leaves.pacing import LatencyAverage
 from scannery.serving.leaves.target import told_host
 from scannery.v1.leaf_pb2 import LeafIndex, LeafStatus, LeafStatusRequest
@@ -56,10 +61,8 @@ class Connector:
         self._config = config
         self._identity = (("scannery-client", secrets.token_hex(8)),)
         self._headers: Headers | None = None
-        name = told_host(config.target)
-        self._options = (
-            [*_OPTIONS, ("grpc.ssl_target_name_override", name)] if name and config.tls else _OPTIONS
-        )
+        self._name = told_host(config.target) if config.tls else ""
+        self._options = [*_OPTIONS, ("grpc.ssl_target_name_override", self._name)] if self._name else _OPTIONS
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """Return a channel; it connects at the first call."""
@@ -68,6 +71,11 @@ class Connector:
         roots = Path(self._config.ca).read_bytes() if self._config.ca else None
         credentials = grpc.ssl_channel_credentials(root_certificates=roots)
         return grpc.aio.secure_channel(address, credentials, options=self._options)
+
+    def http(self, address: str) -> HttpCalls:
+        """Return the calls over HTTP to a leaf; raises OSError if the file of the authority cannot be read."""
+        context = ssl.create_default_context(cafile=self._config.ca or None) if self._config.tls else None
+        return HttpCalls(address, context, self._name)
 
     def headers(self) -> Headers:
         """Return the metadata of each call; the first time, raises OSError if the file with the key cannot be read."""
@@ -99,12 +107,16 @@ class IndexState:
     shards: int
     problem: str
     """Why the leaf cannot follow the log; empty: it can."""
+    former: bool = False
+    """Whether the leaf has a later version open, too."""
 
     @classmethod
     def of(cls, told: LeafIndex) -> IndexState:
         """Return what a leaf tells of an index."""
         at = told.at
-        return cls(at.index_id, at.version, at.sequence, told.rows, told.shards, shown(told.problem))
+        return cls(
+            at.index_id, at.version, at.sequence, told.rows, told.shards, shown(told.problem), told.former
+        )
 
     @property
     def served(self) -> tuple[str, int, str]:
@@ -119,7 +131,12 @@ class LeafState:
     group: int
     groups: int
     indexes: tuple[tuple[str, IndexState], ...]
-    """The states, by name of the index."""
+    """The states of all open versions, by name of the index."""
+
+    @property
+    def current(self) -> tuple[tuple[str, IndexState], ...]:
+        """The states without those of former versions."""
+        return tuple((name, state) for name, state in self.indexes if not state.former)
 
     @classmethod
     def of(cls, status: LeafStatus) -> LeafState:
@@ -154,6 +171,7 @@ class Leaf:
         """
         self.address = address
         self._channel = connector.channel(address)
+        self._http = connector.http(address)
         self._calls: dict[str, Callable[..., Any]] = {}
         self.state: LeafState | None = None
         """None: it has not answered yet."""
@@ -170,16 +188,50 @@ class Leaf:
         """Requests of others that it had in flight at its last status."""
         self.limit = 0
 
-    def call(self, path: str, request: bytes, timeout_s: float | None, metadata: Headers) -> Any:
-        """Begin a call and return it; its answer are bytes."""
+    def call(
+        self, path: str, request: bytes, timeout_s: float | None, metadata: Headers
+    ) -> asyncio.Future[bytes]:
+        """Begin a call, and return its answer; raises AioRpcError there."""
+        answer = self._http.begin(path, request, timeout_s, metadata)
+        call: asyncio.Future[bytes]
+        if answer is None:
+            call = asyncio.ensure_future(self._over_grpc(path, request, timeout_s, metadata))
+            return call
+        call = asyncio.ensure_future(self._over_http(answer, path, request, timeout_s, metadata))
+        # A call that is cancelled before its first step does not cancel what it waits for.
+        call.add_done_callback(lambda _: answer.cancel())
+        return call
+
+    def _over_grpc(self, path: str, request: bytes, timeout_s: float | None, metadata: Headers) -> Any:
         rpc = self._calls.get(path)
         if rpc is None:
             rpc = self._calls[path] = self._channel.unary_unary(path, None, None)
         return rpc(request, timeout=timeout_s, metadata=metadata)
 
+    async def _over_http(
+        self,
+        answer: asyncio.Future[bytes],
+        path: str,
+        request: bytes,
+        timeout_s: float | None,
+        metadata: Headers,
+    ) -> bytes:
+        """Return an answer; if the connection is lost, the call is repeated over gRPC."""
+        began_s = time.monotonic()
+        try:
+            return await answer
+        except WireError:
+            self._http.failed()
+        left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began_s))
+        repeated: bytes = await self._over_grpc(path, request, left_s, metadata)
+        return repeated
+
     async def ask_status(self, timeout_s: float, metadata: Headers) -> LeafStatus:
         """Return the status; raises AioRpcError."""
-        return LeafStatus.FromString(await self.call(LEAF_STATUS, _STATUS_REQUEST, timeout_s, metadata))
+        call = self._over_grpc(LEAF_STATUS, _STATUS_REQUEST, timeout_s, metadata + ASK)
+        status = LeafStatus.FromString(await call)
+        self._http.told(await call.trailing_metadata() or ())
+        return status
 
     def heard(self, status: LeafStatus) -> bool:
         """Take over a status, and return whether anything but the load changed."""
@@ -209,3 +261,4 @@ class Leaf:
     async def close(self, grace_s: float | None = None) -> None:
         """Close the connection when its calls have ended, or after `grace_s`."""
         await self._channel.close(grace_s)
+        await self._http.close()

@@ -47,7 +47,7 @@ class View:
         self.problems += [
             f"leaf {leaf.address}: index {shown(name)}: {state.problem}"
             for leaf in valid
-            for name, state in (leaf.state.indexes if leaf.state else ())
+            for name, state in (leaf.state.current if leaf.state else ())
             if state.problem
         ]
         self._newest = self._newest_versions()

@@ -33,7 +33,7 @@ class Process:
         self._command = [
             *(machine.enter if machine else ()),
             sys.executable, "-m", "scannery.cli.main", "serve", "--store", str(store), "--listen", self.address,
-            "--http", "off", *(("--insecure",) if machine else ()), *arguments,
+            *(() if "leaf" in arguments else ("--http", "off")), *(("--insecure",) if machine else ()), *arguments,
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = None
         self._since_s: float | None = None

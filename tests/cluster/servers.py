@@ -17,9 +17,7 @@ CHECK_EVERY_S = 0.2
 def leaf_server(store: Path, group: int, groups: int, **options: Any) -> Server:
     """Return a leaf, not yet started."""
     options = {"listen": "127.0.0.1:0", "check_every_s": CHECK_EVERY_S, **options}
-    return Server(
-        ServerConfig(store=str(store), role="leaf", group=f"{group}/{groups}", http="off", **options)
-    )
+    return Server(ServerConfig(store=str(store), role="leaf", group=f"{group}/{groups}", **options))
 
 
 def root_server(store: Path, leaves: str, **options: Any) -> Server:

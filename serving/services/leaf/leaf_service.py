@@ -68,8 +68,8 @@ class LeafService(MethodRegistry):
                 LEAF_READ_ROWS: UnaryMethod(pb.LeafRowsRequest, self.read_rows, "read"),
             }
         )
-        # Internal calls: roots use gRPC.
-        self.over_http = {}
+        # Roots ask for the status over gRPC alone, which tells them where HTTP is answered.
+        self.over_http = {path: method for path, method in self.over_http.items() if path != LEAF_STATUS}
 
     def index_of(self, request: Message) -> str:
         """Return the name of the index in a request; empty: it has none."""
@@ -82,7 +82,7 @@ class LeafService(MethodRegistry):
         return pb.LeafStatus(
             group=self._group.number,
             groups=self._group.groups,
-            indexes=[self._index(self._catalog.leaf_index(name)) for name in self._catalog.names()],
+            indexes=[self._index(index, former=former) for index, former in self._catalog.open_indexes()],
             in_flight=in_flight,
             in_flight_limit=limit,
         )
@@ -139,7 +139,7 @@ class LeafService(MethodRegistry):
         _check_named(at)
         return self._catalog.snapshot_at(at.index, at.index_id or None, at.version, at.sequence, deadline)
 
-    def _index(self, index: LeafIndex[Snapshot]) -> pb.LeafIndex:
+    def _index(self, index: LeafIndex[Snapshot], *, former: bool) -> pb.LeafIndex:
         manifest = index.state.manifest
         return pb.LeafIndex(
             at=pb.At(
@@ -151,6 +151,7 @@ class LeafService(MethodRegistry):
             rows=index.snapshot.rows,
             shards=sum(self._group.has(shard) for shard in range(manifest.shards)),
             problem=index.problem,
+            former=former,
         )
 
 

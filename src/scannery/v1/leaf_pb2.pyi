@@ -115,7 +115,7 @@ Global___LeafStatus: _TypeAlias = LeafStatus  # noqa: Y015
 
 @_typing.final
 class LeafIndex(_message.Message):
-    """The newest state of an index that a leaf has."""
+    """The newest state of a version of an index that a leaf has open."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -123,12 +123,15 @@ class LeafIndex(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """Datapoints of the group's shards."""
     shards: _builtins.int
     """Shards of the group."""
     problem: _builtins.str
     """Why the leaf cannot follow the log; empty: it can."""
+    former: _builtins.bool
+    """A later version is open, too; this one is closed when no root has read it for a while."""
     @_builtins.property
     def at(self) -> Global___At:
         """Its state: the last mutation that the leaf has read of the log."""
@@ -140,10 +143,11 @@ class LeafIndex(_message.Message):
         rows: _builtins.int = ...,
         shards: _builtins.int = ...,
         problem: _builtins.str = ...,
+        former: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "problem", b"problem", "rows", b"rows", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "former", b"former", "problem", b"problem", "rows", b"rows", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

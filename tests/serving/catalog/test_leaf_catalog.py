@@ -49,6 +49,12 @@ def at(catalog: LeafCatalog, version: int, *, sequence: int = 0, seconds: float 
     return catalog.snapshot_at("library", index_id, version, sequence, Deadline.after(seconds))
 
 
+def versions_told(catalog: LeafCatalog) -> list[tuple[int, bool]]:
+    """Return the versions that a status tells, and whether each is a former one."""
+    found = [(index.state.manifest, former) for index, former in catalog.open_indexes()]
+    return [(manifest.version, former) for manifest, former in found if manifest.index == "library"]
+
+
 def test_a_former_version_gets_the_mutations_of_the_next(catalog: LeafCatalog, store: Store) -> None:
     with scannery.connect(store.uri) as client:
         index = client.index("library")
@@ -106,6 +112,7 @@ def test_the_state_before_is_held_for_a_while(catalog: LeafCatalog, store: Store
     # Its files are kept as long.
     catalog.refresh()
     assert leased_versions(store, "library")[0] == {1, 2}
+    assert versions_told(catalog) == [(2, False), (1, True)]
     clock[0] += 20
     assert at(catalog, 1) is before  # which holds it on
     clock[0] += 20
@@ -113,6 +120,7 @@ def test_the_state_before_is_held_for_a_while(catalog: LeafCatalog, store: Store
     clock[0] += 31
     catalog.refresh()
     assert leased_versions(store, "library")[0] == {2}
+    assert versions_told(catalog) == [(2, False)]
     with pytest.raises(StateUnavailableError, match="not at version 1, sequence 0 here, but at version 2"):
         at(catalog, 1)
 

@@ -54,6 +54,8 @@ class ScriptedLeaf(LeafServiceServicer):
         )
         self.searches = 0
         self.cancelled = threading.Semaphore(0)
+        self.http: tuple[tuple[str, str], ...] = ()
+        """What status calls tell of HTTP."""
         self.metadata: dict[str, Any] = {}
         self.left_s = 0.0
         self.mute = threading.Event()
@@ -75,6 +77,7 @@ class ScriptedLeaf(LeafServiceServicer):
         self._check_key(context)
         while self.mute.is_set() and context.is_active():
             time.sleep(0.01)
+        context.set_trailing_metadata(self.http)
         indexes = [LeafIndex(at=at, rows=10, shards=2) for at in self.states]
         return LeafStatus(
             group=self.group, groups=self.groups, indexes=indexes, in_flight=1, in_flight_limit=64

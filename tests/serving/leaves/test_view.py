@@ -50,6 +50,13 @@ async def test_a_version_is_new_when_half_of_each_group_has_it() -> None:
     assert newest(third) == ("a", 2, 0)
 
 
+async def test_leaves_that_have_moved_still_tell_the_version_before() -> None:
+    old, new = state(1, sequence=3), state(2, sequence=5)
+    moved = [made(group, 3, new, old, number=group) for group in (0, 1)]
+    assert newest([*moved, made(2, 3, old)]) == ("a", 1, 3)
+    assert newest([*moved, made(2, 3, new, old)]) == ("a", 2, 5)
+
+
 async def test_an_index_of_the_same_name_is_another_one() -> None:
     assert newest([made(0, 2, state(1, index_id="a")), made(1, 2, state(1, index_id="b"))]) is None
 

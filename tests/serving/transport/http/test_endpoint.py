@@ -79,6 +79,8 @@ def test_it_is_on_where_callers_are_known_or_local(tmp_path: Path) -> None:
     assert address(listen="[::1]:1") == "[::1]:0"
     assert address(listen="0.0.0.0:1", insecure=True) == ""
     assert address(listen="0.0.0.0:1", security=known) == "0.0.0.0:0"
+    assert address(listen="0.0.0.0:1", insecure=True, role="leaf", group="0/1") == "0.0.0.0:0"
+    assert address(http="off", role="leaf", group="0/1") == ""
     assert address(http="off") == ""
     assert address(http="127.0.0.1:80") == "127.0.0.1:80"
     assert EncoderConfig(models=("x",)).http_address == ""

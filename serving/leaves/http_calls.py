@@ -1,0 +1,232 @@
+"""Calls to one leaf over HTTP/1.1, which cost a root less than half of those over gRPC (docs/benchmarks/cluster.md).
+
+The status calls, over gRPC, tell where the leaf answers HTTP. A call uses a connection that is free; where none is, it
+goes over gRPC, and another connection is made for later ones. What fails of HTTP is repeated over gRPC, so HTTP makes
+calls cheaper, and decides nothing.
+
+1. A new connection asks for the health of the server, without credentials, and is used if the right one answers.
+2. Free connections are used in turn: each is served by one process of the leaf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import grpc.aio
+
+from scannery.serving.config import joined_address, split_address
+from scannery.serving.contract import HTTP_KEY, SERVER_KEY
+from scannery.serving.leaves.http_connection import HttpConnection, WireError
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["ASK", "HttpCalls"]
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+
+ASK: Headers = ((HTTP_KEY, "ask"),)
+"""Metadata of a call over gRPC that asks where HTTP is answered."""
+MOST_CONNECTIONS = 32
+CONNECTIONS_A_WORKER, LEAST_CONNECTIONS, MOST_KEPT = 2, 4, 16
+"""So many are kept, for a leaf of several processes; more are closed when they were idle for IDLE_S."""
+IDLE_S = 60.0
+"""Less than the time after which a server closes idle connections."""
+AGAIN_AFTER_S = 10.0
+"""Time until a leaf is tried again over HTTP after it could not be reached."""
+CONNECT_WITHIN_S = 2.0
+_MOST_HEADS = 64
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+
+
+class HttpCalls:
+    """The connections to one leaf. Used in the thread of the event loop only."""
+
+    def __init__(self, address: str, context: ssl.SSLContext | None, name: str = "") -> None:
+        """Connect when a status has told where.
+
+        Args:
+            address: `host:port` of gRPC.
+            context: TLS; None: no encryption.
+            name: in the certificate of the leaf; empty: the host.
+
+        """
+        self._host = split_address(address)[0]
+        self._context, self._name = context, name or self._host
+        self._port, self._server = 0, ""
+        self._free: deque[HttpConnection] = deque()
+        self._connections: set[HttpConnection] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._wanted = LEAST_CONNECTIONS
+        self._heads: dict[tuple[str, Headers, int], bytes] = {}
+        self._not_before_s = 0.0
+        self._closed = False
+
+    def told(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Follow what the leaf said in the trailing metadata of a status call, and keep connections ready."""
+        said = {key: value for key, value in metadata if key in (HTTP_KEY, SERVER_KEY)}
+        port, server = str(said.get(HTTP_KEY, "")), str(said.get(SERVER_KEY, ""))
+        number = int(port) if _PORT.fullmatch(port) else 0
+        if (number, server) != (self._port, self._server):
+            self._drop_all()
+            self._port, self._server, self._not_before_s = number, server, 0.0
+        self._close_idle()
+        for _ in range(self._wanted - len(self._connections) - len(self._opening)):
+            self._open_another()
+
+    def begin(
+        self, path: str, request: bytes, timeout_s: float | None, metadata: Headers
+    ) -> asyncio.Future[bytes] | None:
+        """Begin a call on a free connection, and return its answer; None: there is none.
+
+        Args:
+            path: of the method.
+            request: its message.
+            timeout_s: longest wait.
+            metadata: of the call.
+
+        Raises:
+            AioRpcError, WireError: as `HttpConnection.call`.
+
+        """
+        while self._free:
+            connection = self._free.popleft()
+            if connection.is_free:
+                answer = connection.call(
+                    self._head(path, metadata, timeout_s, len(request)) + request, timeout_s
+                )
+                answer.add_done_callback(partial(self._freed, connection))
+                return answer
+            self._connections.discard(connection)
+        self._open_another()
+        return None
+
+    def failed(self) -> None:
+        """Note that a connection was lost: the others are probably lost, too."""
+        self._drop_all()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._closed = True
+        for task in tuple(self._opening):
+            task.cancel()
+        self._drop_all()
+
+    def _head(self, path: str, metadata: Headers, timeout_s: float | None, size: int) -> bytes:
+        timeout_ms = 0 if timeout_s is None else _rounded_up(timeout_s * 1000)
+        key = path, metadata, timeout_ms
+        start = self._heads.get(key)
+        if start is None:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            start = self._heads[key] = self._start_of(path, metadata, timeout_ms)
+        return start + b"%d\r\n\r\n" % size
+
+    def _start_of(self, path: str, metadata: Headers, timeout_ms: int) -> bytes:
+        lines = [
+            f"POST {path} HTTP/1.1",
+            f"host: {joined_address(self._host, self._port)}",
+            "content-type: application/proto",
+            *(f"{name}: {value}" for name, value in metadata),
+            *([f"connect-timeout-ms: {timeout_ms}"] if timeout_ms else []),
+            "content-length: ",
+        ]
+        return "\r\n".join(lines).encode("latin-1")
+
+    def _freed(self, connection: HttpConnection, _: object) -> None:
+        if connection.is_free and connection in self._connections and not self._closed:
+            self._free.append(connection)
+        else:
+            self._connections.discard(connection)
+
+    def _open_another(self) -> None:
+        there = len(self._connections) + len(self._opening)
+        if (
+            not self._port
+            or self._closed
+            or there >= MOST_CONNECTIONS
+            or time.monotonic() < self._not_before_s
+        ):
+            return
+        task = asyncio.ensure_future(self._open())
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self) -> None:
+        """Connect, and keep the connection if the right server is there."""
+        port, server = self._port, self._server
+        try:
+            connection = await asyncio.wait_for(self._connected(port), CONNECT_WITHIN_S)
+        except (OSError, asyncio.TimeoutError, WireError, grpc.aio.AioRpcError):
+            self._not_before_s = time.monotonic() + AGAIN_AFTER_S
+            return
+        if not connection.server or (server and connection.server != server):
+            self._not_before_s = time.monotonic() + AGAIN_AFTER_S
+            connection.close()
+        elif (port, server) != (self._port, self._server) or self._closed or not connection.is_free:
+            connection.close()
+        else:
+            self._wanted = _wanted_for(connection.worker)
+            self._connections.add(connection)
+            self._free.append(connection)
+
+    async def _connected(self, port: int) -> HttpConnection:
+        """Return a connection that has answered a question for its health."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            HttpConnection,
+            self._host.strip("[]"),
+            port,
+            ssl=self._context,
+            server_hostname=self._name if self._context else None,
+        )
+        host = joined_address(self._host, port)
+        try:
+            await connection.call(f"GET /healthz HTTP/1.1\r\nhost: {host}\r\n\r\n".encode(), CONNECT_WITHIN_S)
+        except grpc.aio.AioRpcError as error:
+            # Without credentials, which the right server may ask for; a server that refuses this host is of no use.
+            if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                connection.close()
+                raise
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _close_idle(self) -> None:
+        now_s = time.monotonic()
+        for connection in tuple(self._free):
+            idle = len(self._connections) > self._wanted and now_s - connection.used_s > IDLE_S
+            if idle or not connection.is_free:
+                self._free.remove(connection)
+                self._connections.discard(connection)
+                connection.close()
+
+    def _drop_all(self) -> None:
+        connections, self._connections = self._connections, set()
+        self._free.clear()
+        self._heads.clear()
+        for connection in connections:
+            if connection.is_free:
+                connection.close()
+
+
+def _rounded_up(timeout_ms: float) -> int:
+    """Return a time with two digits: callers of one timeout then send the same head, which leaves parse once."""
+    whole = max(1, math.ceil(timeout_ms))
+    unit = int(10 ** max(0, len(str(whole)) - 2))
+    return min(-(-whole // unit) * unit, 10**10 - 1)
+
+
+def _wanted_for(worker: str) -> int:
+    """Return the number of connections that are kept for a leaf, from `id/number of workers`."""
+    workers = worker.rpartition("/")[2]
+    number = int(workers) if workers.isdecimal() and len(workers) < 6 else 1
+    return min(MOST_KEPT, max(LEAST_CONNECTIONS, CONNECTIONS_A_WORKER * number))
