@@ -74,7 +74,7 @@ MAX_LEAF_IDS = 8_000
 MAX_LEAF_KEYS = 1_000_000
 """Rows whose order a leaf describes with one answer."""
 MAX_LEAF_ROWS = 2_000_000
-"""Queries × rows wanted by each vector and by words of one call of a root to a leaf."""
+"""Queries × rows wanted by each vector and by words of one call of a root to a leaf, unless it has one query."""
 MAX_LEAF_TERMS = 65_536
 """Distinct words of one query, or of one question for statistics: a query of 64 texts of 32 KiB may have more."""
 MAX_LEAF_VALUES_BYTES = 256 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from threading import Condition
 from time import monotonic
@@ -11,7 +12,7 @@ from scannery.indexer import IndexerError, Store, latest_version
 from scannery.live.leaf_index import LeafIndex
 from scannery.live.live_index import LiveIndex
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import SnapshotGoneError, StateUnavailableError
+from scannery.runtime.errors import SnapshotGoneError, StateUnavailableError, UnknownIndexError
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.former_indexes import FormerIndexes
 from scannery.serving.catalog.held_snapshots import HeldSnapshot, Holds
@@ -96,6 +97,18 @@ class LeafCatalog(ServerCatalog):
         """Return the newest version of an index that is open; raises as `snapshot`."""
         found = self.live(name)
         assert isinstance(found, LeafIndex)
+        return found
+
+    def open_versions(self) -> list[LeafIndex[Snapshot]]:
+        """Return all versions that calls may name, the newest of an index last, of those that the caller can see.
+
+        Former ones too: while a group has not opened the newest version, they are what all groups have.
+        """
+        found: list[LeafIndex[Snapshot]] = []
+        for name in self.names():
+            with suppress(UnknownIndexError, IndexerError):  # it was removed a moment ago
+                newest = self.leaf_index(name)
+                found += [*self._former.of(name, newest.state.manifest.index_id), newest]
         return found
 
     def live_indexes(self) -> list[LiveIndex[Snapshot]]:

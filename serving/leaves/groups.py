@@ -72,7 +72,7 @@ class LeafInfo:
     in_flight_limit: int
     """Most requests that it accepts."""
     indexes: tuple[tuple[str, IndexState], ...]
-    """The states that it has, by name of the index."""
+    """The newest state of each index that it has, by name."""
 
 
 class LeafGroups:
@@ -151,6 +151,10 @@ class LeafGroups:
         A group can answer it if at least half of its ready leaves have it.
         """
         return self._cluster.view.newest(index)
+
+    def told_rows(self, at: At, group: int) -> int | None:
+        """Return how many datapoints of a version a group has told last; None: it has not told any."""
+        return self._cluster.view.rows(at, group)
 
     def statuses(self) -> Sequence[LeafInfo]:
         """Return what is known of each leaf, by group and address."""
@@ -374,7 +378,7 @@ def _info(leaf: Leaf, now_s: float) -> LeafInfo:
         calls=len(leaf.attempts),
         in_flight=len(leaf.attempts) + leaf.others,
         in_flight_limit=leaf.limit,
-        indexes=state.indexes if state else (),
+        indexes=state.newest if state else (),
     )
 
 

@@ -119,7 +119,12 @@ class LeafState:
     group: int
     groups: int
     indexes: tuple[tuple[str, IndexState], ...]
-    """The states, by name of the index."""
+    """The states, by name of the index: former versions too, before the newest."""
+
+    @property
+    def newest(self) -> tuple[tuple[str, IndexState], ...]:
+        """The newest version of each index."""
+        return tuple(dict(self.indexes).items())
 
     @classmethod
     def of(cls, status: LeafStatus) -> LeafState:

@@ -47,7 +47,7 @@ class View:
         self.problems += [
             f"leaf {leaf.address}: index {shown(name)}: {state.problem}"
             for leaf in valid
-            for name, state in (leaf.state.indexes if leaf.state else ())
+            for name, state in (leaf.state.newest if leaf.state else ())
             if state.problem
         ]
         self._newest = self._newest_versions()
@@ -74,6 +74,15 @@ class View:
             for leaves in self.by_group.values()
         )
         return At(index=index, index_id=index_id, version=version, sequence=sequence)
+
+    def rows(self, at: At, group: int) -> int | None:
+        """Return how many datapoints of a version the leaves of a group have told last, also those that are away now."""
+        told = [
+            state
+            for leaf in self.by_group.get(group, ())
+            if leaf.state and (state := leaf.state.find(at.index, at.index_id, at.version))
+        ]
+        return max(told, key=lambda state: state.sequence).rows if told else None
 
     @staticmethod
     def _states(leaves: Iterable[Leaf], index: str, index_id: str, version: int) -> Iterator[IndexState]:

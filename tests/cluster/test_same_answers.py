@@ -11,6 +11,7 @@ import pytest
 
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ServingError
+from scannery.serving import limits
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.search import Service
 from scannery.serving.status import status_for_callers
@@ -69,6 +70,13 @@ def test_searches(both: Both) -> None:
 
 
 def test_batches(both: Both) -> None:
+    check_batches(both, range(QUESTIONS // 6))
+
+
+def test_batches_of_more_rows_than_a_leaf_returns_at_once(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_LEAF_ROWS", 200)
     check_batches(both, range(QUESTIONS // 6))
 
 

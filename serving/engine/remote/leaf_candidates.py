@@ -17,6 +17,7 @@ import numpy as np
 
 from scannery.indexer import CorpusStatistics
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS
+from scannery.serving import limits
 from scannery.serving.contract import LEAF_SEARCH
 from scannery.serving.engine.dense import dense_rankings, ranges_of, with_scores
 from scannery.serving.engine.hybrid import fuse, fusion_depth, keys_of
@@ -85,7 +86,12 @@ class LeafCandidates:
         return fuse(dense, lexical, options.fusion, tables, lexical_best=found.best_by_words)
 
     def _found(self, queries: np.ndarray, depth: int) -> list[_Found]:
-        """Return what the leaves find for some queries, merged."""
+        """Return what the leaves find for some queries, merged; in several calls if they want very many rows."""
+        most = max(1, limits.MAX_LEAF_ROWS // depth)
+        parts = (queries[start : start + most] for start in range(0, len(queries), most))
+        return [found for part in parts for found in self._found_at_once(part, depth)]
+
+    def _found_at_once(self, queries: np.ndarray, depth: int) -> list[_Found]:
         request = pb.LeafSearchRequest(queries=len(queries), wanted=depth, vectors=self._vectors(queries))
         request.MergeFrom(self._template)
         if self._words:
@@ -93,6 +99,7 @@ class LeafCandidates:
         request.datapoints = not self._fused and depth <= MAX_INLINE
         responses = self._rows.reader.all(LEAF_SEARCH, request, pb.LeafSearchResponse)
         self.total = sum(response.allowed for response in responses.values())
+        self._rows.reader.rows.update((group, response.rows) for group, response in responses.items())
         few = _few(responses.values()) if request.scales else ()
         return [
             self._merged(query, {group: each.results[at] for group, each in responses.items()}, depth, few)

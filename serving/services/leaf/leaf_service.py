@@ -82,7 +82,7 @@ class LeafService(MethodRegistry):
         return pb.LeafStatus(
             group=self._group.number,
             groups=self._group.groups,
-            indexes=[self._index(self._catalog.leaf_index(name)) for name in self._catalog.names()],
+            indexes=[self._index(index) for index in self._catalog.open_versions()],
             in_flight=in_flight,
             in_flight_limit=limit,
         )

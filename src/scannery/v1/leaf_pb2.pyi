@@ -94,7 +94,7 @@ class LeafStatus(_message.Message):
     """Most of them that are accepted now."""
     @_builtins.property
     def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeafIndex]:
-        """The open indexes."""
+        """The open indexes. Former versions that may be read are before the newest version of an index."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ Global___LeafStatus: _TypeAlias = LeafStatus  # noqa: Y015
 
 @_typing.final
 class LeafIndex(_message.Message):
-    """The newest state of an index that a leaf has."""
+    """The newest state of a version of an index that a leaf has."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
