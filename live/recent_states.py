@@ -23,7 +23,7 @@ KEPT_S = 10.0
 MAX_STATES = 64
 """Beyond this number every second one is dropped. The records between them stay, so that these can be made again."""
 MAX_STATE_BYTES = 256 << 20
-"""Likewise beyond this memory of the states besides that of the newest: each has own live rows of what was written to."""
+"""Likewise beyond this memory of the states besides that of the newest: each has own live rows, and the latest rows."""
 MAX_RECORD_BYTES = 64 << 20
 """Most bytes of the records that are kept, besides those that are not applied yet."""
 APPLY_AFTER_S = 0.1
@@ -140,7 +140,9 @@ class RecentStates(Generic[SnapshotT]):
         # The last old state is what states between it and the next one are made from.
         dropped = set(old[:-1])
         left = [sequence for sequence in sequences if sequence not in dropped]
-        while len(left) > MAX_STATES or (len(left) > 2 and self._bytes_besides_newest(left) > MAX_STATE_BYTES):
+        while len(left) > MAX_STATES or (
+            len(left) > 2 and self._bytes_besides_newest(left) > MAX_STATE_BYTES
+        ):
             # Every second one, which can be made again from the one before it: the first and the newest stay.
             del left[1:-1:2]
             self._measure(left)

@@ -29,6 +29,7 @@ __all__ = [
     "MAX_K",
     "MAX_LEAF_IDS",
     "MAX_LEAF_KEYS",
+    "MAX_LEAF_REQUEST_BYTES",
     "MAX_LEAF_ROWS",
     "MAX_LEAF_TERMS",
     "MAX_LEAF_VALUES_BYTES",
@@ -73,6 +74,9 @@ MAX_LEAF_IDS = 8_000
 """Datapoints that a root fetches from a leaf with one call."""
 MAX_LEAF_KEYS = 1_000_000
 """Rows whose order a leaf describes with one answer."""
+MAX_LEAF_REQUEST_BYTES = 16 << 20
+"""Of the queries of one call of a root to a leaf, unless it has one: ids and texts become vectors for each name, so that
+they are far larger than in the request of the caller, and a leaf accepts no more than this one."""
 MAX_LEAF_ROWS = 2_000_000
 """Queries × rows wanted by each vector and by words of one call of a root to a leaf, unless it has one query."""
 MAX_LEAF_TERMS = 65_536

@@ -76,7 +76,7 @@ class View:
         return At(index=index, index_id=index_id, version=version, sequence=sequence)
 
     def rows(self, at: At, group: int) -> int | None:
-        """Return how many datapoints of a version the leaves of a group have told last, also those that are away now."""
+        """Return how many datapoints of a version the leaves of a group have told last, those that are away too."""
         told = [
             state
             for leaf in self.by_group.get(group, ())

@@ -9,7 +9,7 @@ Shapes: Q queries, S vectors of the search, U rows of all rankings of a query, H
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,10 +86,31 @@ class LeafCandidates:
         return fuse(dense, lexical, options.fusion, tables, lexical_best=found.best_by_words)
 
     def _found(self, queries: np.ndarray, depth: int) -> list[_Found]:
-        """Return what the leaves find for some queries, merged; in several calls if they want very many rows."""
+        """Return what the leaves find for some queries, merged."""
+        if len(queries) == 1:
+            return self._found_at_once(queries, depth)
+        return [found for part in self._parts(queries, depth) for found in self._found_at_once(part, depth)]
+
+    def _parts(self, queries: np.ndarray, depth: int) -> Iterator[np.ndarray]:
+        """Yield the queries of each call: leaves refuse more rows, and larger messages."""
         most = max(1, limits.MAX_LEAF_ROWS // depth)
-        parts = (queries[start : start + most] for start in range(0, len(queries), most))
-        return [found for part in parts for found in self._found_at_once(part, depth)]
+        start, size_bytes = 0, 0
+        for place, query in enumerate(queries.tolist()):
+            own_bytes = self._size_bytes(query)
+            full = place - start == most or size_bytes + own_bytes > limits.MAX_LEAF_REQUEST_BYTES
+            if full and place > start:
+                yield queries[start:place]
+                start, size_bytes = place, 0
+            size_bytes += own_bytes
+        yield queries[start:]
+
+    def _size_bytes(self, query: int) -> int:
+        """Return the size of a query in a request."""
+        vectors = 0
+        if self._asked is not None:
+            places = self._asked.places(query)
+            vectors = 4 * sum(self._options.vectors.choices[place].manifest.dimensions for place in places)
+        return vectors + (self._words[query].ByteSize() if self._words else 0)
 
     def _found_at_once(self, queries: np.ndarray, depth: int) -> list[_Found]:
         request = pb.LeafSearchRequest(queries=len(queries), wanted=depth, vectors=self._vectors(queries))

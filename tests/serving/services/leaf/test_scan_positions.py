@@ -45,9 +45,7 @@ class Replica:
 
     def scan(self, sequence: int, **request: Any) -> pb.LeafScanResponse:
         manifest = self.catalog.snapshot("i").manifest
-        at = pb.At(
-            index="i", index_id=manifest.index_id or "", version=manifest.version, sequence=sequence
-        )
+        at = pb.At(index="i", index_id=manifest.index_id or "", version=manifest.version, sequence=sequence)
         answer = self.service.call(LEAF_SCAN, pb.LeafScanRequest(at=at, **request), Deadline.after(60))
         assert isinstance(answer, pb.LeafScanResponse)
         return answer
