@@ -75,8 +75,8 @@ MAX_LEAF_IDS = 8_000
 MAX_LEAF_KEYS = 1_000_000
 """Rows whose order a leaf describes with one answer."""
 MAX_LEAF_REQUEST_BYTES = 16 << 20
-"""Of the queries of one call of a root to a leaf, unless it has one: ids and texts become vectors for each name, so that
-they are far larger than in the request of the caller, and a leaf accepts no more than this one."""
+"""Of the queries of one call of a root to a leaf, unless it has one: ids and texts become vectors for each name, and so
+are far larger than in the request of the caller; a leaf accepts no larger messages than other servers do."""
 MAX_LEAF_ROWS = 2_000_000
 """Queries × rows wanted by each vector and by words of one call of a root to a leaf, unless it has one query."""
 MAX_LEAF_TERMS = 65_536

@@ -64,7 +64,8 @@ class PackedRows:
     def rows_at(self, positions: np.ndarray) -> np.ndarray:
         """Return the selected rows at some positions, int64, in any order, each below `count`; int64."""
         if self._numbers is not None:
-            return self._numbers[positions].astype(np.int64)
+            numbers: np.ndarray = self._numbers[positions].astype(np.int64)
+            return numbers
         if self._bits is None:
             return positions
         blocks = np.searchsorted(self._before_B, positions, "right") - 1
