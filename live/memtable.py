@@ -37,8 +37,10 @@ __all__ = ["LiveState", "NetEffect", "Run", "apply", "begin", "net_effect"]
 
 SMALL_ROWS = 1024
 """A run of up to this many rows is merged with every new one: one more run in every search would cost more."""
+SMALL_BYTES = 4 << 20
+"""And of up to this size: a few rows of a MiB each would be copied with every new one."""
 GROWTH = 2
-"""A larger run is merged when the run after it has at least half its rows: a row is copied about seven times."""
+"""A larger run is merged when the run after it has at least half its size: a row is copied about seven times."""
 LARGE_ROWS = 1 << 14
 """A run of this many rows is no longer merged: the copy would take tens of milliseconds."""
 
@@ -92,6 +94,13 @@ class LiveState:
     def memory_bytes(self) -> int:
         """Size of the rows in memory."""
         return sum(run.segment.size_bytes for run in self.runs)
+
+    @property
+    def part_bytes(self) -> dict[int, int]:
+        """Size of each part that states may share, by its identity: rows in memory, and live rows of segments."""
+        alive = (*self.alive, *(run.alive for run in self.runs))
+        parts = {id(each): each.size_bytes for each in alive if each is not None}
+        return parts | {id(run.segment): run.segment.size_bytes for run in self.runs}
 
     @property
     def unsealed_rows(self) -> int:
@@ -286,8 +295,7 @@ def _merged(runs: list[Run]) -> tuple[Run, ...]:
 def _merged_kind(runs: list[Run]) -> list[Run]:
     kept = [run for run in runs if run.rows]
     while len(kept) > 1:
-        before, last = kept[-2].rows, kept[-1].rows
-        if kept[-2].segment.rows >= LARGE_ROWS or before > max(SMALL_ROWS, GROWTH * last):
+        if not _worth_merging(*kept[-2:]):
             break
         parts = kept[-2:]
         masks = [None if run.alive is None else run.alive.mask_N for run in parts]
@@ -295,3 +303,13 @@ def _merged_kind(runs: list[Run]) -> list[Run]:
     if kept and kept[-1].segment.rows > SMALL_ROWS:
         kept[-1].segment.warm()
     return kept
+
+
+def _worth_merging(before: Run, last: Run) -> bool:
+    """Return whether a run is small enough to be copied together with the one after it."""
+    sizes = before.segment.size_bytes, last.segment.size_bytes
+    return (
+        before.segment.rows < LARGE_ROWS
+        and before.rows <= max(SMALL_ROWS, GROWTH * last.rows)
+        and sizes[0] <= max(SMALL_BYTES, GROWTH * sizes[1])
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 from scannery.live.log.mutation_log import LogEntry
@@ -21,6 +22,8 @@ KEPT_S = 10.0
 """Seconds that a state is kept after it was last asked for, and a record after it was read."""
 MAX_STATES = 64
 """Beyond this number every second one is dropped. The records between them stay, so that these can be made again."""
+MAX_STATE_BYTES = 256 << 20
+"""Likewise beyond this memory of the states besides that of the newest: each has own live rows, and the latest rows."""
 MAX_RECORD_BYTES = 64 << 20
 """Most bytes of the records that are kept, besides those that are not applied yet."""
 APPLY_AFTER_S = 0.1
@@ -35,6 +38,8 @@ class _Kept(Generic[SnapshotT]):
     state: LiveState
     snapshot: SnapshotT
     used_at_s: float
+    added_bytes: int
+    """Memory of what the state before it does not have."""
 
 
 class RecentStates(Generic[SnapshotT]):
@@ -53,7 +58,7 @@ class RecentStates(Generic[SnapshotT]):
 
         """
         self._make = make
-        self._kept = {state.sequence: _Kept(state, snapshot, now_s)}
+        self._kept = {state.sequence: _Kept(state, snapshot, now_s, 0)}
         """States by sequence, ascending."""
         self._entries: list[LogEntry] = []
         """The records after the oldest state, without gaps."""
@@ -108,11 +113,12 @@ class RecentStates(Generic[SnapshotT]):
         before = self._kept[sequences[place - 1]].state
         state = state_after(before, self._after(before.sequence, sequence))
         made = self._make(state)
-        self._keep(state, made, now_s)
+        self._keep(_Kept(state, made, now_s, _added_bytes(before, state)))
         return made
 
-    def _keep(self, state: LiveState, snapshot: SnapshotT, now_s: float) -> None:
-        kept = {**self._kept, state.sequence: _Kept(state, snapshot, now_s)}
+    def _keep(self, made: _Kept[SnapshotT]) -> None:
+        state, now_s = made.state, made.used_at_s
+        kept = {**self._kept, state.sequence: made}
         self._kept = dict(sorted(kept.items()))
         if state.sequence > self.newest.sequence:
             self.newest = state
@@ -134,17 +140,38 @@ class RecentStates(Generic[SnapshotT]):
         # The last old state is what states between it and the next one are made from.
         dropped = set(old[:-1])
         left = [sequence for sequence in sequences if sequence not in dropped]
-        if len(left) > MAX_STATES:
+        while len(left) > MAX_STATES or (
+            len(left) > 2 and self._bytes_besides_newest(left) > MAX_STATE_BYTES
+        ):
             # Every second one, which can be made again from the one before it: the first and the newest stay.
             del left[1:-1:2]
+            self._measure(left)
         self._forget_before(left[0])
         while self._bytes > MAX_RECORD_BYTES and len(left) > 1:
             del left[0]
             self._forget_before(left[0])
         self._kept = {sequence: self._kept[sequence] for sequence in left}
 
+    def _bytes_besides_newest(self, sequences: Sequence[int]) -> int:
+        """Return the memory of some states that the newest, the last of them, does not share."""
+        oldest = self._kept[sequences[0]].state
+        added_bytes = sum(self._kept[sequence].added_bytes for sequence in sequences[1:])
+        return sum(oldest.part_bytes.values()) + added_bytes - sum(self.newest.part_bytes.values())
+
+    def _measure(self, sequences: Sequence[int]) -> None:
+        """Measure again what each of some states adds to the one before it."""
+        for before, sequence in pairwise(sequences):
+            kept = self._kept[sequence]
+            kept.added_bytes = _added_bytes(self._kept[before].state, kept.state)
+
     def _forget_before(self, sequence: int) -> None:
         """Drop the records up to a sequence."""
         count = sequence - (self.end - len(self._entries))
         self._bytes -= sum(len(entry.data) for entry in self._entries[:count])
         del self._entries[:count], self._read_at_s[:count]
+
+
+def _added_bytes(before: LiveState, state: LiveState) -> int:
+    """Return the memory of what a state has and the one before it does not: a part lives in successive states."""
+    known = before.part_bytes
+    return sum(size for part, size in state.part_bytes.items() if part not in known)

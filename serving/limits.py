@@ -29,6 +29,7 @@ __all__ = [
     "MAX_K",
     "MAX_LEAF_IDS",
     "MAX_LEAF_KEYS",
+    "MAX_LEAF_REQUEST_BYTES",
     "MAX_LEAF_ROWS",
     "MAX_LEAF_TERMS",
     "MAX_LEAF_VALUES_BYTES",
@@ -73,8 +74,11 @@ MAX_LEAF_IDS = 8_000
 """Datapoints that a root fetches from a leaf with one call."""
 MAX_LEAF_KEYS = 1_000_000
 """Rows whose order a leaf describes with one answer."""
+MAX_LEAF_REQUEST_BYTES = 16 << 20
+"""Of the queries of one call of a root to a leaf, unless it has one: ids and texts become vectors for each name, and so
+are far larger than in the request of the caller; a leaf accepts no larger messages than other servers do."""
 MAX_LEAF_ROWS = 2_000_000
-"""Queries × rows wanted by each vector and by words of one call of a root to a leaf."""
+"""Queries × rows wanted by each vector and by words of one call of a root to a leaf, unless it has one query."""
 MAX_LEAF_TERMS = 65_536
 """Distinct words of one query, or of one question for statistics: a query of 64 texts of 32 KiB may have more."""
 MAX_LEAF_VALUES_BYTES = 256 << 20

@@ -49,6 +49,12 @@ class FormerIndexes:
                 return each.index
         return None
 
+    def of(self, name: str, index_id: str | None) -> list[LeafIndex[Snapshot]]:
+        """Return the versions of an index, the latest last; that they are told does not keep them."""
+        kept = (each.index for each in self._kept)
+        mine = [each for each in kept if _identity(each) == (name, index_id)]
+        return sorted(mine, key=lambda index: index.state.manifest.version)
+
     def holds(self, name: str) -> Holds:
         """Return what the kept versions of an index need of the store; those that were not read lately are closed."""
         self._expire()
@@ -69,3 +75,8 @@ class FormerIndexes:
             self._kept = [each for each in self._kept if each not in dropped]
         for each in dropped:
             each.index.close()
+
+
+def _identity(index: LeafIndex[Snapshot]) -> tuple[str, str | None]:
+    manifest = index.state.manifest
+    return manifest.index, manifest.index_id

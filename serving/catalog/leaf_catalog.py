@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from threading import Condition
 from time import monotonic
@@ -11,7 +12,7 @@ from scannery.indexer import IndexerError, Store, latest_version
 from scannery.live.leaf_index import LeafIndex
 from scannery.live.live_index import LiveIndex
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import SnapshotGoneError, StateUnavailableError
+from scannery.runtime.errors import SnapshotGoneError, StateUnavailableError, UnknownIndexError
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.former_indexes import FormerIndexes
 from scannery.serving.catalog.held_snapshots import HeldSnapshot, Holds
@@ -103,10 +104,13 @@ class LeafCatalog(ServerCatalog):
 
         A root that starts while leaves move to a new version reads the former one, which all of them still have.
         """
-        names = self.names()  # those that the caller can see
-        newest = [(self.leaf_index(name), False) for name in names]
-        former = [index for index in self._former.live if index.state.manifest.index in names]
-        return newest + [(index, True) for index in former]
+        found: list[tuple[LeafIndex[Snapshot], bool]] = []
+        for name in self.names():  # those that the caller can see
+            with suppress(UnknownIndexError, IndexerError):  # it was removed a moment ago
+                newest = self.leaf_index(name)
+                former = self._former.of(name, newest.state.manifest.index_id)
+                found += [(newest, False), *((index, True) for index in former)]
+        return found
 
     def live_indexes(self) -> list[LiveIndex[Snapshot]]:
         """Return all open indexes, and their former versions."""

@@ -152,6 +152,10 @@ class LeafGroups:
         """
         return self._cluster.view.newest(index)
 
+    def told_rows(self, at: At, group: int) -> int | None:
+        """Return how many datapoints of a version a group has told last; None: it has not told any."""
+        return self._cluster.view.rows(at, group)
+
     def statuses(self) -> Sequence[LeafInfo]:
         """Return what is known of each leaf, by group and address."""
         leaves = [_info(leaf, time.monotonic()) for leaf in self._cluster.view.leaves]

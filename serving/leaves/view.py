@@ -75,6 +75,15 @@ class View:
         )
         return At(index=index, index_id=index_id, version=version, sequence=sequence)
 
+    def rows(self, at: At, group: int) -> int | None:
+        """Return how many datapoints of a version the leaves of a group have told last, those that are away too."""
+        told = [
+            state
+            for leaf in self.by_group.get(group, ())
+            if leaf.state and (state := leaf.state.find(at.index, at.index_id, at.version))
+        ]
+        return max(told, key=lambda state: state.sequence).rows if told else None
+
     @staticmethod
     def _states(leaves: Iterable[Leaf], index: str, index_id: str, version: int) -> Iterator[IndexState]:
         for leaf in leaves:

@@ -35,6 +35,8 @@ class UnaryMethod:
     """Scope that the caller needs. Without a default, so that no new method is open by accident."""
     response: type[Message] | None = None
     """Set for searches: their handlers take a QueryStats as well, and return a serialised response."""
+    at_once: bool = False
+    """Answered beside admission, and without a permit: a server that is full of requests still says how it is."""
 
 
 class MethodRegistry:

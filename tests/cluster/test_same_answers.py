@@ -11,10 +11,14 @@ import pytest
 
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ServingError
+from scannery.serving import limits
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.leaves.groups import LeafGroups
 from scannery.serving.services.search import Service
 from scannery.serving.status import status_for_callers
+from scannery.v1.leaf_pb2 import LeafSearchRequest
 from scannery.v1.search_pb2 import (
+    Mode,
     SearchManyResponse,
     SearchResponse,
 )
@@ -70,6 +74,36 @@ def test_searches(both: Both) -> None:
 
 def test_batches(both: Both) -> None:
     check_batches(both, range(QUESTIONS // 6))
+
+
+def test_batches_of_more_rows_than_a_leaf_returns_at_once(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_LEAF_ROWS", 200)
+    check_batches(both, range(QUESTIONS // 6))
+
+
+def test_batches_that_are_larger_than_a_leaf_accepts_at_once(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = sent_queries(monkeypatch)
+    monkeypatch.setattr(limits, "MAX_LEAF_REQUEST_BYTES", 250)
+    check_batches(both, range(QUESTIONS // 6))
+    assert max(sent) == 2, "of 24 dimensions, in 192 bytes"
+
+
+def sent_queries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of queries of each call to leaves."""
+    sent: list[int] = []
+    send = LeafGroups.call
+
+    def call(self: LeafGroups, path: str, request: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(request, LeafSearchRequest) and request.options.mode == Mode.MODE_DENSE:
+            sent.append(request.queries)
+        return send(self, path, request, *arguments, **options)
+
+    monkeypatch.setattr(LeafGroups, "call", call)
+    return sent
 
 
 @pytest.mark.long

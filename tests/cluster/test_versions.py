@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
 import scannery
@@ -13,6 +14,8 @@ from scannery.indexer import Store, latest_version
 from scannery.indexer.versions.dropping import drop_index
 from scannery.live.maintenance.rollback import rollback
 from scannery.serving import Server
+from scannery.v1.leaf_pb2 import LeafStatusRequest
+from scannery.v1.leaf_pb2_grpc import LeafServiceStub
 from tests.cluster.processes import Traffic, free_ports, wait_until
 from tests.cluster.servers import leaf_server, root_server, started_cluster
 from tests.data import clustered, datapoints, without_ids
@@ -75,6 +78,27 @@ def test_a_root_moves_when_all_groups_have_the_version(store: Path) -> None:
         time.sleep(1.5)
         assert version_of(root) == first
         wait_until(lambda: version_of(root) == second)
+
+
+def test_a_root_that_starts_while_a_group_opens_a_version_reads_the_one_before(store: Path) -> None:
+    with ExitStack() as stack:
+        quick = stack.enter_context(leaf_server(store, 0, 2))
+        slow = stack.enter_context(leaf_server(store, 1, 2, check_every_s=1000))
+        target = f"{quick.address},{slow.address}"
+        root = stack.enter_context(root_server(store, target))
+        first = version_of(root)
+        second = without_ids(Store.open(store), "library", ["d1"]).version
+        wait_until(lambda: newest_of(quick) == second)
+        assert version_of(root) == first
+        other = stack.enter_context(root_server(store, target))
+        assert version_of(other) == first
+
+
+def newest_of(leaf: Server) -> int:
+    """Return the newest version that a leaf tells."""
+    with grpc.insecure_channel(leaf.address) as channel:
+        status = LeafServiceStub(channel).GetStatus(LeafStatusRequest(), timeout=20)
+    return int(status.indexes[-1].at.version)
 
 
 def test_an_index_is_dropped_and_made_again(store: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ Shapes: Q queries, S vectors of the search, U rows of all rankings of a query, H
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from scannery.indexer import CorpusStatistics
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS
+from scannery.serving import limits
 from scannery.serving.contract import LEAF_SEARCH
 from scannery.serving.engine.dense import dense_rankings, ranges_of, with_scores
 from scannery.serving.engine.hybrid import fuse, fusion_depth, keys_of
@@ -86,6 +87,32 @@ class LeafCandidates:
 
     def _found(self, queries: np.ndarray, depth: int) -> list[_Found]:
         """Return what the leaves find for some queries, merged."""
+        if len(queries) == 1:
+            return self._found_at_once(queries, depth)
+        return [found for part in self._parts(queries, depth) for found in self._found_at_once(part, depth)]
+
+    def _parts(self, queries: np.ndarray, depth: int) -> Iterator[np.ndarray]:
+        """Yield the queries of each call: leaves refuse more rows, and larger messages."""
+        most = max(1, limits.MAX_LEAF_ROWS // depth)
+        start, size_bytes = 0, 0
+        for place, query in enumerate(queries.tolist()):
+            own_bytes = self._size_bytes(query)
+            full = place - start == most or size_bytes + own_bytes > limits.MAX_LEAF_REQUEST_BYTES
+            if full and place > start:
+                yield queries[start:place]
+                start, size_bytes = place, 0
+            size_bytes += own_bytes
+        yield queries[start:]
+
+    def _size_bytes(self, query: int) -> int:
+        """Return the size of a query in a request."""
+        vectors = 0
+        if self._asked is not None:
+            places = self._asked.places(query)
+            vectors = 4 * sum(self._options.vectors.choices[place].manifest.dimensions for place in places)
+        return vectors + (self._words[query].ByteSize() if self._words else 0)
+
+    def _found_at_once(self, queries: np.ndarray, depth: int) -> list[_Found]:
         request = pb.LeafSearchRequest(queries=len(queries), wanted=depth, vectors=self._vectors(queries))
         request.MergeFrom(self._template)
         if self._words:
@@ -93,6 +120,7 @@ class LeafCandidates:
         request.datapoints = not self._fused and depth <= MAX_INLINE
         responses = self._rows.reader.all(LEAF_SEARCH, request, pb.LeafSearchResponse)
         self.total = sum(response.allowed for response in responses.values())
+        self._rows.reader.rows.update((group, response.rows) for group, response in responses.items())
         few = _few(responses.values()) if request.scales else ()
         return [
             self._merged(query, {group: each.results[at] for group, each in responses.items()}, depth, few)

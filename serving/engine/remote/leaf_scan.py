@@ -2,8 +2,9 @@
 
 Without an order, the datapoints of the groups follow each other. With one, the leaves return once what each row is
 ordered by, exactly as their segments have it; the root orders the rows of all groups as one server does, and keeps
-their numbers. The datapoints of a page are read from their groups. Each leaf of a group numbers its rows alike, so that
-a scan continues with another leaf, and with another root.
+their positions. The datapoints of a page are read from their groups. A position is the same datapoint on each leaf of a
+group, so that a scan continues with another leaf, and with another root. The number of a row is not: leaves drop
+deleted rows from memory at different moments.
 
 Shapes: G groups, R rows of the result, P rows of a page.
 """
@@ -57,7 +58,6 @@ class LeafScan:
         template = _template(reader, request)
         answers = reader.all(LEAF_SCAN, template, pb.LeafScanResponse)
         self._counts_G = np.array([answers[group].total for group in range(reader.groups)], np.int64)
-        rows_G = np.array([answers[group].group_rows for group in range(reader.groups)], np.int64)
         self._templates = [template] * reader.groups
         total = self.total
         chosen = query.sample if 0 < query.sample < total else total
@@ -65,12 +65,12 @@ class LeafScan:
             check_sortable(chosen, total)
         if chosen < total:
             self._counts_G, self._templates = _sampled(self._counts_G, chosen, query.seed, template)
-        self._first_G = np.cumsum(rows_G) - rows_G
-        """Number of the first row of each group among the rows of all."""
+        self._first_G = np.cumsum(self._counts_G) - self._counts_G
+        """Position of the first datapoint of each group among those of all, in the order of groups."""
         self._order_R: np.ndarray | None = None
         if query.order is not None and chosen:
             order_R = self._ordered(reader, request, query.order)
-            self._order_R = order_R.astype(np.uint32) if rows_G.sum() < 1 << 32 else order_R
+            self._order_R = order_R.astype(np.uint32) if self.total < 1 << 32 else order_R
 
     @property
     def total(self) -> int:
@@ -90,13 +90,13 @@ class LeafScan:
         if self._order_R is None:
             groups_P, requests = self._parts(position, end)
         else:
-            groups_P, requests = self._by_rows(self._order_R[position:end].astype(np.int64))
+            groups_P, requests = self._at(self._order_R[position:end].astype(np.int64))
         answers = self._readers(deadline).each(LEAF_SCAN, requests, pb.LeafScanResponse)
         return _joined(groups_P, answers)
 
     def _parts(self, start: int, end: int) -> tuple[np.ndarray, dict[int, pb.LeafScanRequest]]:
         """Return the group of each datapoint between two positions, int64 (P,), and the requests for them."""
-        before_G = np.cumsum(self._counts_G) - self._counts_G
+        before_G = self._first_G
         counts_G = np.clip(end - before_G, 0, self._counts_G) - np.clip(start - before_G, 0, self._counts_G)
         requests = {
             group: self._request(group, position=max(start - int(before_G[group]), 0), most=count)
@@ -105,38 +105,39 @@ class LeafScan:
         }
         return np.repeat(np.arange(len(counts_G)), counts_G), requests
 
-    def _by_rows(self, rows_P: np.ndarray) -> tuple[np.ndarray, dict[int, pb.LeafScanRequest]]:
-        """Return the group of each row, int64 (P,), and the requests for them."""
-        groups_P = np.searchsorted(self._first_G, rows_P, "right") - 1
-        # A group without rows begins where the next one does; the last of them has the row.
+    def _at(self, positions_P: np.ndarray) -> tuple[np.ndarray, dict[int, pb.LeafScanRequest]]:
+        """Return the group of the datapoint at each position, int64 (P,), and the requests for them."""
+        groups_P = np.searchsorted(self._first_G, positions_P, "right") - 1
+        # A group without datapoints begins where the next one does; the last of them has the datapoint.
         requests = {}
         for group in np.unique(groups_P).tolist():
-            own = rows_P[groups_P == group] - self._first_G[group]
-            requests[group] = self._request(group, rows=own.astype("<u8").tobytes())
+            own = positions_P[groups_P == group] - self._first_G[group]
+            requests[group] = self._request(group, positions=own.astype("<u8").tobytes())
         return groups_P, requests
 
     def _request(
-        self, group: int, *, position: int = 0, most: int = 0, rows: bytes = b""
+        self, group: int, *, position: int = 0, most: int = 0, positions: bytes = b""
     ) -> pb.LeafScanRequest:
-        request = pb.LeafScanRequest(position=position, most=most, rows=rows)
+        request = pb.LeafScanRequest(position=position, most=most, positions=positions)
         request.MergeFrom(self._templates[group])
         return request
 
     def _ordered(self, reader: StateReader, request: ScanRequest, order: RowOrder) -> np.ndarray:
-        """Return the numbers of all rows of the result among those of all groups, in their order, int64 (R,)."""
-        rows, keys = [], []
+        """Return the positions of all rows of the result, in the order of groups, in their order, int64 (R,)."""
+        positions, keys = [], []
         for start in range(0, int(self._counts_G.max()), limits.MAX_LEAF_KEYS):
             requests = {}
             for group in np.flatnonzero(self._counts_G > start).tolist():
                 requests[group] = self._request(group, position=start, most=limits.MAX_LEAF_KEYS)
                 requests[group].order_by.CopyFrom(request.order_by)
             for group, each in reader.each(LEAF_SCAN, requests, pb.LeafScanResponse).items():
-                rows.append(np.frombuffer(each.rows, "<u8").astype(np.int64) + self._first_G[group])
+                end = min(start + limits.MAX_LEAF_KEYS, int(self._counts_G[group]))
+                positions.append(np.arange(start, end) + self._first_G[group])
                 keys.append(each.keys)
-        rows_R = np.concatenate(rows)
-        if len(rows_R) != self.total:
+        order_R = ordered_by(decoded_keys(keys), order)
+        if len(order_R) != self.total:
             raise ServingError("leaves returned another number of rows than they said")
-        ordered_R: np.ndarray = rows_R[ordered_by(decoded_keys(keys), order)]
+        ordered_R: np.ndarray = np.concatenate(positions)[order_R]
         return ordered_R
 
 

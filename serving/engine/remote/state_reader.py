@@ -22,6 +22,9 @@ class Leaves(Protocol):
     def groups(self) -> int:
         """Number of groups."""
 
+    def told_rows(self, at: At, group: int) -> int | None:
+        """Return how many datapoints a group has told last for a version; None: it has not told any."""
+
     def call(
         self,
         path: str,
@@ -77,6 +80,12 @@ class StateReader:
         """Number of groups."""
         self.missing: set[int] = set()
         """Groups that did not answer, where that is allowed: nothing further is read from them."""
+        self.rows: dict[int, int] = {}
+        """Datapoints of each group that was searched."""
+
+    def told_rows(self, group: int) -> int | None:
+        """Return how many datapoints a group has told last; None: it has not told any."""
+        return self._leaves.told_rows(self.at, group)
 
     def all(self, path: str, request: Message, response: type[ResponseT]) -> dict[int, ResponseT]:
         """Return the answers of all groups to the same request."""

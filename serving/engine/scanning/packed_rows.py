@@ -60,3 +60,18 @@ class PackedRows:
         bits = np.unpackbits(self._bits[first * block_bytes : last * block_bytes])
         before = int(self._before_B[first])
         return np.flatnonzero(bits)[start - before : stop - before] + first * BLOCK_ROWS
+
+    def rows_at(self, positions: np.ndarray) -> np.ndarray:
+        """Return the selected rows at some positions, int64, in any order, each below `count`; int64."""
+        if self._numbers is not None:
+            numbers: np.ndarray = self._numbers[positions].astype(np.int64)
+            return numbers
+        if self._bits is None:
+            return positions
+        blocks = np.searchsorted(self._before_B, positions, "right") - 1
+        found = np.empty(len(positions), np.int64)
+        for block in np.unique(blocks).tolist():
+            own = blocks == block
+            start, stop = self._before_B[block : block + 2].tolist()
+            found[own] = self.rows(start, stop)[positions[own] - start]
+        return found

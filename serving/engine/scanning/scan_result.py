@@ -109,25 +109,20 @@ class ScanResult:
         order = 0 if self._order_R is None else self._order_R.nbytes
         return order + sum(part.size_bytes for part in self._parts)
 
-    @property
-    def all_rows(self) -> int:
-        """Rows of all segments, deleted ones included: the number of each row is below this."""
-        return self._all_rows
-
     def page(self, position: int, most: int, deadline: Deadline) -> Page:
         """As `ScanPages.page`."""
         return self._page(self._rows_between, position, min(position + most, self.total), deadline)
 
-    def page_of(self, rows_P: np.ndarray, deadline: Deadline) -> Page:
-        """Return the datapoints of some rows, by their numbers, or the first of them, as `page` does."""
+    def page_at(self, positions_P: np.ndarray, deadline: Deadline) -> Page:
+        """Return the datapoints at some positions, int64, in their order, or the first of them, as `page` does."""
+        rows_P = self._rows_at(positions_P) if self._order_R is None else self._order_R[positions_P]
+        rows_P = rows_P.astype(np.int64)
         return self._page(lambda start, stop: rows_P[start:stop], 0, len(rows_P), deadline)
 
-    def keys(
-        self, position: int, most: int, order: RowOrder, deadline: Deadline
-    ) -> tuple[np.ndarray, KeyColumns]:
-        """Return the numbers of some rows, int64, and what they are ordered by; not of a result that is ordered."""
+    def keys(self, position: int, most: int, order: RowOrder, deadline: Deadline) -> KeyColumns:
+        """Return what the datapoints of a part are ordered by; not of a result that is ordered."""
         rows_P = self._rows_between(position, min(position + most, self.total))
-        return rows_P, key_columns(self._by_segment(rows_P), order, deadline)
+        return key_columns(self._by_segment(rows_P), order, deadline)
 
     def _page(self, rows: Callable[[int, int], np.ndarray], start: int, end: int, deadline: Deadline) -> Page:
         left, at = limits.MAX_SCAN_PAGE_BYTES, start
@@ -174,6 +169,17 @@ class ScanResult:
             if low < high:
                 found.append(part.rows(low, high) + first)
         return np.concatenate(found)
+
+    def _rows_at(self, positions_P: np.ndarray) -> np.ndarray:
+        """Return the numbers of the selected rows at some positions in the order of segments, int64."""
+        # A segment without selected rows begins where the next one does; the last of them has the row.
+        numbers_P = np.searchsorted(self._before_S, positions_P, "right") - 1
+        rows_P = np.empty(len(positions_P), np.int64)
+        for number in np.unique(numbers_P).tolist():
+            own = numbers_P == number
+            rows = self._parts[number].rows_at(positions_P[own] - self._before_S[number])
+            rows_P[own] = rows + self._first_S[number]
+        return rows_P
 
     def _ordered(self, query: ScanQuery, deadline: Deadline) -> np.ndarray | None:
         """Return the rows in the order of the query; None: it is that of the segments."""

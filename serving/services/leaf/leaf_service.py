@@ -59,7 +59,8 @@ class LeafService(MethodRegistry):
         self._catalog, self._group, self._load = catalog, group, load
         super().__init__(
             {
-                LEAF_STATUS: UnaryMethod(pb.LeafStatusRequest, self.status, "read"),
+                # A root takes a leaf that does not answer it for one that hangs.
+                LEAF_STATUS: UnaryMethod(pb.LeafStatusRequest, self.status, "read", at_once=True),
                 LEAF_SEARCH: UnaryMethod(pb.LeafSearchRequest, self.search, "read", pb.LeafSearchResponse),
                 LEAF_STATISTICS: UnaryMethod(pb.LeafStatisticsRequest, self.statistics, "read"),
                 LEAF_FETCH: UnaryMethod(pb.LeafFetchRequest, self.fetch, "read"),

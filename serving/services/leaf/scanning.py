@@ -46,10 +46,10 @@ def scanned(
         return ScanResult(held.snapshot, query, deadline)
 
     result = kept.result(held, _digest(request), made)
-    answer = pb.LeafScanResponse(total=result.total, group_rows=result.all_rows)
+    answer = pb.LeafScanResponse(total=result.total)
     if request.HasField("order_by"):
         _put_keys(answer, result, request, held.snapshot, deadline)
-    elif request.rows or request.most:
+    elif request.positions or request.most:
         _put_datapoints(answer, result, request, deadline)
     return answer
 
@@ -64,15 +64,14 @@ def _put_keys(
     check_within("most", request.most, 1, limits.MAX_LEAF_KEYS)
     order = parse_scan(ScanRequest(order_by=request.order_by), snapshot.manifest.spec).order
     assert order is not None
-    rows_P, keys = result.keys(_position(request, result), request.most, order, deadline)
-    answer.rows, answer.keys = rows_P.astype("<u8").tobytes(), encoded_keys(keys)
+    answer.keys = encoded_keys(result.keys(_position(request, result), request.most, order, deadline))
 
 
 def _put_datapoints(
     answer: pb.LeafScanResponse, result: ScanResult, request: pb.LeafScanRequest, deadline: Deadline
 ) -> None:
-    if request.rows:
-        page = result.page_of(_rows(request, result), deadline)
+    if request.positions:
+        page = result.page_at(_positions(request, result), deadline)
     else:
         check_within("most", request.most, 1, limits.MAX_SCAN_PAGE)
         page = result.page(_position(request, result), request.most, deadline)
@@ -95,7 +94,7 @@ def _digest(request: pb.LeafScanRequest) -> bytes:
     """Return a hash of what all parts of a scan have in common."""
     common = pb.LeafScanRequest()
     common.CopyFrom(request)
-    for field in ("at", "position", "most", "rows", "order_by"):
+    for field in ("at", "position", "most", "positions", "order_by"):
         common.ClearField(field)
     return hashlib.blake2b(common.SerializeToString(deterministic=True), digest_size=16).digest()
 
@@ -104,11 +103,13 @@ def _position(request: pb.LeafScanRequest, result: ScanResult) -> int:
     return check_within("position", request.position, 0, result.total)
 
 
-def _rows(request: pb.LeafScanRequest, result: ScanResult) -> np.ndarray:
-    """Return the numbers of the rows that are asked for, int64 (P,)."""
-    if len(request.rows) % 8:
-        raise InvalidRequestError.at("rows", f"{len(request.rows)} bytes are not a whole number of rows")
-    rows_P = np.frombuffer(request.rows, "<u8")
-    check_within("rows", len(rows_P), 1, limits.MAX_SCAN_PAGE)
-    check_within("rows", int(rows_P.max()), 0, result.all_rows - 1)
-    return rows_P.astype(np.int64)
+def _positions(request: pb.LeafScanRequest, result: ScanResult) -> np.ndarray:
+    """Return the positions that are asked for, int64 (P,)."""
+    if len(request.positions) % 8:
+        raise InvalidRequestError.at(
+            "positions", f"{len(request.positions)} bytes are not a whole number of positions"
+        )
+    positions_P = np.frombuffer(request.positions, "<u8")
+    check_within("positions", len(positions_P), 1, limits.MAX_SCAN_PAGE)
+    check_within("positions", int(positions_P.max()), 0, result.total - 1)
+    return positions_P.astype(np.int64)

@@ -71,6 +71,7 @@ def found(
         results=answers,
         allowed=candidates.total,
         allowed_by_vector=() if search.asked is None else candidates.dense.allowed_by_vector,
+        rows=snapshot.rows,
     )
 
 

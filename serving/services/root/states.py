@@ -34,16 +34,25 @@ class State:
         """Return what was read until now; None: all, since nothing may be missing."""
         if not self.partial:
             return None
-        groups, missing = self.reader.groups, self.reader.missing
-        lost = [ShardGroup(number, groups) for number in missing]
-        every = range(self.manifest.shards)
-        shards = {shard for shard in every if not any(group.has(shard) for group in lost)}
+        reader, shards = self.reader, range(self.manifest.shards)
+        groups = [ShardGroup(number, reader.groups) for number in range(reader.groups)]
+        answered = [group for group in groups if group.number not in reader.missing]
+        rows = {group.number: self._rows_of(group) for group in groups}
         return Coverage(
             shards=self.manifest.shards,
-            shards_answered=len(shards),
-            rows=self.manifest.rows,
-            rows_answered=sum(entry.live_rows for entry in self.manifest.segments if entry.shard in shards),
+            shards_answered=sum(group.has(shard) for group in answered for shard in shards),
+            rows=sum(rows.values()),
+            rows_answered=sum(rows[group.number] for group in answered),
         )
+
+    def _rows_of(self, group: ShardGroup) -> int:
+        """Return the datapoints of a group: as it was searched, as it told last, or else those of the version."""
+        found = self.reader.rows.get(group.number)
+        if found is None:
+            found = self.reader.told_rows(group.number)
+        if found is None:
+            found = sum(entry.live_rows for entry in self.manifest.segments if group.has(entry.shard))
+        return found
 
 
 class States:

@@ -9,6 +9,8 @@
 4. The call waits for one of `threads` permits, at most until the caller's deadline, and is dropped if the caller has
    hung up.
 5. The request is decoded, the caller's access to its index is checked, the handler runs, the answer is encoded.
+
+The status of a leaf takes steps 1, 3 and 5 only, in threads of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import grpc
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
 from scannery.serving.config import ListenConfig
-from scannery.serving.contract import HTTP_KEY, LEAF_STATUS, SEARCH_STREAM, UPSERT, UPSERT_STREAM
+from scannery.serving.contract import HTTP_KEY, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.security.authorization import Authorizer
@@ -58,6 +60,8 @@ Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 LARGE_ANSWER_BYTES = 1 << 20
 """The request of a larger answer counts as in flight until the call ends: slow readers must not accumulate them."""
+AT_ONCE_THREADS = 4
+"""Threads for methods that are answered beside admission."""
 MAX_IN_STREAM = 1000
 """Requests of a stream that were read and not answered."""
 MAX_UNREAD_BYTES = 1 << 20
@@ -98,6 +102,7 @@ class Dispatcher(GenericHandler):
             config.threads * max(1, config.threads // 2), thread_name_prefix="scannery-stream"
         )
         self._refusals = ThreadPoolExecutor(2, thread_name_prefix="scannery-refusal")
+        self._at_once = ThreadPoolExecutor(AT_ONCE_THREADS, thread_name_prefix="scannery-status")
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """Return the handler of a call; None: the method is unknown here."""
@@ -105,6 +110,9 @@ class Dispatcher(GenericHandler):
         path: str = details.method
         if self._lifecycle.methods.scope_of(path) is None:
             return None
+        unary = self._lifecycle.methods.methods.get(path)
+        if unary is not None and unary.at_once:
+            return self._answered_at_once(path)
         try:
             ticket = self._lifecycle.enter(client_of(current_principal(), details.invocation_metadata))
         except OverloadedError as error:
@@ -129,6 +137,31 @@ class Dispatcher(GenericHandler):
         """End the threads."""
         self._stream_threads.shutdown(wait=False)
         self._refusals.shutdown(wait=False)
+        self._at_once.shutdown(wait=False)
+
+    def _answered_at_once(self, path: str) -> Handler:
+        """Return the handler of a method that is answered beside admission; it has no trace, and no index.
+
+        Roots ask leaves for their status twice a second: traces of that would hide those of requests.
+        """
+
+        def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            started_s, code = time.monotonic(), grpc.StatusCode.OK
+            try:
+                data = self._body(path, messages, context)
+                request = decoded(self._lifecycle.methods.methods[path].request, data)
+                return self._lifecycle.handled(path, request, self._deadline(context))
+            except grpc.RpcError:
+                code = grpc.StatusCode.CANCELLED
+                return b""
+            except Exception as error:  # noqa: BLE001  the table of statuses has every one
+                code = status_of(error)[0]
+                abort(context, error)
+            finally:
+                self._lifecycle.observe(path, "", "", code, time.monotonic() - started_s)
+
+        answer.experimental_thread_pool = self._at_once  # type: ignore[attr-defined]  # gRPC looks for it there
+        return grpc.stream_unary_rpc_method_handler(answer)
 
     def _unary(
         self,
@@ -139,9 +172,6 @@ class Dispatcher(GenericHandler):
     ) -> bytes:
         if wants_http:
             context.set_trailing_metadata(self._http_metadata())
-        # Roots ask leaves for their status twice a second: traces of that would hide those of requests.
-        if active.path == LEAF_STATUS:
-            return self._answer(active, messages, context)
         with tracing.request(active.path, context.invocation_metadata):
             return self._answer(active, messages, context)
 

@@ -26,7 +26,7 @@ from scannery.v1 import search_pb2 as scannery_dot_v1_dot_search__pb2
 from scannery.v1 import types_pb2 as scannery_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16scannery/v1/leaf.proto\x12\x0bscannery.v1\x1a\x18scannery/v1/search.proto\x1a\x17scannery/v1/types.proto\"H\n\x02\x41t\x12\r\n\x05index\x18\x01 \x01(\t\x12\x10\n\x08index_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x10\n\x08sequence\x18\x04 \x01(\x04\"\x13\n\x11LeafStatusRequest\"\x80\x01\n\nLeafStatus\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0e\n\x06groups\x18\x02 \x01(\r\x12\'\n\x07indexes\x18\x03 \x03(\x0b\x32\x16.scannery.v1.LeafIndex\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\x17\n\x0fin_flight_limit\x18\x05 \x01(\r\"g\n\tLeafIndex\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x0e\n\x06shards\x18\x03 \x01(\r\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x0e\n\x06\x66ormer\x18\x05 \x01(\x08\"\x86\x02\n\x11LeafSearchRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12+\n\x07options\x18\x02 \x01(\x0b\x32\x1a.scannery.v1.SearchOptions\x12\x0f\n\x07queries\x18\x03 \x01(\r\x12\x0e\n\x06wanted\x18\x04 \x01(\r\x12)\n\x07vectors\x18\x05 \x03(\x0b\x32\x18.scannery.v1.LeafVectors\x12%\n\x05words\x18\x06 \x03(\x0b\x32\x16.scannery.v1.LeafWords\x12\x10\n\x08group_by\x18\x07 \x01(\t\x12\x12\n\ndatapoints\x18\x08 \x01(\x08\x12\x0e\n\x06scales\x18\t \x01(\x08\"D\n\x0bLeafVectors\x12$\n\x07vectors\x18\x01 \x01(\x0b\x32\x13.scannery.v1.Matrix\x12\x0f\n\x07queries\x18\x02 \x03(\r\"u\n\tLeafWords\x12\r\n\x05terms\x18\x01 \x03(\t\x12\x0f\n\x07weights\x18\x02 \x03(\x01\x12\x16\n\x0e\x61verage_length\x18\x03 \x01(\x01\x12\x30\n\rsparse_vector\x18\x04 \x01(\x0b\x32\x19.scannery.v1.SparseVector\"i\n\x12LeafSearchResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.scannery.v1.LeafFound\x12\x0f\n\x07\x61llowed\x18\x02 \x01(\x04\x12\x19\n\x11\x61llowed_by_vector\x18\x03 \x03(\x04\"\xfb\x01\n\tLeafFound\x12\x0b\n\x03ids\x18\x01 \x03(\t\x12+\n\tby_vector\x18\x02 \x03(\x0b\x32\x18.scannery.v1.LeafRanking\x12*\n\x08\x62y_words\x18\x03 \x01(\x0b\x32\x18.scannery.v1.LeafRanking\x12\x0e\n\x06scores\x18\x04 \x01(\x0c\x12\"\n\x06groups\x18\x05 \x03(\x0b\x32\x12.scannery.v1.Value\x12\x12\n\ndatapoints\x18\x06 \x03(\x0c\x12\x12\n\nunfiltered\x18\x07 \x03(\x0c\x12\x1a\n\rbest_by_words\x18\x08 \x01(\x02H\x00\x88\x01\x01\x42\x10\n\x0e_best_by_words\"-\n\x0bLeafRanking\x12\x0e\n\x06places\x18\x01 \x01(\x0c\x12\x0e\n\x06scores\x18\x02 \x01(\x0c\"C\n\x15LeafStatisticsRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\r\n\x05terms\x18\x02 \x03(\t\"C\n\x0eLeafStatistics\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x13\n\x0b\x66requencies\x18\x03 \x03(\x04\"\xae\x01\n\x10LeafFetchRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\x0b\n\x03ids\x18\x02 \x03(\t\x12\x11\n\tdatapoint\x18\x03 \x01(\x08\x12\x15\n\rreturn_fields\x18\x04 \x03(\t\x12\x15\n\rreturn_vector\x18\x05 \x01(\x08\x12\x15\n\rsearched_text\x18\x06 \x01(\x08\x12\x18\n\x10searched_vectors\x18\x07 \x03(\t\">\n\x11LeafFetchResponse\x12)\n\x05\x66ound\x18\x01 \x03(\x0b\x32\x1a.scannery.v1.LeafDatapoint\"\xf8\x01\n\rLeafDatapoint\x12\r\n\x05place\x18\x01 \x01(\r\x12)\n\tdatapoint\x18\x02 \x01(\x0b\x32\x16.scannery.v1.Datapoint\x12\x15\n\rsearched_text\x18\x03 \x01(\t\x12I\n\x10searched_vectors\x18\x04 \x03(\x0b\x32/.scannery.v1.LeafDatapoint.SearchedVectorsEntry\x1aK\n\x14SearchedVectorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.scannery.v1.Vector:\x02\x38\x01\"f\n\x10LeafCountRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\"\n\x05where\x18\x02 \x01(\x0b\x32\x13.scannery.v1.Filter\x12\x11\n\tattribute\x18\x03 \x01(\t\"\xd0\x01\n\nLeafCounts\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x0f\n\x07missing\x18\x02 \x01(\x04\x12\'\n\x06values\x18\x03 \x03(\x0b\x32\x17.scannery.v1.LeafValues\x12\x13\n\x0bmemory_rows\x18\x04 \x01(\x04\x12\x35\n\x07vectors\x18\x05 \x03(\x0b\x32$.scannery.v1.LeafCounts.VectorsEntry\x1a.\n\x0cVectorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\":\n\nLeafValues\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\"\xf4\x01\n\x0fLeafScanRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\"\n\x05where\x18\x02 \x01(\x0b\x32\x13.scannery.v1.Filter\x12\x15\n\rreturn_fields\x18\x03 \x03(\t\x12\x15\n\rreturn_vector\x18\x04 \x01(\x08\x12\x0e\n\x06sample\x18\x05 \x01(\x04\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x10\n\x08position\x18\x07 \x01(\x04\x12\x0c\n\x04most\x18\x08 \x01(\r\x12\x0c\n\x04rows\x18\t \x01(\x0c\x12&\n\x08order_by\x18\n \x01(\x0b\x32\x14.scannery.v1.OrderBy\"t\n\x10LeafScanResponse\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x12\n\ngroup_rows\x18\x02 \x01(\x04\x12\x12\n\ndatapoints\x18\x03 \x01(\x0c\x12\r\n\x05sizes\x18\x04 \x01(\x0c\x12\x0c\n\x04rows\x18\x05 \x01(\x0c\x12\x0c\n\x04keys\x18\x06 \x01(\x0c\"\xd7\x01\n\x0fLeafRowsRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\x0b\n\x03ids\x18\x02 \x03(\t\x12\x14\n\x0c\x64ocument_ids\x18\x03 \x03(\t\x12\"\n\x05where\x18\x04 \x01(\x0b\x32\x13.scannery.v1.Filter\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x1b\n\x0euntil_sequence\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05whole\x18\x07 \x01(\x08\x12\x12\n\nmost_bytes\x18\x08 \x01(\x04\x42\x11\n\x0f_until_sequence\",\n\x08LeafRows\x12\x0e\n\x06tables\x18\x01 \x03(\x0c\x12\x10\n\x08matching\x18\x02 \x01(\x04\x32\xff\x03\n\x0bLeafService\x12\x44\n\tGetStatus\x12\x1e.scannery.v1.LeafStatusRequest\x1a\x17.scannery.v1.LeafStatus\x12I\n\x06Search\x12\x1e.scannery.v1.LeafSearchRequest\x1a\x1f.scannery.v1.LeafSearchResponse\x12P\n\rGetStatistics\x12\".scannery.v1.LeafStatisticsRequest\x1a\x1b.scannery.v1.LeafStatistics\x12\x46\n\x05\x46\x65tch\x12\x1d.scannery.v1.LeafFetchRequest\x1a\x1e.scannery.v1.LeafFetchResponse\x12?\n\x05\x43ount\x12\x1d.scannery.v1.LeafCountRequest\x1a\x17.scannery.v1.LeafCounts\x12\x43\n\x04Scan\x12\x1c.scannery.v1.LeafScanRequest\x1a\x1d.scannery.v1.LeafScanResponse\x12?\n\x08ReadRows\x12\x1c.scannery.v1.LeafRowsRequest\x1a\x15.scannery.v1.LeafRowsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16scannery/v1/leaf.proto\x12\x0bscannery.v1\x1a\x18scannery/v1/search.proto\x1a\x17scannery/v1/types.proto\"H\n\x02\x41t\x12\r\n\x05index\x18\x01 \x01(\t\x12\x10\n\x08index_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x10\n\x08sequence\x18\x04 \x01(\x04\"\x13\n\x11LeafStatusRequest\"\x80\x01\n\nLeafStatus\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0e\n\x06groups\x18\x02 \x01(\r\x12\'\n\x07indexes\x18\x03 \x03(\x0b\x32\x16.scannery.v1.LeafIndex\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\x17\n\x0fin_flight_limit\x18\x05 \x01(\r\"g\n\tLeafIndex\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\x0c\n\x04rows\x18\x02 \x01(\x04\x12\x0e\n\x06shards\x18\x03 \x01(\r\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x0e\n\x06\x66ormer\x18\x05 \x01(\x08\"\x86\x02\n\x11LeafSearchRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12+\n\x07options\x18\x02 \x01(\x0b\x32\x1a.scannery.v1.SearchOptions\x12\x0f\n\x07queries\x18\x03 \x01(\r\x12\x0e\n\x06wanted\x18\x04 \x01(\r\x12)\n\x07vectors\x18\x05 \x03(\x0b\x32\x18.scannery.v1.LeafVectors\x12%\n\x05words\x18\x06 \x03(\x0b\x32\x16.scannery.v1.LeafWords\x12\x10\n\x08group_by\x18\x07 \x01(\t\x12\x12\n\ndatapoints\x18\x08 \x01(\x08\x12\x0e\n\x06scales\x18\t \x01(\x08\"D\n\x0bLeafVectors\x12$\n\x07vectors\x18\x01 \x01(\x0b\x32\x13.scannery.v1.Matrix\x12\x0f\n\x07queries\x18\x02 \x03(\r\"u\n\tLeafWords\x12\r\n\x05terms\x18\x01 \x03(\t\x12\x0f\n\x07weights\x18\x02 \x03(\x01\x12\x16\n\x0e\x61verage_length\x18\x03 \x01(\x01\x12\x30\n\rsparse_vector\x18\x04 \x01(\x0b\x32\x19.scannery.v1.SparseVector\"w\n\x12LeafSearchResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.scannery.v1.LeafFound\x12\x0f\n\x07\x61llowed\x18\x02 \x01(\x04\x12\x19\n\x11\x61llowed_by_vector\x18\x03 \x03(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\"\xfb\x01\n\tLeafFound\x12\x0b\n\x03ids\x18\x01 \x03(\t\x12+\n\tby_vector\x18\x02 \x03(\x0b\x32\x18.scannery.v1.LeafRanking\x12*\n\x08\x62y_words\x18\x03 \x01(\x0b\x32\x18.scannery.v1.LeafRanking\x12\x0e\n\x06scores\x18\x04 \x01(\x0c\x12\"\n\x06groups\x18\x05 \x03(\x0b\x32\x12.scannery.v1.Value\x12\x12\n\ndatapoints\x18\x06 \x03(\x0c\x12\x12\n\nunfiltered\x18\x07 \x03(\x0c\x12\x1a\n\rbest_by_words\x18\x08 \x01(\x02H\x00\x88\x01\x01\x42\x10\n\x0e_best_by_words\"-\n\x0bLeafRanking\x12\x0e\n\x06places\x18\x01 \x01(\x0c\x12\x0e\n\x06scores\x18\x02 \x01(\x0c\"C\n\x15LeafStatisticsRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\r\n\x05terms\x18\x02 \x03(\t\"C\n\x0eLeafStatistics\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x13\n\x0b\x66requencies\x18\x03 \x03(\x04\"\xae\x01\n\x10LeafFetchRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\x0b\n\x03ids\x18\x02 \x03(\t\x12\x11\n\tdatapoint\x18\x03 \x01(\x08\x12\x15\n\rreturn_fields\x18\x04 \x03(\t\x12\x15\n\rreturn_vector\x18\x05 \x01(\x08\x12\x15\n\rsearched_text\x18\x06 \x01(\x08\x12\x18\n\x10searched_vectors\x18\x07 \x03(\t\">\n\x11LeafFetchResponse\x12)\n\x05\x66ound\x18\x01 \x03(\x0b\x32\x1a.scannery.v1.LeafDatapoint\"\xf8\x01\n\rLeafDatapoint\x12\r\n\x05place\x18\x01 \x01(\r\x12)\n\tdatapoint\x18\x02 \x01(\x0b\x32\x16.scannery.v1.Datapoint\x12\x15\n\rsearched_text\x18\x03 \x01(\t\x12I\n\x10searched_vectors\x18\x04 \x03(\x0b\x32/.scannery.v1.LeafDatapoint.SearchedVectorsEntry\x1aK\n\x14SearchedVectorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.scannery.v1.Vector:\x02\x38\x01\"f\n\x10LeafCountRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\"\n\x05where\x18\x02 \x01(\x0b\x32\x13.scannery.v1.Filter\x12\x11\n\tattribute\x18\x03 \x01(\t\"\xd0\x01\n\nLeafCounts\x12\x0c\n\x04rows\x18\x01 \x01(\x04\x12\x0f\n\x07missing\x18\x02 \x01(\x04\x12\'\n\x06values\x18\x03 \x03(\x0b\x32\x17.scannery.v1.LeafValues\x12\x13\n\x0bmemory_rows\x18\x04 \x01(\x04\x12\x35\n\x07vectors\x18\x05 \x03(\x0b\x32$.scannery.v1.LeafCounts.VectorsEntry\x1a.\n\x0cVectorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\":\n\nLeafValues\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63ounts\x18\x03 \x01(\x0c\"\xf9\x01\n\x0fLeafScanRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\"\n\x05where\x18\x02 \x01(\x0b\x32\x13.scannery.v1.Filter\x12\x15\n\rreturn_fields\x18\x03 \x03(\t\x12\x15\n\rreturn_vector\x18\x04 \x01(\x08\x12\x0e\n\x06sample\x18\x05 \x01(\x04\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x10\n\x08position\x18\x07 \x01(\x04\x12\x0c\n\x04most\x18\x08 \x01(\r\x12\x11\n\tpositions\x18\t \x01(\x0c\x12&\n\x08order_by\x18\n \x01(\x0b\x32\x14.scannery.v1.OrderBy\"R\n\x10LeafScanResponse\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x12\n\ndatapoints\x18\x02 \x01(\x0c\x12\r\n\x05sizes\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\"\xd7\x01\n\x0fLeafRowsRequest\x12\x1b\n\x02\x61t\x18\x01 \x01(\x0b\x32\x0f.scannery.v1.At\x12\x0b\n\x03ids\x18\x02 \x03(\t\x12\x14\n\x0c\x64ocument_ids\x18\x03 \x03(\t\x12\"\n\x05where\x18\x04 \x01(\x0b\x32\x13.scannery.v1.Filter\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x1b\n\x0euntil_sequence\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\r\n\x05whole\x18\x07 \x01(\x08\x12\x12\n\nmost_bytes\x18\x08 \x01(\x04\x42\x11\n\x0f_until_sequence\",\n\x08LeafRows\x12\x0e\n\x06tables\x18\x01 \x03(\x0c\x12\x10\n\x08matching\x18\x02 \x01(\x04\x32\xff\x03\n\x0bLeafService\x12\x44\n\tGetStatus\x12\x1e.scannery.v1.LeafStatusRequest\x1a\x17.scannery.v1.LeafStatus\x12I\n\x06Search\x12\x1e.scannery.v1.LeafSearchRequest\x1a\x1f.scannery.v1.LeafSearchResponse\x12P\n\rGetStatistics\x12\".scannery.v1.LeafStatisticsRequest\x1a\x1b.scannery.v1.LeafStatistics\x12\x46\n\x05\x46\x65tch\x12\x1d.scannery.v1.LeafFetchRequest\x1a\x1e.scannery.v1.LeafFetchResponse\x12?\n\x05\x43ount\x12\x1d.scannery.v1.LeafCountRequest\x1a\x17.scannery.v1.LeafCounts\x12\x43\n\x04Scan\x12\x1c.scannery.v1.LeafScanRequest\x1a\x1d.scannery.v1.LeafScanResponse\x12?\n\x08ReadRows\x12\x1c.scannery.v1.LeafRowsRequest\x1a\x15.scannery.v1.LeafRowsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,39 +52,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEAFWORDS']._serialized_start=756
   _globals['_LEAFWORDS']._serialized_end=873
   _globals['_LEAFSEARCHRESPONSE']._serialized_start=875
-  _globals['_LEAFSEARCHRESPONSE']._serialized_end=980
-  _globals['_LEAFFOUND']._serialized_start=983
-  _globals['_LEAFFOUND']._serialized_end=1234
-  _globals['_LEAFRANKING']._serialized_start=1236
-  _globals['_LEAFRANKING']._serialized_end=1281
-  _globals['_LEAFSTATISTICSREQUEST']._serialized_start=1283
-  _globals['_LEAFSTATISTICSREQUEST']._serialized_end=1350
-  _globals['_LEAFSTATISTICS']._serialized_start=1352
-  _globals['_LEAFSTATISTICS']._serialized_end=1419
-  _globals['_LEAFFETCHREQUEST']._serialized_start=1422
-  _globals['_LEAFFETCHREQUEST']._serialized_end=1596
-  _globals['_LEAFFETCHRESPONSE']._serialized_start=1598
-  _globals['_LEAFFETCHRESPONSE']._serialized_end=1660
-  _globals['_LEAFDATAPOINT']._serialized_start=1663
-  _globals['_LEAFDATAPOINT']._serialized_end=1911
-  _globals['_LEAFDATAPOINT_SEARCHEDVECTORSENTRY']._serialized_start=1836
-  _globals['_LEAFDATAPOINT_SEARCHEDVECTORSENTRY']._serialized_end=1911
-  _globals['_LEAFCOUNTREQUEST']._serialized_start=1913
-  _globals['_LEAFCOUNTREQUEST']._serialized_end=2015
-  _globals['_LEAFCOUNTS']._serialized_start=2018
-  _globals['_LEAFCOUNTS']._serialized_end=2226
-  _globals['_LEAFCOUNTS_VECTORSENTRY']._serialized_start=2180
-  _globals['_LEAFCOUNTS_VECTORSENTRY']._serialized_end=2226
-  _globals['_LEAFVALUES']._serialized_start=2228
-  _globals['_LEAFVALUES']._serialized_end=2286
-  _globals['_LEAFSCANREQUEST']._serialized_start=2289
-  _globals['_LEAFSCANREQUEST']._serialized_end=2533
-  _globals['_LEAFSCANRESPONSE']._serialized_start=2535
-  _globals['_LEAFSCANRESPONSE']._serialized_end=2651
-  _globals['_LEAFROWSREQUEST']._serialized_start=2654
-  _globals['_LEAFROWSREQUEST']._serialized_end=2869
-  _globals['_LEAFROWS']._serialized_start=2871
-  _globals['_LEAFROWS']._serialized_end=2915
-  _globals['_LEAFSERVICE']._serialized_start=2918
-  _globals['_LEAFSERVICE']._serialized_end=3429
+  _globals['_LEAFSEARCHRESPONSE']._serialized_end=994
+  _globals['_LEAFFOUND']._serialized_start=997
+  _globals['_LEAFFOUND']._serialized_end=1248
+  _globals['_LEAFRANKING']._serialized_start=1250
+  _globals['_LEAFRANKING']._serialized_end=1295
+  _globals['_LEAFSTATISTICSREQUEST']._serialized_start=1297
+  _globals['_LEAFSTATISTICSREQUEST']._serialized_end=1364
+  _globals['_LEAFSTATISTICS']._serialized_start=1366
+  _globals['_LEAFSTATISTICS']._serialized_end=1433
+  _globals['_LEAFFETCHREQUEST']._serialized_start=1436
+  _globals['_LEAFFETCHREQUEST']._serialized_end=1610
+  _globals['_LEAFFETCHRESPONSE']._serialized_start=1612
+  _globals['_LEAFFETCHRESPONSE']._serialized_end=1674
+  _globals['_LEAFDATAPOINT']._serialized_start=1677
+  _globals['_LEAFDATAPOINT']._serialized_end=1925
+  _globals['_LEAFDATAPOINT_SEARCHEDVECTORSENTRY']._serialized_start=1850
+  _globals['_LEAFDATAPOINT_SEARCHEDVECTORSENTRY']._serialized_end=1925
+  _globals['_LEAFCOUNTREQUEST']._serialized_start=1927
+  _globals['_LEAFCOUNTREQUEST']._serialized_end=2029
+  _globals['_LEAFCOUNTS']._serialized_start=2032
+  _globals['_LEAFCOUNTS']._serialized_end=2240
+  _globals['_LEAFCOUNTS_VECTORSENTRY']._serialized_start=2194
+  _globals['_LEAFCOUNTS_VECTORSENTRY']._serialized_end=2240
+  _globals['_LEAFVALUES']._serialized_start=2242
+  _globals['_LEAFVALUES']._serialized_end=2300
+  _globals['_LEAFSCANREQUEST']._serialized_start=2303
+  _globals['_LEAFSCANREQUEST']._serialized_end=2552
+  _globals['_LEAFSCANRESPONSE']._serialized_start=2554
+  _globals['_LEAFSCANRESPONSE']._serialized_end=2636
+  _globals['_LEAFROWSREQUEST']._serialized_start=2639
+  _globals['_LEAFROWSREQUEST']._serialized_end=2854
+  _globals['_LEAFROWS']._serialized_start=2856
+  _globals['_LEAFROWS']._serialized_end=2900
+  _globals['_LEAFSERVICE']._serialized_start=2903
+  _globals['_LEAFSERVICE']._serialized_end=3414
 # @@protoc_insertion_point(module_scope)

@@ -94,7 +94,7 @@ class LeafStatus(_message.Message):
     """Most of them that are accepted now."""
     @_builtins.property
     def indexes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeafIndex]:
-        """The open indexes."""
+        """The open indexes. Former versions that may be read are before the newest version of an index."""
 
     def __init__(
         self,
@@ -296,8 +296,11 @@ class LeafSearchResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     ALLOWED_FIELD_NUMBER: _builtins.int
     ALLOWED_BY_VECTOR_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     allowed: _builtins.int
     """Rows that the filter allows; in mode DENSE those of them with a vector, counted for each vector."""
+    rows: _builtins.int
+    """Datapoints of the group."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeafFound]:
         """One for each query."""
@@ -312,10 +315,11 @@ class LeafSearchResponse(_message.Message):
         results: _abc.Iterable[Global___LeafFound] | None = ...,
         allowed: _builtins.int = ...,
         allowed_by_vector: _abc.Iterable[_builtins.int] | None = ...,
+        rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "allowed_by_vector", b"allowed_by_vector", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "allowed_by_vector", b"allowed_by_vector", "results", b"results", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -752,7 +756,7 @@ class LeafScanRequest(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     MOST_FIELD_NUMBER: _builtins.int
-    ROWS_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
     ORDER_BY_FIELD_NUMBER: _builtins.int
     return_vector: _builtins.bool
     """As in ScanRequest."""
@@ -764,8 +768,8 @@ class LeafScanRequest(_message.Message):
     """Of the first datapoint of the part."""
     most: _builtins.int
     """Most datapoints of the part; 0: only the totals are returned."""
-    rows: _builtins.bytes
-    """Instead of a part: the numbers of the rows to return, as in LeafScanResponse, uint64 little-endian."""
+    positions: _builtins.bytes
+    """Instead of a part: the positions of the datapoints to return, uint64 little-endian."""
     @_builtins.property
     def at(self) -> Global___At:
         """The state to read. A former one is kept for the scan, and opened again if the store has it."""
@@ -793,12 +797,12 @@ class LeafScanRequest(_message.Message):
         seed: _builtins.int = ...,
         position: _builtins.int = ...,
         most: _builtins.int = ...,
-        rows: _builtins.bytes = ...,
+        positions: _builtins.bytes = ...,
         order_by: _search_pb2.OrderBy | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "order_by", b"order_by", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "most", b"most", "order_by", b"order_by", "position", b"position", "return_fields", b"return_fields", "return_vector", b"return_vector", "rows", b"rows", "sample", b"sample", "seed", b"seed", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "most", b"most", "order_by", b"order_by", "position", b"position", "positions", b"positions", "return_fields", b"return_fields", "return_vector", b"return_vector", "sample", b"sample", "seed", b"seed", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -811,36 +815,28 @@ class LeafScanResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOTAL_FIELD_NUMBER: _builtins.int
-    GROUP_ROWS_FIELD_NUMBER: _builtins.int
     DATAPOINTS_FIELD_NUMBER: _builtins.int
     SIZES_FIELD_NUMBER: _builtins.int
-    ROWS_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     total: _builtins.int
-    """Datapoints that filter and sample leave."""
-    group_rows: _builtins.int
-    """Rows of the group, deleted ones included: the number of each row is below this."""
+    """Datapoints that filter and sample leave: each position is below this."""
     datapoints: _builtins.bytes
     """The field `datapoints` of a ScanResponse. There are fewer than asked for if they have too many bytes, but at least one."""
     sizes: _builtins.bytes
     """Size of each datapoint with its tag, uint32 little-endian."""
-    rows: _builtins.bytes
-    """With `order_by`: the number of each row of the part, uint64 little-endian."""
     keys: _builtins.bytes
-    """With `order_by`: what each row is ordered by, an Arrow IPC stream."""
+    """With `order_by`: what each datapoint of the part is ordered by, in the order of positions, an Arrow IPC stream."""
     def __init__(
         self,
         *,
         total: _builtins.int = ...,
-        group_rows: _builtins.int = ...,
         datapoints: _builtins.bytes = ...,
         sizes: _builtins.bytes = ...,
-        rows: _builtins.bytes = ...,
         keys: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["datapoints", b"datapoints", "group_rows", b"group_rows", "keys", b"keys", "rows", b"rows", "sizes", b"sizes", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datapoints", b"datapoints", "keys", b"keys", "sizes", b"sizes", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,12 @@ from scannery.serving import ConfigError, ServerConfig
 from scannery.serving.process.preload import preload
 from scannery.serving.process.server import Server
 from scannery.serving.security import KeyFile, SecurityConfig
+from scannery.serving.services.leaf import leaf_service
+from scannery.serving.services.leaf.searching import found
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1 import leaf_pb2_grpc, search_pb2, search_pb2_grpc
 from scannery.v1.types_pb2 import ErrorDetail
+from tests.cluster.processes import wait_until
 from tests.served import DIMENSIONS, ROWS, serving
 from tests.serving.process.test_supervisor import started
 
@@ -29,9 +34,9 @@ def stub(address: str) -> tuple[grpc.Channel, Any]:
     return channel, leaf_pb2_grpc.LeafServiceStub(channel)
 
 
-def status_of(address: str) -> pb.LeafStatus:
+def status_of(address: str, timeout_s: float = 60) -> pb.LeafStatus:
     with grpc.insecure_channel(address) as channel:
-        return leaf_pb2_grpc.LeafServiceStub(channel).GetStatus(pb.LeafStatusRequest(), timeout=60)
+        return leaf_pb2_grpc.LeafServiceStub(channel).GetStatus(pb.LeafStatusRequest(), timeout=timeout_s)
 
 
 def by_vector(at: pb.At, k: int) -> pb.LeafSearchRequest:
@@ -72,10 +77,38 @@ def test_a_leaf_says_what_it_serves(library: Path) -> None:
         limit = leaf.admission.limit
         [flat, index] = status.indexes
     assert (status.group, status.groups) == (1, 2)
-    assert (status.in_flight, status.in_flight_limit) == (1, int(limit))
+    assert (status.in_flight, status.in_flight_limit) == (0, int(limit))
     assert (flat.at.index, flat.rows, flat.shards) == ("flat", 0, 0)
     assert (index.at.index, index.at.version, index.at.sequence, index.shards) == ("library", 1, 0, 1)
     assert 0 < index.rows < ROWS
+
+
+def test_a_leaf_that_is_full_says_what_it_serves(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def late(*arguments: Any) -> Any:
+        assert ended.wait(60)
+        return found(*arguments)
+
+    monkeypatch.setattr(leaf_service, "found", late)
+    with serving(library, role="leaf", group="0/2", threads=2) as leaf, ThreadPoolExecutor(80) as threads:
+        asked = [threads.submit(answered, leaf.address) for _ in range(80)]
+        try:
+            wait_until(lambda: any(each.done() for each in asked))  # it refuses calls
+            assert status_of(leaf.address, timeout_s=5).in_flight >= 2
+        finally:
+            ended.set()
+        assert {each.result() for each in asked} == {True, False}
+
+
+def answered(address: str) -> bool:
+    """Return whether a leaf answers a search; False: it is full."""
+    try:
+        found_by(address, 3)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return False
+    return True
 
 
 def refused(call: Any, request: Any) -> tuple[grpc.StatusCode, str]:

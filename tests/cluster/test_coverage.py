@@ -1,0 +1,58 @@
+"""How much of an index an answer of some groups covers, with the datapoints that are not in a version yet."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+
+import scannery
+from scannery.client.response.results import Coverage
+from scannery.indexer import Store, shards_of_ids
+from scannery.live.maintenance.seal import seal
+from tests.cluster.processes import wait_until
+from tests.cluster.servers import started_cluster
+
+SHARDS, GROUPS, ROWS = 8, 3, 120
+SPEC = {"index": "i", "source": {"id": "id", "vector": "v"}, "shards": SHARDS}
+SHARDS_OF_GROUP = (3, 3, 2)
+
+
+def rows_by_group(ids: list[str]) -> Counter[int]:
+    return Counter(int(shard) % GROUPS for shard in shards_of_ids(pa.chunked_array([ids]), SHARDS))
+
+
+def covered(shards: int, rows: int, answered: int) -> Coverage:
+    return Coverage(shards=SHARDS, shards_answered=shards, rows=rows, rows_answered=answered)
+
+
+def coverage_of(index: scannery.Index, sequence: int = 0) -> Coverage:
+    found = index.search([1, 2], 3, allow_partial=True, min_sequence=sequence).coverage
+    assert found is not None
+    return found
+
+
+def test_live_datapoints_count(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with scannery.connect(store, create=True) as writer:
+        index = writer.create_index(SPEC, dimensions=2)
+        with started_cluster(store, GROUPS) as (root, [leaves]), scannery.connect(root.address) as client:
+            asked = client.index("i")
+            assert coverage_of(asked) == covered(SHARDS, 0, 0)
+            ids = [f"d{number}" for number in range(ROWS)]
+            index.upsert([{"id": name, "vector": [1, number]} for number, name in enumerate(ids)])
+            seal(Store.open(store), "i")
+            index.upsert([{"id": f"new{number}", "vector": [1, number]} for number in range(ROWS)])
+            sequence = index.delete(ids[: ROWS // 2]).sequence
+            there = [*ids[ROWS // 2 :], *(f"new{number}" for number in range(ROWS))]
+            assert coverage_of(asked, sequence) == covered(SHARDS, len(there), len(there))
+
+            time.sleep(2)  # leaves are asked for their status twice a second
+            leaves[1].stop(drain_s=0)
+            left = len(there) - rows_by_group(there)[1]
+            expected = covered(SHARDS - SHARDS_OF_GROUP[1], len(there), left)
+            wait_until(lambda: coverage_of(asked, sequence) == expected, 20)
+            assert coverage_of(asked, sequence) == expected
+            assert len(asked.search([1, 2], 1000, allow_partial=True)) == left
