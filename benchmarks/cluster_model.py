@@ -109,7 +109,10 @@ class _Known(Leaf):
 
 
 class _NoConnections:
-    def channel(self, address: str) -> None:
+    def files(self) -> None:
+        """Return nothing: there are no certificates."""
+
+    def channel(self, address: str, files: object) -> None:
         """Return no connection."""
 
 

@@ -70,6 +70,14 @@ def status(
             metavar="FILE", help="Connect to them with TLS; file with the authority of their certificates."
         ),
     ] = "",
+    leaves_cert: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Certificate for leaves that ask for one."),
+    ] = "",
+    leaves_cert_key: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Private key of this certificate."),
+    ] = "",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time in which leaves have to answer.", min=0)
     ] = 3.0,
@@ -83,7 +91,10 @@ def status(
         raise typer.BadParameter("give either --leaves or --ray")
     processes = _processes(ray, name) if ray else {}
     leaves = leaves or _target(processes)
-    groups = LeafGroups(LeavesConfig(target=leaves, key_file=leaves_key, ca=leaves_ca))
+    config = LeavesConfig(
+        target=leaves, key_file=leaves_key, ca=leaves_ca, cert=leaves_cert, cert_key=leaves_cert_key
+    )
+    groups = LeafGroups(config)
     try:
         _wait(groups, timeout)
         ready, problems, found = groups.ready, list(groups.problems), groups.statuses()

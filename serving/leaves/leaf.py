@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import grpc
 import grpc.aio
 
-from scannery.serving.config import LeavesConfig
 from scannery.serving.contract import LEAF_STATUS
+from scannery.serving.leaves.answers import MOST_OF_OTHERS, parsed
+from scannery.serving.leaves.connector import Connector, Headers
 from scannery.serving.leaves.pacing import LatencyAverage
-from scannery.serving.leaves.target import told_host
 from scannery.v1.leaf_pb2 import LeafIndex, LeafStatus, LeafStatusRequest
 
 if TYPE_CHECKING:
     from scannery.serving.leaves.group_call import Attempt
 
-__all__ = ["Connector", "IndexState", "Leaf", "LeafState", "shown"]
+__all__ = ["IndexState", "Leaf", "LeafState", "shown"]
 
-Headers: TypeAlias = tuple[tuple[str, str], ...]
-
-_OPTIONS = [
-    ("grpc.max_receive_message_length", 1 << 30),
-    ("grpc.use_local_subchannel_pool", 1),
-    # Leaves are inside the cluster.
-    ("grpc.enable_http_proxy", 0),
-    # A restart takes seconds; the default backoff is up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Just above what servers allow.
-    ("grpc.keepalive_time_ms", 11_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # Failed calls go to another leaf.
-    ("grpc.enable_retries", 0),
-]
 _STATUS_REQUEST = LeafStatusRequest().SerializeToString()
 _SHOWN_CHARS = 500
 
@@ -47,45 +26,6 @@ _SHOWN_CHARS = 500
 def shown(text: str) -> str:
     """Return a text of a leaf as it is logged and shown: one line, without control characters, and not long."""
     return "".join(char if char.isprintable() else " " for char in text[:_SHOWN_CHARS])
-
-
-class Connector:
-    """Makes connections, and knows the credentials for all of them."""
-
-    def __init__(self, config: LeavesConfig) -> None:
-        self._config = config
-        self._identity = (("scannery-client", secrets.token_hex(8)),)
-        self._headers: Headers | None = None
-        name = told_host(config.target)
-        self._options = (
-            [*_OPTIONS, ("grpc.ssl_target_name_override", name)] if name and config.tls else _OPTIONS
-        )
-
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """Return a channel; it connects at the first call."""
-        if not self._config.tls:
-            return grpc.aio.insecure_channel(address, options=self._options)
-        roots = Path(self._config.ca).read_bytes() if self._config.ca else None
-        credentials = grpc.ssl_channel_credentials(root_certificates=roots)
-        return grpc.aio.secure_channel(address, credentials, options=self._options)
-
-    def headers(self) -> Headers:
-        """Return the metadata of each call; the first time, raises OSError if the file with the key cannot be read."""
-        if self._headers is None:
-            self._headers = self._read()
-        return self._headers
-
-    def refused(self, used: Headers) -> bool:
-        """Read the key again after it was refused, and return whether it is another than that of `used`."""
-        # A file that is being replaced may be absent for a moment.
-        with suppress(OSError, UnicodeDecodeError):
-            self._headers = self._read()
-        return self._headers != used
-
-    def _read(self) -> Headers:
-        path = self._config.key_file
-        key = (("authorization", f"Bearer {Path(path).read_text().strip()}"),) if path else ()
-        return self._identity + key
 
 
 @dataclass(frozen=True)
@@ -151,9 +91,13 @@ class Leaf:
             address: `host:port`.
             connector: makes the connection.
 
+        Raises:
+            ConfigError: a file with credentials cannot be used.
+
         """
         self.address = address
-        self._channel = connector.channel(address)
+        self._connector, self._files = connector, connector.files()
+        self._channel = connector.channel(address, self._files)
         self._calls: dict[str, Callable[..., Any]] = {}
         self.state: LeafState | None = None
         """None: it has not answered yet."""
@@ -178,8 +122,9 @@ class Leaf:
         return rpc(request, timeout=timeout_s, metadata=metadata)
 
     async def ask_status(self, timeout_s: float, metadata: Headers) -> LeafStatus:
-        """Return the status; raises AioRpcError."""
-        return LeafStatus.FromString(await self.call(LEAF_STATUS, _STATUS_REQUEST, timeout_s, metadata))
+        """Return the status; raises AioRpcError, and ServingError if it is none."""
+        answer = await self.call(LEAF_STATUS, _STATUS_REQUEST, timeout_s, metadata)
+        return parsed(LeafStatus, answer, MOST_OF_OTHERS, "a status call")
 
     def heard(self, status: LeafStatus) -> bool:
         """Take over a status, and return whether anything but the load changed."""
@@ -195,6 +140,23 @@ class Leaf:
         """Note that it is not ready, and return whether it was."""
         was, self.ready, self.hung, self.problem = self.ready, False, hung, shown(problem)
         return was
+
+    def connect_anew(self) -> grpc.aio.Channel | None:
+        """Connect with the authorities and the certificate that are there now, if these are others.
+
+        Returns:
+            The former connection, to be closed; None: it stays.
+
+        Raises:
+            ConfigError: a file cannot be used: it may be replaced just now.
+
+        """
+        files = self._connector.files()
+        if files == self._files:
+            return None
+        former = self._channel
+        self._files, self._channel, self._calls = files, self._connector.channel(self.address, files), {}
+        return former
 
     def answered(self, latency_s: float, now_s: float) -> None:
         """Count an answer."""

@@ -16,8 +16,8 @@ from scannery.live.log.location import DatabaseUrl
 from scannery.live.maintenance.seal import seal
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Condition, Datapoint, Filter, Operator, Value
-from tests.cluster.questions import INDEX, any_search, make_store
 from tests.cluster.processes import wait_until
+from tests.cluster.questions import INDEX, any_search, make_store
 from tests.cluster.servers import root_server
 from tests.cluster.writes.random_writes import RandomWrites
 from tests.cluster.writes.targets import Pair, Target, made_pair
