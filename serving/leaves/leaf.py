@@ -64,7 +64,8 @@ class LeafState:
     @classmethod
     def of(cls, status: LeafStatus) -> LeafState:
         """Return what a status says, without the load."""
-        indexes = ((one.at.index, IndexState.of(one)) for one in status.indexes)
+        # Names are logged and printed; those of real indexes stay as they are.
+        indexes = ((shown(one.at.index), IndexState.of(one)) for one in status.indexes)
         return cls(status.group, status.groups, tuple(indexes))
 
     def serves_as(self, other: LeafState) -> bool:
