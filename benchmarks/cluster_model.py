@@ -15,8 +15,9 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks.cluster_machines import Events, Host, Job, Process, Work, still
+from scannery.serving.leaves.connector import Connector
 from scannery.serving.leaves.group_call import KEPT_HEDGES
-from scannery.serving.leaves.leaf import Connector, IndexState, Leaf, LeafState
+from scannery.serving.leaves.leaf import IndexState, Leaf, LeafState
 from scannery.serving.leaves.pacing import HedgeBudget, LatencyWindow
 from scannery.serving.leaves.view import View
 from scannery.serving.leaves.watch import MISSES, STATUS_EVERY_S, STATUS_TIMEOUT_S
@@ -109,7 +110,10 @@ class _Known(Leaf):
 
 
 class _NoConnections:
-    def channel(self, address: str) -> None:
+    def files(self) -> None:
+        """Return nothing: there are no certificates."""
+
+    def channel(self, address: str, files: object) -> None:
         """Return no connection."""
 
     http = channel

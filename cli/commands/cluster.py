@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from scannery.cli.client_options import JsonOption
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from scannery.serving.leaves.groups import LeafGroups, LeafInfo
     from scannery.serving.leaves.leaf import IndexState
 
-__all__ = ["cluster_app", "disagreements", "indexes_of"]
+__all__ = ["cluster_app", "disagreements", "indexes_of", "unopened"]
 
 cluster_app = typer.Typer(
     no_args_is_help=True, help="Show the leaves of a cluster; start and end clusters on Ray."
@@ -70,6 +71,14 @@ def status(
             metavar="FILE", help="Connect to them with TLS; file with the authority of their certificates."
         ),
     ] = "",
+    leaves_cert: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Certificate for leaves that ask for one."),
+    ] = "",
+    leaves_cert_key: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Private key of this certificate."),
+    ] = "",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time in which leaves have to answer.", min=0)
     ] = 3.0,
@@ -83,7 +92,10 @@ def status(
         raise typer.BadParameter("give either --leaves or --ray")
     processes = _processes(ray, name) if ray else {}
     leaves = leaves or _target(processes)
-    groups = LeafGroups(LeavesConfig(target=leaves, key_file=leaves_key, ca=leaves_ca))
+    config = LeavesConfig(
+        target=leaves, key_file=leaves_key, ca=leaves_ca, cert=leaves_cert, cert_key=leaves_cert_key
+    )
+    groups = LeafGroups(config)
     try:
         _wait(groups, timeout)
         ready, problems, found = groups.ready, list(groups.problems), groups.statuses()
@@ -93,6 +105,7 @@ def status(
     indexes = indexes_of(leaf for leaf in found if leaf.groups == count)
     problems += [f"group {group}/{count} has no leaf that is ready" for group in _missing(found, count)]
     problems += disagreements(indexes, count)
+    problems += unopened(leaf for leaf in found if leaf.groups == count)
     if as_json:
         told = _as_json(found, indexes, problems, ready=ready, groups=count)
         print_json(told | ({"processes": placement.as_json(processes)} if ray else {}))
@@ -124,6 +137,20 @@ def disagreements(indexes: Iterable[IndexStatus], groups: int) -> list[str]:
         if len({version for versions in index.versions.values() for version in versions}) > 1:
             found.append(f"index {index.name}: leaves have different versions: {_versions(index)}")
     return found
+
+
+def unopened(leaves: Iterable[LeafInfo]) -> list[str]:
+    """Return which leaves that are ready do not have an index that others of their group have."""
+    ready = [leaf for leaf in leaves if leaf.ready]
+    opened = {leaf.address: {name for name, _ in leaf.indexes} for leaf in ready}
+    of_group: defaultdict[int | None, set[str]] = defaultdict(set)
+    for leaf in ready:
+        of_group[leaf.group] |= opened[leaf.address]
+    return [
+        f"leaf {leaf.address}: index {name} is not open, and others of its group have it; its log says why"
+        for leaf in ready
+        for name in sorted(of_group[leaf.group] - opened[leaf.address])
+    ]
 
 
 def _index(name: str, by_group: Mapping[int, Sequence[IndexState]]) -> IndexStatus:
@@ -203,7 +230,7 @@ def _print(leaves: Sequence[LeafInfo], indexes: Sequence[IndexStatus], problems:
         table = Table("index", "version", "datapoints", "shards", "sequence", "lag")
         for index in indexes:
             table.add_row(
-                index.name,
+                escape(index.name),
                 _versions(index),
                 f"{index.rows:,}",
                 f"{index.shards}",

@@ -68,6 +68,16 @@ def serve(
             rich_help_panel=_CLUSTER,
         ),
     ] = "",
+    leaves_cert: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="Certificate for leaves that ask for one.", rich_help_panel=_CLUSTER
+        ),
+    ] = "",
+    leaves_cert_key: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Private key of this certificate.", rich_help_panel=_CLUSTER),
+    ] = "",
     device: options.DeviceOption = "auto",
     encoder: Annotated[
         str,
@@ -160,8 +170,8 @@ def serve(
     options.become_server(log_json)
     if (encoder_key or encoder_ca) and not encoder:
         raise typer.BadParameter("--encoder-key and --encoder-ca need --encoder")
-    if (leaves_key or leaves_ca) and not leaves:
-        raise typer.BadParameter("--leaves-key and --leaves-ca need --leaves")
+    if (leaves_key or leaves_ca or leaves_cert or leaves_cert_key) and not leaves:
+        raise typer.BadParameter("--leaves-key, --leaves-ca and --leaves-cert need --leaves")
     if tls_dev:
         given |= vertex_options.development_certificate(tls_dev, **given)
     config = ServerConfig(
@@ -169,7 +179,11 @@ def serve(
         listen=listen,
         role=role,
         group=group,
-        leaves=LeavesConfig(target=leaves, key_file=leaves_key, ca=leaves_ca) if leaves else None,
+        leaves=LeavesConfig(
+            target=leaves, key_file=leaves_key, ca=leaves_ca, cert=leaves_cert, cert_key=leaves_cert_key
+        )
+        if leaves
+        else None,
         indexes=tuple(index or ()),
         insecure=insecure,
         security=options.security(**given),

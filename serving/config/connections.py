@@ -59,24 +59,47 @@ class LeavesConfig:
     """File with the authorities for their certificates, PEM. Empty: those of the system if a key is sent to other
     machines, and no TLS otherwise. With `dns:///` the certificates must have the name of the target."""
 
+    cert: str = ""
+    """File with a certificate chain, PEM, for leaves that ask for one (`--client-ca`). Files are read again when a leaf
+    cannot be reached."""
+
+    cert_key: str = ""
+    """File with its private key, PEM."""
+
     def __post_init__(self) -> None:
         if self.target.startswith(FILE):
             path = self.target.removeprefix(FILE)
-            if not Path(path).is_absolute() or not Path(path).is_file():
+            if not Path(path).is_absolute():
+                raise ConfigError(
+                    f"leaves: must be file:///path, from the root, got {self.target}", field="leaves"
+                )
+            if not Path(path).is_file():
                 raise ConfigError(f"leaves: there is no file {path}", field="leaves")
+        elif self.target.startswith(DNS):
+            # A list has no names to be looked up together, and no one name for certificates.
+            self._check_addresses([self.target.removeprefix(DNS)])
         else:
-            self._check_addresses(self.target.removeprefix(DNS).split(","))
-        for name in ("key_file", "ca"):
+            self._check_addresses(self.target.split(","))
+        if bool(self.cert) != bool(self.cert_key):
+            raise ConfigError("leaves_cert: needs a certificate and its key, both", field="leaves_cert")
+        names = {"key_file": "key", "ca": "ca", "cert": "cert", "cert_key": "cert_key"}
+        for name, option in names.items():
             path = getattr(self, name)
             if path and not Path(path).is_file():
-                raise ConfigError(f"leaves_{name}: there is no file {path}", field=f"leaves_{name}")
-        make_absolute(self, "key_file", "ca")
+                raise ConfigError(f"leaves_{option}: there is no file {path}", field=f"leaves_{option}")
+        make_absolute(self, *names)
 
-    @staticmethod
-    def _check_addresses(addresses: Sequence[str]) -> None:
+    def _check_addresses(self, addresses: Sequence[str]) -> None:
         """Raise ConfigError if one is not `host:port`, or is there twice."""
         for place, address in enumerate(addresses):
-            if split_address(address, field="leaves")[1] == 0:
+            try:
+                port = split_address(address, field="leaves")[1]
+            except ConfigError as error:
+                raise ConfigError(
+                    f"leaves: must be host:port,host:port, dns:///name:port, or file:///path, got {self.target!r:.200}",
+                    field="leaves",
+                ) from error
+            if port == 0:
                 raise ConfigError(f"leaves: {address} must have the port of a leaf, not 0", field="leaves")
             if address in addresses[:place]:
                 raise ConfigError(f"leaves: {address} is there twice", field="leaves")
@@ -84,7 +107,7 @@ class LeavesConfig:
     @property
     def tls(self) -> bool:
         """Whether the connections are encrypted."""
-        return bool(self.ca) or (bool(self.key_file) and not self._is_local)
+        return bool(self.ca or self.cert) or (bool(self.key_file) and not self._is_local)
 
     @property
     def _is_local(self) -> bool:

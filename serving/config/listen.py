@@ -139,6 +139,11 @@ class ListenConfig:
                 field="workers",
             )
 
+    @property
+    def about(self) -> str:
+        """What callers of a method that is not there are told of this process."""
+        return ""
+
     def check_reload(self) -> None:
         """Check that new workers can start while the old ones run.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.paths import make_absolute
 from scannery.serving.config.addresses import split_address
@@ -42,4 +43,5 @@ class MaintainConfig:
             raise ConfigError(
                 f"check_every_s: must be greater than 0, got {self.check_every_s}", field="check_every_s"
             )
+        log_root_of(self.log)  # checks it, before it becomes an absolute path
         make_absolute(self, "store", "log")

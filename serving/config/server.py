@@ -8,6 +8,7 @@ from typing import Literal
 
 from scannery.indexer.contents import ContentsReader
 from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
+from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.paths import make_absolute, overlap
 from scannery.serving.config.addresses import joined_address, split_address
@@ -104,8 +105,18 @@ class ServerConfig(ListenConfig):
         self._check_told_address()
         self._check("recall_share", 0, 1)
         self._check("keep_queries", 0, 10_000)
+        log_root_of(self.log)  # checks it, before it becomes an absolute path
         make_absolute(self, "store", "log")
         self._check_contents()
+
+    @property
+    def about(self) -> str:
+        """As `ListenConfig.about`."""
+        told = {
+            "leaf": f"; this is the leaf of group {self.group} of a cluster: call a root of it",
+            "root": "; this is a root of a cluster, and no leaf",
+        }
+        return told.get(self.role, "")
 
     @property
     def shards(self) -> Shards | None:

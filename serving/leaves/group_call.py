@@ -29,7 +29,8 @@ from scannery.runtime.errors import (
     StateGoneError,
     UnavailableError,
 )
-from scannery.serving.leaves.leaf import Connector, Headers, Leaf
+from scannery.serving.leaves.connector import Connector, Headers
+from scannery.serving.leaves.leaf import Leaf
 from scannery.serving.leaves.pacing import HedgeBudget, LatencyWindow
 from scannery.serving.leaves.view import View
 from scannery.serving.status import error_from_status, received_detail

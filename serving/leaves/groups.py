@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import uvloop
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
@@ -31,8 +31,10 @@ from scannery.runtime.errors import (
     UnavailableError,
 )
 from scannery.serving.config import LeavesConfig
+from scannery.serving.leaves.answers import most_parts, parsed
+from scannery.serving.leaves.connector import Connector
 from scannery.serving.leaves.group_call import RETRY_AFTER_S, Call, Cluster, GroupCall
-from scannery.serving.leaves.leaf import Connector, IndexState, Leaf
+from scannery.serving.leaves.leaf import IndexState, Leaf
 from scannery.serving.leaves.watch import Watch
 from scannery.serving.scheduling.permits import CallerGoneError, current_permit, waiting
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -105,10 +107,10 @@ class LeafGroups:
         Leaves are watched from then on. Leaves that are not there yet are no error.
 
         Raises:
-            OSError: the file with the key cannot be read.
+            ConfigError: a file with credentials cannot be used.
 
         """
-        self._cluster.connector.headers()
+        self._cluster.connector.check()
         self._loop = uvloop.new_event_loop()
         self._thread.start()
         self._ready.wait(timeout_s)
@@ -195,10 +197,10 @@ class LeafGroups:
             ServingError: as the leaves answer.
 
         """
-        data = _serialized(request)
         total = of_groups or self._cluster.view.groups
         wanted = range(of_groups or self.groups) if groups is None else groups
-        return self._call(path, dict.fromkeys(wanted, data), response, deadline, at, total, allow_partial)
+        asked = dict.fromkeys(wanted, (_serialized(request), most_parts(request)))
+        return self._call(path, asked, response, deadline, at, total, allow_partial)
 
     def call_each(
         self,
@@ -212,29 +214,33 @@ class LeafGroups:
         allow_partial: bool = False,
     ) -> dict[int, AnswerT]:
         """Send a request of its own to a leaf of each group in `requests`; otherwise as `call`."""
-        data = {group: _serialized(request) for group, request in requests.items()}
-        return self._call(
-            path, data, response, deadline, at, of_groups or self._cluster.view.groups, allow_partial
-        )
+        total = of_groups or self._cluster.view.groups
+        asked = {group: (_serialized(request), most_parts(request)) for group, request in requests.items()}
+        return self._call(path, asked, response, deadline, at, total, allow_partial)
 
     def _call(
         self,
         path: str,
-        requests: Mapping[int, bytes],
+        asked: Mapping[int, tuple[bytes, int]],
         response: type[AnswerT],
         deadline: Deadline,
         at: At,
         of_groups: int,
         allow_partial: bool,
     ) -> dict[int, AnswerT]:
-        if not requests:
+        """As `call`; of each group what is sent, and the most parts of its answer."""
+        if not asked:
             return {}
+        requests = {group: request for group, (request, _) in asked.items()}
         about = {"scannery.method": path, "scannery.index": at.index, "scannery.groups": len(requests)}
         with span("scannery.leaves", **about) as traced, waiting():
             answers = self._asked(_FanOut(path, requests, at, of_groups, deadline, allow_partial))
             if traced is not None:
                 traced.set_attribute("scannery.groups_answered", len(answers))
-        return {group: _parsed(response, answers[group], group) for group in sorted(answers)}
+        return {
+            group: parsed(response, answers[group], asked[group][1], f"group {group} of the leaves")
+            for group in sorted(answers)
+        }
 
     def _asked(self, fan_out: _FanOut) -> dict[int, bytes]:
         """Return the answers of a call by group; raises as `call`."""
@@ -387,12 +393,3 @@ def _serialized(request: Message) -> bytes:
         return request.SerializeToString()
     except ValueError as error:  # a text that is not Unicode
         raise InvalidRequestError(str(error)) from error
-
-
-def _parsed(kind: type[AnswerT], data: bytes, group: int) -> AnswerT:
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise ServingError(
-            f"the answer of group {group} of the leaves is not a {kind.DESCRIPTOR.full_name}"
-        ) from error

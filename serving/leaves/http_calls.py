@@ -112,8 +112,8 @@ class HttpCalls:
         """Note that a connection was lost: the others are probably lost, too."""
         self._drop_all()
 
-    async def close(self) -> None:
-        """Close all connections."""
+    def close(self) -> None:
+        """Close all connections that are free, and the others when their calls have ended."""
         self._closed = True
         for task in tuple(self._opening):
             task.cancel()
@@ -145,6 +145,7 @@ class HttpCalls:
             self._free.append(connection)
         else:
             self._connections.discard(connection)
+            connection.close()
 
     def _open_another(self) -> None:
         there = len(self._connections) + len(self._opening)

@@ -3,48 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import ssl
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import grpc
 import grpc.aio
 
-from scannery.serving.config import LeavesConfig
 from scannery.serving.contract import LEAF_STATUS
-from scannery.serving.leaves.http_calls import ASK, HttpCalls
+from scannery.serving.leaves.answers import MOST_OF_OTHERS, parsed
+from scannery.serving.leaves.connector import Connector, Headers
+from scannery.serving.leaves.http_calls import ASK
 from scannery.serving.leaves.http_connection import WireError
 from scannery.serving.leaves.pacing import LatencyAverage
-from scannery.serving.leaves.target import told_host
 from scannery.v1.leaf_pb2 import LeafIndex, LeafStatus, LeafStatusRequest
 
 if TYPE_CHECKING:
     from scannery.serving.leaves.group_call import Attempt
 
-__all__ = ["Connector", "IndexState", "Leaf", "LeafState", "shown"]
+__all__ = ["IndexState", "Leaf", "LeafState", "shown"]
 
-Headers: TypeAlias = tuple[tuple[str, str], ...]
-
-_OPTIONS = [
-    ("grpc.max_receive_message_length", 1 << 30),
-    ("grpc.use_local_subchannel_pool", 1),
-    # Leaves are inside the cluster.
-    ("grpc.enable_http_proxy", 0),
-    # A restart takes seconds; the default backoff is up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Just above what servers allow.
-    ("grpc.keepalive_time_ms", 11_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # Failed calls go to another leaf.
-    ("grpc.enable_retries", 0),
-]
 _STATUS_REQUEST = LeafStatusRequest().SerializeToString()
 _SHOWN_CHARS = 500
 
@@ -52,48 +30,6 @@ _SHOWN_CHARS = 500
 def shown(text: str) -> str:
     """Return a text of a leaf as it is logged and shown: one line, without control characters, and not long."""
     return "".join(char if char.isprintable() else " " for char in text[:_SHOWN_CHARS])
-
-
-class Connector:
-    """Makes connections, and knows the credentials for all of them."""
-
-    def __init__(self, config: LeavesConfig) -> None:
-        self._config = config
-        self._identity = (("scannery-client", secrets.token_hex(8)),)
-        self._headers: Headers | None = None
-        self._name = told_host(config.target) if config.tls else ""
-        self._options = [*_OPTIONS, ("grpc.ssl_target_name_override", self._name)] if self._name else _OPTIONS
-
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """Return a channel; it connects at the first call."""
-        if not self._config.tls:
-            return grpc.aio.insecure_channel(address, options=self._options)
-        roots = Path(self._config.ca).read_bytes() if self._config.ca else None
-        credentials = grpc.ssl_channel_credentials(root_certificates=roots)
-        return grpc.aio.secure_channel(address, credentials, options=self._options)
-
-    def http(self, address: str) -> HttpCalls:
-        """Return the calls over HTTP to a leaf; raises OSError if the file of the authority cannot be read."""
-        context = ssl.create_default_context(cafile=self._config.ca or None) if self._config.tls else None
-        return HttpCalls(address, context, self._name)
-
-    def headers(self) -> Headers:
-        """Return the metadata of each call; the first time, raises OSError if the file with the key cannot be read."""
-        if self._headers is None:
-            self._headers = self._read()
-        return self._headers
-
-    def refused(self, used: Headers) -> bool:
-        """Read the key again after it was refused, and return whether it is another than that of `used`."""
-        # A file that is being replaced may be absent for a moment.
-        with suppress(OSError, UnicodeDecodeError):
-            self._headers = self._read()
-        return self._headers != used
-
-    def _read(self) -> Headers:
-        path = self._config.key_file
-        key = (("authorization", f"Bearer {Path(path).read_text().strip()}"),) if path else ()
-        return self._identity + key
 
 
 @dataclass(frozen=True)
@@ -141,7 +77,8 @@ class LeafState:
     @classmethod
     def of(cls, status: LeafStatus) -> LeafState:
         """Return what a status says, without the load."""
-        indexes = ((one.at.index, IndexState.of(one)) for one in status.indexes)
+        # Names are logged and printed; those of real indexes stay as they are.
+        indexes = ((shown(one.at.index), IndexState.of(one)) for one in status.indexes)
         return cls(status.group, status.groups, tuple(indexes))
 
     def serves_as(self, other: LeafState) -> bool:
@@ -168,10 +105,14 @@ class Leaf:
             address: `host:port`.
             connector: makes the connection.
 
+        Raises:
+            ConfigError: a file with credentials cannot be used.
+
         """
         self.address = address
-        self._channel = connector.channel(address)
-        self._http = connector.http(address)
+        self._connector, self._files = connector, connector.files()
+        self._channel = connector.channel(address, self._files)
+        self._http = connector.http(address, self._files)
         self._calls: dict[str, Callable[..., Any]] = {}
         self.state: LeafState | None = None
         """None: it has not answered yet."""
@@ -227,9 +168,9 @@ class Leaf:
         return repeated
 
     async def ask_status(self, timeout_s: float, metadata: Headers) -> LeafStatus:
-        """Return the status; raises AioRpcError."""
+        """Return the status; raises AioRpcError, and ServingError if it is none."""
         call = self._over_grpc(LEAF_STATUS, _STATUS_REQUEST, timeout_s, metadata + ASK)
-        status = LeafStatus.FromString(await call)
+        status = parsed(LeafStatus, await call, MOST_OF_OTHERS, "a status call")
         self._http.told(await call.trailing_metadata() or ())
         return status
 
@@ -248,6 +189,25 @@ class Leaf:
         was, self.ready, self.hung, self.problem = self.ready, False, hung, shown(problem)
         return was
 
+    def connect_anew(self) -> grpc.aio.Channel | None:
+        """Connect with the authorities and the certificate that are there now, if these are others.
+
+        Returns:
+            The former connection, to be closed; None: it stays.
+
+        Raises:
+            ConfigError: a file cannot be used: it may be replaced just now.
+
+        """
+        files = self._connector.files()
+        if files == self._files:
+            return None
+        former = self._channel
+        self._http.close()
+        self._http = self._connector.http(self.address, files)
+        self._files, self._channel, self._calls = files, self._connector.channel(self.address, files), {}
+        return former
+
     def answered(self, latency_s: float, now_s: float) -> None:
         """Count an answer."""
         self.abandoned = 0
@@ -261,4 +221,4 @@ class Leaf:
     async def close(self, grace_s: float | None = None) -> None:
         """Close the connection when its calls have ended, or after `grace_s`."""
         await self._channel.close(grace_s)
-        await self._http.close()
+        self._http.close()

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TypeVar
 
@@ -19,10 +19,12 @@ import grpc.aio
 
 from scannery.runtime.errors import ConfigError
 from scannery.serving.config import LeavesConfig
+from scannery.serving.leaves.connector import Headers, hint
 from scannery.serving.leaves.group_call import Cluster
 from scannery.serving.leaves.leaf import Leaf
 from scannery.serving.leaves.target import resolved
 from scannery.serving.leaves.view import View
+from scannery.serving.status import received_detail
 
 __all__ = ["Watch"]
 
@@ -108,9 +110,7 @@ class Watch:
                 self._asking[address] = asyncio.ensure_future(self._keep_asking(leaf))
         for address in set(self._leaves) - set(addresses) if addresses else ():
             self._asking.pop(address).cancel()
-            closing = asyncio.ensure_future(self._part_with(self._leaves.pop(address)))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._close_later(self._part_with(self._leaves.pop(address)))
         self.renew()
 
     async def _part_with(self, leaf: Leaf) -> None:
@@ -144,13 +144,36 @@ class Watch:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return False
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                self._cluster.connector.refused(headers)
-            self._not_ready(leaf, f"{error.code().name}: {error.details()}")
+            self._failed(leaf, error, headers)
             return True
         if leaf.heard(status):
             self.renew()
         return True
+
+    def _failed(self, leaf: Leaf, error: grpc.aio.AioRpcError, headers: Headers) -> None:
+        """Note an answer that is no status."""
+        code = error.code()
+        # Only leaves say when to come again: gRPC has this status for an answer that is too large.
+        if leaf.ready and received_detail(error.trailing_metadata()).retry_after_ms:
+            return  # it is full, and has what it had
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            self._cluster.connector.refused(headers)
+        if code is grpc.StatusCode.UNAVAILABLE:
+            self._connect_anew(leaf)
+        problem = f"{code.name}: {error.details()}"
+        self._not_ready(leaf, problem + hint(problem))
+
+    def _connect_anew(self, leaf: Leaf) -> None:
+        # Files that are being replaced may not fit each other for a moment.
+        with suppress(ConfigError):
+            former = leaf.connect_anew()
+            if former is not None:
+                self._close_later(former.close(GRACE_S))
+
+    def _close_later(self, closing: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(closing)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _hangs(self, leaf: Leaf) -> None:
         was_ready = leaf.ready

@@ -73,7 +73,7 @@ class BaseServer:
         # A call that waits for its body or a permit holds a thread, which is cheap.
         self._threads = CallThreads(with_reserve(config.threads + config.queue), "scannery-request")
         authenticator = Authenticator(config.security)
-        self._authorizer = Authorizer(authenticator, self._scope_of)
+        self._authorizer = Authorizer(authenticator, self._scope_of, about=config.about)
         self._lifecycle = RequestLifecycle(
             methods, config, self.metrics, workers=context.workers, offer=offer
         )

@@ -16,7 +16,7 @@ from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.kernels.fused import compiled
 from scannery.runtime.errors import InvalidRequestError
 
-__all__ = ["check_parts", "warm_up"]
+__all__ = ["MAX_PARTS", "check_parts", "count_parts", "warm_up"]
 
 SMALL_BYTES = 1 << 15
 """Requests up to this size are decoded without counting: decoding them is always fast."""
@@ -52,6 +52,14 @@ def check_parts(kind: type[Message], data: bytes | bytearray) -> None:
             f"the {name} has too many parts: its lists may have {MAX_OWN_PARTS} items, "
             f"and {MAX_PARTS} including nested items"
         )
+
+
+def count_parts(kind: type[Message], data: bytes, most: int) -> int:
+    """Return the number of parts of an encoded message, 0 if it is small; more than `most`: too many; -1: invalid."""
+    if len(data) <= SMALL_BYTES:
+        return 0
+    found: int = _count_parts(np.frombuffer(data, np.uint8), _kinds(kind.DESCRIPTOR), most, most)
+    return found
 
 
 def warm_up() -> None:

@@ -17,16 +17,20 @@ Metadata: TypeAlias = "Iterable[tuple[str, str | bytes]] | None"
 class Authorizer:
     """Compares the scopes of callers with the scope that each method needs. Safe to use from several threads."""
 
-    def __init__(self, authenticator: Authenticator, scope_of: Callable[[str], Scope | None]) -> None:
-        """Keep both.
+    def __init__(
+        self, authenticator: Authenticator, scope_of: Callable[[str], Scope | None], *, about: str = ""
+    ) -> None:
+        """Keep them.
 
         Args:
             authenticator: identifies callers.
             scope_of: returns the scope that a method needs, by its path; None: there is no such method.
+            about: what callers of a method that is not there are told of this process.
 
         """
         self._authenticator = authenticator
         self._scope_of = scope_of
+        self._about = about
 
     def known(self, metadata: Metadata) -> Principal:
         """Return the caller, for any method; raise UnauthenticatedError without valid credentials."""
@@ -47,7 +51,7 @@ class Authorizer:
         principal = self.known(metadata)
         scope = self._scope_of(path)
         if scope is None:
-            raise UnsupportedError(f"there is no such method{_hint(path)}")
+            raise UnsupportedError(f"there is no such method{_hint(path) or self._about}")
         if not principal.may(scope):
             raise PermissionDeniedError(f"these credentials do not have the scope {scope!r}")
         return principal

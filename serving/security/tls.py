@@ -12,7 +12,7 @@ from scannery.serving.security.config import SecurityConfig
 from scannery.serving.security.file_watch import Watched
 from scannery.serving.security.private_files import read_private
 
-__all__ = ["Certificates", "TlsSockets"]
+__all__ = ["Certificates", "TlsSockets", "read_authorities", "read_pair"]
 
 
 class Certificates:
@@ -50,8 +50,8 @@ class Certificates:
         return self._files.value if self._files.look() else None
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
-        chain, key = _read_pair(self._config)
-        roots = _read_authorities(self._config.client_ca) if self._config.client_ca else None
+        chain, key = read_pair(self._config.tls_cert, self._config.tls_key)
+        roots = read_authorities(self._config.client_ca, "client_ca") if self._config.client_ca else None
         return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=roots)
 
 
@@ -75,14 +75,14 @@ class TlsSockets:
 
     def _read(self) -> ssl.SSLContext:
         config = self._config
-        _read_pair(config)
+        read_pair(config.tls_cert, config.tls_key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
         try:
             context.load_cert_chain(config.tls_cert, config.tls_key)
             if config.client_ca:
-                _read_authorities(config.client_ca)
+                read_authorities(config.client_ca, "client_ca")
                 context.verify_mode = ssl.CERT_REQUIRED
                 context.load_verify_locations(config.client_ca)
         except OSError as error:  # SSLError is an OSError
@@ -94,8 +94,8 @@ def _files(config: SecurityConfig) -> tuple[str, str, str]:
     return config.tls_cert, config.tls_key, config.client_ca
 
 
-def _read_authorities(path: str) -> bytes:
-    """Return a file with certificates of authorities, PEM.
+def read_authorities(path: str, field: str) -> bytes:
+    """Return a file with certificates of authorities, PEM; `field` is the option that names it.
 
     Raises:
         ConfigError: it has none; gRPC would report nothing, and fail each handshake.
@@ -103,18 +103,24 @@ def _read_authorities(path: str) -> bytes:
     """
     from cryptography import x509
 
-    roots = read_private(path, "client_ca")
+    roots = read_private(path, field)
     try:
         x509.load_pem_x509_certificates(roots)
     except ValueError as error:
-        raise ConfigError(f"client_ca: no certificate in PEM: {error}", field="client_ca") from error
+        raise ConfigError(f"{field}: no certificate in PEM in {path}: {error}", field=field) from error
     return roots
 
 
-def _read_pair(config: SecurityConfig) -> tuple[bytes, bytes]:
+def read_pair(cert: str, key: str, of_cert: str = "tls_cert", of_key: str = "tls_key") -> tuple[bytes, bytes]:
     """Return certificate chain and private key, PEM.
 
     A renewal replaces two files one after the other, so they may not match for a moment.
+
+    Args:
+        cert: file with the chain.
+        key: file with the key.
+        of_cert: the option that names the first file, for errors.
+        of_key: that of the second one.
 
     Raises:
         ConfigError: they do not match; gRPC would report nothing, and fail each handshake.
@@ -123,12 +129,12 @@ def _read_pair(config: SecurityConfig) -> tuple[bytes, bytes]:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    chain, key = read_private(config.tls_cert, "tls_cert"), read_private(config.tls_key, "tls_key")
+    chain, private_pem = read_private(cert, of_cert), read_private(key, of_key)
     try:
         certificate = x509.load_pem_x509_certificates(chain)[0]
-        private = load_pem_private_key(key, None)
+        private = load_pem_private_key(private_pem, None)
     except (ValueError, TypeError, IndexError) as error:
-        raise ConfigError(f"tls_cert: no certificate and key in PEM: {error}", field="tls_cert") from error
+        raise ConfigError(f"{of_cert}: no certificate and key in PEM: {error}", field=of_cert) from error
     if certificate.public_key() != private.public_key():
-        raise ConfigError("tls_key: is not the key of the certificate in tls_cert", field="tls_key")
-    return chain, key
+        raise ConfigError(f"{of_key}: is not the key of the certificate in {of_cert}", field=of_key)
+    return chain, private_pem

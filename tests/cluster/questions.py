@@ -35,6 +35,7 @@ SPEC = parse_spec(
     {
         "index": INDEX,
         "source": {"id": "id", "vector": "vector", "text": "text"},
+        "vectors": "optional",
         "shards": SHARDS,
         "lexical": True,
         "named_vectors": {"topic": {"distance": "dot", "dimensions": 8}},

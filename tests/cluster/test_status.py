@@ -18,6 +18,7 @@ from scannery.serving import SecurityConfig
 from scannery.serving.security import KeyFile
 from tests.cluster.questions import DIMENSIONS, INDEX, ROWS, SHARDS, make_store
 from tests.cluster.servers import leaf_server, root_server
+from tests.serving.leaves.leaf_server import ScriptedLeaf, state
 
 COMMAND = ["cluster", "status", "--leaves"]
 
@@ -130,3 +131,29 @@ def test_the_key_of_the_leaves_is_sent(
 def test_a_wrong_target_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "nonsense"]) == 2
     assert "leaves" in capsys.readouterr().err
+
+
+def test_a_leaf_without_an_index_of_its_group_is_named(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(store, copy)
+    (copy / INDEX).rename(copy / "another")
+    with leaf_server(store, 0, 1) as leaf, leaf_server(copy, 0, 1) as other:
+        code, found = status(capsys, f"{leaf.address},{other.address}")
+        assert code == 0
+        assert f"leaf {other.address}: index {INDEX} is not open, and others of its group have it" in str(
+            found["problems"]
+        )
+
+
+def test_names_that_a_leaf_tells_are_printed_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    leaf = ScriptedLeaf()
+    leaf.states = [state(index="[red]a[/red]\x1b[2Jb\nc")]
+    try:
+        assert main([*COMMAND, leaf.address]) == 0
+    finally:
+        leaf.stop()
+    printed = capsys.readouterr().out
+    assert "[red]a[/red]" in printed
+    assert "\x1b[2J" not in printed

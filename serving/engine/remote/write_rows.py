@@ -11,8 +11,8 @@ from scannery.live.writing.filtered_write import MAX_BATCH_BYTES
 from scannery.live.writing.matching_rows import MatchingRows
 from scannery.live.writing.write_views import FetchedView, NamedRows, view_of_matching, view_of_named
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import ServingError
 from scannery.serving.contract import LEAF_READ_ROWS
+from scannery.serving.engine.remote.leaf_tables import checked_tables
 from scannery.serving.engine.remote.state_reader import Leaves
 from scannery.serving.engine.wire_tables import read_table
 from scannery.v1.leaf_pb2 import At, LeafRows, LeafRowsRequest
@@ -30,14 +30,15 @@ class LeafWriteRows:
     def named(self, needed: NamedRows, own: LiveState, deadline: Deadline) -> FetchedView:
         """Return what a write by ids reads; raises as leaves answer."""
         asked = LeafRowsRequest(ids=needed.ids, document_ids=needed.document_ids, whole=needed.whole)
-        return view_of_named(own.manifest, own.sequence, _tables(self._asked(asked, own, deadline)), needed)
+        tables = _tables(self._asked(asked, own, deadline), own, whole=needed.whole)
+        return view_of_named(own.manifest, own.sequence, tables, needed)
 
     def matching(self, wanted: MatchingRows, own: LiveState, deadline: Deadline) -> FetchedView:
         """Return what a write by filter reads; raises as leaves answer."""
         asked = _request(wanted)
         asked.limit, asked.most_bytes = wanted.limit, MAX_BATCH_BYTES // self._leaves.groups
         answers = self._asked(asked, own, deadline)
-        tables = _tables(answers)
+        tables = _tables(answers, own, whole=wanted.whole)
         complete = sum(table.num_rows for table in tables) == sum(each.matching for each in answers)
         return view_of_matching(own.manifest, own.sequence, tables, complete=complete)
 
@@ -63,14 +64,6 @@ def _request(wanted: MatchingRows) -> LeafRowsRequest:
     return LeafRowsRequest(where=where, until_sequence=wanted.until_sequence, whole=wanted.whole)
 
 
-def _tables(answers: Iterable[LeafRows]) -> list[pa.Table]:
-    tables = [read_table(data) for answer in answers for data in answer.tables]
-    for table in tables:
-        for name in ("id", "document_id"):
-            if name not in table.column_names or not _are_names(table.column(name)):
-                raise ServingError(f"the rows that a leaf returned have no column {name!r} of strings")
-    return tables
-
-
-def _are_names(column: pa.ChunkedArray) -> bool:
-    return column.type == pa.string() and not column.null_count
+def _tables(answers: Iterable[LeafRows], own: LiveState, *, whole: bool) -> list[pa.Table]:
+    tables = (read_table(data) for answer in answers for data in answer.tables)
+    return checked_tables(tables, own.manifest, whole=whole)

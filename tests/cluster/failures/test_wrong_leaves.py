@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import pytest
 from scannery.indexer import Store, read_manifest
 from scannery.runtime.errors import ServingError
 from scannery.serving.engine.scanning.wire_keys import decoded_keys
-from scannery.v1.index_pb2 import DeleteRequest
+from scannery.serving.engine.wire_tables import read_table, table_bytes
+from scannery.v1.index_pb2 import DeleteRequest, UpdateWhereRequest
 from scannery.v1.index_pb2_grpc import IndexServiceStub
 from scannery.v1.leaf_pb2 import (
     At,
@@ -32,7 +33,7 @@ from scannery.v1.leaf_pb2 import (
 )
 from scannery.v1.search_pb2 import FacetsRequest, Hit, Query, SearchOptions, SearchRequest
 from scannery.v1.search_pb2_grpc import SearchServiceStub
-from scannery.v1.types_pb2 import Datapoint, Vector
+from scannery.v1.types_pb2 import Datapoint, Filter, Value, Vector
 from tests.cluster.servers import root_server
 from tests.served import make_library_store
 from tests.serving.leaves.leaf_server import ScriptedLeaf
@@ -180,6 +181,64 @@ def test_rows_of_a_leaf_without_names_are_an_error(
     with pytest.raises(grpc.RpcError) as caught:
         write.Delete(DeleteRequest(index="library", ids=["d1"]), timeout=20)
     assert caught.value.code() is grpc.StatusCode.INTERNAL
+
+
+VECTOR = pa.list_(pa.field("item", pa.float32(), nullable=False), 16)
+RIGHT: dict[str, pa.Array] = {
+    "id": pa.array(["d1"]),
+    "document_id": pa.array(["doc0"]),
+    "embedding": pa.array([[1.0] * 16], VECTOR),
+    "_revision": pa.array([0], pa.int64()),
+}
+UNFIT: dict[str, dict[str, pa.Array | None]] = {
+    "no id": {"id": None},
+    "an empty id": {"id": pa.array([""])},
+    "a long id": {"id": pa.array(["x" * 513])},
+    "a document that is null": {"document_id": pa.array([None], pa.string())},
+    "no vectors": {"embedding": None},
+    "a vector that is null": {"embedding": pa.array([None], VECTOR)},
+    "a vector that is not finite": {"embedding": pa.array([[float("nan")] * 16], VECTOR)},
+    "a vector of other dimensions": {"embedding": pa.array([[1.0] * 8], pa.list_(pa.float32(), 8))},
+    "an attribute of another type": {"year": pa.array([["x"]])},
+    "a revision that is a text": {"_revision": pa.array(["0"])},
+    "an id twice": {name: pa.concat_arrays([values, values]) for name, values in RIGHT.items()},
+}
+
+
+def rows_of(parts: Mapping[str, pa.Array | None]) -> bytes:
+    """Return a row of a leaf with other parts than it should have; None: without."""
+    columns = {**RIGHT, **parts}
+    return table_bytes(pa.table({name: values for name, values in columns.items() if values is not None}))
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_rows_that_do_not_fit_the_index_are_not_written(
+    served: tuple[AnsweringLeaf, grpc.Channel], case: str
+) -> None:
+    """They would be in a record of the log that no process can read: none of them would open the index again."""
+    leaf, write = served[0], IndexServiceStub(served[1])
+    request = UpdateWhereRequest(
+        index="library", where=Filter(), attributes={"year": Value(int_value=5)}, limit=1
+    )
+    leaf.table = rows_of(UNFIT[case])
+    with pytest.raises(grpc.RpcError) as caught:
+        write.UpdateWhere(request, timeout=20)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL, case
+    leaf.table = rows_of({})
+    assert write.UpdateWhere(request, timeout=20).updated == 1
+
+
+@pytest.mark.parametrize("kind", ["zstd", "lz4"])
+def test_a_table_that_is_much_larger_than_its_bytes_is_an_error(kind: str) -> None:
+    small = pa.table({"value": np.zeros(1 << 20, np.int64)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, small.schema, options=pa.ipc.IpcWriteOptions(compression=kind)) as writer:
+        writer.write_table(small)
+    with pytest.raises(ServingError, match="compressed"):
+        read_table(sink.getvalue().to_pybytes())
+    with pytest.raises(ServingError, match="1048576 rows in"):
+        read_table(table_bytes(pa.table({"value": pa.nulls(1 << 20)})))
+    assert read_table(table_bytes(small)).equals(small)
 
 
 @pytest.mark.parametrize("table", [b"none", damaged("id")])

@@ -60,7 +60,14 @@ class ScriptedLeaf(LeafServiceServicer):
         self.left_s = 0.0
         self.mute = threading.Event()
         """Set: status calls are not answered."""
-        self._server = grpc.server(ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
+        self.full = False
+        """Whether status calls are refused, as by a leaf that has no room for a request."""
+        self.refused = 0
+        self.answer: LeafSearchResponse | None = None
+        """To all searches."""
+        self._server = grpc.server(
+            ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)]
+        )
         add_LeafServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{self.port}"
@@ -75,6 +82,11 @@ class ScriptedLeaf(LeafServiceServicer):
 
     def GetStatus(self, request: Any, context: grpc.ServicerContext) -> LeafStatus:  # noqa: N802
         self._check_key(context)
+        if self.full:
+            self.refused += 1
+            detail = ErrorDetail(message="full", retry_after_ms=50)
+            context.set_trailing_metadata(((DETAIL_KEY, detail.SerializeToString()),))
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
         while self.mute.is_set() and context.is_active():
             time.sleep(0.01)
         context.set_trailing_metadata(self.http)
@@ -97,7 +109,7 @@ class ScriptedLeaf(LeafServiceServicer):
             code, message, detail = self.fails
             context.set_trailing_metadata(((DETAIL_KEY, detail.SerializeToString()),))
             context.abort(code, message)
-        return LeafSearchResponse(allowed=100 * self.group + request.wanted)
+        return self.answer or LeafSearchResponse(allowed=100 * self.group + request.wanted)
 
     def GetStatistics(self, request: LeafStatisticsRequest, context: grpc.ServicerContext) -> LeafStatistics:  # noqa: N802
         return LeafStatistics(rows=self.group + 1, length=os.getpid(), frequencies=[len(request.terms)])

@@ -29,7 +29,14 @@ from scannery.serving.config import LeavesConfig
 from scannery.serving.leaves.groups import LeafGroups
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.telemetry.metrics import ServerMetrics
-from scannery.v1.leaf_pb2 import LeafSearchRequest, LeafSearchResponse, LeafStatistics, LeafStatisticsRequest
+from scannery.v1.leaf_pb2 import (
+    LeafFound,
+    LeafSearchRequest,
+    LeafSearchResponse,
+    LeafStatistics,
+    LeafStatisticsRequest,
+    LeafVectors,
+)
 from scannery.v1.types_pb2 import ErrorDetail
 from tests.serving.leaves.conftest import Connect, StartLeaf
 from tests.serving.leaves.leaf_server import SEARCH, STATISTICS, ScriptedLeaf, state
@@ -184,6 +191,42 @@ def test_one_other_leaf_is_asked_if_one_is_full(leaf: StartLeaf, connect: Connec
         one.fails = None
     for _ in range(20):
         assert ask(groups) == {0: 7}
+
+
+def test_a_full_leaf_stays_ready(leaf: StartLeaf, connect: Connect) -> None:
+    """It has what it had: otherwise an overload would look like the loss of a group."""
+    one = leaf()
+    groups = connect([one])
+    one.full = True
+    wait_until(lambda: one.refused > 2)
+    assert groups.ready
+    assert groups.newest("books") == state()
+    assert not groups.problems
+
+
+def test_a_status_that_is_too_large_is_none(leaf: StartLeaf, connect: Connect) -> None:
+    one = leaf()
+    groups = connect([one])
+    # Above what gRPC takes, and below it.
+    for states in ([state(index="x" * (5 << 20))], [state(index=str(number)) for number in range(60_000)]):
+        one.states = states
+        wait_until(lambda: not groups.ready)
+        one.states = [state()]
+        wait_until(lambda: groups.ready)
+
+
+def test_an_answer_with_more_parts_than_asked_for_is_an_error(leaf: StartLeaf, connect: Connect) -> None:
+    one = leaf()
+    groups, at = connect([one]), state()
+    many = LeafFound(ids=[str(number) for number in range(100_000)])
+    for results in ([many], [LeafFound()] * 100_000):
+        one.answer = LeafSearchResponse(results=results, allowed=5)
+        with pytest.raises(ServingError, match="more parts"):
+            ask(groups)
+    one.answer = LeafSearchResponse(results=[many], allowed=5)
+    request = LeafSearchRequest(at=at, queries=100, wanted=1000, vectors=[LeafVectors()])
+    answers = groups.call(SEARCH, request, LeafSearchResponse, Deadline.after(20), at=at)
+    assert answers[0].allowed == 5
 
 
 def test_a_slow_leaf_is_helped_by_another(leaf: StartLeaf, connect: Connect) -> None:
@@ -392,7 +435,11 @@ def test_names_are_looked_up(leaf: StartLeaf, connect: Connect) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["", "host", "a:1,b", "dns:///name", "dns:///a:1:2", "file:///no/such", "file://x"]
+    "target",
+    [
+        *("", "host", "a:1,b", "http://a:1", "a:0", "a:1,a:1"),
+        *("dns:///name", "dns:///a:1:2", "dns:///a:1,b:1", "dns://a:1", "file:///no/such", "file://x"),
+    ],
 )
 def test_wrong_targets_are_refused(target: str) -> None:
     with pytest.raises(ConfigError) as raised:

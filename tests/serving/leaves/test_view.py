@@ -10,7 +10,8 @@ import grpc.aio
 import pytest
 
 from scannery.serving.config import LeavesConfig
-from scannery.serving.leaves.leaf import Connector, Leaf
+from scannery.serving.leaves.connector import Connector
+from scannery.serving.leaves.leaf import Leaf
 from scannery.serving.leaves.view import View, better
 from scannery.v1.leaf_pb2 import At, LeafIndex, LeafStatus
 from tests.serving.leaves.leaf_server import state

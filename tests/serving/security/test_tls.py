@@ -33,12 +33,12 @@ class Authority:
         certificate = self._signed(self.name, self.key.public_key(), ca=True)
         self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Return the files with a certificate for localhost and its key."""
+    def issue(self, name: str, *, days: int = 1) -> tuple[Path, Path]:
+        """Return the files with a certificate for localhost, valid for some days from now, and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         cert_path, key_path = self.folder / f"{name}.crt", self.folder / f"{name}.key"
-        certificate = self._signed(subject, key.public_key(), ca=False)
+        certificate = self._signed(subject, key.public_key(), ca=False, days=days)
         key_path.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM,
@@ -49,7 +49,9 @@ class Authority:
         cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         return cert_path, key_path
 
-    def _signed(self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, ca: bool) -> x509.Certificate:
+    def _signed(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, ca: bool, days: int = 1
+    ) -> x509.Certificate:
         now = dt.datetime.now(dt.timezone.utc)
         return (
             x509.CertificateBuilder()
@@ -57,8 +59,8 @@ class Authority:
             .issuer_name(self.name)
             .public_key(key)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(now + dt.timedelta(days=1))
+            .not_valid_before(now - dt.timedelta(days=3))
+            .not_valid_after(now + dt.timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
             .sign(self.key, hashes.SHA256())
