@@ -14,7 +14,7 @@ from scannery.cli.main import main
 from scannery.indexer import AlreadyExistsError, CorruptError, Store, StoreError, read_manifest
 from scannery.live.log.forget import forget_log
 from scannery.live.log.location import DatabaseUrl
-from scannery.live.log.mutation_log import WrongLogError
+from scannery.live.log.mutation_log import LogReplacedError, WrongLogError
 from scannery.live.log.registry import registered
 from scannery.live.maintenance.backup import restore, snapshot
 from scannery.live.maintenance.drop import drop
@@ -69,6 +69,33 @@ def test_writes_are_seen_by_others_sealed_and_truncated(
     assert count(postgres, url, "records") == 1  # of the version before, to which servers may roll back
     assert not (path / "live" / "log" / "log.sqlite").exists()
     assert rollback(store, "live", 1, log_root=url).log_sequence == 3
+
+
+def test_a_seal_does_not_take_writes_for_those_that_the_database_has_lost(
+    path: Path, url: DatabaseUrl, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A standby without the last records takes over while a seal builds its segments.
+    with watched(path, url) as server:
+        for name in "abc":
+            write(server, name)
+    name = url.url.rpartition("/")[2]
+
+    def lose(*arguments: object, **options: object) -> None:
+        monkeypatch.undo()
+        postgres.execute("DELETE FROM scannery.records WHERE sequence > 1", database=name)
+        postgres.execute(
+            "UPDATE scannery.logs SET position = 1, chain = (SELECT chain FROM scannery.records)", database=name
+        )
+        with watched(path, url) as server:
+            assert write(server, "d") == 2
+            assert ids(server, *"abcd") == [True, False, False, True]
+
+    monkeypatch.setattr("scannery.live.maintenance.seal.open_segment", lose)
+    with pytest.raises(LogReplacedError, match="lost records"):
+        seal(Store.open(path), "live", log_root=url)
+    assert seal(Store.open(path), "live", log_root=url) is not None
+    with watched(path, url) as server:
+        assert ids(server, *"abcd") == [True, False, False, True]
 
 
 def test_stores_that_share_a_database_do_not_mix(path: Path, url: DatabaseUrl, tmp_path: Path) -> None:
