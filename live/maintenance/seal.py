@@ -7,6 +7,7 @@ size of the index. Servers notice the version, open it, and keep in memory only 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +34,7 @@ from scannery.indexer.versions.leases import WorkLease, read_leases, working
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.log.homes import checked_log, log_home
 from scannery.live.log.location import LogRoot
-from scannery.live.log.mutation_log import LogHome, MutationLog
+from scannery.live.log.mutation_log import LogGapError, LogHome, MutationLog
 from scannery.live.maintenance.dead_rows import dead_rows
 from scannery.live.maintenance.merge_policy import largest_tried, seal_effort
 from scannery.live.row_tables import stored_schema
@@ -85,6 +86,7 @@ def seal(
     Raises:
         NotFoundError, CorruptError, FormatError: the index or its log cannot be read.
         WrongLogError: the log found is not the one that the index uses.
+        LogReplacedError: it has lost records since it was read.
         BuildError, StoreError: a segment cannot be built or stored.
         AlreadyExistsError: other processes committed versions during all MAX_ATTEMPTS attempts.
 
@@ -134,6 +136,7 @@ def _sealed(
             documents={key: each.documents for key, each in dead.items()},
         )
         statistics = {"mode": "live", "mutations": change.mutations, "builds": parent.builds}
+        _check_stands(log, change.sequence)
         try:
             published = commit(store, manifest.model_copy(update={"statistics": statistics}))
         except AlreadyExistsError:
@@ -149,6 +152,20 @@ def _sealed(
             segments=len(added),
         )
     return None
+
+
+def _check_stands(log: MutationLog, sequence: int) -> None:
+    """Check that the log still has what was read up to a sequence.
+
+    If a standby without its last records has taken over since, other mutations get their sequences, and would be taken
+    for sealed.
+
+    Raises:
+        LogReplacedError: it has lost some of it.
+
+    """
+    with suppress(LogGapError):  # others have sealed it since, so this version will not be committed
+        log.read(sequence, max_bytes=1)
 
 
 def _truncate(log: MutationLog, store: Store, parent: Manifest) -> None:

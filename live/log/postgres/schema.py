@@ -24,6 +24,13 @@ OLDEST_SERVER = 15
 
 _CREATION_LOCK = 0x5363616E  # "Scan"
 
+# A server notices by itself after hours that a machine is gone, whose sessions keep their locks as long. With these it
+# takes half a minute. Servers without TCP keepalives ignore them.
+_NOTICE_LOST_CLIENTS = """
+SET tcp_keepalives_idle = 15; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;
+SET tcp_user_timeout = 30000
+"""
+
 _SCHEMA = """
 CREATE SCHEMA IF NOT EXISTS scannery;
 CREATE TABLE scannery.format (version int NOT NULL);
@@ -52,7 +59,7 @@ CREATE INDEX answers_by_age ON scannery.answers (answered_at);
 
 
 def check_server(connection: psycopg.Connection, where: str) -> None:
-    """Check the server's version and settings, and the format of the tables, if there are any.
+    """Check the server's version and the format of the tables, if there are any, and set what sessions need.
 
     Raises:
         LogRefusedError: the server is too old.
@@ -62,6 +69,7 @@ def check_server(connection: psycopg.Connection, where: str) -> None:
     major = connection.info.server_version // 10_000
     if major < OLDEST_SERVER:
         raise LogRefusedError(f"{where} is PostgreSQL {major}; mutation logs need {OLDEST_SERVER} or later")
+    connection.execute(_NOTICE_LOST_CLIENTS)
     row = connection.execute("SELECT current_setting('synchronous_commit')").fetchone()
     if row == ("off",):
         connection.execute("SET synchronous_commit = on")  # acknowledged writes survive a crash
@@ -76,8 +84,9 @@ def check_server(connection: psycopg.Connection, where: str) -> None:
 
 def has_schema(connection: psycopg.Connection) -> bool:
     """Return whether the tables exist."""
-    row = connection.execute("SELECT to_regclass('scannery.format')").fetchone()
-    return row is not None and row[0] is not None
+    # Not by to_regclass, which in one transaction may answer again as before another process made them.
+    query = "SELECT FROM pg_catalog.pg_tables WHERE schemaname = 'scannery' AND tablename = 'format'"
+    return connection.execute(query).fetchone() is not None
 
 
 def create_schema(connection: psycopg.Connection) -> None:

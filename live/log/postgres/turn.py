@@ -1,7 +1,8 @@
 """A turn: the appends of one writer, between the lock of the log's row and the commit.
 
 Two round trips: one takes the lock, one writes the records and commits. A writer that hangs in its turn is ended by the
-server (idle_in_transaction_session_timeout); its commit fails when it wakes up, so it cannot write between others.
+server (idle_in_transaction_session_timeout) or, if it hangs while it sends or is sent something, by the next writer
+(hung_writers.py); its commit fails when it wakes up, so it cannot write between others.
 
 If the connection breaks during the commit, its outcome is unknown. The chain tells it: the next turn of this process,
 which begins when the server has finished or undone the former one, reads the hash at the last sequence.
@@ -32,18 +33,20 @@ from scannery.live.log.mutation_log import (
 from scannery.live.log.postgres.chain import chained
 from scannery.live.log.postgres.database import Database
 from scannery.live.log.postgres.errors import translated_errors
+from scannery.live.log.postgres.hung_writers import end_hung_writers
 from scannery.live.log.postgres.reading import entries_after
+from scannery.runtime.errors import ReadOnlyError
 
 __all__ = ["PostgresTransaction", "turn"]
 
 _LOG = logging.getLogger(__name__)
 
-LOCK_MS = 2000
-"""One attempt to get the lock."""
+LOCK_MS = 1000
+"""One attempt to get the lock. Between two, writers that hang are ended."""
 TURN_S = 10.0
 """All attempts together; longer than a writer that hangs can hold the lock."""
 IDLE_MS = 5000
-"""A writer that sends nothing for so long during its turn loses it."""
+"""A writer that neither sends nor takes anything for so long during its turn loses it."""
 SETTLE_S = 10.0
 """Seconds to find out whether a commit took effect."""
 SETTLE_PAUSE_S = 0.1
@@ -235,12 +238,24 @@ def _locked(database: Database, log_id: str, stack: ExitStack) -> tuple[Connecti
         try:
             return stack.enter_context(_attempt(database, log_id))
         except LogUnavailableError as error:
-            held = isinstance(error.__cause__, errors.LockNotAvailable)
+            held = _is_held(error)
             if time.monotonic() >= end_s or (tried_again and not held):
                 raise
-            if not held:  # the server was restarted, and the connection is of before
+            if held:
+                _end_hung(database)
+            else:  # the server was restarted, and the connection is of before
                 tried_again = True
                 database.drop_idle()
+
+
+def _is_held(error: Exception) -> bool:
+    """Return whether another writer has the turn."""
+    return isinstance(error.__cause__, errors.LockNotAvailable)
+
+
+def _end_hung(database: Database) -> None:
+    if ended := end_hung_writers(database, IDLE_MS / 1000):
+        _LOG.warning("%s: ended %d writers that hung in their turn", database.where, ended)
 
 
 @contextmanager
@@ -296,11 +311,15 @@ def _settle(database: Database, log_id: str, transaction: PostgresTransaction, b
                 found = _took_effect(connection, state, transaction)
                 _roll_back(connection)
             break
-        except LogUnavailableError as error:
+        # Also if the server refuses the question, as a standby does: that does not say that nothing was written.
+        except (StoreError, ReadOnlyError) as error:
             if time.monotonic() >= end_s:
                 found = None
                 broken.__cause__ = error
                 break
+            if _is_held(error):
+                # Perhaps the session of this commit, whose connection only this side has lost.
+                _end_hung(database)
             time.sleep(SETTLE_PAUSE_S)  # there is nothing to wait on: the server is down
     if found is None:
         raise StoreError(

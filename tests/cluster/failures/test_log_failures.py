@@ -129,7 +129,7 @@ def test_each_process_notices_that_a_standby_lacks_the_last_writes(
             standby.start()
             standby.promote()
             # The same sequence is another batch now: no leaf may answer with rows of the former one.
-            wait_until(lambda: _is_written(indexes[1], "after"))
+            wait_until(lambda: is_written(indexes[1], "after"))
             for index in indexes:
                 wait_until(lambda: index.get(["lost1"]) == [None])  # noqa: B023  it is called in this round
                 found = index.get(["kept", "after", *(f"lost{n}" for n in range(40))])
@@ -141,7 +141,8 @@ def test_each_process_notices_that_a_standby_lacks_the_last_writes(
         standby.stop()
 
 
-def _is_written(index: scannery.Index, name: str) -> bool:
+def is_written(index: scannery.Index, name: str) -> bool:
+    """Write a datapoint; return whether that succeeded, and not whether it was written."""
     try:
         index.upsert([{"id": name, "vector": QUERY}])
     except (scannery.UnavailableError, scannery.DeadlineExceededError, scannery.DataLossError):

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -51,6 +53,20 @@ def own_server() -> Iterator[PostgresServer]:
     server = postgres_or_skip()
     yield server
     server.stop()
+
+
+def test_several_processes_make_the_tables_at_once(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    together = threading.Barrier(4)
+
+    def make() -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            together.wait()
+            schema.create_schema(connection)
+
+    with ThreadPoolExecutor(together.parties) as pool:
+        for made in [pool.submit(make) for _ in range(together.parties)]:
+            made.result()
 
 
 def test_responses_are_kept_for_an_hour(logs: PostgresLogs) -> None:
@@ -102,6 +118,48 @@ def test_a_turn_that_hangs_is_ended_and_cannot_commit(
         assert append(other, b"first") == [1]
     assert [entry.data for entry in other.read(0)] == [b"first"]
     assert append(log, b"second") == [2]
+
+
+def test_a_writer_that_hangs_in_its_commit_is_ended_by_the_next(
+    logs: PostgresLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The server does not take a session for idle that waits for the rest of a pipeline.
+    monkeypatch.setattr(turn, "IDLE_MS", 200)
+    monkeypatch.setattr(turn, "LOCK_MS", 100)
+    log, other, send = logs.open(), logs.open(), PostgresTransaction._write_state
+
+    def hang(self: PostgresTransaction, cursor: psycopg.Cursor[Any]) -> None:
+        monkeypatch.setattr(PostgresTransaction, "_write_state", send)
+        assert append(other, b"first") == [1]
+        send(self, cursor)
+
+    monkeypatch.setattr(PostgresTransaction, "_write_state", hang)
+    with pytest.raises(LogUnavailableError, match="cannot be used now"):
+        append(log, b"late")
+    assert [entry.data for entry in other.read(0)] == [b"first"]
+    assert append(log, b"second") == [2]
+
+
+def test_a_writer_that_works_keeps_its_turn(logs: PostgresLogs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn, "LOCK_MS", 100)
+    log, other = logs.open(), logs.open()
+    waiting = threading.Thread(target=append, args=(other, b"second"))
+    with log.transaction(after=0) as transaction:
+        transaction.append(b"first")
+        waiting.start()
+        time.sleep(0.5)
+    waiting.join()
+    assert [entry.data for entry in log.read(0)] == [b"first", b"second"]
+
+
+def test_the_server_is_asked_to_notice_lost_machines(logs: PostgresLogs) -> None:
+    logs.open()
+    database = databases.Database.of(DatabaseUrl(logs.url))
+    settings = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
+    with database.connection() as connection:
+        found = [connection.execute(f"SHOW {name}").fetchone() for name in settings]
+    idle_s, interval_s, count = (int(row[0]) for row in found if row is not None)
+    assert idle_s + interval_s * count <= 30
 
 
 @pytest.mark.long
@@ -157,6 +215,27 @@ def test_the_outcome_of_a_commit_without_an_answer_is_found_out(
     monkeypatch.undo()
     assert append(log, b"next") == [3 if done else 1]
     assert not log.changed(now=True)
+
+
+def test_a_server_that_refuses_to_tell_the_outcome_is_asked_again(
+    logs: PostgresLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As while a standby takes over: its refusal must not be taken for that of the write, which was done.
+    log, commit = logs.open(), PostgresTransaction.commit
+    name = logs.url.rpartition("/")[2]
+    setting = f"ALTER DATABASE {name} SET default_transaction_read_only ="
+    writable = threading.Timer(0.5, logs.server.execute, (f"{setting} off",))
+
+    def broken(self: PostgresTransaction) -> None:
+        commit(self)
+        self._connection.close()
+        logs.server.execute(f"{setting} on")
+        writable.start()
+        raise psycopg.OperationalError("the connection broke")
+
+    monkeypatch.setattr(PostgresTransaction, "commit", broken)
+    assert append(log, b"one") == [1]
+    writable.join()
 
 
 def test_an_outcome_that_cannot_be_told_is_said(logs: PostgresLogs, monkeypatch: pytest.MonkeyPatch) -> None:
