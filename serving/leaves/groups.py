@@ -65,6 +65,8 @@ class LeafInfo:
     """Whether it answers."""
     problem: str
     """What is wrong; empty: nothing."""
+    over_http: bool
+    """Whether most calls go over HTTP; otherwise over gRPC."""
     latency_s: float
     """Average latency; 0: not asked lately."""
     calls: int
@@ -380,6 +382,7 @@ def _info(leaf: Leaf, now_s: float) -> LeafInfo:
         groups=state.groups if state else None,
         ready=leaf.ready,
         problem=leaf.problem,
+        over_http=leaf.over_http,
         latency_s=leaf.average.at(now_s),
         calls=len(leaf.attempts),
         in_flight=len(leaf.attempts) + leaf.others,

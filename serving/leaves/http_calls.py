@@ -108,6 +108,11 @@ class HttpCalls:
         self._open_another()
         return None
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there are connections, so that most calls go over HTTP."""
+        return bool(self._connections)
+
     def failed(self) -> None:
         """Note that a connection was lost: the others are probably lost, too."""
         self._drop_all()

@@ -174,6 +174,11 @@ class Leaf:
         self._http.told(await call.trailing_metadata() or ())
         return status
 
+    @property
+    def over_http(self) -> bool:
+        """Whether most calls go over HTTP."""
+        return self._http.is_connected
+
     def heard(self, status: LeafStatus) -> bool:
         """Take over a status, and return whether anything but the load changed."""
         self.others = max(0, status.in_flight - len(self.attempts))

@@ -110,9 +110,10 @@ class Dispatcher(GenericHandler):
         path: str = details.method
         if self._lifecycle.methods.scope_of(path) is None:
             return None
+        wants_http = any(key == HTTP_KEY for key, _ in details.invocation_metadata)
         unary = self._lifecycle.methods.methods.get(path)
         if unary is not None and unary.at_once:
-            return self._answered_at_once(path)
+            return self._answered_at_once(path, wants_http=wants_http)
         try:
             ticket = self._lifecycle.enter(client_of(current_principal(), details.invocation_metadata))
         except OverloadedError as error:
@@ -120,7 +121,6 @@ class Dispatcher(GenericHandler):
         if path in self._lifecycle.methods.streams:
             answers = self._searches if path == SEARCH_STREAM else self._upserts
             return grpc.stream_stream_rpc_method_handler(partial(self._stream, path, answers, ticket))
-        wants_http = any(key == HTTP_KEY for key, _ in details.invocation_metadata)
         active = ActiveRequest(path, ticket)
         return grpc.stream_unary_rpc_method_handler(partial(self._unary, active, wants_http))
 
@@ -139,7 +139,7 @@ class Dispatcher(GenericHandler):
         self._refusals.shutdown(wait=False)
         self._at_once.shutdown(wait=False)
 
-    def _answered_at_once(self, path: str) -> Handler:
+    def _answered_at_once(self, path: str, *, wants_http: bool) -> Handler:
         """Return the handler of a method that is answered beside admission; it has no trace, and no index.
 
         Roots ask leaves for their status twice a second: traces of that would hide those of requests.
@@ -147,6 +147,8 @@ class Dispatcher(GenericHandler):
 
         def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
             started_s, code = time.monotonic(), grpc.StatusCode.OK
+            if wants_http:
+                context.set_trailing_metadata(self._http_metadata())
             try:
                 data = self._body(path, messages, context)
                 request = decoded(self._lifecycle.methods.methods[path].request, data)

@@ -78,14 +78,20 @@ def test_authorities_and_certificates_may_be_replaced(store: Path, tmp_path: Pat
         return leaf_server(store, 0, 1, listen=place, security=security)
 
     give(authorities[0], 0)
+
+    def is_over_http() -> bool:
+        return all(leaf.over_http for leaf in groups.statuses())
+
     with connected(place, **files) as groups:
         with served(0):
             wait_until(lambda: groups.ready, 20)
+            wait_until(is_over_http, 20)
         with served(1):
             wait_until(lambda: any("not of an authority" in problem for problem in groups.problems), 20)
             assert not groups.ready
             give(authorities[1], 1)
             wait_until(lambda: groups.ready, 20)
+            wait_until(is_over_http, 20)
     with served(1):
         check_told(place, "--leaves-cert", ca=files["ca"])
 
