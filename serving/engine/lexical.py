@@ -23,6 +23,7 @@ from scannery.indexer import (
     LexicalSpec,
     Manifest,
     Postings,
+    Segment,
     corpus_statistics,
     score_rows,
     score_sparse,
@@ -111,6 +112,7 @@ class LexicalSearch:
         self._snapshot = snapshot
         self._words = list(words)
         self._postings: Sequence[Postings] = []
+        check_not_cold(snapshot.manifest.index, snapshot.segments, mode)
         if not all(isinstance(each, WithSparse) for each in words):
             self._postings = postings_of(snapshot, mode)
 
@@ -180,6 +182,16 @@ def spec_of(manifest: Manifest, mode: str) -> LexicalSpec:
             field="mode",
         )
     return spec
+
+
+def check_not_cold(index: str, segments: Sequence[Segment], mode: str) -> None:
+    """Raise LexicalUnavailableError if an index is served without its words and sparse vectors."""
+    if any(segment.is_cold for segment in segments):
+        raise LexicalUnavailableError(
+            f"mode: index {index!r} is served cold (scannery serve --cold), without its words and sparse vectors: "
+            f"it has no {mode} search; ask by vector (mode dense), or serve it without --cold",
+            field="mode",
+        )
 
 
 def postings_of(snapshot: Snapshot, mode: str) -> list[Postings]:
