@@ -43,7 +43,8 @@ def decoded_page(data: memoryview, rows: int, dimensions: int, key: str) -> np.n
 
     """
     header, at = read_struct(data)
-    raw_bytes, values = _checked(header, rows * dimensions, key)
+    values = rows * dimensions
+    raw_bytes, encoding = _checked(header, values, key)
     body = data[at:]
     if len(body) != header.get(_BYTES) or zlib.crc32(body) != header[_CRC] & 0xFFFFFFFF:
         raise CorruptError(f"{key} has a damaged page: its checksum is wrong")
@@ -54,23 +55,24 @@ def decoded_page(data: memoryview, rows: int, dimensions: int, key: str) -> np.n
     start = _values_at(raw)
     if len(raw) != raw_bytes or len(raw) - start != 4 * values:
         raise CorruptError(f"{key} has a page with another number of values than its rows have")
-    vectors_RD = _values(raw, start, header[_DATA_HEADER][_ENCODING]).reshape(rows, dimensions)
+    vectors_RD = _values(raw, start, encoding).reshape(rows, dimensions)
     vectors_RD.setflags(write=False)
     return vectors_RD
 
 
 def _checked(header: Struct, wanted: int, key: str) -> tuple[int, int]:
-    """Return the bytes of a page after decompression, and its values."""
-    about = header.get(_DATA_HEADER, {})
-    raw_bytes = header.get(_RAW_BYTES, -1)
-    known = about.get(_ENCODING) in (_PLAIN, _BYTE_STREAM_SPLIT)
-    if header.get(_TYPE) != _DATA_PAGE or not known or not isinstance(header.get(_CRC), int):
+    """Return the bytes of a page after decompression, and its encoding."""
+    about, raw_bytes, crc = header.get(_DATA_HEADER), header.get(_RAW_BYTES), header.get(_CRC)
+    if not (isinstance(about, dict) and isinstance(raw_bytes, int) and isinstance(crc, int)):
+        raise CorruptError(f"{key} has a page without sizes or a checksum")
+    encoding = about.get(_ENCODING)
+    if header.get(_TYPE) != _DATA_PAGE or encoding not in (_PLAIN, _BYTE_STREAM_SPLIT):
         raise CorruptError(f"{key} has a page of another kind than pages of vectors")
     if about.get(_VALUES) != wanted:
         raise CorruptError(f"{key} has a page with {about.get(_VALUES)} values, not {wanted}")
     if not 4 * wanted <= raw_bytes <= (4 + _LEVEL_BYTES_PER_VALUE) * wanted + _FREE_BYTES:
         raise CorruptError(f"{key} has a page of {raw_bytes} bytes for {wanted} values")
-    return raw_bytes, wanted
+    return raw_bytes, int(encoding)
 
 
 def _values_at(raw: bytes) -> int:

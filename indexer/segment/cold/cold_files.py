@@ -65,9 +65,7 @@ def unpack_cold(store: Store, key: str, entry: SegmentEntry, folder: Path) -> No
     """
     tail = read_tail(store, key, entry)
     assert entry.tail is not None
-    file = _Ranges(entry.size_bytes)
-    file.add(entry.tail.start, tail)
-    metadata = pq.read_metadata(pa.PythonFile(file, mode="r"))
+    metadata = pq.read_metadata(pa.BufferReader(tail))  # which is read from its end
     schema = metadata.schema.to_arrow_schema()
     files.check_format(schema, key)
     info = json.loads(schema.metadata[SEGMENT_KEY])
@@ -79,7 +77,7 @@ def unpack_cold(store: Store, key: str, entry: SegmentEntry, folder: Path) -> No
         find_pages(tail, entry.tail.start, key, entry.rows).save(folder / PAGES)
     left_out = {"embedding", *NATIVE_COLUMNS, *WORD_COLUMNS} - {LEAF_COLUMN}
     names = [name for name in schema.names if name not in left_out]
-    table = _columns(store, key, metadata, file, names)
+    table = _columns(store, key, metadata, names)
     if info["scann"]:
         leaf_N = table.column(LEAF_COLUMN).to_numpy()
         unpack_leaves(info["leaves"], leaf_N, dimensions).save(folder / files.LEAVES)
@@ -103,11 +101,11 @@ def _write_columns(table: pa.Table, folder: Path) -> None:
         np.save(folder / files.DOCUMENTS, sorted_hashes(documents))
 
 
-def _columns(store: Store, key: str, metadata: Any, known: _Ranges, names: Sequence[str]) -> pa.Table:
+def _columns(store: Store, key: str, metadata: Any, names: Sequence[str]) -> pa.Table:
     """Return columns of the file, row group by row group; `metadata` is pyarrow's, which has no types."""
 
     def read(group: int) -> pa.Table:
-        file = known.copy()
+        file = _Ranges()
         for start, end in _joined_ranges(_chunks(metadata.row_group(group), names)):
             file.add(start, store.map_range(key, start, end - start))
         opened = pq.ParquetFile(
@@ -144,20 +142,15 @@ def _joined_ranges(ranges: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
 class _Ranges(io.RawIOBase):
     """A read-only file of which some ranges are known, and no others are read."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._size, self._at = size_bytes, 0
+        self._at = self._size = 0
         self._known: list[tuple[int, memoryview]] = []
 
     def add(self, start: int, data: memoryview) -> None:
         """Make the bytes from a place on known."""
         self._known.append((start, data))
-
-    def copy(self) -> _Ranges:
-        """Return a file with the same ranges, and its own place."""
-        other = _Ranges(self._size)
-        other._known = [*self._known]
-        return other
+        self._size = max(self._size, start + len(data))
 
     def readable(self) -> bool:
         """Return True."""
