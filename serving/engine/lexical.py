@@ -112,9 +112,9 @@ class LexicalSearch:
         self._snapshot = snapshot
         self._words = list(words)
         self._postings: Sequence[Postings] = []
-        check_not_cold(snapshot.manifest.index, snapshot.segments, mode)
         if not all(isinstance(each, WithSparse) for each in words):
             self._postings = postings_of(snapshot, mode)
+        check_not_cold(snapshot.manifest.index, snapshot.segments, mode)  # which lack sparse vectors, too
 
     def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], most: int) -> Ranking:
         """Return the best rows for a query, at most `most`, by score and then by id, of those with any of its words.
@@ -197,6 +197,7 @@ def check_not_cold(index: str, segments: Sequence[Segment], mode: str) -> None:
 def postings_of(snapshot: Snapshot, mode: str) -> list[Postings]:
     """Return the postings of each segment; LexicalUnavailableError if there are none."""
     spec_of(snapshot.manifest, mode)
+    check_not_cold(snapshot.manifest.index, snapshot.segments, mode)
     postings = [segment.postings for segment in snapshot.segments if segment.postings is not None]
     if len(postings) < len(snapshot.segments):
         raise LexicalUnavailableError(

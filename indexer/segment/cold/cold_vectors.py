@@ -5,12 +5,14 @@ Shapes: P pages, R rows, D dimensions.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
 
+from scannery.indexer.errors import CorruptError
 from scannery.indexer.paging.page_decoding import decoded_page
 from scannery.indexer.paging.page_index import Pages
 from scannery.indexer.segment.cold.page_reads import ColdReads
@@ -19,6 +21,7 @@ from scannery.indexer.vectors.exact_search import unit_length
 
 __all__ = ["ColdVectors"]
 
+_LOG = logging.getLogger(__name__)
 PART_BYTES = 8 << 20
 """Vectors that are scored at once."""
 PARTS_AHEAD = 4
@@ -68,7 +71,14 @@ class ColdVectors:
             yield span
 
     def read(self, pages: Sequence[int]) -> list[np.ndarray]:
-        """As `PageSource.read`."""
+        """As `PageSource.read`. Pages that arrive damaged are read once more."""
+        try:
+            return self._read(pages)
+        except CorruptError as error:
+            _LOG.warning("%s; reading it again", error)
+            return self._read(pages)
+
+    def _read(self, pages: Sequence[int]) -> list[np.ndarray]:
         offsets_P, sizes_P = self.pages.offsets_P, self.pages.sizes_P
         start = int(offsets_P[pages[0]])
         length = int(offsets_P[pages[-1]] + sizes_P[pages[-1]]) - start

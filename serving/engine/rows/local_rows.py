@@ -12,7 +12,6 @@ import numpy as np
 from scannery.indexer import CorpusStatistics, Segment, corpus_statistics
 from scannery.serving.engine.candidates import Candidates
 from scannery.serving.engine.hydrator import Written
-from scannery.serving.engine.lexical import check_not_cold
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.rows.row_source import RowSource
 from scannery.serving.engine.top_k import Ranking
@@ -65,7 +64,6 @@ class LocalRows(RowSource):
 
     def corpus(self, terms: Sequence[str]) -> CorpusStatistics | None:
         """As `RowSource.corpus`."""
-        check_not_cold(self._snapshot.manifest.index, self.segments, "lexical")
         postings = [segment.postings for segment in self.segments if segment.postings is not None]
         if not postings or len(postings) < len(self.segments):
             return None
