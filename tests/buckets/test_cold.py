@@ -14,6 +14,7 @@ from scannery.indexer.segment import segment_writer
 from scannery.indexer.segment.cold import page_reads
 from scannery.indexer.store import bucket_backend
 from tests.buckets.servers import BUCKET, Fault, FaultyProxy, bucket_environment, faulty_proxy, started_server
+from tests.cluster.processes import wait_until
 from tests.data import clustered, datapoints, publish
 from tests.indexer.segment.test_cold import spec_for
 
@@ -86,4 +87,13 @@ def test_damage_on_the_way_is_an_error_and_no_wrong_answer(segment: Segment, pro
     with pytest.raises(CorruptError, match="segments"):
         found_by(segment, QUERIES[2])
     proxy.faults = []
-    assert found_by(segment, QUERIES[2]) == nearest(QUERIES[2])
+    wait_until(lambda: recovers(segment))
+
+
+def recovers(segment: Segment) -> bool:
+    """Return whether a search succeeds: reads that had begun before may still be damaged, which is no wrong answer."""
+    try:
+        assert found_by(segment, QUERIES[2]) == nearest(QUERIES[2])
+    except CorruptError:
+        return False
+    return True

@@ -89,12 +89,16 @@ def test_updates_are_found(store: Path, tmp_path: Path):
         done = index.upsert([{"id": "new", "vector": QUERY, "attributes": {"show": "gotime"}}])
         found = index.search(QUERY, k=2, min_sequence=done.sequence)
         assert [hit.id for hit in found] == ["new", best[0].id]
-        done = index.delete(["new", best[0].id])
-        assert index.search(QUERY, k=1, min_sequence=done.sequence)[0].id == best[1].id
-        vector = index.get(["d5"], vectors=True)[0].vector
+        removed = index.delete(["new", best[0].id])
+        assert index.search(QUERY, k=1, min_sequence=removed.sequence)[0].id == best[1].id
+        [before] = index.get(["d5"], vectors=True)
         index.update([{"id": "d5", "attributes": {"year": 1999}}])
-        assert index.get(["d5"])[0].attributes["year"] == 1999
-        np.testing.assert_array_equal(index.get(["d5"], vectors=True)[0].vector, vector)
+        [now] = index.get(["d5"], vectors=True)
+        assert before is not None
+        assert now is not None
+        assert now.attributes["year"] == 1999
+        assert before.vector is not None
+        np.testing.assert_array_equal(now.vector, before.vector)
 
 
 @pytest.fixture
