@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import scannery
 from scannery.runtime.errors import ConfigError
 from scannery.serving import Server, ServerConfig
+from tests.cluster.servers import leaf_server, root_server
 from tests.data import clustered
 from tests.object_server import ObjectServer, object_server
 from tests.served import DIMENSIONS, copied, make_library_store, make_text_store, serving
@@ -130,3 +132,22 @@ def test_options_that_do_not_fit():
     with pytest.raises(ConfigError, match="cold: 'b' is not among"):
         ServerConfig(store="s", indexes=("a",), cold=("b",))
     assert ServerConfig(store="s", indexes=("a",), cold=("*",)).cold == ("*",)
+
+
+def test_cold_leaves_answer_as_one_server(store: Path, both: tuple[scannery.Client, scannery.Client]):
+    warm, _ = both
+    with ExitStack() as stack:
+        leaves = [stack.enter_context(leaf_server(store, group, 2, cold=("all",))) for group in range(2)]
+        assert all(
+            segment.is_cold for leaf in leaves for segment in leaf._catalog.snapshot("library").segments
+        )
+        root = stack.enter_context(root_server(store, ",".join(leaf.address for leaf in leaves)))
+        client = stack.enter_context(scannery.connect(root.address))
+        for name in ("exact", "filter", "crowding", "get", "count"):
+            call = CALLS[name]
+            assert repr(call(client.index("library"))) == repr(call(warm.index("library"))), name
+
+
+def test_a_root_is_not_cold(store: Path):
+    with pytest.raises(ConfigError, match="cold: is for leaves"):
+        root_server(store, "127.0.0.1:1", cold=("all",))
