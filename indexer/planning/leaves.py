@@ -151,10 +151,10 @@ class Leaves:
         spread_L: np.ndarray,
         allowed_L: np.ndarray,
         scores_K: np.ndarray,
-        target_recall: float,
+        most_missed: float,
         scanned: int,
     ) -> tuple[int, float]:
-        """Return how many leaves a query needs for a target recall, and the expected hits in the others.
+        """Return how many leaves a query needs, and the expected number of hits in the others.
 
         Args:
             order_L: the leaves, best prediction first.
@@ -162,7 +162,7 @@ class Leaves:
             spread_L: of the scores of each leaf.
             allowed_L: number of allowed rows in each leaf, int64.
             scores_K: the best scores in the leaves scanned, descending, float32.
-            target_recall: 0 to 1.
+            most_missed: hits that may be expected in the others.
             scanned: the number of leaves scanned, the first of the order.
 
         """
@@ -179,7 +179,7 @@ class Leaves:
             scores_K[-1],
             k,
             0,
-            CAUTION * k * (1 - target_recall),
+            most_missed,
             np.empty(len(order_L), np.float32),
             scanned,
         )

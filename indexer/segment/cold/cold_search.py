@@ -1,10 +1,10 @@
 """Search of vectors that are in the store: the pages of the leaves nearest to each query, in rounds of requests.
 
-The first round reads as many leaves as ScaNN was tuned to search. All rows of a leaf are scored with their vectors, so
-that nothing is lost to codes; but without the second leaf that SOAR gives to rows. So the same statistics that end a
-scan of allowed rows (planning/leaves.py) tell how many hits are expected in the other leaves, and further rounds read
-these until the target recall is met. If the rows that may be returned are in fewer pages than the first round would
-read, these pages are read, and the search is exact.
+The first round reads three quarters of the leaves that ScaNN was tuned to search. All rows of a leaf are scored with
+their vectors, so that nothing is lost to codes; but without the second leaf that SOAR gives to rows. So the same
+statistics that end a scan of allowed rows (planning/leaves.py) tell how many hits are expected in the other leaves, and
+further rounds read these until the target recall is met. If the rows that may be returned are in fewer pages than the
+first round would read, these pages are read, and the search is exact.
 
 A batch of queries reads the leaves that any of them needs, once, and scores them for all.
 
@@ -28,6 +28,10 @@ from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
 
 __all__ = ["ColdSearch"]
 
+FIRST_SHARE = 0.75
+"""Share of the tuned leaves that the first round reads: for easy queries they suffice, since all rows are scored, and
+with them those of other leaves in the same pages. With it, and without the CAUTION of filtered scans, 14 to 20 % fewer
+pages are read for targets of 0.9 and 0.95 (60,000 images, 100,000 generated vectors); recall is 0.03 above them."""
 GROWTH = 2
 """Factor by which a round may multiply the leaves of a query."""
 KEPT_SHARE = 4
@@ -104,7 +108,8 @@ class ColdSearch:
         # The first k rows of a share are as deep as k divided by it of all, by chance somewhat deeper (planner.py).
         deep = k if share == 1 else min(rows, math.ceil((k + LIKELY * math.sqrt(k)) / share))
         depth = settings.at(deep)
-        first = min(max(depth.leaves, 1), len(leaves.sizes_L))
+        wanted = math.ceil(FIRST_SHARE * depth.leaves) if depth.recall else depth.leaves
+        first = min(max(wanted, 1), len(leaves.sizes_L))
         if first == len(leaves.sizes_L) or self._are_few(allowed, first, len(queries_QD)):
             return self.exact(queries_QD, k, allowed)
         allowed_L = leaves.sizes_L if allowed is None else allowed.per_leaf
@@ -156,7 +161,7 @@ class ColdSearch:
                     spread_QL[query],
                     allowed_L,
                     scores_K,
-                    target_recall,
+                    k * (1 - target_recall),
                     scanned,
                 )
                 if target_recall:

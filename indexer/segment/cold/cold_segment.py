@@ -197,7 +197,7 @@ class ColdSegment(Segment):
             order_QL, predicted_QL, spread_QL = self.leaves.predict(query_1D, self.distance)
             scores_K = np.zeros(1, np.float32)
             self.leaves.needed(
-                order_QL[0], predicted_QL[0], spread_QL[0], self.leaves.sizes_L, scores_K, 0.9, 1
+                order_QL[0], predicted_QL[0], spread_QL[0], self.leaves.sizes_L, scores_K, 0.1, 1
             )
 
 

@@ -62,8 +62,8 @@ def spec_for(distance: str) -> IndexSpec:
         {
             "index": "t",
             "source": {"id": "id", "vector": "v"},
-            "distance": distance,
-            "scann": {"exact_below_rows": 1_000},
+            "distance": "cosine" if distance == "soar" else distance,
+            "scann": {"exact_below_rows": 1_000, "soar": distance == "soar"},
             "attributes": {"part": "int"},
         }
     )
@@ -81,7 +81,7 @@ def queries(count: int) -> np.ndarray:
     return clustered(ROWS + 200, DIMENSIONS, seed=3)[ROWS : ROWS + count]
 
 
-@pytest.fixture(scope="module", params=["cosine", "dot", "squared_l2"])
+@pytest.fixture(scope="module", params=["cosine", "dot", "squared_l2", "soar"])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     folder, spec = tmp_path_factory.mktemp("cold"), spec_for(request.param)
     table = datapoints(spec, vectors_for(request.param), columns={"part": list(range(ROWS))})
