@@ -89,6 +89,7 @@ from scannery.indexer.reader import NamedIndex, OpenIndex, open_index
 from scannery.indexer.scann.config import Effort
 from scannery.indexer.segment.build import BuiltSegment, build_segment, store_segment
 from scannery.indexer.segment.cache import SegmentCache, default_cache_folder
+from scannery.indexer.segment.cold.page_reads import ColdReads
 from scannery.indexer.segment.memory_segment import MemorySegment
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import open_segment
@@ -161,6 +162,7 @@ __all__ = [
     "BuildError",
     "BuiltSegment",
     "ChunkSpec",
+    "ColdReads",
     "CorpusCounts",
     "CorpusStatistics",
     "CorruptError",

@@ -19,6 +19,7 @@ __all__ = [
     "CurvePoint",
     "DeletedRows",
     "DepthCurve",
+    "FileTail",
     "FusionWeight",
     "Manifest",
     "NamedVectorsInfo",
@@ -116,6 +117,15 @@ class DeletedRows(_Record):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+class FileTail(_Record):
+    """The end of a segment file: its page indexes and its footer, which tell where each vector is."""
+
+    start: Annotated[int, Field(ge=0)]
+    """First byte of the end."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Of the bytes from there on."""
+
+
 class SegmentEntry(_Record):
     """One segment in a manifest."""
 
@@ -128,6 +138,9 @@ class SegmentEntry(_Record):
     """Distinct `document_id` values of the rows that are not deleted; None: not counted."""
     size_bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    tail: FileTail | None = None
+    """The end of the file, for servers that read vectors by ranges (segment/cold); None: the file has no page index, in
+    versions of earlier releases."""
     kind: Literal["exact", "scann"]
     """`exact` segments have no ScaNN data and are scanned."""
     vectors: bool = True

@@ -13,6 +13,7 @@ from scannery.indexer.datapoints.schema import attribute_columns
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.segment.cache import SegmentCache
+from scannery.indexer.segment.cold.page_reads import ColdReads
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import open_segment
 from scannery.indexer.segment.segment import Segment
@@ -112,6 +113,7 @@ def open_index(
     cache: SegmentCache | None = None,
     reuse: OpenIndex | None = None,
     shards: Shards | None = None,
+    cold: ColdReads | None = None,
 ) -> OpenIndex:
     """Return a version of an index with its segments open.
 
@@ -122,6 +124,7 @@ def open_index(
         cache: where segments are unpacked; None: the default folder.
         reuse: an open version; segments that both have are shared, and so are equal objects of `alive`.
         shards: whose segments are opened; its manifest then lists no others. None: all.
+        cold: by which vectors are read when a search needs them; None: they are in the cache.
 
     Raises:
         NotFoundError: no such index or version, or a file of it is missing.
@@ -129,7 +132,7 @@ def open_index(
 
     """
     manifest = read_manifest(store, index, version)
-    return open_manifest(store, manifest, cache=cache, reuse=reuse, shards=shards)
+    return open_manifest(store, manifest, cache=cache, reuse=reuse, shards=shards, cold=cold)
 
 
 def open_manifest(
@@ -139,6 +142,7 @@ def open_manifest(
     cache: SegmentCache | None = None,
     reuse: OpenIndex | None = None,
     shards: Shards | None = None,
+    cold: ColdReads | None = None,
 ) -> OpenIndex:
     """Return the index of a manifest, published or not, with its segments open; otherwise as `open_index`."""
     if shards is not None:
@@ -147,7 +151,7 @@ def open_manifest(
     opened = {segment.entry.content: segment for segment in reuse.segments} if reuse else {}
     missing = [entry for entry in manifest.segments if entry.content not in opened]
     with ThreadPoolExecutor(_PARALLEL_OPENS) as pool:
-        for segment in pool.map(lambda entry: open_segment(store, index, entry, cache), missing):
+        for segment in pool.map(lambda entry: open_segment(store, index, entry, cache, cold), missing):
             opened[segment.entry.content] = segment
     columns = attribute_columns(manifest.spec)
     segments = tuple(

@@ -31,6 +31,14 @@ def serve(
     index: Annotated[
         list[str] | None, typer.Option(help="Serve only this index; may be given several times.")
     ] = None,
+    cold: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="INDEX",
+            help="Leave the vectors of this index in the store, and read those that a search needs: little memory "
+            "and disk, slower searches, none by words. May be given several times; `all`: all indexes.",
+        ),
+    ] = None,
     log: LogOption = "",
     role: Annotated[
         Literal["all", "leaf", "root"],
@@ -185,6 +193,7 @@ def serve(
         if leaves
         else None,
         indexes=tuple(index or ()),
+        cold=tuple(cold or ()),
         insecure=insecure,
         security=options.security(**given),
         log=log or os.environ.get(LOG_VARIABLE, ""),

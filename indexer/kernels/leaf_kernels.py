@@ -17,6 +17,7 @@ __all__ = [
     "TAIL_LOW",
     "TAIL_STEP",
     "count_tails",
+    "enough",
     "order_leaves",
     "predict_scores",
     "scan_leaves",
@@ -27,9 +28,9 @@ TAIL_LOW = -1.0
 TAIL_STEP = 1 / 128
 """Tails are tables over spreads above the prediction: from TAIL_LOW, in steps of TAIL_STEP."""
 LOOK_WORK = 16
-"""Cost of `_enough` per leaf, in components of scored rows."""
+"""Cost of `enough` per leaf, in components of scored rows."""
 LOOK_SHARE = 8
-"""Part of the work so far after which `_enough` is called again, if that is more: a scan of many rows would call it
+"""Part of the work so far after which `enough` is called again, if that is more: a scan of many rows would call it
 often."""
 CHANCE = 2
 """Standard deviations by which the rows found may be fewer than expected by chance alone."""
@@ -158,7 +159,7 @@ def sort_leaves(predicted_L: np.ndarray, order_L: np.ndarray, low: int, high: in
 
 
 @partial(compiled, fastmath=False)
-def _enough(
+def enough(
     order_L: np.ndarray,
     predicted_L: np.ndarray,
     spread_L: np.ndarray,
@@ -274,7 +275,7 @@ def scan_leaves(
             )
         if found < k:
             continue
-        # `_enough` visits all leaves. It is called if the k-th score rose, after as much work as it takes itself, and
+        # `enough` visits all leaves. It is called if the k-th score rose, after as much work as it takes itself, and
         # after a share of all work so far.
         better = scores_K[k - 1] > looked_score
         worked = (scanned - looked) * dimensions >= max(
@@ -282,7 +283,7 @@ def scan_leaves(
         )
         if better and (worked or rank + 1 >= needed or looked == 0):
             looked, looked_score = scanned, scores_K[k - 1]
-            needed, missed = _enough(
+            needed, missed = enough(
                 order_L,
                 predicted_L,
                 spread_L,

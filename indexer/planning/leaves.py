@@ -144,6 +144,47 @@ class Leaves:
             )
         return predicted_QL, spread_QL
 
+    def needed(
+        self,
+        order_L: np.ndarray,
+        predicted_L: np.ndarray,
+        spread_L: np.ndarray,
+        allowed_L: np.ndarray,
+        scores_K: np.ndarray,
+        most_missed: float,
+        scanned: int,
+    ) -> tuple[int, float]:
+        """Return how many leaves a query needs, and the expected number of hits in the others.
+
+        Args:
+            order_L: the leaves, best prediction first.
+            predicted_L: from `predict`, like `spread_L`.
+            spread_L: of the scores of each leaf.
+            allowed_L: number of allowed rows in each leaf, int64.
+            scores_K: the best scores in the leaves scanned, descending, float32.
+            most_missed: hits that may be expected in the others.
+            scanned: the number of leaves scanned, the first of the order.
+
+        """
+        from scannery.indexer.kernels import leaf_kernels  # compiles on import: only where it is needed
+
+        k = len(scores_K)
+        needed, missed = leaf_kernels.enough(
+            order_L,
+            predicted_L,
+            spread_L,
+            self.sizes_L,
+            allowed_L,
+            self.tails_BT,
+            scores_K[-1],
+            k,
+            0,
+            most_missed,
+            np.empty(len(order_L), np.float32),
+            scanned,
+        )
+        return int(needed), float(missed)
+
     def scan(
         self,
         vectors_ND: np.ndarray,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +16,9 @@ from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.segment.cache import Hold, SegmentCache
+from scannery.indexer.segment.cold.cold_files import has_cold_data, unpack_cold
+from scannery.indexer.segment.cold.cold_segment import ColdSegment
+from scannery.indexer.segment.cold.page_reads import ColdReads
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.store.backend import check_size
@@ -23,11 +27,14 @@ from scannery.indexer.versions.versions import segment_key
 
 __all__ = ["open_segment", "unpacked_segment"]
 
+_LOG = logging.getLogger(__name__)
 _PARALLEL_FILES = 4
 """Files of a segment that are fetched side by side: its rows and its named vectors."""
 
 
-def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
+def open_segment(
+    store: Store, index: str, entry: SegmentEntry, cache: SegmentCache, cold: ColdReads | None = None
+) -> Segment:
     """Return an open segment with its named vectors; what the local cache does not have is unpacked into it.
 
     Args:
@@ -35,6 +42,8 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
         index: name of the index.
         entry: of the segment in a manifest.
         cache: the local cache.
+        cold: by which vectors are read when a search needs them; None: they are unpacked, too. Files of earlier
+            releases are always unpacked: they do not tell where the pages of vectors are.
 
     Raises:
         NotFoundError: the file is not in the store.
@@ -44,10 +53,10 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
 
     """
     if not entry.named:
-        return _open_file(store, index, entry, cache)
+        return _open_file(store, index, entry, cache, cold)
     parts = [entry, *entry.named.values()]
     with ThreadPoolExecutor(min(len(parts), _PARALLEL_FILES)) as pool:
-        segment, *named = pool.map(lambda each: _open_file(store, index, each, cache), parts)
+        segment, *named = pool.map(lambda each: _open_file(store, index, each, cache, cold), parts)
     return segment.with_named(dict(zip(entry.named, map(NamedVectors, named), strict=True)))
 
 
@@ -67,10 +76,29 @@ def unpacked_segment(store: Store, index: str, entry: SegmentEntry, cache: Segme
         held.__exit__(None, None, None)
 
 
-def _open_file(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
+def _open_file(
+    store: Store, index: str, entry: SegmentEntry, cache: SegmentCache, cold: ColdReads | None
+) -> Segment:
     key = segment_key(index, entry.key)
     with _explained(key):
+        if cold is not None and has_cold_data(entry):
+            return _opened_cold(store, key, entry, cache, cold)
+        if cold is not None:
+            _LOG.warning(
+                "%s is of an earlier release: it is downloaded as a whole, though its index is cold", key
+            )
         return _opened(store, key, entry, cache)
+
+
+def _opened_cold(
+    store: Store, key: str, entry: SegmentEntry, cache: SegmentCache, cold: ColdReads
+) -> Segment:
+    unpack = partial(unpack_cold, store, key, entry)
+    with cache.opened(f"{entry.sha256}-cold", unpack) as folder:
+        check_size(key, store.size(key), entry.size_bytes)
+        segment = ColdSegment(entry, folder, store, key, cold)
+        segment.hold = Hold(folder)
+        return segment
 
 
 def _opened(store: Store, key: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:

@@ -41,7 +41,14 @@ from scannery.indexer.tuning.search_settings import TUNED_K, Depth, SearchSettin
 from scannery.indexer.tuning.settings_choice import pick_settings
 from scannery.indexer.vectors.arrays import mapped, taken
 from scannery.indexer.vectors.coarse_search import CoarseRows
-from scannery.indexer.vectors.exact_search import FEW_HITS, FEW_QUERIES, NO_ROW, exact_search, search_ready
+from scannery.indexer.vectors.exact_search import (
+    FEW_HITS,
+    FEW_QUERIES,
+    NO_ROW,
+    exact_search,
+    row_scores,
+    search_ready,
+)
 from scannery.indexer.vectors.tie_order import Ties
 from scannery.indexer.vectors.vector_files import no_vectors
 
@@ -210,6 +217,20 @@ class Segment:
     def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the vectors of some rows as they were given, float32 `(len(rows), D)`."""
         return np.asarray(self.given_ND[np.asarray(rows, np.int64)])
+
+    def searched(self, rows_R: np.ndarray) -> np.ndarray:
+        """Return the vectors of some rows as they are searched, float32 (R, D)."""
+        vectors_RD: np.ndarray = self.searched_ND[rows_R]
+        return vectors_RD
+
+    def scores_of(self, rows_R: np.ndarray, query_D: np.ndarray) -> np.ndarray:
+        """Return the exact scores of some rows, float32 (R,); the query as `search_ready` returns it."""
+        return row_scores(self.searched_ND, rows_R, query_D, self.distance)
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether vectors are in the store, and are read when they are needed (cold/): `searched_ND` is empty."""
+        return False
 
     def row_of(self, identifier: str) -> int | None:
         """Return the row of an id, also if it is deleted; None if the segment does not have the id."""

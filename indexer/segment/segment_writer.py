@@ -25,9 +25,11 @@ from scannery.indexer.errors import BuildError, CorruptError, NotFoundError
 from scannery.indexer.lexical.inverted_index import with_terms
 from scannery.indexer.local.file_hash import file_sha256
 from scannery.indexer.manifest import FORMAT_VERSION, ConfigTrial, SegmentEntry
+from scannery.indexer.paging.page_index import tail_of
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
 from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE, ScannBuild, Tuning, config_by_trial
 from scannery.indexer.scann.config import Effort, ScannConfig, choose_config, config_changes, config_like
+from scannery.indexer.segment.leaf_metadata import are_searched_as_given, leaf_metadata
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.arrays import taken
@@ -40,6 +42,9 @@ SEGMENT_KEY = b"scannery.segment"
 ROW_GROUP_ROWS = 1 << 16
 ROW_GROUP_NUMBERS = 1 << 23
 """Most vector components in a row group: Arrow needs four bytes for each while it writes the group."""
+PAGE_BYTES = 1 << 18
+"""Size of a page before compression. A server that reads single leaves reads whole pages: with Arrow's 1 MiB more than
+twice the bytes of a leaf of 500 rows × 384, with these 1.34 times. Files are 5 % larger than with 1 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +180,10 @@ def _exact_segment(table: pa.Table, spec: IndexSpec, shard: int, directory: Path
     seconds: dict[str, float] = {}
     # In one chunk: the pages of the file, and so its hash, must not depend on the chunks of the input.
     whole = _with_words(table, spec, seconds).combine_chunks()
-    path = _write(whole, _metadata(spec, None, {}, vectors=_dimensions(table) > 0), directory, seconds)
+    vectors = _dimensions(table) > 0
+    unit = not vectors or are_searched_as_given(table, spec.distance)
+    metadata = _metadata(spec, None, {}, unit=unit, vectors=vectors)
+    path = _write(whole, metadata, directory, seconds)
     return WrittenSegment(path=path, entry=_entry(path, table, shard, None), statistics={"seconds": seconds})
 
 
@@ -194,7 +202,10 @@ def _write_scann(
     table = _reordered(_with_words(table, spec, seconds), order_N)
     for column, values in columns.items():
         table = table.append_column(column, values)
-    path = _write(table, _metadata(spec, config, pack_sidecar(trained, middle_D)), directory, seconds)
+    unit = are_searched_as_given(table, spec.distance)
+    leaves = leaf_metadata(table, spec.distance, directory, unit=unit)
+    metadata = _metadata(spec, config, pack_sidecar(trained, middle_D), unit=unit, leaves=leaves)
+    path = _write(table, metadata, directory, seconds)
     return path, pc.count_distinct(columns[LEAF_COLUMN]).as_py()
 
 
@@ -280,7 +291,13 @@ def _in_few_chunks(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _metadata(
-    spec: IndexSpec, config: ScannConfig | None, sidecar: dict[str, str], *, vectors: bool = True
+    spec: IndexSpec,
+    config: ScannConfig | None,
+    sidecar: dict[str, str],
+    *,
+    unit: bool,
+    vectors: bool = True,
+    leaves: dict[str, str] | None = None,
 ) -> dict[bytes, bytes]:
     segment: dict[str, Any] = {
         "distance": spec.distance,
@@ -288,7 +305,10 @@ def _metadata(
         "attributes": spec.attributes,
         "lexical": spec.lexical and spec.lexical.rules,
         "scann": config and {"config": config.to_dict(), "files": sidecar},
+        "unit": unit,
     }
+    if leaves is not None:
+        segment["leaves"] = leaves
     if not vectors:
         segment["vectors"] = False
     return {FORMAT_KEY: str(FORMAT_VERSION).encode(), SEGMENT_KEY: json.dumps(segment).encode()}
@@ -315,7 +335,10 @@ def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, secon
         ],
         # Smaller and faster to read for floats than any other encoding.
         column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"} if dimensions else None,
+        data_page_size=PAGE_BYTES,
         write_page_checksum=True,
+        # With it pages begin with a row, and readers find the pages of rows (paging/page_index.py).
+        write_page_index=True,
         write_statistics=[leaf for name in plain for leaf in _ordered_leaves(table, name)],
     )
     path = Path(shutil.move(draft, directory / f"{file_sha256(draft)}.parquet"))
@@ -348,6 +371,7 @@ def _entry(
         documents=pc.count_distinct(table.column("document_id")).as_py(),
         size_bytes=path.stat().st_size,
         sha256=path.stem,
+        tail=tail_of(path),
         kind="scann" if tuning else "exact",
         vectors=_dimensions(table) > 0,
         curve=tuning.curve if tuning else (),

@@ -42,6 +42,7 @@ from scannery.runtime.errors import (
     UnknownIndexError,
 )
 from scannery.serving.catalog.aliases import AliasTable
+from scannery.serving.catalog.cold import ColdIndexes
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.held_snapshots import HeldSnapshot, HeldSnapshots
 from scannery.serving.catalog.version_opener import VersionOpener
@@ -81,6 +82,7 @@ class BaseCatalog(ABC):
         shards: Shards | None = None,
         live: Callable[..., LiveIndex[Snapshot]] = LiveIndex,
         maintains: bool = True,
+        cold: ColdIndexes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; indexes are opened later.
@@ -96,6 +98,7 @@ class BaseCatalog(ABC):
             shards: whose segments are opened; None: all.
             live: makes the open indexes; arguments as of `LiveIndex`.
             maintains: whether this process seals, merges, and collects garbage.
+            cold: the indexes whose vectors stay in the store; None: none.
             clock: returns seconds.
 
         Raises:
@@ -121,6 +124,7 @@ class BaseCatalog(ABC):
             shards,
             live,
             maintains,
+            cold or ColdIndexes(),
         )
         self._entries: dict[str, CatalogEntry] = {}
         self._lock = threading.Lock()

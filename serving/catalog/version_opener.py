@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scannery.indexer import (
     IndexerError,
@@ -20,6 +20,7 @@ from scannery.live.log.homes import log_home
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.scheduler import Maintenance
+from scannery.serving.catalog.cold import ColdIndexes
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.engine import hydrator
@@ -53,6 +54,8 @@ class VersionOpener:
     """Makes an open index. A `LeafIndex` stays at its version: the next version is another one, beside it."""
     maintains: bool = True
     """Whether this process starts the maintenance of the indexes."""
+    cold: ColdIndexes = field(default_factory=ColdIndexes)
+    """Those whose vectors stay in the store."""
     maintenance: Callable[[Store, str, LogRoot], Maintenance] = Maintenance
     """Makes what starts the maintenance of an index."""
     replacing: Callable[[LiveIndex[Snapshot], LiveIndex[Snapshot]], object] = lambda before, now: None
@@ -107,7 +110,15 @@ class VersionOpener:
         return self._open(current.manifest.index, version, current)
 
     def _open(self, name: str, version: int, reuse: OpenIndex | None) -> OpenIndex:
-        return open_index(self.store, name, version, cache=self.cache, reuse=reuse, shards=self.shards)
+        return open_index(
+            self.store,
+            name,
+            version,
+            cache=self.cache,
+            reuse=reuse,
+            shards=self.shards,
+            cold=self.cold.reads_of(name),
+        )
 
     def _replace(self, entry: CatalogEntry, index: OpenIndex) -> None:
         before = entry.live

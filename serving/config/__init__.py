@@ -6,9 +6,10 @@ from scannery.serving.config.addresses import is_loopback, joined_address, split
 from scannery.serving.config.connections import DNS, FILE, LeavesConfig, RemoteConfig
 from scannery.serving.config.listen import CACHED_QUERIES, ListenConfig, WorkerContext
 from scannery.serving.config.maintain import MaintainConfig
-from scannery.serving.config.server import EncoderConfig, ServerConfig, VertexConfig
+from scannery.serving.config.server import ALL_COLD, EncoderConfig, ServerConfig, VertexConfig
 
 __all__ = [
+    "ALL_COLD",
     "CACHED_QUERIES",
     "DNS",
     "FILE",

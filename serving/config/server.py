@@ -15,7 +15,10 @@ from scannery.serving.config.addresses import joined_address, split_address
 from scannery.serving.config.connections import LeavesConfig, RemoteConfig
 from scannery.serving.config.listen import ListenConfig
 
-__all__ = ["EncoderConfig", "ServerConfig", "VertexConfig"]
+__all__ = ["ALL_COLD", "EncoderConfig", "ServerConfig", "VertexConfig"]
+
+ALL_COLD = ("*", "all")
+"""What stands for all indexes in `ServerConfig.cold`."""
 
 _ROLES = ("all", "leaf", "root")
 
@@ -62,6 +65,10 @@ class ServerConfig(ListenConfig):
     indexes: tuple[str, ...] = ()
     """Names of the indexes to serve; empty: all."""
 
+    cold: tuple[str, ...] = ()
+    """Names of the indexes whose vectors stay in the store, and are read when a search needs them; `*` or `all`: all.
+    They have no lexical search, and their recall is not sampled, since an exact search reads all vectors."""
+
     recall_share: float = 0.05
     """Share of queries that are repeated with exact search in the background, to estimate recall; all while the
     estimate is uncertain. 0: none. The work is bounded by a share of a core (services/recall_sampler.py)."""
@@ -106,6 +113,9 @@ class ServerConfig(ListenConfig):
         self._check("recall_share", 0, 1)
         self._check("keep_queries", 0, 10_000)
         log_root_of(self.log)  # checks it, before it becomes an absolute path
+        unknown = [name for name in self.cold if self.indexes and name not in (*self.indexes, *ALL_COLD)]
+        if unknown:
+            raise ConfigError(f"cold: {unknown[0]!r:.80} is not among the served indexes", field="cold")
         make_absolute(self, "store", "log")
         self._check_contents()
 
@@ -145,6 +155,8 @@ class ServerConfig(ListenConfig):
             raise ConfigError(f"leaves: are for the role root, the role is {self.role}", field="leaves")
         if self.role == "leaf":
             self._check_group()
+        if self.role == "root" and self.cold:
+            raise ConfigError("cold: is for leaves, which have the rows; a root has none", field="cold")
         if self.role == "root" and self.leaves is None:
             raise ConfigError("leaves: a root needs its leaves (--leaves)", field="leaves")
         if self.role != "all":

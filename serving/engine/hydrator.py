@@ -259,10 +259,11 @@ class Hydrator:
         has_dynamic = self._fields.dynamic and DYNAMIC_COLUMN in segment.table.column_names
         if has_dynamic and self._fields.dynamic_names:
             return self._cut(segment, rows)
-        if segment.records.in_one_piece:
+        if segment.records.in_one_piece and not (segment.is_cold and self._fields.vector):
             layout = self._layouts[number] = self._laid_out(segment.records, segment.given_ND)
             return layout, rows
-        # More than 2 GB of text: Arrow holds it in pieces, and so the rows wanted are put into one first.
+        # More than 2 GB of text: Arrow holds it in pieces, and so the rows wanted are put into one first. Or vectors
+        # that must be read from the store.
         few, vectors_ND = Records.of(segment.take(rows)), segment.vectors(rows)
         vectors_ND.setflags(write=False)
         return self._laid_out(few, vectors_ND), np.arange(len(rows))

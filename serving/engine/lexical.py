@@ -23,6 +23,7 @@ from scannery.indexer import (
     LexicalSpec,
     Manifest,
     Postings,
+    Segment,
     corpus_statistics,
     score_rows,
     score_sparse,
@@ -113,6 +114,7 @@ class LexicalSearch:
         self._postings: Sequence[Postings] = []
         if not all(isinstance(each, WithSparse) for each in words):
             self._postings = postings_of(snapshot, mode)
+        check_not_cold(snapshot.manifest.index, snapshot.segments, mode)  # which lack sparse vectors, too
 
     def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], most: int) -> Ranking:
         """Return the best rows for a query, at most `most`, by score and then by id, of those with any of its words.
@@ -182,9 +184,20 @@ def spec_of(manifest: Manifest, mode: str) -> LexicalSpec:
     return spec
 
 
+def check_not_cold(index: str, segments: Sequence[Segment], mode: str) -> None:
+    """Raise LexicalUnavailableError if an index is served without its words and sparse vectors."""
+    if any(segment.is_cold for segment in segments):
+        raise LexicalUnavailableError(
+            f"mode: index {index!r} is served cold (scannery serve --cold), without its words and sparse vectors: "
+            f"it has no {mode} search; ask by vector (mode dense), or serve it without --cold",
+            field="mode",
+        )
+
+
 def postings_of(snapshot: Snapshot, mode: str) -> list[Postings]:
     """Return the postings of each segment; LexicalUnavailableError if there are none."""
     spec_of(snapshot.manifest, mode)
+    check_not_cold(snapshot.manifest.index, snapshot.segments, mode)
     postings = [segment.postings for segment in snapshot.segments if segment.postings is not None]
     if len(postings) < len(snapshot.segments):
         raise LexicalUnavailableError(

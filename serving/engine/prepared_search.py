@@ -107,7 +107,9 @@ class PreparedSearch:
         self.answers_at_once = self.reads_one_segment and options.highlight is None and not options.explain
         """Whether these are also all that the answer to a query by vector has."""
         self._latest_s: deque[float] = deque(maxlen=8)
-        self.is_quick = self.cost_class is CostClass.INDEXED
+        self._waits = any(segment.is_cold for space in self._spaces for segment in space.index.segments)
+        """Whether a search may wait for the store, for which the event loop must not."""
+        self.is_quick = self.cost_class is CostClass.INDEXED and not self._waits
         """Whether a search is expected to take at most QUICK_S, by the fastest of the latest ones.
 
         A single slow search says more about the machine. Without a measurement, those are quick that use the tuned
@@ -128,4 +130,5 @@ class PreparedSearch:
     def took(self, seconds: float) -> None:
         """Record how long a search took."""
         self._latest_s.append(seconds)
-        self.is_quick = self.cost_class is not CostClass.STAGED and min(self._latest_s) <= QUICK_S
+        quick = self.cost_class is not CostClass.STAGED and not self._waits
+        self.is_quick = quick and min(self._latest_s) <= QUICK_S

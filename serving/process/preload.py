@@ -27,6 +27,7 @@ from scannery.indexer import (
 from scannery.live.log.homes import check_log_root
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
+from scannery.serving.catalog.cold import ColdIndexes
 from scannery.serving.catalog.version_opener import is_stored
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding.encoder_pool import EncoderPool
@@ -49,6 +50,8 @@ class Preloaded:
     encoders: EncoderPool
     """With models loaded, if these survive a fork."""
     indexes: dict[str, OpenIndex] = field(default_factory=dict)
+    cold: ColdIndexes = field(default_factory=ColdIndexes)
+    """The indexes whose vectors stay in the store."""
 
 
 def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
@@ -66,7 +69,10 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
     store = Store.open(config.store)
     if before is None:
         check_log_root(log_root_of(config.log))
-    preloaded = Preloaded(before.encoders if before else encoder_pool(config))
+    preloaded = Preloaded(
+        before.encoders if before else encoder_pool(config),
+        cold=before.cold if before else ColdIndexes(config.cold),
+    )
     manifests = list(_manifests(store, config)) if store.local_root is not None else []
     if before is None and config.indexes and store.local_root is not None:
         _check_named(store, config)
@@ -153,7 +159,8 @@ def _open(
     name = manifest.index
     try:
         reuse = before.indexes.get(name) if before else None
-        index = open_index(store, name, manifest.version, reuse=reuse, shards=shards)
+        cold = preloaded.cold.reads_of(name)
+        index = open_index(store, name, manifest.version, reuse=reuse, shards=shards, cold=cold)
         hydrator.warm_up(index.segments, index.spec)
         preloaded.indexes[name] = index
     except Exception as error:  # noqa: BLE001  it concerns this index only

@@ -11,6 +11,7 @@ from scannery.indexer import Store
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.shared_blobs import blobs_for
+from scannery.serving.catalog.cold import ColdIndexes
 from scannery.serving.catalog.description import memory_rows
 from scannery.serving.catalog.leaf_catalog import LeafCatalog
 from scannery.serving.catalog.root_catalog import RootCatalog
@@ -78,13 +79,14 @@ class Server(BaseServer):
         if config.role != "all":
             self.traced_as = f"scannery-{config.role}"
         context = context or WorkerContext()
-        preloaded = preloaded or Preloaded(encoder_pool(config))
+        preloaded = preloaded or Preloaded(encoder_pool(config), cold=ColdIndexes(config.cold))
         self._recall = (
             RecallController(context.recall, process=context.slot, workers=context.workers)
             if config.hold_recall and config.recall_share and config.role == "all"
             else None
         )
         self._leaves = None if config.leaves is None else LeafGroups(config.leaves)
+        self._cold = preloaded.cold
         self._catalog = _catalog(config, preloaded, context, self._recall, self._leaves)
         service = None if config.role == "leaf" else self._service(context)
         self._facade = self._opened_facade(service) if config.vertex and service is not None else None
@@ -216,7 +218,8 @@ class Server(BaseServer):
     def _offer(
         self, index: str, queries: int, request_of: Callable[[], SearchRequest | SearchManyRequest]
     ) -> None:
-        if self._sampler is not None:
+        # An exact search of a cold index reads all of its vectors.
+        if self._sampler is not None and not self._cold.has(index):
             self._sampler.offer(index, queries, request_of)
         if self._kept is not None:
             self._kept.offer(request_of())
@@ -261,6 +264,7 @@ def _catalog(
         "preloaded": preloaded.indexes.get,
         "drops": context.drops,
         "log": log_root_of(config.log),
+        "cold": preloaded.cold,
     }
     if group is not None:
         return LeafCatalog(store, shards=group, **options)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from scannery.indexer import NO_ROW, NamedVectors, OpenIndex, Segment, row_scores
+from scannery.indexer import NO_ROW, NamedVectors, OpenIndex, Segment
 
 __all__ = ["VectorSpace", "space_of"]
 
@@ -56,7 +56,9 @@ class VectorSpace:
         if part is None:
             return None
         found = int(part.numbers(np.array([row]))[0])
-        vector_D: np.ndarray | None = None if found == NO_ROW else part.segment.searched_ND[found]
+        if found == NO_ROW:
+            return None
+        vector_D: np.ndarray = part.segment.searched(np.array([found]))[0]
         return vector_D
 
     def scores(self, number: int, rows_R: np.ndarray, query_D: np.ndarray) -> np.ndarray:
@@ -73,8 +75,7 @@ class VectorSpace:
         if part is not None:
             numbers_R = part.numbers(rows_R)
             known_R = numbers_R != NO_ROW
-            segment = part.segment
-            scores_R[known_R] = row_scores(segment.searched_ND, numbers_R[known_R], query_D, segment.distance)
+            scores_R[known_R] = part.segment.scores_of(numbers_R[known_R], query_D)
         return scores_R
 
 

@@ -1,0 +1,169 @@
+"""Where the pages of a segment's vectors are in its file: from the footer and the page indexes of Parquet.
+
+Both are at the end of the file. The manifest has the SHA-256 of that end (`FileTail`), so that nothing is parsed that
+was not checked.
+
+Shapes: P pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from scannery.indexer.errors import CorruptError
+from scannery.indexer.manifest import FileTail, SegmentEntry
+from scannery.indexer.paging.thrift import Struct, read_struct
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.vectors.arrays import mapped
+
+__all__ = ["Pages", "find_pages", "read_tail", "tail_of"]
+
+_MAGIC = b"PAR1"
+_ENDING = 8
+"""Bytes after the footer: its length, and the magic number."""
+_EMBEDDING = [b"embedding", b"list", b"element"]
+
+# Numbers of fields in parquet.thrift.
+_ROW_GROUPS = 4
+_COLUMNS, _GROUP_ROWS = 1, 3
+_COLUMN_METADATA, _OFFSET_INDEX, _OFFSET_INDEX_BYTES, _COLUMN_INDEX = 3, 4, 5, 6
+_PATH, _CODEC = 3, 4
+_ZSTD = 6
+_LOCATIONS = 1
+_OFFSET, _SIZE, _FIRST_ROW = 1, 2, 3
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """The pages with vectors of a segment, in the order of their rows."""
+
+    rows_P1: np.ndarray
+    """First row of each page, and after the last one the number of rows, int64 (P + 1,)."""
+    offsets_P: np.ndarray
+    """First byte of each page, its header included, int64."""
+    sizes_P: np.ndarray
+    """Bytes of each page, int64."""
+
+    def save(self, path: Path) -> None:
+        """Write the places as a `.npy` file."""
+        np.save(path, np.concatenate([self.rows_P1, self.offsets_P, self.sizes_P]))
+
+    @classmethod
+    def map(cls, path: Path) -> Pages:
+        """Return what `save` wrote, memory-mapped."""
+        whole = mapped(path)
+        count = (len(whole) - 1) // 3
+        return cls(whole[: count + 1], whole[count + 1 : 2 * count + 1], whole[2 * count + 1 :])
+
+    def __len__(self) -> int:
+        return len(self.offsets_P)
+
+    def of_rows(self, rows_R: np.ndarray) -> np.ndarray:
+        """Return the number of the page of each row, int64 (R,)."""
+        pages_R: np.ndarray = np.searchsorted(self.rows_P1, rows_R, side="right") - 1
+        return pages_R
+
+    def row_count(self, page: int) -> int:
+        """Return the number of rows of a page."""
+        return int(self.rows_P1[page + 1] - self.rows_P1[page])
+
+
+def tail_of(path: Path) -> FileTail | None:
+    """Return the end of a segment file that `find_pages` reads; None if its vectors have no page index."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(size - _ENDING)
+        footer_bytes = int.from_bytes(file.read(4), "little")
+        start = file.seek(size - _ENDING - footer_bytes)
+        footer, _ = read_struct(memoryview(file.read(footer_bytes)))
+        indexed = [
+            column.get(number)
+            for group in footer.get(_ROW_GROUPS, ())
+            for column in group[_COLUMNS]
+            for number in (_OFFSET_INDEX, _COLUMN_INDEX)
+        ]
+        if not any(indexed):
+            return None
+        start = min(start, *(place for place in indexed if place))
+        file.seek(start)
+        return FileTail(start=start, sha256=hashlib.sha256(file.read()).hexdigest())
+
+
+def read_tail(store: Store, key: str, entry: SegmentEntry) -> memoryview:
+    """Return the checked end of a segment file.
+
+    Raises:
+        NotFoundError, StoreError: it cannot be read.
+        CorruptError: its hash is not the one in the manifest.
+
+    """
+    tail = entry.tail
+    if tail is None or not 0 <= tail.start < entry.size_bytes:
+        raise CorruptError(f"{key} has no page index by its manifest")
+    data = store.read_range(key, tail.start, entry.size_bytes - tail.start)
+    if hashlib.sha256(data).hexdigest() != tail.sha256:
+        raise CorruptError(f"{key} is damaged: the SHA-256 of its end is not the one in the manifest")
+    return memoryview(data)
+
+
+def find_pages(tail: memoryview, start: int, key: str, rows: int) -> Pages:
+    """Return the pages of the vectors.
+
+    Args:
+        tail: the end of the file.
+        start: its place in the file.
+        key: of the file, for errors.
+        rows: of the segment.
+
+    Raises:
+        CorruptError: the pages do not have the rows of the segment, or are not in the file.
+
+    """
+    try:
+        found = list(_located(tail, start, key))
+    except (KeyError, TypeError) as error:
+        raise CorruptError(f"{key} has a page index without {error}") from error
+    places_P3 = np.array(found, np.int64).reshape(-1, 3)
+    first_P, offsets_P, sizes_P = places_P3.T
+    rows_P1 = np.append(first_P, rows)
+    ends_P = offsets_P + sizes_P
+    if rows_P1[0] != 0 or (np.diff(rows_P1) <= 0).any():
+        raise CorruptError(f"{key} has a page index for other rows")
+    if (sizes_P <= 0).any() or (offsets_P < len(_MAGIC)).any() or (ends_P > start).any():
+        raise CorruptError(f"{key} has a page index with places outside of it")
+    return Pages(rows_P1, np.ascontiguousarray(offsets_P), np.ascontiguousarray(sizes_P))
+
+
+def _located(tail: memoryview, start: int, key: str) -> Iterator[tuple[int, int, int]]:
+    """Yield first row, offset and size of each page."""
+    footer_bytes = int.from_bytes(tail[-_ENDING:-4], "little")
+    if bytes(tail[-4:]) != _MAGIC or footer_bytes > len(tail) - _ENDING:
+        raise CorruptError(f"{key} does not end as a Parquet file")
+    footer, _ = read_struct(tail, len(tail) - _ENDING - footer_bytes)
+    before = 0
+    for group in footer[_ROW_GROUPS]:
+        column = _vectors_in(group, key)
+        at = column[_OFFSET_INDEX] - start
+        if not 0 <= at <= len(tail) - column[_OFFSET_INDEX_BYTES]:
+            raise CorruptError(f"{key} has a page index outside of its end")
+        index, _ = read_struct(tail[at : at + column[_OFFSET_INDEX_BYTES]])
+        for location in index[_LOCATIONS]:
+            yield before + location[_FIRST_ROW], location[_OFFSET], location[_SIZE]
+        before += group[_GROUP_ROWS]
+
+
+def _vectors_in(group: Struct, key: str) -> Struct:
+    """Return the column of the vectors in a row group."""
+    for column in group[_COLUMNS]:
+        about = column[_COLUMN_METADATA]
+        if about[_PATH] == _EMBEDDING:
+            if about[_CODEC] != _ZSTD:
+                raise CorruptError(f"{key} has vectors in codec {about[_CODEC]}, not zstd")
+            found: Struct = column
+            return found
+    raise CorruptError(f"{key} has no vectors")
