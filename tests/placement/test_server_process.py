@@ -95,7 +95,7 @@ def test_pauses_grow_if_a_process_ends_soon_again_and_again(tmp_path: Path) -> N
                 lambda starts=starts: process.state().starts == starts and bool(process.state().address)
             )
             os.kill(process.state().pid, signal.SIGKILL)
-            wait_until(lambda: process.state().pid == 0 or process.state().starts > starts)
+            wait_until(lambda starts=starts: process.state().pid == 0 or process.state().starts > starts)
             ended_s = time.monotonic()
             wait_until(lambda starts=starts: process.state().starts == starts + 1)
             pauses_s.append(time.monotonic() - ended_s)
