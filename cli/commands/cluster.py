@@ -28,6 +28,7 @@ cluster_app = typer.Typer(
     no_args_is_help=True, help="Show the leaves of a cluster; start and end clusters on Ray."
 )
 cluster_app.command(no_args_is_help=True)(placement.up)
+cluster_app.command(no_args_is_help=True)(placement.autoscale)
 cluster_app.command(no_args_is_help=True)(placement.down)
 
 _POLL_S = 0.02

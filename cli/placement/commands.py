@@ -1,4 +1,4 @@
-"""`scannery cluster up` and `down`: a cluster on the nodes of Ray."""
+"""`scannery cluster up`, `autoscale` and `down`: a cluster on the nodes of Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scannery.cli.placement.ray_actors import ActorState
     from scannery.cli.placement.slots import Slot
 
-__all__ = ["NameOption", "RayOption", "as_json", "down", "processes", "up"]
+__all__ = ["NameOption", "RayOption", "as_json", "autoscale", "down", "processes", "up"]
 
 RayOption = Annotated[
     str,
@@ -78,6 +78,50 @@ def down(ray: RayOption, name: NameOption = "default") -> None:
 
     with RayCluster(ray, name) as cluster:
         _report(f"{cluster.down()} processes ended")
+
+
+def autoscale(
+    ray: RayOption,
+    max_rows: Annotated[int, typer.Option(help="Most leaves of each group.", min=1)],
+    min_rows: Annotated[int, typer.Option(help="Fewest leaves of each group.", min=1)] = 2,
+    name: NameOption = "default",
+    target_load: Annotated[
+        float,
+        typer.Option(
+            metavar="PART", help="Requests in flight of a leaf, as a part of its limit, above which rows are added."
+        ),
+    ] = 0.6,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time for which the load is measured before each decision.", min=1)
+    ] = 15.0,
+    shrink_after: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Time in which the load must allow one row less, for each.", min=0),
+    ] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time in which new leaves have to serve.", min=1)
+    ] = 300.0,
+    leaves_key: Annotated[
+        str, typer.Option(metavar="FILE", help="File with the API key for the leaves.")
+    ] = "",
+    leaves_ca: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="Connect to them with TLS; file with the authority of their certificates."
+        ),
+    ] = "",
+) -> None:  # fmt: skip
+    """Add and remove rows of a cluster on Ray with its load, until SIGTERM or Ctrl-C."""
+    from scannery.cli.placement.autoscaling import Autoscaling, follow_load
+    from scannery.cli.placement.scaling import Limits
+
+    limits = Limits(
+        min_rows=min_rows, max_rows=max_rows, target_load=target_load, shrink_after_s=shrink_after
+    )
+    config = Autoscaling(
+        ray=ray, name=name, limits=limits, every_s=every, timeout_s=timeout, key_file=leaves_key, ca=leaves_ca
+    )
+    raise typer.Exit(follow_load(config))
 
 
 def processes(states: Mapping[Slot, ActorState | None]) -> Table:

@@ -109,6 +109,7 @@ class RayCluster:
             before = self.states()
             wanted = _Wanted(leaf, root, end_s, mine)
             wanted.check_options(before)
+            self._places.check({slot.team: wanted.options(slot.team).cpus for slot in shape.slots()})
             self._retire([slot for slot in before if slot in shape.slots()], retired=False)
             for slots, options in ((shape.leaves(), leaf), (shape.root_slots(), root)):
                 absent = [slot for slot in slots if slot not in before]
@@ -239,11 +240,14 @@ class _Wanted:
     end_s: float
     turn: Turn
 
+    def options(self, team: Team) -> ServeOptions:
+        """Return the options of a team."""
+        return self.root if team == ROOTS else self.leaf
+
     def check_options(self, states: Mapping[Slot, ActorState | None]) -> None:
         """Raise ConfigError if a process was started with other options."""
         for slot, state in states.items():
-            options = self.root if slot.team == ROOTS else self.leaf
-            if state is not None and state.options != options:
+            if state is not None and state.options != self.options(slot.team):
                 raise ConfigError(
                     f"{slot} runs with other options: end the cluster first, or give another name",
                     field="options",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,21 +26,22 @@ class Places:
         self._ray, self._cluster = ray, cluster
 
     def of(self, team: Team, rows: Sequence[int], cpus: float) -> list[tuple[Any, Sequence[int]]]:
-        """Return placement groups with places for all rows of a team, each with its rows; what is absent is made.
-
-        Raises:
-            ConfigError: an earlier command has reserved other processors for them.
-
-        """
-        found = []
-        for table, reserved in self._tables(team):
-            if set(rows) & set(reserved):
-                _check_cpus(team, table, cpus)
-                found.append((self._ray.util.get_placement_group(table["name"]), reserved))
+        """Return placement groups with places for all rows of a team, each with its rows; what is absent is made."""
+        found = [
+            (self._ray.util.get_placement_group(table["name"]), reserved)
+            for table, reserved in self._tables(team)
+            if set(rows) & set(reserved)
+        ]
         free = {row for _, reserved in found for row in reserved}
         if new := [row for row in rows if row not in free]:
             found.append((self._reserve(team, new, cpus), new))
         return found
+
+    def check(self, cpus: Mapping[Team, float]) -> None:
+        """Raise ConfigError if other processors are reserved for each process of a team, which may not run yet."""
+        for team, wanted in cpus.items():
+            for table, _ in self._tables(team):
+                _check_cpus(team, table, wanted)
 
     def release(self, running: Iterable[Slot]) -> None:
         """Give back the places of which nothing runs any more."""

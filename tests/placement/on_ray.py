@@ -55,8 +55,8 @@ class OnRay:
     def started(self, *arguments: str, name: str = NAME) -> subprocess.Popen[str]:
         """Start a command of `scannery cluster`."""
         return subprocess.Popen(
-            [sys.executable, "-m", "scannery.cli.main", "cluster", *arguments, "--ray", self.nodes.address,
-             "--name", name],
+            [sys.executable, "-m", "scannery.cli.main", "cluster", arguments[0], "--ray", self.nodes.address,
+             "--name", name, *arguments[1:]],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 
 from scannery.cli.main import main
 from scannery.cli.placement.server_process import ServerProcess
-from tests.cluster.processes import wait_until
+from tests.cluster.processes import children_of, wait_until
 from tests.served import make_library_store
 
 
@@ -135,7 +135,3 @@ def test_a_process_that_hangs_is_killed_when_it_is_stopped(tmp_path: Path) -> No
 
 def leaf_of(store: Path) -> list[str]:
     return ["--store", str(store), "--role", "leaf", "--group", "0/1", "--http", "off"]
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
