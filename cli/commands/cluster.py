@@ -180,6 +180,7 @@ def _wait(groups: LeafGroups, timeout_s: float) -> None:
     while time.monotonic() < end_s:
         found = groups.statuses()
         if found and all(leaf.ready or leaf.problem for leaf in found):
+            groups.catch_up(timeout_s)
             return
         time.sleep(_POLL_S)
 

@@ -12,8 +12,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -57,11 +57,11 @@ class Autoscaling:
     """Of the leaves, as their root has."""
 
     def __post_init__(self) -> None:
-        self.leaves(["127.0.0.1:1"])  # checks the files
+        self.leaves("127.0.0.1:1")  # checks the files
 
-    def leaves(self, addresses: Sequence[str]) -> LeavesConfig:
+    def leaves(self, target: str) -> LeavesConfig:
         """Return the connection to leaves; raises ConfigError."""
-        return LeavesConfig(target=",".join(addresses), key_file=self.key_file, ca=self.ca)
+        return LeavesConfig(target=target, key_file=self.key_file, ca=self.ca)
 
 
 def follow_load(config: Autoscaling) -> int:
@@ -98,7 +98,8 @@ def _follow(config: Autoscaling, parent: int) -> None:
     try:
         with RayCluster(config.ray, config.name) as cluster:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-            _Follower(config, cluster).run()
+            with closing(_Load(config)) as load:
+                _Follower(config, cluster, load).run()
     except ConfigError as error:
         _say(f"error: {error}")
         sys.exit(_WRONG)
@@ -110,8 +111,8 @@ def _follow(config: Autoscaling, parent: int) -> None:
 class _Follower:
     """Measures, decides and changes, again and again."""
 
-    def __init__(self, config: Autoscaling, cluster: RayCluster) -> None:
-        self._config, self._cluster = config, cluster
+    def __init__(self, config: Autoscaling, cluster: RayCluster, load: _Load) -> None:
+        self._config, self._cluster, self._load = config, cluster, load
         self._scaling = Scaling(config.limits)
         self._said = ""
 
@@ -132,7 +133,7 @@ class _Follower:
             self._say_once(f"no cluster {self._config.name} with one number of groups runs")
             time.sleep(self._config.every_s)
             return
-        demand = self._demand(states, shape.groups)
+        demand = self._load.measured(shape.groups, self._config.every_s)
         if demand is None:
             self._say_once("the load is not known: a group has no leaf that is ready")
             return
@@ -144,13 +145,6 @@ class _Follower:
         self._said = ""
         _say(f"{load}: {rows} rows wanted")
         self._change(states, replace(shape, rows=rows))
-
-    def _demand(self, states: Mapping[Slot, ActorState | None], groups: int) -> float | None:
-        addresses = {state.address for slot, state in states.items() if slot.team != ROOTS and state} - {""}
-        if not addresses:
-            time.sleep(self._config.every_s)
-            return None
-        return _measured(self._config.leaves(sorted(addresses)), groups, self._config.every_s)
 
     def _change(self, states: Mapping[Slot, ActorState | None], shape: Shape) -> None:
         options = {slot.team == ROOTS: state.options for slot, state in states.items() if state is not None}
@@ -185,26 +179,33 @@ def demand_of(leaves: Iterable[LeafInfo], groups: int) -> float | None:
     loads: list[list[float]] = [[] for _ in range(groups)]
     for leaf in leaves:
         if leaf.ready and leaf.groups == groups and leaf.group is not None and leaf.in_flight_limit > 0:
-            loads[leaf.group].append(leaf.in_flight / leaf.in_flight_limit)
+            # A status counts itself among the requests in flight.
+            loads[leaf.group].append(max(0, leaf.in_flight - 1) / leaf.in_flight_limit)
     return max(map(sum, loads)) if all(loads) else None
 
 
-def _measured(leaves: LeavesConfig, groups: int, seconds: float) -> float | None:
-    """Return the average demand of some seconds; None: it was not known at any time."""
-    from scannery.serving.leaves.groups import LeafGroups
+class _Load:
+    """Asks the leaves for their load, as a root does."""
 
-    asked, end_s = LeafGroups(leaves), time.monotonic() + seconds
-    found: list[float] = []
-    try:
-        with suppress(OSError):  # the file with the key is being replaced
-            asked.start(seconds)
-            while (left_s := end_s - time.monotonic()) > 0:
-                time.sleep(min(left_s, _SAMPLE_EVERY_S))
-                if (demand := demand_of(asked.statuses(), groups)) is not None:
-                    found.append(demand)
-    finally:
-        asked.close()
-    return sum(found) / len(found) if found else None
+    def __init__(self, config: Autoscaling) -> None:
+        from scannery.cli.placement.ray_actors import LeavesFile
+        from scannery.serving.leaves.groups import LeafGroups
+
+        self._groups = LeafGroups(config.leaves(f"file://{LeavesFile().path}"))
+        self._groups.start(0)
+
+    def measured(self, groups: int, seconds: float) -> float | None:
+        """Return the average demand of some seconds; None: it was not known at any time."""
+        found, end_s = [], time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _SAMPLE_EVERY_S))
+            if (demand := demand_of(self._groups.statuses(), groups)) is not None:
+                found.append(demand)
+        return sum(found) / len(found) if found else None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._groups.close()
 
 
 def _say(text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -25,6 +26,7 @@ __all__ = ["RayCluster"]
 _ANSWER_WITHIN_S = 2.0
 _ANSWER_BEFORE_END_S = 10.0
 """Time for an answer of an actor before its server is ended: one that waits for a node, or hangs, gives none."""
+_CONNECT_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.3
 _FAILED_STARTS = 3
 SETTLE_S = 8.0
@@ -51,6 +53,7 @@ class RayCluster:
         """
         if address in _OTHERS:
             raise ConfigError(f"ray: must be an address or `auto`, got {address!r}", field="ray")
+        _check_reachable(address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             import ray
@@ -270,6 +273,17 @@ def _check_starts(states: Mapping[Slot, ActorState | None]) -> None:
     for slot, state in states.items():
         if state is not None and state.process.failures >= _FAILED_STARTS:
             raise UnavailableError(f"{slot} does not start: {state.process.problem}", retry_after_s=1)
+
+
+def _check_reachable(address: str) -> None:
+    """Raise UnavailableError if nothing listens at `host:port`: Ray itself tries that for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return  # Ray finds the place itself
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_WITHIN_S).close()
+    except (OSError, OverflowError) as error:
+        raise UnavailableError(f"Ray at {address} does not answer: {error}", retry_after_s=1) from error
 
 
 def _kind(team: Team) -> str:

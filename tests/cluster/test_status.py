@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from scannery.cli.main import main
 from scannery.indexer import Store
 from scannery.live.maintenance.seal import seal
 from scannery.serving import SecurityConfig
+from scannery.serving.leaves.watch import Watch
 from scannery.serving.security import KeyFile
 from tests.cluster.questions import DIMENSIONS, INDEX, ROWS, SHARDS, make_store
 from tests.cluster.servers import leaf_server, root_server
@@ -130,3 +132,19 @@ def test_the_key_of_the_leaves_is_sent(
 def test_a_wrong_target_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "nonsense"]) == 2
     assert "leaves" in capsys.readouterr().err
+
+
+def test_what_leaves_have_just_told_counts(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew = Watch.renew
+
+    def renew_later(watch: Watch) -> None:
+        time.sleep(0.3)
+        renew(watch)
+
+    # On a busy machine the thread of the loop may pause between an answer and the view that follows from it.
+    monkeypatch.setattr(Watch, "renew", renew_later)
+    with leaf_server(store, 0, 1) as leaf:
+        code, found = status(capsys, leaf.address, "--timeout", "10")
+    assert (code, found["ready"], found["groups"]) == (0, True, 1)
