@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -29,6 +29,7 @@ cluster_app = typer.Typer(
     no_args_is_help=True, help="Show the leaves of a cluster; start and end clusters on Ray."
 )
 cluster_app.command(no_args_is_help=True)(placement.up)
+cluster_app.command(no_args_is_help=True)(placement.autoscale)
 cluster_app.command(no_args_is_help=True)(placement.down)
 
 _POLL_S = 0.02
@@ -91,7 +92,8 @@ def status(
     if bool(leaves) == bool(ray):
         raise typer.BadParameter("give either --leaves or --ray")
     processes = _processes(ray, name) if ray else {}
-    leaves = leaves or _target(processes)
+    if processes and not (leaves := _target(processes)):
+        _tell_unserved(processes, as_json=as_json)
     config = LeavesConfig(
         target=leaves, key_file=leaves_key, ca=leaves_ca, cert=leaves_cert, cert_key=leaves_cert_key
     )
@@ -167,23 +169,35 @@ def _index(name: str, by_group: Mapping[int, Sequence[IndexState]]) -> IndexStat
 
 
 def _processes(ray: str, name: str) -> Mapping[Slot, ActorState | None]:
-    """Return the processes of a cluster on Ray."""
+    """Return the processes of a cluster on Ray; raises UnavailableError if there are none."""
     from scannery.cli.placement.ray_cluster import RayCluster
+    from scannery.runtime.errors import UnavailableError
 
     with RayCluster(ray, name) as cluster:
-        return cluster.states()
+        found = cluster.states()
+    if not found:
+        raise UnavailableError(f"no cluster {name} runs on Ray", retry_after_s=1)
+    return found
 
 
 def _target(processes: Mapping[Slot, ActorState | None]) -> str:
-    """Return the addresses of the leaves among these; raises UnavailableError if none serves."""
-    from scannery.runtime.errors import UnavailableError
-
+    """Return the addresses of the leaves among these; empty if none serves."""
     leaves = [
         state.address for slot, state in processes.items() if slot.team.groups and state and state.address
     ]
-    if not leaves:
-        raise UnavailableError("no leaf of this cluster serves", retry_after_s=1)
     return ",".join(leaves)
+
+
+def _tell_unserved(processes: Mapping[Slot, ActorState | None], *, as_json: bool) -> NoReturn:
+    """Show processes of which no leaf serves, and end."""
+    problem = "no leaf of this cluster serves"
+    if as_json:
+        told = _as_json([], [], [problem], ready=False, groups=0)
+        print_json(told | {"processes": placement.as_json(processes)})
+    else:
+        console().print(placement.processes(processes))
+        console().print(problem)
+    raise typer.Exit(NO)
 
 
 def _wait(groups: LeafGroups, timeout_s: float) -> None:
@@ -193,6 +207,7 @@ def _wait(groups: LeafGroups, timeout_s: float) -> None:
     while time.monotonic() < end_s:
         found = groups.statuses()
         if found and all(leaf.ready or leaf.problem for leaf in found):
+            groups.catch_up(timeout_s)
             return
         time.sleep(_POLL_S)
 

@@ -1,4 +1,4 @@
-"""`scannery cluster up` and `down`: a cluster on the nodes of Ray."""
+"""`scannery cluster up`, `autoscale` and `down`: a cluster on the nodes of Ray."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from scannery.cli.placement.ray_actors import ActorState
     from scannery.cli.placement.slots import Slot
 
-__all__ = ["NameOption", "RayOption", "as_json", "down", "processes", "up"]
+__all__ = ["NameOption", "RayOption", "as_json", "autoscale", "down", "processes", "up"]
 
 RayOption = Annotated[
     str,
     typer.Option("--ray", metavar="ADDRESS", help="Head of Ray, `host:port`, or `auto` on one of its nodes."),
 ]
 NameOption = Annotated[str, typer.Option("--name", help="Name of the cluster; Ray may have several.")]
+_WAITS = "waits for a node"
+_LEAST_CPUS = 0.0001
+"""What Ray can reserve: it counts in parts of this size."""
 _OPTIONS_HELP = 'Further options of `scannery serve` for all {}, in quotes: "--workers 4 --insecure".'
 
 
@@ -46,8 +49,8 @@ def up(
     ] = 7077,
     leaf_options: Annotated[str, typer.Option(metavar="OPTIONS", help=_OPTIONS_HELP.format("leaves"))] = "",
     root_options: Annotated[str, typer.Option(metavar="OPTIONS", help=_OPTIONS_HELP.format("roots"))] = "",
-    leaf_cpus: Annotated[float, typer.Option(help="Processors that Ray reserves for a leaf.", min=0)] = 1.0,
-    root_cpus: Annotated[float, typer.Option(help="Processors that Ray reserves for a root.", min=0)] = 1.0,
+    leaf_cpus: Annotated[float, typer.Option(help="Processors that Ray reserves for a leaf.", min=_LEAST_CPUS)] = 1.0,
+    root_cpus: Annotated[float, typer.Option(help="Processors that Ray reserves for a root.", min=_LEAST_CPUS)] = 1.0,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time in which all processes have to serve.", min=0)
     ] = 900.0,
@@ -58,10 +61,12 @@ def up(
     from scannery.cli.placement.slots import Shape
 
     shape = Shape(groups=groups, rows=rows, roots=roots)
-    leaf = ServeOptions(store=store, log=log, arguments=tuple(shlex.split(leaf_options)), cpus=leaf_cpus)
-    root = ServeOptions(
-        store=store, log=log, arguments=tuple(shlex.split(root_options)), cpus=root_cpus, port=port
+    leaf_arguments, root_arguments = (
+        _split("leaf-options", leaf_options),
+        _split("root-options", root_options),
     )
+    leaf = ServeOptions(store=store, log=log, arguments=leaf_arguments, cpus=leaf_cpus)
+    root = ServeOptions(store=store, log=log, arguments=root_arguments, cpus=root_cpus, port=port)
     with RayCluster(ray, name) as cluster:
         cluster.up(shape, leaf=leaf, root=root, timeout_s=timeout, report=_report)
         console().print(processes(cluster.states()))
@@ -75,13 +80,55 @@ def down(ray: RayOption, name: NameOption = "default") -> None:
         _report(f"{cluster.down()} processes ended")
 
 
+def autoscale(
+    ray: RayOption,
+    max_rows: Annotated[int, typer.Option(help="Most leaves of each group.", min=1)],
+    min_rows: Annotated[int, typer.Option(help="Fewest leaves of each group.", min=1)] = 2,
+    name: NameOption = "default",
+    target_load: Annotated[
+        float,
+        typer.Option(
+            metavar="PART", help="Requests in flight of a leaf, as a part of its limit, above which rows are added."
+        ),
+    ] = 0.6,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time for which the load is measured before each decision.", min=1)
+    ] = 15.0,
+    shrink_after: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Time in which the load must allow one row less, for each.", min=0),
+    ] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time in which new leaves have to serve.", min=1)
+    ] = 300.0,
+    leaves_key: Annotated[
+        str, typer.Option(metavar="FILE", help="File with the API key for the leaves.")
+    ] = "",
+    leaves_ca: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="Connect to them with TLS; file with the authority of their certificates."
+        ),
+    ] = "",
+) -> None:  # fmt: skip
+    """Add and remove rows of a cluster on Ray with its load, until SIGTERM or Ctrl-C."""
+    from scannery.cli.placement.autoscaling import Autoscaling, follow_load
+    from scannery.cli.placement.scaling import Limits
+
+    limits = Limits(
+        min_rows=min_rows, max_rows=max_rows, target_load=target_load, shrink_after_s=shrink_after
+    )
+    config = Autoscaling(
+        ray=ray, name=name, limits=limits, every_s=every, timeout_s=timeout, key_file=leaves_key, ca=leaves_ca
+    )
+    raise typer.Exit(follow_load(config))
+
+
 def processes(states: Mapping[Slot, ActorState | None]) -> Table:
     """Return a table of what runs."""
     table = Table("process", "address", "node", "starts", "problem")
     for slot, state in sorted(states.items()):
-        table.add_row(
-            str(slot), *(_columns(state) if state is not None else ("–", "–", "–", "waits for a node"))
-        )
+        table.add_row(str(slot), *(_columns(state) if state is not None else ("–", "–", "–", _WAITS)))
     return table
 
 
@@ -94,6 +141,7 @@ def as_json(states: Mapping[Slot, ActorState | None]) -> list[dict[str, Any]]:
             "node": state.node if state is not None else "",
             "pid": state.process.pid if state is not None else 0,
             "starts": state.process.starts if state is not None else 0,
+            "problem": state.process.problem if state is not None else _WAITS,
         }
         for slot, state in sorted(states.items())
     ]
@@ -102,6 +150,13 @@ def as_json(states: Mapping[Slot, ActorState | None]) -> list[dict[str, Any]]:
 def _columns(state: ActorState) -> tuple[str, ...]:
     process = state.process
     return state.address or "–", state.node[:12], str(process.starts), process.problem
+
+
+def _split(option: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise typer.BadParameter(f"--{option}: {error} in {text!r}") from error
 
 
 def _report(text: str) -> None:

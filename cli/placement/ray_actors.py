@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,8 @@ class ActorState:
     retired: bool
     """Whether roots are told to leave it."""
     options: ServeOptions
+    leaves: tuple[str, ...] = ()
+    """Addresses in the file that a root follows."""
 
     @property
     def address(self) -> str:
@@ -64,8 +65,9 @@ class ServerActor:
         assert found is not None
         self._options, self._retired = options, False
         self._node = ray.get_runtime_context().get_node_id()
+        self._file = LeavesFile() if found.team == ROOTS else None
         self._process = ServerProcess(
-            ["--store", options.store, *_role(found), *options.arguments],
+            ["--store", options.store, *_role(found, self._file), *options.arguments],
             host=ray.util.get_node_ip_address(), port=options.port,
             environment={LOG_VARIABLE: options.log} if options.log else {},
         )  # fmt: skip
@@ -73,50 +75,57 @@ class ServerActor:
     def state(self) -> ActorState:
         """Return what is known now."""
         return ActorState(
-            node=self._node, process=self._process.state(), retired=self._retired, options=self._options
-        )
+            node=self._node, process=self._process.state(), retired=self._retired, options=self._options,
+            leaves=self._file.addresses if self._file is not None else (),
+        )  # fmt: skip
 
-    def retire(self) -> None:
-        """Have roots leave this server, which goes on."""
-        self._retired = True
+    def retire(self, retired: bool) -> None:
+        """Have roots leave this server, which goes on, or use it again."""
+        self._retired = retired
 
     def stop(self) -> None:
         """End the server when its requests have ended."""
         self._process.stop()
 
 
-def _role(slot: Slot) -> list[str]:
-    if slot.team == ROOTS:
-        return ["--role", "root", "--leaves", f"file://{_followed_leaves()}"]
+def _role(slot: Slot, file: LeavesFile | None) -> list[str]:
+    if file is not None:
+        return ["--role", "root", "--leaves", f"file://{file.path}"]
     return ["--role", "leaf", "--group", f"{slot.team.group}/{slot.team.groups}"]
 
 
-def _followed_leaves() -> Path:
-    """Return a file with the addresses of the leaves, which is kept current as long as this process lives."""
-    path = Path(tempfile.mkdtemp(prefix="scannery-leaves-")) / "leaves"
-    leaves = _Leaves()
-    path.write_text(_lines(leaves.look()))
-    threading.Thread(target=_follow, args=(leaves, path), name="scannery-leaves-file", daemon=True).start()
-    return path
+class LeavesFile:
+    """A file with the addresses of the leaves, which is kept current as long as this process lives."""
 
+    def __init__(self) -> None:
+        """Write it."""
+        self.path = Path(tempfile.mkdtemp(prefix="scannery-leaves-")) / "leaves"
+        self.addresses: tuple[str, ...] = ()
+        """What it has."""
+        self._leaves = _Leaves()
+        self._look()
+        threading.Thread(target=self._follow, name="scannery-leaves-file", daemon=True).start()
 
-def _follow(leaves: _Leaves, path: Path) -> None:
-    written = path.read_text()
-    pause = threading.Event()
-    while not pause.wait(_LOOK_EVERY_S):
+    def _follow(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(_LOOK_EVERY_S):
+            self._look()
+
+    def _look(self) -> None:
         try:
-            lines = _lines(leaves.look())
-            if lines != written:
-                new = path.with_suffix(".new")
-                new.write_text(lines)
-                new.replace(path)
-                written = lines
+            addresses = tuple(self._leaves.look())
+            # Cleaners remove what is old from the temporary folder.
+            if addresses != self.addresses or not self.path.exists():
+                self._write(addresses)
         except Exception:  # noqa: BLE001  the former addresses stay: searches need no Ray
             _LOG.exception("the leaves cannot be looked up")
 
-
-def _lines(addresses: Sequence[str]) -> str:
-    return "".join(f"{address}\n" for address in addresses)
+    def _write(self, addresses: tuple[str, ...]) -> None:
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        new = self.path.with_suffix(".new")
+        new.write_text("".join(f"{address}\n" for address in addresses))
+        new.replace(self.path)
+        self.addresses = addresses
 
 
 class _Leaves:

@@ -8,23 +8,32 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any
 
 from scannery.cli.placement.ray_actors import ActorState, ServeOptions, ServerActor
-from scannery.cli.placement.slots import ROOTS, Shape, Slot, Team, placement_name, placement_of
+from scannery.cli.placement.ray_places import Places
+from scannery.cli.placement.ray_turn import Turn, turn
+from scannery.cli.placement.slots import ROOTS, Shape, Slot, Team
 from scannery.runtime.errors import ConfigError, UnavailableError
 
 __all__ = ["RayCluster"]
 
 _ANSWER_WITHIN_S = 2.0
+_ANSWER_BEFORE_END_S = 10.0
+"""Time for an answer of an actor before its server is ended: one that waits for a node, or hangs, gives none."""
+_CONNECT_WITHIN_S = 10.0
 _LOOK_EVERY_S = 0.3
 _FAILED_STARTS = 3
 SETTLE_S = 8.0
-"""Time in which all roots notice a change of the leaves: actors look each second, roots read each five seconds."""
+"""Time in which a root uses the leaves that its file has: it reads each five seconds, and asks new leaves."""
 _STOP_WITHIN_S = 60.0
+_OTHERS = ("", "local")
+"""What Ray takes for a new Ray of its own, which would end with the command."""
 
 
 class RayCluster:
@@ -38,10 +47,13 @@ class RayCluster:
             name: of this cluster; several may run on the same nodes.
 
         Raises:
-            ConfigError: Ray is not installed.
+            ConfigError: Ray is not installed, or the address names none.
             UnavailableError: Ray is not there.
 
         """
+        if address in _OTHERS:
+            raise ConfigError(f"ray: must be an address or `auto`, got {address!r}", field="ray")
+        _check_reachable(address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             import ray
@@ -53,6 +65,8 @@ class RayCluster:
             ray.init(address, namespace=f"scannery/{name}", log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UnavailableError(f"Ray at {address} does not answer: {error}", retry_after_s=1) from error
+        self._places = Places(ray, name)
+        self._created: dict[Slot, Any] = {}
 
     def __enter__(self) -> RayCluster:
         return self
@@ -60,12 +74,14 @@ class RayCluster:
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
 
-    def states(self, slots: Iterable[Slot] | None = None) -> dict[Slot, ActorState | None]:
-        """Return what runs, by slot; None: it waits for a node, or starts again."""
+    def states(
+        self, slots: Iterable[Slot] | None = None, *, within_s: float = _ANSWER_WITHIN_S
+    ) -> dict[Slot, ActorState | None]:
+        """Return what runs, by slot; None: it waits for a node, starts again, or has not answered in time."""
         handles = {slot: self._actor(slot) for slot in (self._slots() if slots is None else slots)}
         asked = {slot: handle.state.remote() for slot, handle in handles.items() if handle is not None}
         if asked:
-            self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_WITHIN_S)
+            self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
         return {slot: self._answer(asked.get(slot)) for slot in handles}
 
     def up(
@@ -88,33 +104,42 @@ class RayCluster:
 
         Raises:
             ConfigError: processes run with other options.
-            UnavailableError: processes cannot start, or not in time.
+            UnavailableError: processes cannot start, or not in time, or another command changes the cluster.
 
         """
         end_s = time.monotonic() + timeout_s
-        before = self.states()
-        _check_options(before, leaf, root)
-        for slots, options in ((shape.leaves(), leaf), (shape.root_slots(), root)):
-            absent = [slot for slot in slots if slot not in before]
-            report(f"{len(absent)} of {len(slots)} {_kind(slots[0].team)} to be started")
-            self._create(absent, options)
-            self._wait(slots, end_s)
-        surplus = sorted(before.keys() - {*shape.leaves(), *shape.root_slots()})
-        if surplus:
-            # New leaves must be known before old ones go.
-            time.sleep(SETTLE_S)
-            report(f"{len(surplus)} to be ended: {', '.join(map(str, surplus))}")
-            self._retire(surplus)
-        self._release()
+        with turn(self._ray, self._name) as mine:
+            before = self.states()
+            wanted = _Wanted(leaf, root, end_s, mine)
+            wanted.check_options(before)
+            self._places.check({slot.team: wanted.options(slot.team).cpus for slot in shape.slots()})
+            self._retire([slot for slot in before if slot in shape.slots()], retired=False)
+            for slots, options in ((shape.leaves(), leaf), (shape.root_slots(), root)):
+                absent = [slot for slot in slots if slot not in before]
+                report(f"{len(absent)} of {len(slots)} {_kind(slots[0].team)} to be started")
+                self._create(absent, options)
+                self._wait(slots, wanted)
+            surplus = sorted(before.keys() - set(shape.slots()))
+            if surplus:
+                # New leaves must be known before old ones go.
+                self._wait_for_roots(shape, wanted)
+                report(f"{len(surplus)} to be ended: {', '.join(map(str, surplus))}")
+                self._retire([slot for slot in surplus if slot.team != ROOTS], retired=True)
+                self._wait_for_roots(shape, wanted)
+                self._end(surplus)
+            self._places.release(self._slots())
 
     def down(self) -> int:
-        """End all processes, roots first, and return how many there were."""
-        slots = self._slots()
-        roots = [slot for slot in slots if slot.team == ROOTS]
-        self._end(roots)
-        self._end([slot for slot in slots if slot.team != ROOTS])
-        self._release()
-        return len(slots)
+        """End all processes, roots first, and return how many there were; an `up` that runs is ended, too."""
+        ended: set[Slot] = set()
+        with turn(self._ray, self._name, take=True):
+            # Again, since an `up` may have started one more before it noticed.
+            while slots := self._slots():
+                self._end([slot for slot in slots if slot.team == ROOTS])
+                self._end([slot for slot in slots if slot.team != ROOTS])
+                ended.update(slots)
+            self._places.release([])
+        return len(ended)
 
     def _slots(self) -> list[Slot]:
         found = (Slot.named(name) for name in self._ray.util.list_named_actors())
@@ -137,14 +162,9 @@ class RayCluster:
 
     def _create(self, absent: Sequence[Slot], options: ServeOptions) -> None:
         """Start the slots of each team on different nodes if there are enough."""
-        teams = sorted({slot.team for slot in absent})
-        for team in teams:
+        for team in sorted({slot.team for slot in absent}):
             rows = [slot.row for slot in absent if slot.team == team]
-            placements = self._placements(team)
-            free = {row for _, reserved in placements for row in reserved}
-            if new := [row for row in rows if row not in free]:
-                placements.append((self._reserve(team, new, options.cpus), new))
-            for placement, reserved in placements:
+            for placement, reserved in self._places.of(team, rows, options.cpus):
                 for row in sorted(set(rows) & set(reserved)):
                     self._start(Slot(team, row), options, placement, reserved.index(row))
 
@@ -155,96 +175,97 @@ class RayCluster:
             name=str(slot), lifetime="detached", max_restarts=-1, num_cpus=options.cpus, max_concurrency=4,
             scheduling_strategy=PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle),
         )  # fmt: skip
-        actor.remote(str(slot), options)
+        self._created[slot] = actor.remote(str(slot), options)
 
-    def _reserve(self, team: Team, rows: Sequence[int], cpus: float) -> Any:
-        """Make a placement group with a bundle for each row, if possible on nodes that the team does not use."""
-        nodes = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
-        others = nodes - self._used_nodes(team)
-        apart = len(others) >= len(rows)
-        selector = {"ray.io/node-id": f"!in({','.join(sorted(nodes - others))})"}
-        return self._ray.util.placement_group(
-            [{"CPU": cpus}] * len(rows),
-            strategy="STRICT_SPREAD" if apart else "SPREAD",
-            name=placement_name(self._name, team, rows),
-            lifetime="detached",
-            bundle_label_selector=[selector] * len(rows) if apart and others != nodes else None,
-        )
-
-    def _used_nodes(self, team: Team) -> set[str]:
-        """Return the nodes on which a team has places."""
-        return {
-            node
-            for table in self._tables()
-            if (found := placement_of(self._name, table["name"])) and found[0] == team
-            for node in table["bundles_to_node_id"].values()
-        }
-
-    def _placements(self, team: Team | None = None) -> list[tuple[Any, Sequence[int]]]:
-        """Return the placement groups of a team, or of all, with their rows."""
-        found = []
-        for table in self._tables():
-            placed = placement_of(self._name, table["name"])
-            if placed is not None and team in (None, placed[0]):
-                found.append((self._ray.util.get_placement_group(table["name"]), placed[1]))
-        return found
-
-    def _tables(self) -> list[dict[str, Any]]:
-        return [
-            table for table in self._ray.util.placement_group_table().values() if table["state"] != "REMOVED"
-        ]
-
-    def _wait(self, slots: Sequence[Slot], end_s: float) -> None:
+    def _wait(self, slots: Sequence[Slot], wanted: _Wanted) -> None:
         """Return when all serve."""
         while True:
+            wanted.turn.check()
             states = self.states(slots)
+            wanted.check_options(states)
             _check_starts(states)
+            for slot, state in states.items():
+                if state is None and self._actor(slot) is None:
+                    raise UnavailableError(f"{slot} has ended: {self._end_of(slot)}", retry_after_s=1)
             missing = [str(slot) for slot, state in states.items() if state is None or not state.address]
             if not missing:
                 return
-            if time.monotonic() > end_s:
-                raise UnavailableError(
-                    f"not serving yet: {', '.join(missing)}; Ray goes on trying", retry_after_s=1
-                )
-            time.sleep(_LOOK_EVERY_S)
+            wanted.pause(f"not serving yet: {', '.join(missing)}; Ray goes on trying")
 
-    def _retire(self, slots: Sequence[Slot]) -> None:
-        """Have roots leave these leaves, and end them when all have."""
+    def _end_of(self, slot: Slot) -> str:
+        """Return why an actor ended for ever, as far as Ray says."""
+        if slot not in self._created:
+            return "another command has ended it"
+        try:
+            self._ray.get(self._created[slot].state.remote(), timeout=_ANSWER_WITHIN_S)
+        except self._ray.exceptions.RayError as error:
+            return str(error).strip().splitlines()[-1]
+        return "Ray does not say why"
+
+    def _wait_for_roots(self, shape: Shape, wanted: _Wanted) -> None:
+        """Return when roots ask those leaves of the shape that serve, and none that is retired."""
+        while True:
+            wanted.turn.check()
+            states = self.states()
+            leaves = {state.address for slot, state in states.items() if slot in shape.leaves() and state}
+            roots = [slot for slot in states if slot in shape.root_slots()]
+            gone = {state.address for state in states.values() if state and state.retired}
+            behind = [str(slot) for slot in roots if not _asks(states[slot], leaves - {""}, gone - {""})]
+            if not behind:
+                time.sleep(SETTLE_S)
+                return
+            wanted.pause(f"not known yet to {', '.join(behind)}: the leaves that have changed")
+
+    def _retire(self, slots: Sequence[Slot], *, retired: bool) -> None:
+        """Have roots leave these leaves, or use them again."""
         handles = [self._actor(slot) for slot in slots if slot.team != ROOTS]
-        asked = [handle.retire.remote() for handle in handles if handle is not None]
+        asked = [handle.retire.remote(retired) for handle in handles if handle is not None]
         if asked:
             self._ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_WITHIN_S)
-            time.sleep(SETTLE_S)
-        self._end(slots)
 
     def _end(self, slots: Sequence[Slot]) -> None:
         """Let running requests end, then end the processes and their actors."""
-        handles = [handle for slot in slots if (handle := self._actor(slot)) is not None]
-        stopping = [handle.stop.remote() for handle in handles]
+        answers = self.states(slots, within_s=_ANSWER_BEFORE_END_S) if slots else {}
+        handles = {slot: handle for slot in slots if (handle := self._actor(slot)) is not None}
+        stopping = [handle.stop.remote() for slot, handle in handles.items() if answers[slot] is not None]
         if stopping:
             self._ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_WITHIN_S)
-        for handle in handles:
+        for handle in handles.values():
             self._ray.kill(handle, no_restart=True)
 
-    def _release(self) -> None:
-        """Give back the places of teams of which nothing runs any more."""
-        running = set(self._slots())
-        for table in self._tables():
-            placed = placement_of(self._name, table["name"])
-            if placed is None or any(Slot(placed[0], row) in running for row in placed[1]):
-                continue
-            with suppress(ValueError):  # another command was quicker
-                self._ray.util.remove_placement_group(self._ray.util.get_placement_group(table["name"]))
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What an `up` waits for, and until when."""
+
+    leaf: ServeOptions
+    root: ServeOptions
+    end_s: float
+    turn: Turn
+
+    def options(self, team: Team) -> ServeOptions:
+        """Return the options of a team."""
+        return self.root if team == ROOTS else self.leaf
+
+    def check_options(self, states: Mapping[Slot, ActorState | None]) -> None:
+        """Raise ConfigError if a process was started with other options."""
+        for slot, state in states.items():
+            if state is not None and state.options != self.options(slot.team):
+                raise ConfigError(
+                    f"{slot} runs with other options: end the cluster first, or give another name",
+                    field="options",
+                )
+
+    def pause(self, problem: str) -> None:
+        """Wait a moment; raise UnavailableError if the time is over."""
+        if time.monotonic() > self.end_s:
+            raise UnavailableError(problem, retry_after_s=1)
+        time.sleep(_LOOK_EVERY_S)
 
 
-def _check_options(states: Mapping[Slot, ActorState | None], leaf: ServeOptions, root: ServeOptions) -> None:
-    for slot, state in states.items():
-        wanted = root if slot.team == ROOTS else leaf
-        if state is not None and state.options != wanted:
-            raise ConfigError(
-                f"{slot} runs with other options: end the cluster first, or give another name",
-                field="options",
-            )
+def _asks(root: ActorState | None, leaves: AbstractSet[str], gone: AbstractSet[str]) -> bool:
+    """Return whether the file of a root has all of some addresses, and none of others."""
+    return root is not None and leaves - gone <= set(root.leaves) and not gone & set(root.leaves)
 
 
 def _check_starts(states: Mapping[Slot, ActorState | None]) -> None:
@@ -252,6 +273,17 @@ def _check_starts(states: Mapping[Slot, ActorState | None]) -> None:
     for slot, state in states.items():
         if state is not None and state.process.failures >= _FAILED_STARTS:
             raise UnavailableError(f"{slot} does not start: {state.process.problem}", retry_after_s=1)
+
+
+def _check_reachable(address: str) -> None:
+    """Raise UnavailableError if nothing listens at `host:port`: Ray itself tries that for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return  # Ray finds the place itself
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_WITHIN_S).close()
+    except (OSError, OverflowError) as error:
+        raise UnavailableError(f"Ray at {address} does not answer: {error}", retry_after_s=1) from error
 
 
 def _kind(team: Team) -> str:

@@ -7,9 +7,12 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import IO
 
 from scannery.serving.config import joined_address
 
@@ -17,6 +20,12 @@ __all__ = ["ProcessState", "ServerProcess"]
 
 _SERVING = re.compile(r"Serving on (\S+);")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+_STEADY_S = 60.0
+"""A process that ran for less ended soon: if that repeats, pauses grow."""
+_STOP_WITHIN_S = 45.0
+"""Time in which a process that is told to end must do so; requests get 30 s at most."""
+_LAST_LINES_WITHIN_S = 1.0
+"""Time after the end of a process in which its last lines arrive, unless a worker of it still runs."""
 _LINES = 5
 """Last lines of a process that ended, which tell why."""
 
@@ -73,53 +82,88 @@ class ServerProcess:
             problem=self._problem,
         )
 
-    def stop(self) -> None:
-        """Let running requests end, and return when the process has ended; it is not started again."""
+    def stop(self, within_s: float = _STOP_WITHIN_S) -> None:
+        """Let running requests end, and return when the process has ended; it is not started again.
+
+        A process that hangs is killed after `within_s`.
+        """
         self._stopping.set()
         process = self._process
         if process is not None:
             process.terminate()
+        self._thread.join(within_s)
+        process = self._process
+        if process is not None:
+            process.kill()
         self._thread.join()
 
     def _run(self) -> None:
+        soon = 0
         while not self._stopping.is_set():
-            served = self._run_once()
+            began_s = time.monotonic()
+            served = self._tried()
             self._failures = 0 if served else self._failures + 1
+            soon = soon + 1 if time.monotonic() - began_s < _STEADY_S else 0
             if not served:
                 # Somebody else may have taken the port.
                 self._last_address = ""
-                longest_s = min(_FIRST_PAUSE_S * 2**self._failures, _LONGEST_PAUSE_S)
-                self._stopping.wait(longest_s)
+            if not served or soon > 1:
+                self._stopping.wait(min(_FIRST_PAUSE_S * 2**soon, _LONGEST_PAUSE_S))
+
+    def _tried(self) -> bool:
+        """Run the process until it ends, and return whether it has served. What cannot be started is no end."""
+        try:
+            return self._run_once()
+        except OSError as error:  # no memory for a process, or too many of them
+            self._problem = f"cannot be started: {error}"
+            return False
 
     def _run_once(self) -> bool:
-        """Run the process until it ends, and return whether it has served."""
         listen = self._last_address or joined_address(self._host, self._port)
         command = [sys.executable, "-m", "scannery.cli.placement.child", str(os.getpid()), "serve"]
         self._starts += 1
-        with subprocess.Popen(
+        process = subprocess.Popen(
             [*command, *self._arguments, "--listen", listen],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env=self._environment,
-        ) as process:  # fmt: skip
-            self._process = process
-            if self._stopping.is_set():  # `stop` did not see it
-                process.terminate()
-            served = self._read(process)
+            errors="replace", env=self._environment,
+        )  # fmt: skip
+        self._process = process
+        if self._stopping.is_set():  # `stop` did not see it
+            process.terminate()
+        printed = _Printed(process.stdout, self._serves)
+        code = process.wait()
+        printed.wait()
         self._process, self._address = None, ""
-        return served
+        if not printed.served:
+            self._problem = " ".join(printed.last) or f"ended with {code}"
+        return printed.served
 
-    def _read(self, process: subprocess.Popen[str]) -> bool:
-        """Hand on what the process prints until it ends, and return whether it has served."""
-        assert process.stdout is not None
-        last: deque[str] = deque(maxlen=_LINES)
-        served = False
-        for line in process.stdout:
-            sys.stderr.write(line)
-            last.append(line.strip())
-            if not served and (found := _SERVING.search(line)):
-                served = True
-                self._address = self._last_address = found[1]
-                self._failures, self._problem = 0, ""
-        if not served:
-            self._problem = " ".join(last) or f"ended with {process.wait()}"
-        return served
+    def _serves(self, address: str) -> None:
+        self._address = self._last_address = address
+        self._failures, self._problem = 0, ""
+
+
+class _Printed:
+    """Reads what a process prints in a thread: a worker that hangs keeps the pipe open after the process ended."""
+
+    def __init__(self, lines: IO[str] | None, serves: Callable[[str], None]) -> None:
+        assert lines is not None
+        self.served = False
+        self.last: deque[str] = deque(maxlen=_LINES)
+        self._lines, self._serves = lines, serves
+        self._thread = threading.Thread(target=self._read, name="scannery-printed", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when all is read, or soon after the process ended."""
+        self._thread.join(_LAST_LINES_WITHIN_S)
+
+    def _read(self) -> None:
+        with self._lines:
+            for line in self._lines:
+                with suppress(OSError):  # the disk of the log is full
+                    sys.stderr.write(line)
+                self.last.append(line.strip())
+                if not self.served and (found := _SERVING.search(line)):
+                    self.served = True
+                    self._serves(found[1])

@@ -75,6 +75,10 @@ class Shape:
         """Return the slots of all roots."""
         return [Slot(ROOTS, row) for row in range(self.roots)]
 
+    def slots(self) -> list[Slot]:
+        """Return the slots of all processes."""
+        return [*self.leaves(), *self.root_slots()]
+
 
 def placement_name(cluster: str, team: Team, rows: Iterable[int]) -> str:
     """Return the name of a placement group, which has a bundle for each row; names of all clusters share one space."""

@@ -160,6 +160,17 @@ class LeafGroups:
         """Return how many datapoints of a version a group has told last; None: it has not told any."""
         return self._cluster.view.rows(at, group)
 
+    def catch_up(self, timeout_s: float) -> None:
+        """Return when the view has what the leaves have told until now, or after `timeout_s`.
+
+        `statuses` has it a moment before.
+        """
+        if self._loop is not None:
+            done = threading.Event()
+            # An answer and the view that follows from it are one step of the loop.
+            self._loop.call_soon_threadsafe(done.set)
+            done.wait(timeout_s)
+
     def statuses(self) -> Sequence[LeafInfo]:
         """Return what is known of each leaf, by group and address."""
         leaves = [_info(leaf, time.monotonic()) for leaf in self._cluster.view.leaves]

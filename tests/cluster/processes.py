@@ -22,7 +22,16 @@ import scannery
 from tests.cluster.machines import Machine
 from tests.data import ROOT
 
-__all__ = ["Cluster", "Process", "Traffic", "free_ports", "often", "running_cluster", "wait_until"]
+__all__ = [
+    "Cluster",
+    "Process",
+    "Traffic",
+    "children_of",
+    "free_ports",
+    "often",
+    "running_cluster",
+    "wait_until",
+]
 
 
 class Process:
@@ -169,6 +178,11 @@ _CALLERS = 4
 def often(count: int, full: int) -> int:
     """Return how often something is done: `count` times, or `full` in `make test-cluster`."""
     return full if os.environ.get("SCANNERY_TEST_CLUSTER") else count
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that the first thread of a process started."""
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def free_ports(count: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from scannery.cli.main import main
 from scannery.indexer import Store
 from scannery.live.maintenance.seal import seal
 from scannery.serving import SecurityConfig
+from scannery.serving.leaves.watch import Watch
 from scannery.serving.security import KeyFile
 from tests.cluster.questions import DIMENSIONS, INDEX, ROWS, SHARDS, make_store
 from tests.cluster.servers import leaf_server, root_server
@@ -157,3 +159,22 @@ def test_names_that_a_leaf_tells_are_printed_as_text(capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().out
     assert "[red]a[/red]" in printed
     assert "\x1b[2J" not in printed
+
+
+def test_what_leaves_have_just_told_counts(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renew = Watch.renew
+
+    def renew_later(watch: Watch) -> None:
+        if all(leaf.state for leaf in watch._leaves.values()):
+            time.sleep(0.2)
+        renew(watch)
+
+    # On a busy machine the thread of the loop may pause between an answer and the view that follows from it.
+    monkeypatch.setattr(Watch, "renew", renew_later)
+    with leaf_server(store, 0, 1) as leaf, leaf_server(store, 0, 3) as other:
+        for _ in range(6):  # either may answer last
+            code, found = status(capsys, f"{leaf.address},{other.address}", "--timeout", "10")
+            assert (code, found["groups"]) == (0, 1)
+            assert f"leaf {other.address} has group 0/3; there are 1 groups" in found["problems"]

@@ -2,94 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 
 import scannery
 from tests.cluster.processes import Traffic, wait_until
-from tests.data import ROOT
-from tests.served import DIMENSIONS, make_library_store
+from tests.placement.on_ray import NAME, NODE, OnRay, ask, live_placements, running_ray
 
-NAME = "tested"
 RATE = 20.0
 READY_WITHIN_S = 60.0
 """On a quiet machine it takes about six seconds, most of them for imports (docs/benchmarks/cluster.md)."""
-NODE = {"num_cpus": 4, "object_store_memory": 80 << 20, "include_dashboard": False}
-QUERY = np.random.default_rng(3).standard_normal(DIMENSIONS).astype(np.float32)
-
-
-def ask(client: scannery.Client) -> scannery.Hits:
-    return client.index("library").search(QUERY, 300, exact=True, timeout_s=20)
-
-
-class OnRay:
-    """The command, and what it says of the cluster."""
-
-    def __init__(self, nodes: Cluster, store: Path) -> None:
-        self.nodes, self._store = nodes, store
-
-    def run(self, *arguments: str, code: int = 0, name: str = NAME) -> str:
-        """Run a command of `scannery cluster` and return what it prints."""
-        done = subprocess.run(
-            [sys.executable, "-m", "scannery.cli.main", "cluster", *arguments, "--ray", self.nodes.address,
-             "--name", name],
-            capture_output=True, text=True, check=False, timeout=200,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        )  # fmt: skip
-        assert done.returncode == code, f"{done.returncode}: {done.stderr}"
-        return done.stdout if code == 0 else done.stderr
-
-    def up(self, groups: int, rows: int, *more: str, code: int = 0) -> str:
-        """Give the cluster a shape."""
-        return self.run(
-            "up", "--store", str(self._store), "--groups", str(groups), "--rows", str(rows), "--roots", "1",
-            "--port", "0", "--leaf-cpus", "0.5", "--root-cpus", "0.5", "--leaf-options", "--insecure",
-            "--root-options", "--insecure --http off", *more,
-            code=code,
-        )  # fmt: skip
-
-    def processes(self) -> dict[str, dict[str, Any]]:
-        """Return what runs, by name."""
-        told = json.loads(self.run("status", "--json"))
-        return {process["process"]: process for process in told["processes"]}
-
-    def serving(self) -> dict[str, dict[str, Any]]:
-        """Return what serves, by name, by the actors in this process: it takes milliseconds."""
-        found = {}
-        for name in ray.util.list_named_actors():
-            try:
-                state = ray.get(ray.get_actor(name).state.remote(), timeout=1)
-            except (ValueError, ray.exceptions.RayError):
-                continue
-            if state.address:
-                found[name] = {"address": state.address, "node": state.node, "pid": state.process.pid}
-        return found
 
 
 @pytest.fixture(scope="module")
 def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRay]:
-    store = make_library_store(tmp_path_factory.mktemp("ray"))
-    nodes = Cluster(initialize_head=True, head_node_args=NODE)
-    try:
-        for _ in range(2):
-            nodes.add_node(**NODE)
-        ray.init(nodes.address, namespace=f"scannery/{NAME}", log_to_driver=False)
-        yield OnRay(nodes, store)
-    finally:
-        ray.shutdown()
-        nodes.shutdown()
+    with running_ray(tmp_path_factory.mktemp("ray"), [NODE] * 3) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -228,11 +163,6 @@ def test_all_ends(on_ray: OnRay, root: str) -> None:
     assert on_ray.serving() == {}
     assert [name for name in live_placements() if f"/{NAME}/" in name] == []
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
-
-
-def live_placements() -> list[str]:
-    tables = ray.util.placement_group_table().values()
-    return [table["name"] for table in tables if table["state"] != "REMOVED"]
 
 
 def known() -> None:

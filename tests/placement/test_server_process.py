@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-from contextlib import closing
+import sys
+import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from scannery.cli.main import main
 from scannery.cli.placement.server_process import ServerProcess
-from tests.cluster.processes import wait_until
+from tests.cluster.processes import children_of, wait_until
 from tests.served import make_library_store
 
 
@@ -60,3 +62,76 @@ def test_without_ray_the_command_says_what_to_install(capsys: pytest.CaptureFixt
     assert "scannery[ray]" in capsys.readouterr().err
     assert main(["cluster", "status", "--json"]) == 2
     assert "--leaves or --ray" in capsys.readouterr().err
+
+
+def test_a_process_that_prints_other_bytes_is_started_again(tmp_path: Path) -> None:
+    absent = str(tmp_path / "ä")
+    environment = {"SCANNERY_STORE": absent, "PYTHONIOENCODING": "latin-1"}
+    process = ServerProcess([], host="127.0.0.1", port=0, environment=environment)
+    with closing(Closing(process)):
+        wait_until(lambda: process.state().failures >= 2)
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, right = make_library_store(tmp_path), sys.executable
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    process = ServerProcess(leaf_of(store), host="127.0.0.1", port=0, environment={})
+    with closing(Closing(process)):
+        wait_until(lambda: process.state().failures >= 1)
+        assert "absent" in process.state().problem
+        monkeypatch.setattr(sys, "executable", right)
+        wait_until(lambda: bool(process.state().address))
+
+
+@pytest.mark.long
+def test_pauses_grow_if_a_process_ends_soon_again_and_again(tmp_path: Path) -> None:
+    process = ServerProcess(leaf_of(make_library_store(tmp_path)), host="127.0.0.1", port=0, environment={})
+    with closing(Closing(process)):
+        pauses_s = []
+        for starts in range(1, 5):
+            wait_until(
+                lambda starts=starts: process.state().starts == starts and bool(process.state().address)
+            )
+            os.kill(process.state().pid, signal.SIGKILL)
+            wait_until(lambda starts=starts: process.state().pid == 0 or process.state().starts > starts)
+            ended_s = time.monotonic()
+            wait_until(lambda starts=starts: process.state().starts == starts + 1)
+            pauses_s.append(time.monotonic() - ended_s)
+    # The first is started again at once.
+    assert pauses_s[0] < 1.0
+    assert pauses_s[1] > 1.5
+    assert pauses_s[2] > 3.5
+
+
+def test_a_worker_that_hangs_delays_no_start(tmp_path: Path) -> None:
+    process = ServerProcess(leaf_of(make_library_store(tmp_path)), host="127.0.0.1", port=0, environment={})
+    with closing(Closing(process)):
+        wait_until(lambda: bool(process.state().address))
+        first = process.state()
+        [worker] = children_of(first.pid)
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            os.kill(first.pid, signal.SIGKILL)
+            # The worker keeps the port, so the second start has another one.
+            wait_until(lambda: process.state().address not in ("", first.address))
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_a_process_that_hangs_is_killed_when_it_is_stopped(tmp_path: Path) -> None:
+    process = ServerProcess(leaf_of(make_library_store(tmp_path)), host="127.0.0.1", port=0, environment={})
+    wait_until(lambda: bool(process.state().address))
+    pid = process.state().pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        process.stop(within_s=1)
+        assert not Path(f"/proc/{pid}").exists()
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def leaf_of(store: Path) -> list[str]:
+    return ["--store", str(store), "--role", "leaf", "--group", "0/1", "--http", "off"]
