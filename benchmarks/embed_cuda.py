@@ -57,15 +57,18 @@ def measure(passages: int, rounds: int, streamed: int) -> None:
     here = Encoder.load(MODEL, device="cpu", dtype="float32")
     corpora = {"chunks": chunks(here), "paragraphs": paragraphs()}
     fast = Encoder.load(MODEL, device=DEVICE)
-    print(f"### all-MiniLM-L6-v2\n\n{minilm(here, fast, corpora, passages, rounds)}\n")
-    print(f"### A stream\n\n{stream(fast, corpora, streamed)}\n")
-    print(f"### One query\n\n{latency(fast)}\n")
-    print(f"### Short memory\n\n{short_memory(fast, corpora['chunks'][:passages])}\n")
-    for name, shape in SHAPES.items():
-        print(
-            f"### {name}, random weights\n\n{larger(shape, corpora['chunks'][:passages], rounds)}\n",
-            flush=True,
-        )
+    few = corpora["chunks"][:passages]
+    parts: dict[str, Callable[[], str]] = {
+        "all-MiniLM-L6-v2": lambda: minilm(here, fast, corpora, passages, rounds),
+        "A stream": lambda: stream(fast, corpora, streamed),
+        "One query": lambda: latency(fast),
+        "Short memory": lambda: short_memory(fast, few),
+    }
+    parts |= {
+        f"{name}, random weights": partial(larger, shape, few, rounds) for name, shape in SHAPES.items()
+    }
+    for name, part in parts.items():
+        print(f"### {name}\n\n{part()}\n", flush=True)
 
 
 # --- throughput
