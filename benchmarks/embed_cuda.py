@@ -167,7 +167,7 @@ def random_model(folder: Path, layers: int, width: int) -> Path:
     parts = folder / "parts"
     BertModel(BertConfig(num_hidden_layers=layers, **sizes)).save_pretrained(parts)
     tokenizer = AutoTokenizer.from_pretrained(find_model(MODEL))
-    tokenizer.model_max_length = 256
+    tokenizer.model_max_length = 128
     tokenizer.save_pretrained(parts)
     chain = [modules.Transformer(str(parts)), modules.Pooling(width, "mean"), modules.Normalize()]
     SentenceTransformer(modules=chain, device="cpu").save(str(folder / "model"), create_model_card=False)

@@ -36,6 +36,9 @@ ALONE_TOKENS = 64
 WARM_UPS = 3
 """Runs before a graph is recorded, in which libraries choose kernels and allocate their memory."""
 
+WINDOW_TEXTS = 4_096
+"""While the first window is tokenised, the GPU waits: 16,384 texts were slower (docs/benchmarks/embed.md)."""
+
 IN_FLIGHT = 2
 """Batches on the device at once: one is computed while another is copied."""
 
@@ -43,7 +46,7 @@ IN_FLIGHT = 2
 class CudaDevice:
     """Runs a model on one GPU."""
 
-    window_texts = 16_384
+    window_texts = WINDOW_TEXTS
     fixed_shapes = False
     longest_tokens: int | None = None
 
@@ -206,15 +209,14 @@ class _OneText:
         self._input = torch.zeros(width + 2, dtype=torch.int64, device=device)
         """The tokens of the text, and where it begins and ends."""
         self._input[-1] = width
-        positions = torch.arange(width, device=device)
+        # Kept, as all that the graph reads by its address and does not make itself.
+        self._positions = torch.arange(width, device=device)
         self._host = torch.zeros(width + 2, dtype=torch.int64, pin_memory=True)
 
         def run() -> Any:
             ends = self._input[width:].to(torch.int32)
-            ids = self._input[:width]
-            return compute(
-                {"input_ids": ids, "positions": positions, "ends": ends, "lengths": [width], "task": "query"}
-            )
+            text = {"input_ids": self._input[:width], "positions": self._positions, "ends": ends}
+            return compute({**text, "lengths": [width], "task": "query"})
 
         self._graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(), torch.cuda.device(device):
@@ -237,9 +239,8 @@ class _OneText:
             host[: len(ids)], host[-1] = ids, len(ids)
             self._input.copy_(self._host, non_blocking=True)
             self._graph.replay()
-            vector_D: np.ndarray = (
-                self._vector_1D[0].cpu().numpy()
-            )  # waits, so that the next text may be written
+            # This waits for the GPU, so that the next text may be written.
+            vector_D: np.ndarray = self._vector_1D[0].cpu().numpy()
         return vector_D
 
 
