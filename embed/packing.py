@@ -14,7 +14,7 @@ Legend: N texts, B texts in a batch, T tokens of the longest of them, S tokens o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -46,13 +46,14 @@ def pack(items: Sequence[np.ndarray]) -> dict[str, Any]:
     """Return the packed batch of texts, given as token ids; a text must have a token."""
     import torch
 
-    lengths = [len(ids) for ids in items]
-    positions_S = np.concatenate([np.arange(length) for length in lengths])
+    lengths_B = np.fromiter(map(len, items), np.int64, len(items))
+    ends_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
+    positions_S = np.arange(ends_B1[-1]) - np.repeat(ends_B1[:-1], lengths_B)
     return {
         "input_ids": torch.from_numpy(np.concatenate(items).astype(np.int64)),
         "positions": torch.from_numpy(positions_S),
-        "ends": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
-        "lengths": lengths,
+        "ends": torch.from_numpy(ends_B1.astype(np.int32)),
+        "lengths": lengths_B.tolist(),
     }
 
 

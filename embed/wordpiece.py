@@ -88,9 +88,11 @@ class WordPiece:
 
     def encode(self, texts: Sequence[str]) -> WordTokens | None:
         """Return the tokens of texts, or None if one of them is not handled."""
-        if any(name in text for text in texts for name in self._added):
+        joined = "".join(texts)
+        # A name that only two texts together spell is not handled either; the library then gives the same tokens.
+        if any(name in joined for name in self._added):
             return None
-        codes_C = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+        codes_C = np.frombuffer(joined.encode("utf-32-le"), np.uint32)
         kinds_C = self._kinds[codes_C]
         least, most = (kinds_C.min(), kinds_C.max()) if len(kinds_C) else (REMOVED, REMOVED)
         if least == UNKNOWN:

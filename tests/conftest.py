@@ -127,9 +127,7 @@ def _kept_tuners() -> Iterator[None]:
 
     A server takes more than a second of processor time to start, and pauses between builds are longer here than in use.
     """
-    if (
-        importlib.util.find_spec("pyarrow") is None
-    ):  # the environment of `make test-xla`, which builds nothing
+    if importlib.util.find_spec("scann") is None:  # the environment of `make test-xla`, which builds nothing
         yield
         return
     from scannery.indexer.scann import build

@@ -1,14 +1,15 @@
 """NVIDIA GPUs: packed batches where model and GPU allow it, copies that overlap with computation.
 
-The parts that need no GPU are tested; speed on one was not measured.
+Speed: docs/benchmarks/embed.md.
 
-Legend: B texts, D dimensions.
+Legend: N texts, B texts in a batch, D dimensions.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from scannery.embed.batching import Batch, Bucket, bucket_batches
 from scannery.embed.devices.cuda_devices import has_cuda
 from scannery.embed.devices.out_of_memory import TokenBudget, halving
 from scannery.embed.devices.precision import FAITHFUL_COSINE, logger, lower_precision, worst_cosine
-from scannery.embed.devices.protocol import Emit, Forward, Work, unavailable
+from scannery.embed.devices.protocol import Emit, Forward, Work, cosines, unavailable
 from scannery.embed.devices.static_masks import use_static_masks
 from scannery.embed.errors import InvalidArgumentError
 from scannery.embed.packing import packed_batches, packed_like
@@ -30,6 +31,14 @@ BUDGET_TOKENS = 32_768
 WIDTH_STEP = 16
 """Tokens per text are padded to multiples of this: few shapes for the allocator, and for kernels chosen by shape."""
 
+ALONE_TOKENS = 64
+"""Longest text that is computed at once, without a batch."""
+WARM_UPS = 3
+"""Runs before a graph is recorded, in which libraries choose kernels and allocate their memory."""
+
+WINDOW_TEXTS = 4_096
+"""While the first window is tokenised, the GPU waits: 16,384 texts were slower (docs/benchmarks/embed.md)."""
+
 IN_FLIGHT = 2
 """Batches on the device at once: one is computed while another is copied."""
 
@@ -37,7 +46,7 @@ IN_FLIGHT = 2
 class CudaDevice:
     """Runs a model on one GPU."""
 
-    window_texts = 16_384
+    window_texts = WINDOW_TEXTS
     fixed_shapes = False
     longest_tokens: int | None = None
 
@@ -68,6 +77,7 @@ class CudaDevice:
         self._max_tokens = max_tokens
         self._budget = TokenBudget(BUDGET_TOKENS)
         self._packs = False
+        self._alone: _OneText | None = None
         self._model: Any = None
         self._forward: Forward | None = None
 
@@ -93,6 +103,8 @@ class CudaDevice:
         with torch.inference_mode():
             expected_ND = forward(model, dict(probe)).cpu().numpy()
         lower = lower_precision(model, wanted)
+        if getattr(lower, "takes_packed", False):
+            lower.join_projections()
         cosine = worst_cosine(expected_ND, lower, forward, probe)
         if choose and cosine < FAITHFUL_COSINE:
             logger.warning(
@@ -101,6 +113,8 @@ class CudaDevice:
             return
         self._model, self.dtype = lower, wanted
         self._packs = self._can_pack(forward, probes[0], expected_ND)
+        if self._packs:
+            self._alone = self._one_text(packed_like(probes[0]), expected_ND)
 
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
         """Yield batches of about 32,768 tokens: packed ones, or padded to widths that are multiples of 16."""
@@ -108,8 +122,9 @@ class CudaDevice:
             return packed_batches(lengths_N, self._budget.tokens)
         return bucket_batches(lengths_N, padded_shapes(lengths_N, self._max_tokens, self._budget.tokens))
 
-    def vector_of(self, ids: Sequence[int]) -> None:
-        """Return None: a text is a batch."""
+    def vector_of(self, ids: Sequence[int]) -> np.ndarray | None:
+        """Return the vector of one short text, by one launch of all kernels; None: `run` it."""
+        return None if self._alone is None or len(ids) > self._alone.width else self._alone(ids)
 
     def run(self, work: Work, emit: Emit) -> None:
         """Compute all batches; copies, in page-locked memory, overlap with the computation."""
@@ -118,7 +133,8 @@ class CudaDevice:
         waiting: deque[tuple[Batch, Any, Any]] = deque()
         with torch.inference_mode(), torch.cuda.device(self.name):
             for batch, collate in work:
-                vectors_BD = halving(self._compute, collate(), self._free)
+                # Batches are made before the first is computed: those that are too large by now are halved at once.
+                vectors_BD = halving(self._compute, collate(), self._free, lambda: self._budget.tokens)
                 # A copy to page-locked memory does not block the stream.
                 host_BD = torch.empty(vectors_BD.shape, dtype=torch.float32, pin_memory=True)
                 host_BD.copy_(vectors_BD, non_blocking=True)
@@ -139,6 +155,18 @@ class CudaDevice:
         packed = self._on_device(packed_like(probe))
         return worst_cosine(expected_ND, self._model, forward, packed) >= FAITHFUL_COSINE
 
+    def _one_text(self, packed: Features, expected_ND: np.ndarray) -> _OneText | None:
+        """Return what computes one text at once; None if it fails, or gives the first of the probes another vector."""
+        [shortest, *_] = packed["lengths"]
+        try:
+            made = _OneText(self.name, self._compute, min(ALONE_TOKENS, self._max_tokens))
+            vector_D = made(packed["input_ids"][:shortest].tolist())
+        # An error of a faster path of any type means that it is not used.
+        except Exception as error:  # noqa: BLE001
+            logger.warning("one text at once fails on this GPU and is not used: %s", error)
+            return None
+        return made if cosines(expected_ND[:1], vector_D[None])[0] >= FAITHFUL_COSINE else None
+
     def _free(self, features: Features) -> None:
         """Free unused memory after `features` did not fit, and make later batches smaller than they are."""
         import torch
@@ -153,12 +181,67 @@ class CudaDevice:
 
     def _on_device(self, features: Features) -> Features:
         """Return the features with copies of their tensors on the GPU; pinned, so that the copy does not wait."""
-        import torch
-
         return {
-            name: value.pin_memory().to(self.name, non_blocking=True) if torch.is_tensor(value) else value
+            name: value.pin_memory().to(self.name, non_blocking=True) if _on_host(value) else value
             for name, value in features.items()
         }
+
+
+class _OneText:
+    """Computes one packed text by a CUDA graph: all kernels in one launch, since a text has little else to compute.
+
+    The graph has room for `width` tokens. Attention and pooling end where the text does, and what the rows behind it
+    hold is not read.
+    """
+
+    def __init__(self, device: str, compute: Callable[[Features], Any], width: int) -> None:
+        """Record the graph.
+
+        Args:
+            device: such as `cuda:0`.
+            compute: a packed batch on the device to its vectors, `(B, D)`.
+            width: most tokens of a text.
+
+        """
+        import torch
+
+        self.width, self._device, self._lock = width, device, threading.Lock()
+        self._input = torch.zeros(width + 2, dtype=torch.int64, device=device)
+        """The tokens of the text, and where it begins and ends."""
+        self._input[-1] = width
+        # Kept, as all that the graph reads by its address and does not make itself.
+        self._positions = torch.arange(width, device=device)
+        self._host = torch.zeros(width + 2, dtype=torch.int64, pin_memory=True)
+
+        def run() -> Any:
+            ends = self._input[width:].to(torch.int32)
+            text = {"input_ids": self._input[:width], "positions": self._positions, "ends": ends}
+            return compute({**text, "lengths": [width], "task": "query"})
+
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.device(device):
+            aside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UPS):
+                    run()
+            torch.cuda.current_stream().wait_stream(aside)
+            # Another thread may use the GPU meanwhile.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._vector_1D = run()
+
+    def __call__(self, ids: Sequence[int]) -> np.ndarray:
+        """Return the vector (D,) of a text of at most `width` tokens."""
+        import torch
+
+        with self._lock, torch.inference_mode(), torch.cuda.device(self._device):
+            host = self._host.numpy()
+            host[: len(ids)], host[-1] = ids, len(ids)
+            self._input.copy_(self._host, non_blocking=True)
+            self._graph.replay()
+            # This waits for the GPU, so that the next text may be written.
+            vector_D: np.ndarray = self._vector_1D[0].cpu().numpy()
+        return vector_D
 
 
 def padded_shapes(lengths_N: np.ndarray, max_tokens: int, budget: int) -> list[Bucket]:
@@ -167,6 +250,12 @@ def padded_shapes(lengths_N: np.ndarray, max_tokens: int, budget: int) -> list[B
     top = min(max_tokens, longest)
     widths = sorted({*range(WIDTH_STEP, top, WIDTH_STEP), top})
     return [Bucket(max(1, budget // width), width) for width in widths]
+
+
+def _on_host(value: Any) -> bool:
+    import torch
+
+    return torch.is_tensor(value) and not value.is_cuda
 
 
 def _finish(batch: Batch, host_BD: Any, done: Any, emit: Emit) -> None:

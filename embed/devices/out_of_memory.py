@@ -44,17 +44,23 @@ class TokenBudget:
 
     def shrink(self, features: Features) -> None:
         """Note that a batch did not fit: later ones have at most half of its tokens, and at least LEAST_TOKENS."""
-        half = int(features["input_ids"].numel()) // 2
+        half = _tokens_in(features) // 2
         self.tokens = max(LEAST_TOKENS, min(self.tokens, half))
 
 
-def halving(compute: Callable[[Features], Any], features: Features, free: Callable[[Features], None]) -> Any:
+def halving(
+    compute: Callable[[Features], Any],
+    features: Features,
+    free: Callable[[Features], None],
+    most: Callable[[], int] | None = None,
+) -> Any:
     """Return `compute(features)`, a tensor `(B, D)`; a batch that does not fit into memory is halved, repeatedly.
 
     Args:
         compute: a batch to its vectors, a tensor `(B, D)`.
         features: a packed batch, or one in which every tensor has B rows.
         free: gets the batch that did not fit, and frees unused memory before the next attempt.
+        most: returns the tokens that a batch may have: one with more is halved without an attempt. None: any number.
 
     Raises:
         DeviceError: a single text does not fit.
@@ -62,15 +68,22 @@ def halving(compute: Callable[[Features], Any], features: Features, free: Callab
     """
     import torch
 
-    try:
-        return compute(features)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        if _texts_in(features) == 1:
-            raise DeviceError(f"out of memory on a single text: {error}") from error
-    free(features)  # outside of the except block, whose traceback holds references to the tensors
-    return torch.cat([halving(compute, half, free) for half in _halves(features)])
+    alone = _texts_in(features) == 1
+    if alone or most is None or _tokens_in(features) <= most():
+        try:
+            return compute(features)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if alone:
+                raise DeviceError(f"out of memory on a single text: {error}") from error
+        free(features)  # outside of the except block, whose traceback holds references to the tensors
+    return torch.cat([halving(compute, half, free, most) for half in _halves(features)])
+
+
+def _tokens_in(features: Features) -> int:
+    """Return the tokens of a batch, padding included."""
+    return int(features["input_ids"].numel())
 
 
 def _texts_in(features: Features) -> int:

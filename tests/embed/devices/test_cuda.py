@@ -1,9 +1,11 @@
-"""What the CUDA device does that needs no GPU: packed batches, no questions to the device, memory that is short."""
+"""The CUDA device: packed batches, no questions to the device, memory that is short; a few tests need a GPU."""
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scannery.embed import DeviceError, Encoder
 from scannery.embed.batching import Bucket
-from scannery.embed.devices.cuda import padded_shapes
+from scannery.embed.devices.cuda import ALONE_TOKENS, BUDGET_TOKENS, padded_shapes
 from scannery.embed.devices.out_of_memory import TokenBudget, halving, is_out_of_memory
+from scannery.embed.devices.protocol import cosines
 from scannery.embed.devices.static_masks import use_static_masks
 from scannery.embed.models.loading import ModelOptions, load_model
 from scannery.embed.packing import pack, packed_batches, packed_halves, packed_like
@@ -79,6 +82,16 @@ def test_a_packed_batch_gives_the_vectors_of_a_padded_one(lean: Any) -> None:
     again = packed_like(padded)
     assert torch.equal(again["input_ids"], packed["input_ids"])
     assert torch.equal(again["ends"], packed["ends"])
+
+
+def test_joined_projections_give_the_same_vectors(lean: Any) -> None:
+    joined = copy.deepcopy(lean)
+    joined.join_projections()
+    documents, _ = lean.tokens
+    for features in (documents.collate(documents.prepare(TEXTS).items), pack(documents.prepare(TEXTS).items)):
+        with torch.inference_mode():
+            expected, actual = (one(dict(features))["sentence_embedding"].numpy() for one in (lean, joined))
+        np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
 def test_the_first_token_is_pooled_of_each_packed_text(tmp_path: Path) -> None:
@@ -161,6 +174,21 @@ def _no_room(_features: object) -> None:
     raise MemoryError("no room")
 
 
+def test_a_batch_above_the_budget_is_halved_without_an_attempt() -> None:
+    items = [np.full(4, number, np.int32) for number in range(8)]
+    tried: list[int] = []
+
+    def compute(features: dict[str, Any]) -> torch.Tensor:
+        tried.append(len(features["input_ids"]))
+        return features["input_ids"][features["ends"][:-1]][:, None]
+
+    vectors = halving(compute, pack(items), lambda _: None, lambda: 8)
+    assert vectors[:, 0].tolist() == list(range(8))
+    assert tried == [8, 8, 8, 8]
+    halving(compute, pack([np.arange(9)]), lambda _: None, lambda: 8)  # a single text cannot be halved
+    assert tried[-1] == 9
+
+
 def test_after_a_lack_of_memory_batches_are_smaller() -> None:
     budget = TokenBudget(32_768)
     budget.shrink({"input_ids": torch.zeros(64, 512)})
@@ -179,9 +207,61 @@ def test_padded_widths_are_multiples_of_16() -> None:
     assert padded_shapes(np.array([505]), 509, 32_768)[-1].width == 509
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_the_vectors_of_a_cpu(minilm: Encoder, minilm_folder: Path) -> None:
-    encoder = Encoder.load(minilm_folder, device="cuda")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(scope="module")
+def on_gpu(minilm_folder: Path) -> Encoder:
+    return Encoder.load(minilm_folder, device="cuda")
+
+
+@needs_gpu
+def test_a_gpu_gives_the_vectors_of_a_cpu(minilm: Encoder, on_gpu: Encoder) -> None:
     texts = TEXTS * 50
-    expected, actual = (one.encode_documents(texts) for one in (minilm, encoder))
-    assert ((expected * actual).sum(axis=1) > 0.999).all()
+    expected, actual = (one.encode_documents(texts) for one in (minilm, on_gpu))
+    assert (cosines(expected, actual) > 0.999).all()
+
+
+@needs_gpu
+def test_a_gpu_computes_packed_batches_and_single_texts(minilm: Encoder, on_gpu: Encoder) -> None:
+    device: Any = on_gpu._device
+    if device.dtype == "float32":
+        pytest.skip("this GPU is too old for 16 bits")
+    assert device._packs
+    questions = ["one", "how do volcanoes form", "the quick brown fox " * 7, "", "two words"]
+    ids = [on_gpu._queries.of_one(text) for text in questions]
+    alone = np.stack([device.vector_of(one) for one in ids])  # a shorter text after a longer one, too
+    assert (cosines(alone, minilm.encode_queries(questions)) > 0.999).all()
+    assert (cosines(alone, on_gpu.encode_documents(questions)) > 0.9999).all()
+    assert device.vector_of(list(range(100, 100 + ALONE_TOKENS + 1))) is None
+
+
+@needs_gpu
+def test_single_texts_of_several_threads_do_not_mix(on_gpu: Encoder) -> None:
+    texts = [f"{word} of the day" for word in ("bread", "stone", "dog", "zurich", "magma", "salt")]
+    expected = [on_gpu.encode_queries([text])[0] for text in texts]
+
+    def ask(number: int) -> bool:
+        asked = [on_gpu.encode_queries([texts[(number + n) % 6]])[0] for n in range(60)]
+        on_gpu.encode_documents(TEXTS)
+        return all(np.array_equal(one, expected[(number + n) % 6]) for n, one in enumerate(asked))
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(ask, range(6)))
+
+
+@needs_gpu
+def test_a_gpu_with_little_memory_gives_the_same_vectors(on_gpu: Encoder, minilm_folder: Path) -> None:
+    texts = [f"{number} {' '.join(TEXTS)}" for number in range(2000)]
+    expected = on_gpu.encode_documents(texts)
+    small = Encoder.load(minilm_folder, device="cuda")
+    device: Any = small._device
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (48 << 20)) / total)
+        actual = small.encode_documents(texts)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert device._budget.tokens < BUDGET_TOKENS
+    assert (cosines(actual, expected) > 0.9999).all()
