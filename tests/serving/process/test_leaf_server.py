@@ -109,9 +109,11 @@ def test_roles_serve_their_own_methods(library: Path) -> None:
         with grpc.insecure_channel(leaf.address) as channel:
             call = search_pb2_grpc.SearchServiceStub(channel).Search
             assert refused(call, search("library", VECTOR, 3).request)[0] is grpc.StatusCode.UNIMPLEMENTED
-        with scannery.connect(leaf.address) as client:
-            with pytest.raises(scannery.UnimplementedError, match=r"the leaf of group 0/2 .* call a root"):
-                client.index("library").upsert([{"id": "a", "vector": VECTOR}])
+        with (
+            scannery.connect(leaf.address) as client,
+            pytest.raises(scannery.UnimplementedError, match=r"the leaf of group 0/2 .* call a root"),
+        ):
+            client.index("library").upsert([{"id": "a", "vector": VECTOR}])
         channel, calls = stub(server.address)
         with channel:
             assert refused(calls.GetStatus, pb.LeafStatusRequest())[0] is grpc.StatusCode.UNIMPLEMENTED
