@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scannery.indexer.errors import CorruptError, FormatError
 from scannery.indexer.shard_groups import Shards
-from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.spec.spec import MAX_SHARDS, IndexSpec
 
 __all__ = [
     "FORMAT_VERSION",
@@ -32,6 +32,11 @@ __all__ = [
 FORMAT_VERSION = 1
 """Format of manifests and segments that this release writes; it reads 1 to this one."""
 
+
+# Bounds above all that can be: processes count with these numbers in 64 bits, and shards one by one.
+_Count = Annotated[int, Field(ge=0, lt=1 << 48)]
+_Sequence = Annotated[int, Field(ge=0, lt=1 << 63)]
+_MAX_DIMENSIONS = 1 << 20
 
 _SEAL = b',\n  "sha256": "'
 """Last key of a manifest: the SHA-256 of all bytes before it. Manifests of the first releases have none."""
@@ -132,11 +137,11 @@ class SegmentEntry(_Record):
     key: Annotated[str, Field(pattern=r"^segments/[0-9a-f]{64}\.parquet$")]
     """Object key relative to the index folder."""
     shard: Annotated[int, Field(ge=0)]
-    rows: Annotated[int, Field(ge=0)]
+    rows: _Count
     """Rows of the file, deleted ones included."""
     documents: Annotated[int, Field(ge=0)] | None = None
     """Distinct `document_id` values of the rows that are not deleted; None: not counted."""
-    size_bytes: Annotated[int, Field(ge=0)]
+    size_bytes: _Count
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     tail: FileTail | None = None
     """The end of the file, for servers that read vectors by ranges (segment/cold); None: the file has no page index, in
@@ -247,7 +252,7 @@ class FusionWeight(_Record):
 class NamedVectorsInfo(_Record):
     """The vectors of one name."""
 
-    dimensions: Annotated[int, Field(ge=1)]
+    dimensions: Annotated[int, Field(ge=1, le=_MAX_DIMENSIONS)]
     """Components of a vector."""
     encoder: dict[str, Any] | None = None
     """Fingerprint of the encoder that made them; None: they are given."""
@@ -261,7 +266,7 @@ class Manifest(_Record):
     index_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
     """Random id, the same in all versions; an index that is dropped and created again has another one. None in
     manifests of the first releases."""
-    version: Annotated[int, Field(ge=1)]
+    version: Annotated[int, Field(ge=1, lt=1 << 63)]
     parent: int | None = None
     """The version that this one was made from."""
     parent_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
@@ -270,19 +275,19 @@ class Manifest(_Record):
     spec: IndexSpec
     encoder: dict[str, Any] | None = None
     """Fingerprint of the encoder that made the vectors; None if the source had vectors."""
-    dimensions: Annotated[int, Field(ge=0)]
+    dimensions: Annotated[int, Field(ge=0, le=_MAX_DIMENSIONS)]
     """Components of a vector; 0: the index has no vectors."""
     named_vectors: dict[str, NamedVectorsInfo] = {}
     """What is known of the named vectors of the spec, by name."""
-    shards: Annotated[int, Field(ge=1)]
+    shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)]
     segments: tuple[SegmentEntry, ...]
-    log_sequence: Annotated[int, Field(ge=0)] = 0
+    log_sequence: _Sequence = 0
     """Mutations up to this sequence are in the segments; later ones are applied on top. If other versions were
     published while a build ran, it is the sequence at the start of the build, so that mutations since then win."""
-    log_reached: Annotated[int, Field(ge=0)] = 0
+    log_reached: _Sequence = 0
     """The highest `log_sequence` of this and all earlier versions. Segments may have rows of mutations up to this
     sequence, so a new log must not assign these numbers again."""
-    log_floor: Annotated[int, Field(ge=0)] = 0
+    log_floor: _Sequence = 0
     """The least `log_sequence` of later versions: mutations up to this sequence are not applied again, since a build
     replaced their rows or a rollback undid them."""
     recall: Recall | None = None

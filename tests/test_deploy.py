@@ -226,6 +226,13 @@ def test_the_kustomization_changes_what_its_values_say_and_nothing_else(tmp_path
         ]
         if key not in own:
             container["env"] = [log, *container.get("env", ())]
+            # The first write registers the log in the store, and leases say what must not be collected.
+            pod = document["spec"]["template"]["spec"]
+            [volume] = [each for each in pod["volumes"] if each["name"] == "store"]
+            [mount] = [each for each in container["volumeMounts"] if each["name"] == "store"]
+            assert volume["persistentVolumeClaim"]["readOnly"]
+            assert mount["readOnly"]
+            volume["persistentVolumeClaim"]["readOnly"] = mount["readOnly"] = False
         if key[0] == "StatefulSet":
             document["spec"]["replicas"] = int(values["groups"])
             container["resources"]["requests"] |= {"cpu": values["leaf-cpu"], "memory": values["leaf-memory"]}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 import scannery
@@ -24,6 +25,7 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.engine.remote.leaf_scan import group_shares
 from scannery.serving.services.scan import Scans
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1.search_pb2 import CountRequest, OrderBy, ScanRequest, ScanResponse
@@ -313,3 +315,14 @@ def leaf_process(store: Path, group: str) -> Iterator[tuple[subprocess.Popen[str
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("scale", [1, 1000, 400_000_000])
+def test_shares_are_those_of_a_random_choice(scale: int) -> None:
+    """Of a billion datapoints and more, too, which NumPy's distribution refuses."""
+    counts_G, chosen = np.array([1, 0, 3, 6]) * scale, 10 if scale == 1 else 5000
+    random = np.random.Generator(np.random.PCG64(3))
+    drawn = np.array([group_shares(counts_G, chosen, random) for _ in range(30)])
+    assert (drawn.sum(axis=1) == chosen).all()
+    assert (drawn <= counts_G).all()
+    assert drawn.mean(axis=0) == pytest.approx(counts_G / counts_G.sum() * chosen, rel=0.02)

@@ -27,7 +27,10 @@ from scannery.serving.request.scan import RowOrder, ScanQuery
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1.search_pb2 import ScanRequest
 
-__all__ = ["LeafScan"]
+__all__ = ["LeafScan", "group_shares"]
+
+_MOST_FOR_NUMPY = 10**9
+"""Datapoints of which NumPy's hypergeometric distribution chooses fewer than these."""
 
 
 class LeafScan:
@@ -158,13 +161,26 @@ def _sampled(
     Each choice of `chosen` datapoints of all groups is equally likely.
     """
     random = np.random.Generator(np.random.PCG64(seed))
-    chosen_G = random.multivariate_hypergeometric(counts_G, chosen, method="marginals")
+    chosen_G = group_shares(counts_G, chosen, random)
     templates = []
     for count in chosen_G.tolist():
         own = pb.LeafScanRequest(sample=count, seed=int(random.integers(1 << 63)))
         own.MergeFrom(template)
         templates.append(own)
     return chosen_G, templates
+
+
+def group_shares(counts_G: np.ndarray, chosen: int, random: np.random.Generator) -> np.ndarray:
+    """Return how many of some datapoints, chosen at random from all, are of each group, int64 (G,)."""
+    total = int(counts_G.sum())
+    if total < _MOST_FOR_NUMPY:
+        shares_G: np.ndarray = random.multivariate_hypergeometric(counts_G, chosen, method="marginals")
+        return shares_G
+    # Equally likely numbers until enough of them are distinct.
+    found = np.zeros(0, np.int64)
+    while len(found) < chosen:
+        found = np.union1d(found, random.integers(total, size=chosen - len(found)))
+    return np.diff(np.searchsorted(found, np.cumsum(counts_G)), prepend=0)
 
 
 def _joined(groups_P: np.ndarray, answers: Mapping[int, pb.LeafScanResponse]) -> Page:

@@ -211,6 +211,31 @@ def test_manifests_that_cannot_be_read(store: Store):
         read_manifest(store, "pods")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("shards", 1 << 40), ("dimensions", 1 << 31), ("version", 1 << 63), ("log_sequence", 1 << 63)),
+        *(("rows", 1 << 62), ("size_bytes", 1 << 62)),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(key: str, value: int):
+    """Servers would count shards for ever, or end at a number that does not fit 64 bits."""
+    data = json.loads(manifest().model_dump_json())
+    if key in data:
+        data[key] = value
+    else:
+        entry = {
+            "key": f"segments/{'a' * 64}.parquet",
+            "shard": 0,
+            "rows": 1,
+            "size_bytes": 1,
+            "sha256": "a" * 64,
+        }
+        data["segments"] = [{**entry, "kind": "exact", key: value}]
+    with pytest.raises(CorruptError, match=key):
+        Manifest.from_json(json.dumps(data).encode(), origin="it")
+
+
 def test_no_damage_to_a_manifest_goes_unnoticed(store: Store):
     commit(store, manifest())
     key = "pods/versions/00000001.json"
