@@ -30,7 +30,7 @@ from scannery.runtime.errors import (
     UnavailableError,
 )
 from scannery.serving.leaves.connector import Connector, Headers
-from scannery.serving.leaves.leaf import Leaf
+from scannery.serving.leaves.leaf import Leaf, one_line
 from scannery.serving.leaves.pacing import HedgeBudget, LatencyWindow
 from scannery.serving.leaves.view import View
 from scannery.serving.status import error_from_status, received_detail
@@ -279,7 +279,7 @@ class GroupCall:
     def _error_of(self, failed: grpc.aio.AioRpcError) -> ServingError:
         code: Any = failed.code()
         detail = received_detail(failed.trailing_metadata())
-        message = detail.message or failed.details() or code.name.lower()
+        message = one_line(detail.message or failed.details() or code.name.lower())
         group = f"group {self._group} of the leaves"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(f"the deadline passed before {group} answered")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,10 +22,16 @@ from scannery.v1.leaf_pb2 import LeafIndex, LeafStatus, LeafStatusRequest
 if TYPE_CHECKING:
     from scannery.serving.leaves.group_call import Attempt
 
-__all__ = ["IndexState", "Leaf", "LeafState", "shown"]
+__all__ = ["IndexState", "Leaf", "LeafState", "one_line", "shown"]
 
 _STATUS_REQUEST = LeafStatusRequest().SerializeToString()
 _SHOWN_CHARS = 500
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def one_line(text: str) -> str:
+    """Return a message of a leaf without characters that would end a line of a log, or steer a terminal."""
+    return _CONTROL.sub(" ", text)
 
 
 def shown(text: str) -> str:

@@ -175,6 +175,16 @@ def test_errors_of_the_request_are_those_of_the_leaf(leaf: StartLeaf, connect: C
     assert type(defect.value) is ServingError
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT])
+def test_messages_of_leaves_are_of_one_line(leaf: StartLeaf, connect: Connect, code: grpc.StatusCode) -> None:
+    one = leaf()
+    text = "no\n2026-01-01 INFO scannery: all is well\x1b[2J\u2028"
+    failing(one, code, text, ErrorDetail(message=text))
+    with pytest.raises(ServingError, match="no 2026-01-01 INFO scannery: all is well ") as caught:
+        ask(connect([one]))
+    assert not set(str(caught.value)) & set("\n\x1b\u2028")
+
+
 def test_one_other_leaf_is_asked_if_one_is_full(leaf: StartLeaf, connect: Connect) -> None:
     leaves = [leaf() for _ in range(4)]
     groups = connect(leaves)
