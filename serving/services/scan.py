@@ -41,10 +41,19 @@ class Scans:
             SnapshotGoneError: the snapshot cannot be opened any more.
 
         """
-        size, digest = page_size_of(request), request_digest(request)
-        held, token = self._begun(request, digest, deadline)
-        snapshot = held.snapshot
+        held, token = self._begun(request, deadline)
+        return self._page(request, held, token, deadline, stats)
 
+    def _page(
+        self,
+        request: pb.ScanRequest,
+        held: HeldSnapshot,
+        token: PageToken,
+        deadline: Deadline,
+        stats: QueryStats,
+    ) -> bytes:
+        """Return a page of a scan that has begun, as a serialised ScanResponse."""
+        size, digest, snapshot = page_size_of(request), request_digest(request), held.snapshot
         with stats.stage("scan"):
             result = self._catalog.held.result(
                 held, digest, lambda: self._result(snapshot, request, deadline)
@@ -70,17 +79,20 @@ class Scans:
         """Return the datapoints of a scan; raises what `scan` does."""
         return ScanResult(snapshot, parse_scan(request, snapshot.manifest.spec), deadline)
 
-    def _begun(
-        self, request: pb.ScanRequest, digest: bytes, deadline: Deadline
-    ) -> tuple[HeldSnapshot, PageToken]:
+    def _begun(self, request: pb.ScanRequest, deadline: Deadline) -> tuple[HeldSnapshot, PageToken]:
         """Return the snapshot of a scan, kept, and the token of the page; both new for a first page."""
+        page_size_of(request)
         if request.page_token:
             current = self._catalog.snapshot(request.index).manifest
-            token = parse_page_token(request.page_token, current, digest)
+            token = parse_page_token(request.page_token, current, request_digest(request))
             return self._catalog.held_snapshot(
                 request.index, token.version, token.sequence, deadline=deadline
             ), token
         snapshot = self._catalog.snapshot(request.index, min_sequence=request.min_sequence, deadline=deadline)
+        return self._first(request, snapshot)
+
+    def _first(self, request: pb.ScanRequest, snapshot: Snapshot) -> tuple[HeldSnapshot, PageToken]:
+        """Return a snapshot, kept from now on, and the token of the first page."""
         parse_scan(request, snapshot.manifest.spec)  # no snapshot is kept for a request that fails
         version, sequence = snapshot.manifest.version, snapshot.sequence
         return self._catalog.held.hold(snapshot), PageToken(version=version, sequence=sequence, position=0)

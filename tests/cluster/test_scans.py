@@ -20,6 +20,7 @@ import pytest
 
 import scannery
 from scannery.indexer import Store, latest_version
+from scannery.live.leaf_index import LeafIndex
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
@@ -30,7 +31,8 @@ from scannery.serving.services.scan import Scans
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1.search_pb2 import CountRequest, OrderBy, ScanRequest, ScanResponse
 from scannery.v1.search_pb2_grpc import SearchServiceStub
-from tests.cluster.questions import INDEX, ROWS, any_filter, make_store
+from tests.cluster.processes import wait_until
+from tests.cluster.questions import DIMENSIONS, INDEX, ROWS, any_filter, make_store
 from tests.cluster.servers import root_server, started_cluster
 from tests.data import ROOT
 
@@ -274,6 +276,26 @@ def test_another_leaf_continues_when_one_is_killed(store: Path, order: OrderBy |
         with grpc.insecure_channel(both.address) as channel:
             found += datapoints_from(of_cluster(SearchServiceStub(channel)), request)
         assert found == expected
+
+
+def test_a_scan_begins_at_a_state_that_all_leaves_have(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "store"
+    shutil.copytree(store, own)
+    with started_cluster(own, 2) as (root, _), grpc.insecure_channel(root.address) as channel:
+        with scannery.connect(root.address) as client, scannery.connect(root.address) as writer:
+            read = writer.index(INDEX).delete(["d0"]).sequence
+            asked = client.index(INDEX)
+            wait_until(lambda: asked.search([1.0] * DIMENSIONS, 1).sequence == read)
+            # The leaves cannot read the log now, as while its database is away.
+            monkeypatch.setattr(LeafIndex, "catch_up", lambda *_, **__: False)
+            point: Any = {"id": "new", "vector": [1.0] * DIMENSIONS}
+            assert writer.index(INDEX).upsert([point]).sequence == read + 1
+            assert asked.search([1.0] * DIMENSIONS, 1).sequence == read
+        for order in (None, OrderBy(field="year")):
+            page = of_cluster(SearchServiceStub(channel))(ScanRequest(index=INDEX, order_by=order))
+            assert (page.sequence, page.total) == (read, ROWS - 1)
 
 
 def datapoints_from(scan: Any, request: ScanRequest) -> list[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from scannery.live import recent_states
 from scannery.live.leaf_index import LeafIndex
 from scannery.live.log.homes import log_home
 from scannery.live.log.mutation_log import LogEntry
-from scannery.live.memtable import LiveState, begin
+from scannery.live.memtable import SMALL_BYTES, LiveState, begin
 from scannery.live.recent_states import RecentStates
 from scannery.live.replay import state_after
 from scannery.runtime.deadline import Deadline
@@ -26,6 +26,8 @@ from tests.served import DIMENSIONS, copied
 Rows = list[tuple[str, int]]
 WRITES = 60
 GROUP = ShardGroup(1, 3)
+LARGE, LARGE_TEXT = 300, "word " * 4000
+UPSERTS = 60
 
 
 @pytest.fixture
@@ -224,3 +226,57 @@ def test_records_that_no_query_asks_for_are_applied(store: Path) -> None:
     assert recent.states.due(1.2)
     assert recent.states.made(3, 1.2) == 3
     assert not recent.states.due(9.0)
+
+
+def records_of(store: Path, batches: Iterable[list[Any]]) -> tuple[LiveState, list[LogEntry]]:
+    """Return the state before some upserts, and their records."""
+    with scannery.connect(store) as client:
+        for batch in batches:
+            client.index("library").upsert(batch)
+    opened = Store.open(store)
+    log = log_home(opened, "library", store).open()
+    assert log is not None
+    entries = list(log.read(0))
+    log.close()
+    return begin(open_index(opened, "library")), entries
+
+
+def point(name: str, text: str = "") -> dict[str, Any]:
+    return {"id": name, "vector": np.ones(DIMENSIONS), "text": text}
+
+
+def test_large_rows_are_not_copied_with_each_write(store: Path) -> None:
+    large = [point(f"large{number}", LARGE_TEXT) for number in range(LARGE)]
+    state, [first, *others] = records_of(store, [large, *([point("small")] for _ in range(UPSERTS))])
+    state = state_after(state, [first])
+    [run] = state.runs
+    assert run.segment.size_bytes > SMALL_BYTES
+    for entry in others:
+        state = state_after(state, [entry])
+        assert state.runs[0].segment is run.segment
+        assert len(state.runs) == 2
+
+
+def test_states_with_own_live_rows_are_dropped_before_they_take_much_memory(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 100_000
+    monkeypatch.setattr(recent_states, "MAX_STATE_BYTES", most)
+    state, entries = records_of(store, ([point(f"d{number}", f"{number}")] for number in range(UPSERTS)))
+    recent = RecentStates(state, 0, lambda made: made.sequence, 0.0)
+    recent.add(entries, 0.0)
+    for entry in entries:
+        assert recent.made(entry.sequence, 0.0) == entry.sequence
+        assert besides_newest(recent) <= most
+    assert 2 < len(recent._kept) < UPSERTS / 2
+    assert [recent.made(entry.sequence, 0.0) for entry in entries] == [entry.sequence for entry in entries]
+    assert besides_newest(recent) <= most
+
+
+def besides_newest(recent: RecentStates[int]) -> int:
+    """Return the memory of all parts of kept states that the newest does not have."""
+    parts: dict[int, int] = {}
+    for kept in recent._kept.values():
+        parts |= kept.state.part_bytes
+    newest = recent.newest.part_bytes
+    return sum(size for part, size in parts.items() if part not in newest)

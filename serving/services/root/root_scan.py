@@ -8,7 +8,7 @@ from scannery.serving.catalog.root_catalog import RootCatalog
 from scannery.serving.engine.remote.leaf_scan import LeafScan
 from scannery.serving.engine.remote.state_reader import StateReader
 from scannery.serving.engine.scanning.scan_result import ScanPages
-from scannery.serving.request.scan import parse_scan
+from scannery.serving.request.scan import page_size_of, parse_scan
 from scannery.serving.services.root.states import States
 from scannery.serving.services.scan import Scans
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -30,11 +30,16 @@ class RootScans(Scans):
 
     def scan(self, request: ScanRequest, deadline: Deadline, stats: QueryStats) -> bytes:
         """Return a page, as a serialised ScanResponse; raises as `Scans.scan`, and as leaves answer."""
+        page_size_of(request)
+        if not request.page_token:
+
+            def first(snapshot: Snapshot) -> bytes:
+                return self._page(request, *self._first(request, snapshot), deadline, stats)
+
+            return self._states.read(request.index, request.min_sequence, deadline, first)
         try:
             return super().scan(request, deadline, stats)
         except StateGoneError as error:
-            if not request.page_token:
-                raise
             raise SnapshotGoneError(
                 "page_token: the snapshot of the scan is gone from the leaves; start again without a token",
                 field="page_token",

@@ -62,14 +62,16 @@ class States:
         self._catalog, self._leaves = catalog, leaves
         self._older: dict[str, tuple[Snapshot, Snapshot]] = {}
         """The current snapshot of an index, and the older one that is read until there is a newer one."""
+        self._answered: dict[str, Snapshot] = {}
+        """The newest snapshot of an index that all groups have answered."""
 
     def read(
         self, index: str, min_sequence: int, deadline: Deadline, answer: Callable[[Snapshot], AnswerT]
     ) -> AnswerT:
         """Return what is read from the newest state of an index.
 
-        If leaves do not have it, another one is tried once: a newer one, if this process did not know of it; or else
-        the one before that all groups have told, since they may be unable to read the log now.
+        If leaves do not have it, others are tried: a newer one, if this process did not know of it; or else the newest
+        that all groups have answered or told, since they may be unable to read the log now.
 
         Args:
             index: its name.
@@ -84,14 +86,28 @@ class States:
         """
         snapshot = self.snapshot(index, min_sequence, deadline)
         try:
-            return answer(snapshot)
-        except StateGoneError:
-            other = self._newer(snapshot) or self._before(snapshot)
-            if other is None or other.sequence < min_sequence:
-                raise
-        found = answer(other)
-        if other.sequence < snapshot.sequence:
-            self._older[index] = snapshot, other
+            return self._noted(index, snapshot, answer(snapshot))
+        except StateGoneError as error:
+            gone = error
+        newer = self._newer(snapshot)
+        for other in [newer] if newer else self._before(snapshot):
+            if other.sequence < min_sequence:
+                break
+            try:
+                found = self._noted(index, other, answer(other))
+            except StateGoneError as error:
+                gone = error
+                continue
+            if other.sequence < snapshot.sequence:
+                self._older[index] = snapshot, other
+            return found
+        raise gone
+
+    def _noted(self, index: str, snapshot: Snapshot, found: AnswerT) -> AnswerT:
+        """Note that all groups have answered from a snapshot, and return the answer."""
+        known = self._answered.get(index)
+        if known is None or _version_of(known) != _version_of(snapshot) or known.sequence < snapshot.sequence:
+            self._answered[index] = snapshot
         return found
 
     def _newer(self, snapshot: Snapshot) -> Snapshot | None:
@@ -100,15 +116,24 @@ class States:
         live.catch_up(now=True)
         return None if live.snapshot is snapshot else live.snapshot
 
-    def _before(self, snapshot: Snapshot) -> Snapshot | None:
-        """Return the newest state of the same version that the leaves have told; None: it is not an older one."""
-        manifest = snapshot.manifest
-        told = self._leaves.newest(manifest.index)
-        if told is None or (told.index_id, told.version) != (manifest.index_id or "", manifest.version):
-            return None
-        if not manifest.log_sequence <= told.sequence < snapshot.sequence:
-            return None
-        return self._catalog.live(manifest.index).without_rows(snapshot.index, told.sequence)
+    def _before(self, snapshot: Snapshot) -> list[Snapshot]:
+        """Return older states of the same version, the newest first: what was answered last, and what leaves have told.
+
+        Leaves tell twice a second: without the former, callers would see what they saw before disappear.
+        """
+        manifest, index = snapshot.manifest, snapshot.manifest.index
+        sequences = set()
+        answered, told = self._answered.get(index), self._leaves.newest(index)
+        if answered is not None and _version_of(answered) == _version_of(snapshot):
+            sequences.add(answered.sequence)
+        if told is not None and (told.index_id, told.version) == (manifest.index_id or "", manifest.version):
+            sequences.add(told.sequence)
+        live = self._catalog.live(index)
+        return [
+            live.without_rows(snapshot.index, sequence)
+            for sequence in sorted(sequences, reverse=True)
+            if manifest.log_sequence <= sequence < snapshot.sequence
+        ]
 
     def snapshot(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
         """Return the snapshot of an index to be read, without segments; raises as `BaseCatalog.snapshot`."""
@@ -134,3 +159,7 @@ class States:
             sequence=snapshot.sequence,
         )
         return StateReader(self._leaves, at, deadline, allow_partial=allow_partial)
+
+
+def _version_of(snapshot: Snapshot) -> tuple[str | None, int]:
+    return snapshot.manifest.index_id, snapshot.manifest.version

@@ -21,7 +21,7 @@ from scannery.serving.engine.scanning.wire_keys import decoded_keys
 from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1.search_pb2 import OrderBy, ScanResponse
-from scannery.v1.types_pb2 import Condition, Filter, Value
+from scannery.v1.types_pb2 import OPERATOR_GTE, Condition, Filter, Value
 
 GROUP = ShardGroup(0, 1)
 IDS, WRITES = 3000, 30
@@ -126,5 +126,5 @@ def any_write(index: scannery.Index, chosen: random.Random) -> int:
 
 
 def above(number: int) -> Filter:
-    condition = Condition(field="n", operator="OPERATOR_GTE", values=[Value(int_value=number)])
+    condition = Condition(field="n", operator=OPERATOR_GTE, values=[Value(int_value=number)])
     return Filter(condition=condition)
