@@ -34,6 +34,7 @@ __all__ = ["Autoscaling", "demand_of", "follow_load", "shape_of"]
 
 _SAMPLE_EVERY_S = 0.25
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+_END_WITHIN_S = 20.0
 _WRONG = 2
 """Exit code for what a retry does not help."""
 
@@ -77,6 +78,8 @@ def follow_load(config: Autoscaling) -> int:
         while process.is_alive() and not ended.wait(_SAMPLE_EVERY_S):
             pass
         process.terminate()
+        process.join(_END_WITHIN_S)
+        process.kill()  # it hangs in a call to Ray
         process.join()
         if process.exitcode == _WRONG:
             return _WRONG
