@@ -13,6 +13,7 @@ import pytest
 import scannery
 from scannery.runtime.errors import ConfigError
 from scannery.serving import Server, ServerConfig
+from tests.cluster.processes import Process, free_ports
 from tests.cluster.servers import leaf_server, root_server
 from tests.data import clustered
 from tests.object_server import ObjectServer, object_server
@@ -151,3 +152,17 @@ def test_cold_leaves_answer_as_one_server(store: Path, both: tuple[scannery.Clie
 def test_a_root_is_not_cold(store: Path):
     with pytest.raises(ConfigError, match="cold: is for leaves"):
         root_server(store, "127.0.0.1:1", cold=("all",))
+
+
+def test_forked_workers_read_a_bucket(bucket: ObjectServer, both: tuple[scannery.Client, scannery.Client]):
+    warm, _ = both
+    [port] = free_ports(1)
+    process = Process("s3://bucket/store", port, "--cold", "library", "--cold", "flat", "--workers", "2")
+    process.start()
+    try:
+        process.wait()
+        for _ in range(4):  # each connection is one of the workers
+            with scannery.connect(process.address) as client:
+                assert CALLS["exact"](client.index("library")) == CALLS["exact"](warm.index("library"))
+    finally:
+        process.kill()
