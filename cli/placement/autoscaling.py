@@ -182,8 +182,7 @@ def demand_of(leaves: Iterable[LeafInfo], groups: int) -> float | None:
     loads: list[list[float]] = [[] for _ in range(groups)]
     for leaf in leaves:
         if leaf.ready and leaf.groups == groups and leaf.group is not None and leaf.in_flight_limit > 0:
-            # A status counts itself among the requests in flight.
-            loads[leaf.group].append(max(0, leaf.in_flight - 1) / leaf.in_flight_limit)
+            loads[leaf.group].append(leaf.in_flight / leaf.in_flight_limit)
     return max(map(sum, loads)) if all(loads) else None
 
 

@@ -71,10 +71,10 @@ def test_limits_are_checked() -> None:
 
 
 def leaf(group: int, in_flight: int, *, ready: bool = True, groups: int = 2) -> LeafInfo:
-    """Return a leaf with some requests beside the status itself."""
+    """Return a leaf with some requests."""
     return LeafInfo(
-        address="", group=group, groups=groups, ready=ready, problem="", latency_s=0, calls=0,
-        in_flight=in_flight + 1, in_flight_limit=10, indexes=(),
+        address="", group=group, groups=groups, ready=ready, problem="", over_http=True, latency_s=0, calls=0,
+        in_flight=in_flight, in_flight_limit=10, indexes=(),
     )  # fmt: skip
 
 
