@@ -69,10 +69,11 @@ class LeafIndex(LiveIndex[SnapshotT]):
         if found is not None:
             return found
         if sequence > recent.end:
+            wait_s = min(deadline.remaining_s, LOG_WAIT_S)
             if self._log is None:  # a root has just written the first mutation
-                self._home.look_again()
+                self._look_again(wait_s)
             # Another call may be reading it now.
-            self.catch_up(wait_s=min(deadline.remaining_s, LOG_WAIT_S), now=True)
+            self.catch_up(wait_s=wait_s, now=True)
             if self._log is None:
                 self._note_missing(sequence)
         if not self._making.acquire(timeout=min(deadline.remaining_s, TIMEOUT_MAX)):

@@ -211,9 +211,14 @@ class LiveIndex(Generic[SnapshotT]):
             DeadlineError: the mutation did not become visible in time.
 
         """
-        if self._log is None:  # another process may have begun it a moment ago
-            self._home.look_again()
-        self.catch_up(now=True)
+        wait_s = LOCK_S
+        if self._log is None:
+            wait_s = min(deadline.remaining_s, threading.TIMEOUT_MAX)
+            with self._waiting():
+                found = self._look_again(wait_s)
+            if not found:
+                raise DeadlineError("the deadline passed while the log of the index was looked for")
+        self.catch_up(wait_s=wait_s, now=True)
         if self.snapshot.sequence < sequence:
             self._check_exists(sequence)
             if deadline.remaining_s <= 0:
@@ -224,6 +229,17 @@ class LiveIndex(Generic[SnapshotT]):
                 self._applied.wait(min(WAIT_S, deadline.remaining_s))
         snapshot = self.snapshot
         return snapshot if snapshot.sequence >= sequence else None
+
+    def _look_again(self, wait_s: float) -> bool:
+        """Have the log looked for that another process may have begun a moment ago, by whoever looks next.
+
+        Returns False if another thread still looks after `wait_s` seconds: it may have looked too early.
+        """
+        if not self._lock.acquire(timeout=wait_s):
+            return False
+        self._home.look_again()
+        self._lock.release()
+        return True
 
     def past(self, index: OpenIndex, sequence: int, deadline: Deadline) -> SnapshotT:
         """Return the snapshot of any version of this index with the mutations up to a sequence.

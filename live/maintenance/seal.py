@@ -157,7 +157,8 @@ def _sealed(
 def _check_stands(log: MutationLog, sequence: int) -> None:
     """Check that the log still has what was read up to a sequence.
 
-    If a standby without its last records has taken over since, others get their sequences, and would be taken for sealed.
+    If a standby without its last records has taken over since, other mutations get their sequences, and would be taken
+    for sealed.
 
     Raises:
         LogReplacedError: it has lost some of it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -15,13 +16,15 @@ from scannery.indexer import AlreadyExistsError, CorruptError, Store, StoreError
 from scannery.live.log.forget import forget_log
 from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.mutation_log import LogReplacedError, WrongLogError
-from scannery.live.log.registry import registered
+from scannery.live.log.registry import Registration, registered
 from scannery.live.maintenance.backup import restore, snapshot
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.lag import log_status
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.live.unsealed import unsealed_change
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import InvalidRequestError
 from tests.live.log.postgres_server import PostgresServer
 from tests.live.model import make_store, random_row
 from tests.live.test_identity import ids, opened, watched, write
@@ -71,6 +74,34 @@ def test_writes_are_seen_by_others_sealed_and_truncated(
     assert rollback(store, "live", 1, log_root=url).log_sequence == 3
 
 
+def test_a_query_for_the_first_mutation_finds_the_log(
+    path: Path, url: DatabaseUrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The thread that follows the log has looked for it before there was one, and its store takes a while to answer.
+    looked, answered = threading.Event(), threading.Event()
+
+    def slow(store: Store, index: str) -> Registration | None:
+        found = registered(store, index)
+        if threading.current_thread() is follower:
+            looked.set()
+            answered.wait(20)
+        return found
+
+    with watched(path, url) as reader, watched(path, url) as other:
+        live = reader.live("live")
+        live._home.look_again()
+        monkeypatch.setattr("scannery.live.log.postgres.home.registered", slow)
+        follower = threading.Thread(target=live.catch_up)
+        follower.start()
+        assert looked.wait(20)
+        sequence = write(other, "a")
+        threading.Timer(0.3, answered.set).start()
+        assert reader.snapshot("live", min_sequence=sequence, deadline=Deadline.after(20)).sequence == 1
+        follower.join()
+        with pytest.raises(InvalidRequestError, match="mutations up to 1, got 2"):
+            reader.snapshot("live", min_sequence=2, deadline=Deadline.after(20))
+
+
 def test_a_seal_does_not_take_writes_for_those_that_the_database_has_lost(
     path: Path, url: DatabaseUrl, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +115,8 @@ def test_a_seal_does_not_take_writes_for_those_that_the_database_has_lost(
         monkeypatch.undo()
         postgres.execute("DELETE FROM scannery.records WHERE sequence > 1", database=name)
         postgres.execute(
-            "UPDATE scannery.logs SET position = 1, chain = (SELECT chain FROM scannery.records)", database=name
+            "UPDATE scannery.logs SET position = 1, chain = (SELECT chain FROM scannery.records)",
+            database=name,
         )
         with watched(path, url) as server:
             assert write(server, "d") == 2
