@@ -84,8 +84,9 @@ def check_server(connection: psycopg.Connection, where: str) -> None:
 
 def has_schema(connection: psycopg.Connection) -> bool:
     """Return whether the tables exist."""
-    row = connection.execute("SELECT to_regclass('scannery.format')").fetchone()
-    return row is not None and row[0] is not None
+    # Not by to_regclass, which in one transaction may answer again as before another process made them.
+    query = "SELECT FROM pg_catalog.pg_tables WHERE schemaname = 'scannery' AND tablename = 'format'"
+    return connection.execute(query).fetchone() is not None
 
 
 def create_schema(connection: psycopg.Connection) -> None:

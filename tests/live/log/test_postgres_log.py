@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -52,6 +53,20 @@ def own_server() -> Iterator[PostgresServer]:
     server = postgres_or_skip()
     yield server
     server.stop()
+
+
+def test_several_processes_make_the_tables_at_once(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    together = threading.Barrier(4)
+
+    def make() -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            together.wait()
+            schema.create_schema(connection)
+
+    with ThreadPoolExecutor(together.parties) as pool:
+        for made in [pool.submit(make) for _ in range(together.parties)]:
+            made.result()
 
 
 def test_responses_are_kept_for_an_hour(logs: PostgresLogs) -> None:
