@@ -43,7 +43,7 @@ class StormWriter(threading.Thread):
     def __init__(self, addresses: Sequence[str], number: int, seed: int, ended: threading.Event) -> None:
         super().__init__(daemon=True)
         self._rng = random.Random(f"{seed} {number}")
-        self._name, self._ended = f"w{number}", ended
+        self._prefix, self._ended = f"w{number}", ended
         self._clients = [scannery.connect(address, timeout_s=15, retries=False) for address in addresses]
         self._rows: dict[str, _Row] = {}
         self._sequence = 0
@@ -57,7 +57,7 @@ class StormWriter(threading.Thread):
             self._upsert,
             self._conditional,
             self._update,
-            self._delete,
+            self._delete_ids,
             self._delete_documents,
             self._filtered,
         ]
@@ -100,10 +100,10 @@ class StormWriter(threading.Thread):
         self._sequence = sequence
 
     def _any_id(self) -> str:
-        return f"{self._name}-{self._rng.randrange(IDS)}"
+        return f"{self._prefix}-{self._rng.randrange(IDS)}"
 
     def _any_document(self) -> str:
-        return f"{self._name}-d{self._rng.randrange(DOCUMENTS)}"
+        return f"{self._prefix}-d{self._rng.randrange(DOCUMENTS)}"
 
     def _point(self, name: str) -> dict[str, Any]:
         """Return a datapoint, often of another document, and so in another shard, than the one before it."""
@@ -111,7 +111,7 @@ class StormWriter(threading.Thread):
             "id": name,
             "vector": [self._rng.gauss(0, 1) for _ in range(DIMENSIONS)],
             "document_id": self._any_document(),
-            "attributes": {"show": self._name, "year": self._rng.randrange(2000, 2030)},
+            "attributes": {"show": self._prefix, "year": self._rng.randrange(2000, 2030)},
         }
 
     def _upsert(self) -> None:
@@ -150,7 +150,7 @@ class StormWriter(threading.Thread):
                 row = self._rows[name]
                 self._rows[name] = _Row(self._sequence, row.year + 1, row.document_id)
 
-    def _delete(self) -> None:
+    def _delete_ids(self) -> None:
         names = sorted({self._any_id() for _ in range(self._rng.choice([1, 4, 10]))})
         self._removed(self._rows.keys() & names, self._asked("delete", names))
 
@@ -162,7 +162,7 @@ class StormWriter(threading.Thread):
     def _filtered(self) -> None:
         """Delete by a filter; the number is not checked, since a call without an answer is begun again."""
         year = self._rng.randrange(2000, 2030)
-        where = {"show": self._name, "year": {"$gte": year - 4, "$lt": year}}
+        where = {"show": self._prefix, "year": {"$gte": year - 4, "$lt": year}}
         gone = {name for name, row in self._rows.items() if year - 4 <= row.year < year}
         done = self._asked("delete", where=where, batch_size=self._rng.choice([2, 1000]))
         self._removed(gone, done, counted=False)
@@ -183,7 +183,7 @@ class StormWriter(threading.Thread):
         while True:
             try:
                 return index.search(
-                    [1.0] * DIMENSIONS, 1000, exact=True, mode="dense", where={"show": self._name},
+                    [1.0] * DIMENSIONS, 1000, exact=True, mode="dense", where={"show": self._prefix},
                     min_sequence=self._sequence,
                 )  # fmt: skip
             except RETRIED:
