@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +222,14 @@ class PostgresServer:
     def kill(self) -> None:
         """Kill it, as a power cut does to its processes; `start` begins it again."""
         assert self._process is not None
+        sessions: list[str] = []
+        with suppress(OSError):  # or else they end by themselves in a moment, in which they may still commit
+            sessions = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+        for session in sessions:
+            with suppress(ProcessLookupError):
+                os.kill(int(session), signal.SIGKILL)
 
     def stop(self) -> None:
         """End it, and remove its folder."""
