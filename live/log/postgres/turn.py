@@ -198,11 +198,6 @@ class PostgresTransaction:
 
     def _write_state(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> None:
         before = self._before
-        if self.truncated != before.truncated:
-            cursor.execute(
-                "DELETE FROM scannery.records WHERE log = %s AND sequence <= %s",
-                (self.number, self.truncated),
-            )
         changed = (self.index_id, self.position, self.truncated)
         if changed != (before.index_id, before.position, before.truncated):
             cursor.execute(

@@ -222,15 +222,14 @@ class PostgresServer:
     def kill(self) -> None:
         """Kill it, as a power cut does to its processes; `start` begins it again."""
         assert self._process is not None
-        # A process of a connection ends by itself only when it next waits, and could commit until then.
-        number = self._process.pid
-        children = Path(f"/proc/{number}/task/{number}/children")
-        connections = children.read_text().split() if children.exists() else []
+        sessions: list[str] = []
+        with suppress(OSError):  # or else they end by themselves in a moment, in which they may still commit
+            sessions = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         self._process.send_signal(signal.SIGKILL)
-        for each in connections:
-            with suppress(ProcessLookupError):
-                os.kill(int(each), signal.SIGKILL)
         self._process.wait()
+        for session in sessions:
+            with suppress(ProcessLookupError):
+                os.kill(int(session), signal.SIGKILL)
 
     def stop(self) -> None:
         """End it, and remove its folder."""

@@ -18,6 +18,7 @@ from scannery.indexer import FormatError, StoreError
 from scannery.live.log.homes import check_log_root
 from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.mutation_log import (
+    LogGapError,
     LogRefusedError,
     LogReplacedError,
     LogUnavailableError,
@@ -35,6 +36,7 @@ import psycopg
 
 from scannery.live.log.postgres import database as databases
 from scannery.live.log.postgres import schema, turn
+from scannery.live.log.postgres.postgres_log import PostgresLog
 from scannery.live.log.postgres.turn import PostgresTransaction
 
 
@@ -67,6 +69,27 @@ def test_several_processes_make_the_tables_at_once(postgres: PostgresServer) -> 
     with ThreadPoolExecutor(together.parties) as pool:
         for made in [pool.submit(make) for _ in range(together.parties)]:
             made.result()
+
+
+def test_writers_do_not_wait_while_truncated_records_are_deleted(
+    logs: PostgresLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, other = logs.open(), logs.open()
+    append(log, b"one", b"two", b"three")
+    delete = PostgresLog._delete_truncated
+
+    def meanwhile(self: PostgresLog) -> None:
+        assert logs.execute("SELECT FROM records") == 3
+        assert append(other, b"four") == [4]
+        assert [entry.data for entry in other.read(2)] == [b"three", b"four"]
+        with pytest.raises(LogGapError):
+            other.read(1)
+        delete(self)
+
+    monkeypatch.setattr(PostgresLog, "_delete_truncated", meanwhile)
+    log.truncate(2)
+    assert logs.execute("SELECT FROM records") == 2
+    assert log.truncated() == 2
 
 
 def test_responses_are_kept_for_an_hour(logs: PostgresLogs) -> None:
