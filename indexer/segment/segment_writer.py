@@ -44,7 +44,7 @@ ROW_GROUP_NUMBERS = 1 << 23
 """Most vector components in a row group: Arrow needs four bytes for each while it writes the group."""
 PAGE_BYTES = 1 << 18
 """Size of a page before compression. A server that reads single leaves reads whole pages: with Arrow's 1 MiB more than
-twice the bytes of a leaf of 500 rows × 384, with these 1.34 times. Files are 5 % larger than with 1 MiB."""
+twice the bytes of a leaf of 500 rows × 384, with these 1.34 times. Files are 1 to 5 % larger than with 1 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,6 +160,16 @@ def test_recall_reaches_the_target(built: Built, target: float, share: float):
     assert recall_by_score(np.array(found), true.scores_QK).mean() >= target - 0.01
 
 
+def test_a_page_of_two_rounds_is_scored_once(built: Built):
+    cold = built.cold()
+    settings = cold.settings_for(0.95)
+    assert settings is not None
+    one_leaf = replace(settings, leaves=1, others=(), growth=0.0)  # so that there are several rounds
+    found = [cold.find(query_D[None], 20, settings=one_leaf) for query_D in queries(50)]
+    assert max(each.leaves_Q[0] for each in found) > 2
+    assert all(len(set(each.rows_QK[0].tolist())) == 20 for each in found)
+
+
 def test_rows_of_a_batch_are_those_of_single_queries_or_better(built: Built):
     cold = built.cold()
     settings = cold.settings_for(0.9)
