@@ -104,10 +104,13 @@ def _follow(config: Autoscaling, parent: int) -> None:
             with closing(_Load(config)) as load:
                 _Follower(config, cluster, load).run()
     except ConfigError as error:
-        _say(f"error: {error}")
+        _say(f"error: {error.message}")
         sys.exit(_WRONG)
+    except ServingError as error:
+        _say(error.message)
+        sys.exit(1)
     except Exception as error:  # noqa: BLE001  Ray's errors are many
-        _say(f"Ray does not answer: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}")
+        _say(f"Ray does not answer: {' '.join(str(error).split()) or repr(error)}")
         sys.exit(1)
 
 
@@ -125,7 +128,7 @@ class _Follower:
                 self._step()
             except ServingError as error:
                 # The next step tries again: what was begun is completed then.
-                self._say_once(f"not changed: {error}")
+                self._say_once(f"not changed: {error.message}")
                 time.sleep(self._config.every_s)
 
     def _step(self) -> None:

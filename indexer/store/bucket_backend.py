@@ -21,7 +21,7 @@ from scannery.indexer.store.conditional_puts import put_once
 
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
-    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import BackoffConfig, ClientConfig, RetryConfig
 
 __all__ = ["BucketBackend"]
 
@@ -38,7 +38,14 @@ STALL_S = 30.0
 """Seconds without a byte after which the rest of an answer is asked for again."""
 
 MOST_RETRIES = 10
-"""Repetitions of a request that fails, with pauses that grow to 15 s; obstore ends them after three minutes."""
+"""Repetitions of a request that fails: with obstore's pauses, which hardly grow, 2 to 7 s."""
+
+MOST_PATIENT_RETRIES = 40
+"""Repetitions of a request for a part of a file, which obstore ends after three minutes: many machines that read
+segments at once are throttled for longer than seconds."""
+
+PAUSE_FACTOR = 3.0
+"""Most growth of a pause before such a repetition, above 1; it is random, from 0.1 to 15 s."""
 
 MOST_TIMEOUT_S = 86_400.0
 _CLOUDS = ("AWS", "AZURE", "GOOGLE")
@@ -49,16 +56,20 @@ class BucketBackend:
     """A bucket, through obstore."""
 
     def __init__(
-        self, store: obstore.store.ObjectStore, unrepeated: obstore.store.ObjectStore | None = None
+        self,
+        store: obstore.store.ObjectStore,
+        unrepeated: obstore.store.ObjectStore | None = None,
+        patient: obstore.store.ObjectStore | None = None,
     ) -> None:
         """Keep the store.
 
         Args:
             store: an object store of obstore, of any kind.
             unrepeated: the same, whose failed requests are not repeated; None: `store` is so.
+            patient: the same for parts of files, whose failed requests are repeated for long; None: `store` is so.
 
         """
-        self._store, self._unrepeated = store, unrepeated or store
+        self._store, self._unrepeated, self._patient = store, unrepeated or store, patient or store
 
     @classmethod
     def from_url(cls, url: str) -> BucketBackend:
@@ -70,10 +81,11 @@ class BucketBackend:
         """
         try:
             options = _client_options()
-            repeated: RetryConfig = {"max_retries": MOST_RETRIES}
             return cls(
-                obstore.store.from_url(url, client_options=options, retry_config=repeated),
-                obstore.store.from_url(url, client_options=options, retry_config={"max_retries": 0}),
+                *(
+                    obstore.store.from_url(url, client_options=options, retry_config=retries)
+                    for retries in (_repeated(MOST_RETRIES), _repeated(0), _patient())
+                )
             )
         except (BaseError, ValueError) as error:
             raise StoreUriError(f"cannot open the store {url}: {_short(error)}") from error
@@ -129,7 +141,8 @@ class BucketBackend:
             if only_if_absent:
                 self._put_if(key, data, "create")
             else:
-                obstore.put(self._store, key, data, chunk_size=UPLOAD_BYTES, max_concurrency=PARALLEL_UPLOADS)
+                store = self._patient if isinstance(data, Path) else self._store
+                obstore.put(store, key, data, chunk_size=UPLOAD_BYTES, max_concurrency=PARALLEL_UPLOADS)
 
     def replace(self, key: str, data: bytes, known: bytes | None) -> None:
         """Write an object if its bytes are `known` (None: it does not exist), else raise AlreadyExistsError."""
@@ -187,7 +200,7 @@ class BucketBackend:
         options: GetOptions = {"range": (start, end)}
         if etag:
             options["if_match"] = etag
-        found = obstore.get(self._store, key, options=options)
+        found = obstore.get(self._patient, key, options=options)
         check_size(key, found.meta["size"], size_bytes)
         data = memoryview(found.bytes())
         if len(data) != end - start:
@@ -220,6 +233,19 @@ class BucketBackend:
         """Remove an object, if it exists."""
         with contextlib.suppress(NotFoundError), _object_errors(key):
             obstore.delete(self._store, key)
+
+
+def _repeated(times: int) -> RetryConfig:
+    return {"max_retries": times}
+
+
+def _patient() -> RetryConfig:
+    pauses: BackoffConfig = {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=15),
+        "base": PAUSE_FACTOR,
+    }
+    return {"max_retries": MOST_PATIENT_RETRIES, "backoff": pauses}
 
 
 def _client_options() -> ClientConfig:

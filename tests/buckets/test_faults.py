@@ -57,11 +57,28 @@ def test_a_file_arrives_in_spite_of(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_arrives_and_is_sent_although_the_bucket_throttles_for_long(
+    proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(bucket_backend, "PAUSE_FACTOR", 1.01)  # all pauses are about 0.1 s
+    store = opened()
+    (tmp_path / "sent").write_bytes(DATA)
+    # Each of the six parts is refused more often than requests for small objects are repeated.
+    for method, times in (("PUT", 15), ("GET", 6 * 15)):
+        proxy.faults = [Fault("503", method, times=times)]
+        if method == "PUT":
+            store.write_file("a", tmp_path / "sent")
+        else:
+            assert fetched(store, tmp_path) == DATA
+        assert proxy.faults[0].times == 0
+
+
 @pytest.mark.parametrize("what", ["503", "500", "reset", "short", "corrupt"])
 def test_what_does_not_end_is_an_error(
     what: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(bucket_backend, "MOST_RETRIES", 1)
+    monkeypatch.setattr(bucket_backend, "MOST_PATIENT_RETRIES", 1)
     store = opened()
     store.write("a", DATA)
     proxy.faults = [Fault(what, times=10_000)]
