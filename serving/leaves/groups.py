@@ -13,7 +13,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,25 +26,23 @@ from scannery.runtime.errors import (
     ClosedError,
     DeadlineError,
     InvalidRequestError,
-    OverloadedError,
     ServingError,
     UnavailableError,
 )
 from scannery.serving.config import LeavesConfig
 from scannery.serving.leaves.answers import most_parts, parsed
 from scannery.serving.leaves.connector import Connector
-from scannery.serving.leaves.group_call import RETRY_AFTER_S, Call, Cluster, GroupCall
+from scannery.serving.leaves.fan_out import FanOut, left_out
+from scannery.serving.leaves.group_call import RETRY_AFTER_S, Cluster
 from scannery.serving.leaves.leaf import IndexState, Leaf
 from scannery.serving.leaves.watch import Watch
 from scannery.serving.scheduling.permits import CallerGoneError, current_permit, waiting
 from scannery.serving.telemetry.metrics import ServerMetrics
-from scannery.serving.telemetry.tracing import outgoing_calls, span
+from scannery.serving.telemetry.tracing import span
 from scannery.v1.leaf_pb2 import At
 
 __all__ = ["LeafGroups", "LeafInfo"]
 
-MARGIN_S = 0.005
-"""Leaves get this much less time than the request has, for what the root does with their answers."""
 _ANSWER_WITHIN_S = 5.0
 """Time after the deadline in which the loop must have ended a call; only a defect takes longer."""
 
@@ -94,7 +92,7 @@ class LeafGroups:
         self._cluster = Cluster(Connector(config), metrics or ServerMetrics(), self._lost)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: Watch | None = None
-        self._calls: set[_FanOut] = set()
+        self._calls: set[FanOut] = set()
         self._thread = threading.Thread(target=self._run, name="scannery-leaves", daemon=True)
         self._ready = threading.Event()
         self._closed = False
@@ -187,6 +185,7 @@ class LeafGroups:
         groups: Collection[int] | None = None,
         of_groups: int | None = None,
         allow_partial: bool = False,
+        allow_gone: bool = False,
     ) -> dict[int, AnswerT]:
         """Send one request to a leaf of each group, and return the answers by group.
 
@@ -199,6 +198,7 @@ class LeafGroups:
             groups: those that are asked; None: all.
             of_groups: number of groups when the caller's request began; None: now.
             allow_partial: leave out groups that do not answer, are full, or miss the deadline, unless all do.
+            allow_gone: with `allow_partial`, also leave out groups that do not have the state.
 
         Raises:
             UnavailableError: no leaf of a group answers; the message names the group.
@@ -213,7 +213,7 @@ class LeafGroups:
         total = of_groups or self._cluster.view.groups
         wanted = range(of_groups or self.groups) if groups is None else groups
         asked = dict.fromkeys(wanted, (_serialized(request), most_parts(request)))
-        return self._call(path, asked, response, deadline, at, total, allow_partial)
+        return self._call(path, asked, response, deadline, at, total, allow_partial, allow_gone)
 
     def call_each(
         self,
@@ -225,11 +225,12 @@ class LeafGroups:
         at: At,
         of_groups: int | None = None,
         allow_partial: bool = False,
+        allow_gone: bool = False,
     ) -> dict[int, AnswerT]:
         """Send a request of its own to a leaf of each group in `requests`; otherwise as `call`."""
         total = of_groups or self._cluster.view.groups
         asked = {group: (_serialized(request), most_parts(request)) for group, request in requests.items()}
-        return self._call(path, asked, response, deadline, at, total, allow_partial)
+        return self._call(path, asked, response, deadline, at, total, allow_partial, allow_gone)
 
     def _call(
         self,
@@ -240,14 +241,16 @@ class LeafGroups:
         at: At,
         of_groups: int,
         allow_partial: bool,
+        allow_gone: bool,
     ) -> dict[int, AnswerT]:
         """As `call`; of each group what is sent, and the most parts of its answer."""
         if not asked:
             return {}
         requests = {group: request for group, (request, _) in asked.items()}
+        lacking = left_out(allow_partial=allow_partial, allow_gone=allow_gone)
         about = {"scannery.method": path, "scannery.index": at.index, "scannery.groups": len(requests)}
         with span("scannery.leaves", **about) as traced, waiting():
-            answers = self._asked(_FanOut(path, requests, at, of_groups, deadline, allow_partial))
+            answers = self._asked(FanOut(path, requests, at, of_groups, deadline, lacking))
             if traced is not None:
                 traced.set_attribute("scannery.groups_answered", len(answers))
         return {
@@ -255,7 +258,7 @@ class LeafGroups:
             for group in sorted(answers)
         }
 
-    def _asked(self, fan_out: _FanOut) -> dict[int, bytes]:
+    def _asked(self, fan_out: FanOut) -> dict[int, bytes]:
         """Return the answers of a call by group; raises as `call`."""
         loop, permit = self._loop, current_permit()
         if loop is None or self._closed:
@@ -282,7 +285,7 @@ class LeafGroups:
         except RuntimeError as error:  # the loop is closed
             raise ClosedError("the connections to the leaves are closed") from error
 
-    def _begin(self, fan_out: _FanOut) -> None:
+    def _begin(self, fan_out: FanOut) -> None:
         if self._closed:
             fan_out.fail(ClosedError("the connections to the leaves are closed"))
             return
@@ -312,77 +315,6 @@ class LeafGroups:
                 fan_out.fail(ClosedError("the connections to the leaves were closed"))
             loop.run_until_complete(asyncio.gather(watching, self._watch.close(), return_exceptions=True))
             loop.close()
-
-
-class _FanOut:
-    """A call to several groups."""
-
-    def __init__(
-        self,
-        path: str,
-        requests: Mapping[int, bytes],
-        at: At,
-        of_groups: int,
-        deadline: Deadline,
-        allow_partial: bool,
-    ) -> None:
-        self.deadline = deadline
-        self.outcome: Future[dict[int, bytes]] = Future()
-        self._path, self._requests, self._at, self._allow_partial = path, requests, at, allow_partial
-        self._of_groups = of_groups
-        # Of the trace of this thread; calls are made in that of the loop.
-        self._trace = outgoing_calls()
-        self._calls: list[GroupCall] = []
-        self._answers: dict[int, bytes] = {}
-        self._missing: list[ServingError] = []
-
-    def begin(self, cluster: Cluster) -> None:
-        """Ask all groups; in the thread of the loop."""
-        if self.outcome.done():
-            return
-        end_s = time.monotonic() + self.deadline.remaining_s - MARGIN_S
-        call = Call(self._path, self._at, end_s, self._trace, self._of_groups)
-        self._calls = [
-            GroupCall(cluster, call, group, request, self._ended) for group, request in self._requests.items()
-        ]
-        for group_call in self._calls:
-            if self.outcome.done():
-                return
-            try:
-                group_call.begin()
-            except Exception as error:  # noqa: BLE001  the caller must not wait for ever
-                self.fail(ServingError(f"the leaves cannot be called: {error!r}"))
-
-    def cancel(self) -> None:
-        """Cancel all calls, unless the outcome is known; in the thread of the loop."""
-        if self.outcome.cancel():
-            self._stop()
-
-    def fail(self, error: ServingError) -> None:
-        """End with an error; in the thread of the loop."""
-        if not self.outcome.done():
-            self.outcome.set_exception(error)
-            self._stop()
-
-    def _stop(self) -> None:
-        for call in self._calls:
-            call.cancel()
-
-    def _ended(self, group: int, outcome: bytes | ServingError) -> None:
-        if self.outcome.done():
-            return
-        if isinstance(outcome, bytes):
-            self._answers[group] = outcome
-        elif self._allow_partial and isinstance(outcome, (UnavailableError, OverloadedError, DeadlineError)):
-            self._missing.append(outcome)
-        else:
-            self.fail(outcome)
-            return
-        if len(self._answers) + len(self._missing) == len(self._requests):
-            if self._answers:
-                self.outcome.set_result(self._answers)
-            else:
-                self.outcome.set_exception(self._missing[0])
 
 
 def _info(leaf: Leaf, now_s: float) -> LeafInfo:

@@ -36,6 +36,7 @@ class Leaves(Protocol):
         groups: Collection[int] | None = None,
         of_groups: int | None = None,
         allow_partial: bool = False,
+        allow_gone: bool = False,
     ) -> dict[int, ResponseT]:
         """Send a request to a leaf of each group, and return the answers by group.
 
@@ -48,6 +49,7 @@ class Leaves(Protocol):
             groups: None: all.
             of_groups: number of groups when the request began, whose leaves are asked until it ends; None: now.
             allow_partial: whether groups without an answer are left out; else they are an error.
+            allow_gone: with `allow_partial`, whether groups without the state are left out, too.
 
         Raises:
             UnavailableError: a group does not answer.
@@ -65,6 +67,7 @@ class Leaves(Protocol):
         at: At,
         of_groups: int | None = None,
         allow_partial: bool = False,
+        allow_gone: bool = False,
     ) -> dict[int, ResponseT]:
         """As `call`, with a request of its own for each group."""
 
@@ -72,10 +75,19 @@ class Leaves(Protocol):
 class StateReader:
     """Reads one state of an index from all groups, for one request of a caller."""
 
-    def __init__(self, leaves: Leaves, at: At, deadline: Deadline, *, allow_partial: bool = False) -> None:
+    def __init__(
+        self,
+        leaves: Leaves,
+        at: At,
+        deadline: Deadline,
+        *,
+        allow_partial: bool = False,
+        allow_gone: bool = False,
+    ) -> None:
         self._leaves, self.at, self._deadline = leaves, at, deadline
         self.allow_partial = allow_partial
         """Whether groups that do not answer are left out."""
+        self._allow_gone = allow_gone
         self.groups = leaves.groups
         """Number of groups."""
         self.missing: set[int] = set()
@@ -92,7 +104,7 @@ class StateReader:
         asked = [group for group in range(self.groups) if group not in self.missing]
         found = self._leaves.call(
             path, request, response, self._deadline, at=self.at, groups=asked, of_groups=self.groups,
-            allow_partial=self.allow_partial,
+            allow_partial=self.allow_partial, allow_gone=self._allow_gone,
         )  # fmt: skip
         self.missing.update(set(asked) - found.keys())
         return found
@@ -106,7 +118,7 @@ class StateReader:
             return {}
         found = self._leaves.call_each(
             path, asked, response, self._deadline, at=self.at, of_groups=self.groups,
-            allow_partial=self.allow_partial,
+            allow_partial=self.allow_partial, allow_gone=self._allow_gone,
         )  # fmt: skip
         self.missing.update(asked.keys() - found.keys())
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -80,17 +80,30 @@ class RootService(Service):
         return None
 
     def _search(self, request: SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
-        answer = partial(self._found, request, deadline, stats)
-        return self._states.read(request.index, request.options.min_sequence, deadline, answer)
+        return self._read(request, deadline, partial(self._found, request, deadline, stats))
+
+    def _read(
+        self, request: SearchRequest | SearchManyRequest, deadline: Deadline, answer: Callable[..., bytes]
+    ) -> bytes:
+        options = request.options
+        partly = partial(answer, allow_gone=True) if options.allow_partial else None
+        return self._states.read(request.index, options.min_sequence, deadline, answer, partial=partly)
 
     def _found(
-        self, request: SearchRequest, deadline: Deadline, stats: QueryStats, snapshot: Snapshot
+        self,
+        request: SearchRequest,
+        deadline: Deadline,
+        stats: QueryStats,
+        snapshot: Snapshot,
+        *,
+        allow_gone: bool = False,
     ) -> bytes:
         options = snapshot.options(request.options)
         query = parse_query(request.query, snapshot.manifest, options.vectors)
         options = options.of(query)
         prepared = snapshot.derived(options, PreparedSearch)
-        state = self._states.of(snapshot, deadline, allow_partial=request.options.allow_partial)
+        partly = request.options.allow_partial
+        state = self._states.of(snapshot, deadline, allow_partial=partly, allow_gone=allow_gone)
         rows = LeafRows(state.reader, snapshot, request.options, kept=self._kept)
         written = search(prepared, QueryBatch(snapshot, [query], ["query"], deadline, stats), rows=rows)
         rest = SearchResponse(coverage=state.coverage())
@@ -99,11 +112,16 @@ class RootService(Service):
         return written.whole() + prepared.trailer + rest.SerializeToString()
 
     def _search_many(self, request: SearchManyRequest, deadline: Deadline, stats: QueryStats) -> bytes:
-        answer = partial(self._found_many, request, deadline, stats)
-        return self._states.read(request.index, request.options.min_sequence, deadline, answer)
+        return self._read(request, deadline, partial(self._found_many, request, deadline, stats))
 
     def _found_many(
-        self, request: SearchManyRequest, deadline: Deadline, stats: QueryStats, snapshot: Snapshot
+        self,
+        request: SearchManyRequest,
+        deadline: Deadline,
+        stats: QueryStats,
+        snapshot: Snapshot,
+        *,
+        allow_gone: bool = False,
     ) -> bytes:
         options = snapshot.options(request.options)
         queries = parse_queries(request, snapshot.manifest, options)
@@ -111,7 +129,8 @@ class RootService(Service):
         prepared = snapshot.derived(options, PreparedSearch)
         paths = [f"queries[{number}]" for number in range(len(queries))]
         batch = QueryBatch(snapshot, queries, paths, deadline, stats)
-        state = self._states.of(snapshot, deadline, allow_partial=request.options.allow_partial)
+        partly = request.options.allow_partial
+        state = self._states.of(snapshot, deadline, allow_partial=partly, allow_gone=allow_gone)
         rows = LeafRows(state.reader, snapshot, request.options, _messages(request, filters), kept=self._kept)
         if options.explain:
             results: Sequence[bytes | memoryview] = explained_results(prepared, batch, filters, rows)

@@ -66,7 +66,13 @@ class States:
         """The newest snapshot of an index that all groups have answered."""
 
     def read(
-        self, index: str, min_sequence: int, deadline: Deadline, answer: Callable[[Snapshot], AnswerT]
+        self,
+        index: str,
+        min_sequence: int,
+        deadline: Deadline,
+        answer: Callable[[Snapshot], AnswerT],
+        *,
+        partial: Callable[[Snapshot], AnswerT] | None = None,
     ) -> AnswerT:
         """Return what is read from the newest state of an index.
 
@@ -78,6 +84,8 @@ class States:
             min_sequence: the state has the mutations up to this one.
             deadline: of the request.
             answer: reads a state, which `of` and `reader` take.
+            partial: reads the newest state from the groups that have it, if there is none that all have; None: that is
+                an error.
 
         Raises:
             StateGoneError: there is no state that all groups have.
@@ -101,6 +109,8 @@ class States:
             if other.sequence < snapshot.sequence:
                 self._older[index] = snapshot, other
             return found
+        if partial is not None:
+            return partial(newer or snapshot)
         raise gone
 
     def _noted(self, index: str, snapshot: Snapshot, found: AnswerT) -> AnswerT:
@@ -144,12 +154,19 @@ class States:
             return current
         return older if older.sequence >= min_sequence else current
 
-    def of(self, snapshot: Snapshot, deadline: Deadline, *, allow_partial: bool = False) -> State:
-        """Return the state of a snapshot, to be read from the leaves."""
-        reader = self.reader(snapshot, deadline, allow_partial=allow_partial)
+    def of(
+        self,
+        snapshot: Snapshot,
+        deadline: Deadline,
+        *,
+        allow_partial: bool = False,
+        allow_gone: bool = False,
+    ) -> State:
+        """Return the state of a snapshot, to be read from the leaves; options as of `StateReader`."""
+        reader = self.reader(snapshot, deadline, allow_partial=allow_partial, allow_gone=allow_gone)
         return State(reader, self._catalog.whole_manifest(snapshot), allow_partial)
 
-    def reader(self, snapshot: Snapshot, deadline: Deadline, *, allow_partial: bool = False) -> StateReader:
+    def reader(self, snapshot: Snapshot, deadline: Deadline, **options: bool) -> StateReader:
         """Return what reads the state of a snapshot from the leaves."""
         manifest = snapshot.manifest
         at = At(
@@ -158,7 +175,7 @@ class States:
             version=manifest.version,
             sequence=snapshot.sequence,
         )
-        return StateReader(self._leaves, at, deadline, allow_partial=allow_partial)
+        return StateReader(self._leaves, at, deadline, **options)
 
 
 def _version_of(snapshot: Snapshot) -> tuple[str | None, int]:

@@ -147,6 +147,20 @@ def test_no_leaf_has_the_state(leaf: StartLeaf, connect: Connect) -> None:
         ask(groups)
 
 
+def test_a_group_without_the_state_is_left_out_only_if_that_is_allowed(
+    leaf: StartLeaf, connect: Connect
+) -> None:
+    first, second = leaf(0, 2), leaf(1, 2)
+    groups = connect([first, second])
+    failing(second, grpc.StatusCode.OUT_OF_RANGE, "sequence 7 is not read")
+    with pytest.raises(StateGoneError, match="group 1 of the leaves: sequence 7 is not read"):
+        ask(groups, allow_partial=True)
+    assert ask(groups, allow_partial=True, allow_gone=True) == {0: 7}
+    failing(first, grpc.StatusCode.UNAVAILABLE)
+    with pytest.raises(UnavailableError):
+        ask(groups, allow_partial=True, allow_gone=True)
+
+
 def test_the_leaf_that_has_the_state_is_asked(leaf: StartLeaf, connect: Connect) -> None:
     old, new = leaf(), leaf()
     new.states = [state(2)]
