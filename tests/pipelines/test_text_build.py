@@ -172,9 +172,9 @@ def test_a_document_whose_passages_would_repeat_too_much_is_refused(store, write
 def test_a_text_that_the_encoder_refuses_costs_only_itself(store, write, monkeypatch):
     monkeypatch.setattr(
         "scannery.embed.token_windows.text_problem",
-        lambda text: "has no finite vector" if "poison" in text else text_problem(text),
+        lambda text: "has no finite vector" if "pöison" in text else text_problem(text),
     )
-    texts = [{"id": f"t{i}", "text": "poison" if i in (3, 4) else f"text number {i}"} for i in range(9)]
+    texts = [{"id": f"t{i}", "text": "pöison" if i in (3, 4) else f"text number {i}"} for i in range(9)]
     report = run(store, write("a.jsonl", texts), spec=SPEC | {"source": {"text": "text"}})
     assert report.passages == 7
     assert [(d.reason, d.id) for d in letters_of(store, report)] == [("text", "t3"), ("text", "t4")]

@@ -170,13 +170,17 @@ def test_a_page_of_two_rounds_is_scored_once(built: Built):
     assert all(len(set(each.rows_QK[0].tolist())) == 20 for each in found)
 
 
-def test_rows_of_a_batch_are_those_of_single_queries_or_better(built: Built):
-    cold = built.cold()
-    settings = cold.settings_for(0.9)
-    batch = cold.find(queries(30), 10, settings=settings, target_recall=0.9)
-    for number, query_D in enumerate(queries(30)):
-        single = cold.find(query_D[None], 10, settings=settings, target_recall=0.9)
-        assert (batch.scores_QK[number] >= single.scores_QK[0]).all()
+def test_a_batch_finds_as_much_as_single_queries(built: Built):
+    warm, cold = built.warm(), built.cold()
+    settings, asked_QD = cold.settings_for(0.9), queries(100)
+    true = warm.find(asked_QD, 10).scores_QK
+    batch = cold.find(asked_QD, 10, settings=settings, target_recall=0.9).scores_QK
+    single = [
+        cold.find(query_D[None], 10, settings=settings, target_recall=0.9).scores_QK[0]
+        for query_D in asked_QD
+    ]
+    # Single rows may be missed: those found in leaves of other queries can end the search of a query sooner.
+    assert recall_by_score(batch, true).mean() >= recall_by_score(np.array(single), true).mean() - 0.01
 
 
 def test_vectors_of_rows(built: Built):
