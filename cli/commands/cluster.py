@@ -14,6 +14,12 @@ from rich.table import Table
 
 from scannery.cli.client_options import JsonOption
 from scannery.cli.errors import NO
+from scannery.cli.leaf_options import (
+    LeavesCaOption,
+    LeavesCertKeyOption,
+    LeavesCertOption,
+    LeavesKeyOption,
+)
 from scannery.cli.output import console, print_json
 from scannery.cli.placement import commands as placement
 
@@ -63,23 +69,10 @@ def status(
     ] = "",
     ray: placement.RayOption = "",
     name: placement.NameOption = "default",
-    leaves_key: Annotated[
-        str, typer.Option(metavar="FILE", help="File with the API key for the leaves.")
-    ] = "",
-    leaves_ca: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE", help="Connect to them with TLS; file with the authority of their certificates."
-        ),
-    ] = "",
-    leaves_cert: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Certificate for leaves that ask for one."),
-    ] = "",
-    leaves_cert_key: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Private key of this certificate."),
-    ] = "",
+    leaves_key: LeavesKeyOption = "",
+    leaves_ca: LeavesCaOption = "",
+    leaves_cert: LeavesCertOption = "",
+    leaves_cert_key: LeavesCertKeyOption = "",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time in which leaves have to answer.", min=0)
     ] = 3.0,

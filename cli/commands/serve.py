@@ -10,6 +10,12 @@ import typer
 from scannery.cli import server_options as options
 from scannery.cli import vertex_options
 from scannery.cli.lazy_commands import uncollected
+from scannery.cli.leaf_options import (
+    LeavesCaOption,
+    LeavesCertKeyOption,
+    LeavesCertOption,
+    LeavesKeyOption,
+)
 from scannery.cli.log_option import LogOption
 from scannery.live.log.location import LOG_VARIABLE
 
@@ -64,28 +70,10 @@ def serve(
             rich_help_panel=_CLUSTER,
         ),
     ] = "",
-    leaves_key: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="File with the API key for the leaves.", rich_help_panel=_CLUSTER),
-    ] = "",
-    leaves_ca: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE",
-            help="Connect to them with TLS; file with the authority of their certificates.",
-            rich_help_panel=_CLUSTER,
-        ),
-    ] = "",
-    leaves_cert: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE", help="Certificate for leaves that ask for one.", rich_help_panel=_CLUSTER
-        ),
-    ] = "",
-    leaves_cert_key: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Private key of this certificate.", rich_help_panel=_CLUSTER),
-    ] = "",
+    leaves_key: LeavesKeyOption = "",
+    leaves_ca: LeavesCaOption = "",
+    leaves_cert: LeavesCertOption = "",
+    leaves_cert_key: LeavesCertKeyOption = "",
     device: options.DeviceOption = "auto",
     encoder: Annotated[
         str,

@@ -56,13 +56,19 @@ class Autoscaling:
     """Of the leaves, as their root has."""
     ca: str = ""
     """Of the leaves, as their root has."""
+    cert: str = ""
+    """For leaves that ask for a certificate."""
+    cert_key: str = ""
+    """Of the certificate."""
 
     def __post_init__(self) -> None:
         self.leaves("127.0.0.1:1")  # checks the files
 
     def leaves(self, target: str) -> LeavesConfig:
         """Return the connection to leaves; raises ConfigError."""
-        return LeavesConfig(target=target, key_file=self.key_file, ca=self.ca)
+        return LeavesConfig(
+            target=target, key_file=self.key_file, ca=self.ca, cert=self.cert, cert_key=self.cert_key
+        )
 
 
 def follow_load(config: Autoscaling) -> int:

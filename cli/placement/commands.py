@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from scannery.cli.leaf_options import (
+    LeavesCaOption,
+    LeavesCertKeyOption,
+    LeavesCertOption,
+    LeavesKeyOption,
+)
 from scannery.cli.log_option import LogOption
 from scannery.cli.output import console
 
@@ -101,15 +107,10 @@ def autoscale(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time in which new leaves have to serve.", min=1)
     ] = 300.0,
-    leaves_key: Annotated[
-        str, typer.Option(metavar="FILE", help="File with the API key for the leaves.")
-    ] = "",
-    leaves_ca: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE", help="Connect to them with TLS; file with the authority of their certificates."
-        ),
-    ] = "",
+    leaves_key: LeavesKeyOption = "",
+    leaves_ca: LeavesCaOption = "",
+    leaves_cert: LeavesCertOption = "",
+    leaves_cert_key: LeavesCertKeyOption = "",
 ) -> None:  # fmt: skip
     """Add and remove rows of a cluster on Ray with its load, until SIGTERM or Ctrl-C."""
     from scannery.cli.placement.autoscaling import Autoscaling, follow_load
@@ -119,8 +120,9 @@ def autoscale(
         min_rows=min_rows, max_rows=max_rows, target_load=target_load, shrink_after_s=shrink_after
     )
     config = Autoscaling(
-        ray=ray, name=name, limits=limits, every_s=every, timeout_s=timeout, key_file=leaves_key, ca=leaves_ca
-    )
+        ray=ray, name=name, limits=limits, every_s=every, timeout_s=timeout,
+        key_file=leaves_key, ca=leaves_ca, cert=leaves_cert, cert_key=leaves_cert_key,
+    )  # fmt: skip
     raise typer.Exit(follow_load(config))
 
 

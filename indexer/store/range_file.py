@@ -10,24 +10,19 @@ from scannery.indexer.store.object_store import Store
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["RangeFile"]
+__all__ = ["RangeFile", "ReadOnlyFile"]
 
 
-class RangeFile(io.RawIOBase):
-    """A read-only file over an object. Each read is one request; the reader checks what it reads."""
+class ReadOnlyFile(io.RawIOBase):
+    """A file of which ranges are read."""
 
-    def __init__(self, store: Store, key: str, size_bytes: int) -> None:
-        """Open nothing yet.
-
-        Args:
-            store: that has the object.
-            key: of the object.
-            size_bytes: its size.
-
-        """
+    def __init__(self, size_bytes: int) -> None:
         super().__init__()
-        self._store, self._key, self._size = store, key, size_bytes
-        self._at = 0
+        self._size, self._at = size_bytes, 0
+
+    def range_of(self, start: int, length: int) -> bytes | memoryview:
+        """Return bytes of the file, which are in it."""
+        raise NotImplementedError
 
     def readable(self) -> bool:
         """Return True."""
@@ -48,14 +43,30 @@ class RangeFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Read into a buffer, and return the number of bytes; 0 at the end.
-
-        Raises:
-            NotFoundError, StoreError: as `Store.read_range`.
-
-        """
+        """Read into a buffer, and return the number of bytes; 0 at the end. Raises as `range_of`."""
         view = memoryview(buffer).cast("B")
         length = max(0, min(len(view), self._size - self._at))
-        view[:length] = self._store.read_range(self._key, self._at, length)
-        self._at += length
+        if length:
+            view[:length] = self.range_of(self._at, length)
+            self._at += length
         return length
+
+
+class RangeFile(ReadOnlyFile):
+    """A file over an object. Each read is one request; the reader checks what it reads."""
+
+    def __init__(self, store: Store, key: str, size_bytes: int) -> None:
+        """Open nothing yet.
+
+        Args:
+            store: that has the object.
+            key: of the object.
+            size_bytes: its size.
+
+        """
+        super().__init__(size_bytes)
+        self._store, self._key = store, key
+
+    def range_of(self, start: int, length: int) -> bytes | memoryview:
+        """Return bytes of the object; raises NotFoundError and StoreError."""
+        return self._store.read_range(self._key, start, length)

@@ -6,7 +6,6 @@ checksums.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,11 +27,12 @@ from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.segment.segment_writer import SEGMENT_KEY
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.store.range_file import ReadOnlyFile
 from scannery.indexer.vectors.tie_order import write_ties
 from scannery.indexer.vectors.vector_files import no_vectors
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+    pass
 
 __all__ = ["PAGES", "has_cold_data", "unpack_cold"]
 
@@ -139,12 +139,11 @@ def _joined_ranges(ranges: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-class _Ranges(io.RawIOBase):
-    """A read-only file of which some ranges are known, and no others are read."""
+class _Ranges(ReadOnlyFile):
+    """A file of which some ranges are known, and no others are read."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._at = self._size = 0
+        super().__init__(0)
         self._known: list[tuple[int, memoryview]] = []
 
     def add(self, start: int, data: memoryview) -> None:
@@ -152,36 +151,10 @@ class _Ranges(io.RawIOBase):
         self._known.append((start, data))
         self._size = max(self._size, start + len(data))
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position, and return it."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._at
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        """Read into a buffer, and return the number of bytes; 0 at the end."""
-        view = memoryview(buffer).cast("B")
-        length = max(0, min(len(view), self._size - self._at))
-        if not length:
-            return 0
-        for start, data in self._known:
-            at = self._at - start
+    def range_of(self, start: int, length: int) -> memoryview:
+        """Return known bytes; CorruptError if they are not."""
+        for first, data in self._known:
+            at = start - first
             if at >= 0 and at + length <= len(data):
-                view[:length] = data[at : at + length]
-                self._at += length
-                return length
-        raise CorruptError(
-            f"bytes {self._at} to {self._at + length} of a segment are not those of its columns"
-        )
+                return data[at : at + length]
+        raise CorruptError(f"bytes {start} to {start + length} of a segment are not those of its columns")
