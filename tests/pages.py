@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import pytest
 
 from scannery.cli.main import main
 from tests.data import ROOT
+from tests.ports import free_port
 
 __all__ = ["Block", "Reader", "blocks", "commands"]
 
@@ -59,12 +59,6 @@ def commands(text: str) -> list[str]:
     return found
 
 
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 @dataclass
 class Reader:
     """Runs blocks in the current folder; commands of Scannery in this process, servers in processes of their own.
@@ -103,7 +97,7 @@ class Reader:
 
     def _port(self, usual: str) -> str:
         if usual not in self.ports:
-            self.ports[usual] = _free_port()
+            self.ports[usual] = str(free_port())
         return self.ports[usual]
 
     def run_command(self, command: str) -> None:

@@ -19,8 +19,9 @@ import scannery
 from scannery.cli.main import app
 from scannery.serving.process.maintain import STOP_S
 from scannery.serving.telemetry.metrics import Histogram, ServerMetrics
-from tests.cluster.processes import Process, free_ports, wait_until
+from tests.cluster.processes import Process, wait_until
 from tests.data import ROOT
+from tests.ports import free_ports
 from tests.served import ROWS, make_library_store
 
 DEPLOY = ROOT / "deploy"

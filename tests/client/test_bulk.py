@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from scannery.client.errors import ResourceExhaustedError, ScanneryError, Unavai
 from scannery.client.transport.retries import Attempts
 from scannery.serving import Server, ServerConfig
 from scannery.v1 import index_pb2, search_pb2
+from tests.ports import free_port
 from tests.served import DIMENSIONS, library_table, serving
 
 QUERIES = np.random.default_rng(1).normal(size=(57, DIMENSIONS)).astype(np.float32)
@@ -148,13 +148,6 @@ sys.exit(status)
                 [sys.executable, "-c", code, target], timeout=120, check=False, capture_output=True, text=True
             )
             assert done.returncode == 0, done.stderr
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def test_the_restart_of_a_server_is_not_seen(library: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,13 +20,13 @@ import numpy as np
 import scannery
 from tests.cluster.machines import Machine
 from tests.data import ROOT
+from tests.ports import free_ports
 
 __all__ = [
     "Cluster",
     "Process",
     "Traffic",
     "children_of",
-    "free_ports",
     "often",
     "running_cluster",
     "wait_until",
@@ -183,13 +182,6 @@ def often(count: int, full: int) -> int:
 def children_of(pid: int) -> list[int]:
     """Return the processes that the first thread of a process started."""
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of loopback that were free at this moment."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:

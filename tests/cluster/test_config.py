@@ -10,7 +10,8 @@ import pytest
 
 import scannery
 from scannery.cli.main import main
-from tests.cluster.processes import Process, free_ports
+from tests.cluster.processes import Process
+from tests.ports import free_ports
 from tests.served import DIMENSIONS, ROWS
 
 ROOT = ("--role", "root")

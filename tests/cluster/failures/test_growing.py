@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import scannery
-from tests.cluster.processes import Process, Traffic, free_ports, often, wait_until
+from tests.cluster.processes import Process, Traffic, often, wait_until
+from tests.ports import free_ports
 from tests.served import DIMENSIONS, make_library_store
 
 GROUPS = often(2, 4)

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import scannery
-from tests.cluster.processes import Process, free_ports, often, wait_until
+from tests.cluster.processes import Process, often, wait_until
 from tests.live.log.postgres_server import PostgresServer, postgres_or_skip
 from tests.live.log.traffic import Searcher, Writer, check_written
 from tests.live.model import DIMENSIONS, make_store, random_row
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.long
 

@@ -17,10 +17,11 @@ import pytest
 
 from scannery.indexer import LiveSpec, Store, list_versions, read_manifest, verify
 from tests.cluster.failures.storm_writers import StormWriter
-from tests.cluster.processes import Process, free_ports, often, wait_until
+from tests.cluster.processes import Process, often, wait_until
 from tests.data import ROOT
 from tests.live.log.postgres_server import PostgresServer
 from tests.live.model import LIVE, make_store, random_row
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.long
 

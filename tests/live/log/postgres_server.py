@@ -10,7 +10,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ports import free_port
 
 __all__ = ["PostgresServer", "postgres_or_skip"]
 
@@ -100,7 +101,7 @@ class PostgresServer:
         if host:
             with (self._data / "pg_hba.conf").open("a") as rules:
                 rules.write("host all all samenet trust\n")
-        self.port = _free_port()
+        self.port = free_port()
         self.start()
 
     def _make_folder(self) -> None:
@@ -128,7 +129,7 @@ class PostgresServer:
             "--checkpoint=fast",
             "--no-sync",
         )
-        found.port = _free_port()
+        found.port = free_port()
         found.start()
         if synchronous:
             self.execute("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'")
@@ -240,9 +241,3 @@ class PostgresServer:
             except subprocess.TimeoutExpired:
                 self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -21,6 +21,7 @@ from scannery.pipelines import RunnerError
 from scannery.pipelines.execution.runners import import_beam
 from tests.data import ROOT
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
+from tests.ports import free_port
 
 SPEC = VECTORS | {"shards": 3}
 DEADLINE_S = 150
@@ -76,13 +77,6 @@ def until(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
     return value
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("localhost", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def listens(port: int) -> bool:

@@ -13,8 +13,9 @@ import pytest
 from scannery.runtime.errors import ConfigError
 from scannery.serving.config import LeavesConfig
 from scannery.serving.leaves.groups import LeafGroups
-from tests.cluster.processes import free_ports, wait_until
+from tests.cluster.processes import wait_until
 from tests.cluster.servers import leaf_server
+from tests.ports import free_ports
 from tests.served import make_library_store, serving
 from tests.serving.security.test_tls import Authority, secure
 
