@@ -1,18 +1,20 @@
 """What a root costs: one server of an index beside roots over its groups of leaves, on this machine.
 
     python -m benchmarks.cluster [--rows 100000] [--dimensions 64] [--groups 1,2,4,8] [--rounds 3] [--seconds 1]
-                                 [--store FOLDER]
+                                 [--store FOLDER] [--wires auto,off]
 
 Random vectors around 1,000 centres, with words and three attributes, in eight shards. One caller asks one query after
 the other, through the SDK; server, root, leaves and caller share the cores. All of them run at once, and take turns in
 each round. Processor time is that of the process which answers the caller, with its threads. Writes come last: upserts
 of ten datapoints, changes of an attribute of one, and dense queries while another caller upserts ten datapoints
-twenty times a second. All processes follow the same log, which is in the store.
+twenty times a second. All processes follow the same log, which is in the store. With `--wires auto,off` there are two
+roots for each number of groups: one calls its leaves over HTTP, the other, whose leaves have `--http off`, over gRPC.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import tempfile
 import threading
@@ -66,6 +68,7 @@ def main() -> None:
     parser.add_argument("--groups", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--wires", default="auto", help="values of --http of the leaves")
     parser.add_argument("--store", help="folder that keeps the index for the next run")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -76,16 +79,24 @@ def main() -> None:
         print(f"{given.rows} x {given.dimensions}; {environment('scann', 'grpcio')}\n", flush=True)
         measure(
             str(Path(store) / "store"), vectors_ND, [int(each) for each in given.groups.split(",")],
-            given.rounds, given.seconds,
+            given.rounds, given.seconds, given.wires.split(","),
         )  # fmt: skip
 
 
-def measure(store: str, vectors_ND: np.ndarray, groups: Sequence[int], rounds: int, seconds: float) -> None:
+def measure(
+    store: str,
+    vectors_ND: np.ndarray,
+    groups: Sequence[int],
+    rounds: int,
+    seconds: float,
+    wires: Sequence[str],
+) -> None:
     """Print the medians of all rounds, in which one server and all roots take turns."""
     with ExitStack() as stack:
         targets = {"one server": stack.enter_context(served(store))[:2]}
-        for count in groups:
-            targets[f"root, {count} leaves"] = stack.enter_context(root(store, count))
+        for count, wire in itertools.product(groups, wires):
+            name = f"root, {count} leaves" + (" over gRPC" if wire == "off" else "")
+            targets[name] = stack.enter_context(root(store, count, wire))
         asks = {
             name: asked(stack.enter_context(scannery.connect(address)), vectors_ND)
             for name, (_, address) in targets.items()
@@ -104,11 +115,13 @@ def measure(store: str, vectors_ND: np.ndarray, groups: Sequence[int], rounds: i
 
 
 @contextmanager
-def root(store: str, count: int) -> Iterator[tuple[int, str]]:
-    """Give the process id and the address of a root over leaves of so many groups."""
+def root(store: str, count: int, http: str = "auto") -> Iterator[tuple[int, str]]:
+    """Give the process id and the address of a root over a leaf of each of `count` groups, with their `--http`."""
     with ExitStack() as stack:
         leaves = [
-            stack.enter_context(served(store, "--role", "leaf", "--group", f"{group}/{count}"))[1]
+            stack.enter_context(
+                served(store, "--role", "leaf", "--group", f"{group}/{count}", "--http", http)
+            )[1]
             for group in range(count)
         ]
         yield stack.enter_context(served(store, "--role", "root", "--leaves", ",".join(leaves)))[:2]
