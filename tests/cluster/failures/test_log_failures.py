@@ -117,12 +117,7 @@ def test_each_process_notices_that_a_standby_lacks_the_last_writes(
             clients = [scannery.connect(root.address, timeout_s=30) for root in roots]
             indexes = [client.index("live") for client in clients]
             kept = indexes[0].upsert([{"id": "kept", "vector": QUERY}]).sequence
-            wait_until(
-                lambda: (
-                    standby.execute("SELECT max(position) FROM scannery.logs", database="postgres")
-                    == [(kept,)]
-                )
-            )
+            wait_until(lambda: _position_at(standby) == kept)
             standby.kill()
             lost = indexes[0].upsert([{"id": f"lost{n}", "vector": QUERY} for n in range(40)]).sequence
             assert len(indexes[1].search(QUERY, 60, where={"id": {"$ne": "kept"}}, min_sequence=lost)) > 40
