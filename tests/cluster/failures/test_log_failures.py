@@ -146,6 +146,17 @@ def is_written(index: scannery.Index, name: str) -> bool:
     return True
 
 
+def _position_at(standby: PostgresServer) -> int | None:
+    """Return the last mutation that a standby has; None: it does not even have the tables."""
+    from psycopg.errors import UndefinedTable
+
+    try:
+        [(position,)] = standby.execute("SELECT max(position) FROM scannery.logs", database="postgres")
+    except UndefinedTable:
+        return None
+    return int(position or 0)
+
+
 def both_of(primary: PostgresServer, standby: PostgresServer) -> str:
     """Return a URL that finds the primary among both."""
     hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
