@@ -92,7 +92,8 @@ test-ray: $(RAY)/.ready  ## A cluster on three nodes of Ray, which change and di
 
 # Network namespaces need root; the tests of them are skipped without.
 test-cluster: $(VENV)/.ready  ## All tests of clusters at full length: an hour of kills, partitions, roll-outs and random requests.
-	SCANNERY_TEST_CLUSTER=1 $(BIN)/python -m pytest -m "long or not long" -s tests/cluster tests/buckets tests/serving/leaves
+	SCANNERY_TEST_CLUSTER=1 $(BIN)/python -m pytest -o timeout=3600 -m "long or not long" -s \
+		tests/cluster tests/buckets tests/serving/leaves
 
 check: $(VENV)/.ready  ## Format, lint, imports, types.
 	$(BIN)/ruff format --check .
