@@ -16,7 +16,7 @@ import pytest
 
 from scannery.cli.main import main
 from tests.data import ROOT
-from tests.ports import free_port
+from tests.tools.ports import free_port
 
 __all__ = ["Block", "Reader", "blocks", "commands"]
 

@@ -21,8 +21,8 @@ from scannery.serving.process.maintain import STOP_S
 from scannery.serving.telemetry.metrics import Histogram, ServerMetrics
 from tests.cluster.processes import Process, wait_until
 from tests.data import ROOT
-from tests.ports import free_ports
 from tests.served import ROWS, make_library_store
+from tests.tools.ports import free_ports
 
 DEPLOY = ROOT / "deploy"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import free_ports
+from tests.tools.ports import free_ports
 
 __all__ = ["BUCKET", "Fault", "FaultyProxy", "bucket_environment", "faulty_proxy", "started_server"]
 

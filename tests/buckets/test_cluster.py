@@ -17,7 +17,7 @@ from scannery.indexer import Store, read_manifest
 from tests.buckets.servers import BUCKET, Fault, FaultyProxy, bucket_environment, faulty_proxy, started_server
 from tests.cluster.processes import Process
 from tests.data import ROOT
-from tests.ports import free_ports
+from tests.tools.ports import free_ports
 
 URI = f"s3://{BUCKET}/store"
 SPEC = {"index": "far", "source": {"id": "id", "vector": "v"}, "shards": 4}

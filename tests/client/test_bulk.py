@@ -19,8 +19,8 @@ from scannery.client.errors import ResourceExhaustedError, ScanneryError, Unavai
 from scannery.client.transport.retries import Attempts
 from scannery.serving import Server, ServerConfig
 from scannery.v1 import index_pb2, search_pb2
-from tests.ports import free_port
 from tests.served import DIMENSIONS, library_table, serving
+from tests.tools.ports import free_port
 
 QUERIES = np.random.default_rng(1).normal(size=(57, DIMENSIONS)).astype(np.float32)
 

@@ -20,7 +20,7 @@ import numpy as np
 import scannery
 from tests.cluster.machines import Machine
 from tests.data import ROOT
-from tests.ports import free_ports
+from tests.tools.ports import free_ports
 
 __all__ = [
     "Cluster",

@@ -11,8 +11,8 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from tests.cluster.processes import Process
-from tests.ports import free_ports
 from tests.served import DIMENSIONS, ROWS
+from tests.tools.ports import free_ports
 
 ROOT = ("--role", "root")
 LEAF = ("--role", "leaf")

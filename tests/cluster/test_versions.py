@@ -19,8 +19,8 @@ from scannery.v1.leaf_pb2_grpc import LeafServiceStub
 from tests.cluster.processes import Traffic, wait_until
 from tests.cluster.servers import leaf_server, root_server, started_cluster
 from tests.data import clustered, datapoints, without_ids
-from tests.ports import free_ports
 from tests.served import DIMENSIONS, LIBRARY, library_table, make_library_store, publish_version
+from tests.tools.ports import free_ports
 
 VECTORS_ND = clustered(60, DIMENSIONS, seed=11)
 

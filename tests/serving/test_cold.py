@@ -17,8 +17,8 @@ from tests.cluster.processes import Process
 from tests.cluster.servers import leaf_server, root_server
 from tests.data import clustered
 from tests.object_server import ObjectServer, object_server
-from tests.ports import free_ports
 from tests.served import DIMENSIONS, copied, make_library_store, make_text_store, serving
+from tests.tools.ports import free_ports
 
 QUERY = clustered(700, DIMENSIONS, seed=5)[650]
 

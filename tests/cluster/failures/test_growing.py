@@ -13,8 +13,8 @@ import pytest
 
 import scannery
 from tests.cluster.processes import Process, Traffic, often, wait_until
-from tests.ports import free_ports
 from tests.served import DIMENSIONS, make_library_store
+from tests.tools.ports import free_ports
 
 GROUPS = often(2, 4)
 READ_AGAIN_S = 7.0

@@ -16,7 +16,7 @@ from tests.cluster.processes import Process, often, wait_until
 from tests.live.log.postgres_server import PostgresServer, postgres_or_skip
 from tests.live.log.traffic import Searcher, Writer, check_written
 from tests.live.model import DIMENSIONS, make_store, random_row
-from tests.ports import free_ports
+from tests.tools.ports import free_ports
 
 pytestmark = pytest.mark.long
 

@@ -21,7 +21,7 @@ from tests.cluster.processes import Process, often, wait_until
 from tests.data import ROOT
 from tests.live.log.postgres_server import PostgresServer
 from tests.live.model import LIVE, make_store, random_row
-from tests.ports import free_ports
+from tests.tools.ports import free_ports
 
 pytestmark = pytest.mark.long
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.ports import free_port
+from tests.tools.ports import free_port
 
 __all__ = ["PostgresServer", "postgres_or_skip"]
 

@@ -21,7 +21,7 @@ from scannery.pipelines import RunnerError
 from scannery.pipelines.execution.runners import import_beam
 from tests.data import ROOT
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
-from tests.ports import free_port
+from tests.tools.ports import free_port
 
 SPEC = VECTORS | {"shards": 3}
 DEADLINE_S = 150

@@ -15,9 +15,9 @@ from scannery.serving.config import LeavesConfig
 from scannery.serving.leaves.groups import LeafGroups
 from tests.cluster.processes import wait_until
 from tests.cluster.servers import leaf_server
-from tests.ports import free_ports
 from tests.served import make_library_store, serving
 from tests.serving.security.test_tls import Authority, secure
+from tests.tools.ports import free_ports
 
 
 @pytest.fixture(scope="module")
