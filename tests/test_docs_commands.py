@@ -63,6 +63,7 @@ NOT_RUN = {
         "./qdrant",
     ): "needs other databases; tests/cli/importing/test_import.py has them",
     ("docs/serving.md", "gs://bucket/store"): "needs a bucket; tests/serving/process serves with workers",
+    ("docs/serving.md", "--cold archive"): "needs a bucket; tests/serving/test_cold.py serves cold indexes",
     (
         "docs/live-updates.md",
         "SCANNERY_LOG",
