@@ -21,6 +21,8 @@ __all__ = ["HttpConnection", "WireError"]
 MAX_ANSWER_BYTES = 1 << 30
 """As over gRPC."""
 MAX_HEAD_BYTES = 1 << 14
+MAX_ERROR_BYTES = 1 << 16
+"""Of the JSON of an error, which is parsed in the thread that makes all calls; those of leaves have a few KiB."""
 
 _SERVER, _WORKER, _DETAIL = SERVER_KEY.encode(), b"scannery-worker", f"trailer-{DETAIL_KEY}".encode()
 _KEPT = frozenset((_SERVER, _WORKER, _DETAIL))
@@ -170,6 +172,8 @@ class HttpConnection(asyncio.Protocol):
 def _error_of(status: int, body: bytes, detail: bytes) -> Exception:
     """Return the error of an answer as gRPC would raise it; WireError: it is none of a leaf."""
     try:
+        if len(body) > MAX_ERROR_BYTES:
+            raise ValueError
         told = json.loads(body)
         code, message = _CODES[told["code"]], str(told["message"])
         packed = base64.b64decode(detail + b"=" * (-len(detail) % 4), validate=True)
