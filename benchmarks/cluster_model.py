@@ -54,7 +54,7 @@ class Shape:
     """That a root uses at most: one for each worker, since these are processes of Python."""
     leaf_cores: int = 1
     shared_cores: int = 0
-    """All processes share so many; 0: each has its own."""
+    """Number that all processes share; 0: each process has its own."""
     rate: float = 0.0
     """Queries per second that arrive at random; 0: `callers` ask one after the other."""
     callers: int = 1

@@ -6,7 +6,7 @@
 Kinds are those of `benchmarks.recall_matrix`. The index has two shards for each group, with ScaNN in each segment; all
 other settings are those of a new build. Each query is asked alone, of both servers in turn. Hits count if their scores
 are at least that of the last true hit, so ties do not matter. The error is that of the mean difference over queries.
-With `--written`, so many datapoints are written again before the questions: their new rows are in memory.
+`--written` datapoints are written again before the questions: their new rows are in memory.
 
 Shapes: Q queries, D dimensions.
 """

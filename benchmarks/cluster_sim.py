@@ -9,7 +9,7 @@
 `measure` starts real clusters on this machine and writes processor times, latencies and rates to FILE. `validate`
 fits two numbers (time between processes, variation) to the smallest of them, and predicts the others. `plan` takes
 what a root costs from FILE, bytes of a row from the file of `benchmarks.leaf_size --json`, and the time of a leaf of
-the planned size from `--leaf-ms`, which nobody has measured here. Prices are in any currency: a core and a GiB of
+the planned size from `--leaf-ms`, which is an estimate. Prices are in any currency: a core and a GiB of
 memory for an hour, a GB of disk for a month.
 """
 

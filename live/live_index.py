@@ -231,7 +231,7 @@ class LiveIndex(Generic[SnapshotT]):
         return snapshot if snapshot.sequence >= sequence else None
 
     def _look_again(self, wait_s: float) -> bool:
-        """Have the log looked for that another process may have begun a moment ago, by whoever looks next.
+        """Have the next look search for a log that another process may have begun a moment ago.
 
         Returns False if another thread still looks after `wait_s` seconds: it may have looked too early.
         """

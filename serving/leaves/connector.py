@@ -14,13 +14,12 @@ import grpc.aio
 from scannery.runtime.errors import ConfigError
 from scannery.serving.config import LeavesConfig
 from scannery.serving.contract import LEAF_STATUS
-from scannery.serving.leaves.http_calls import HttpCalls
+from scannery.serving.leaves.http_calls import Headers, HttpCalls
 from scannery.serving.leaves.target import told_host
 from scannery.serving.security.tls import read_authorities, read_pair
 
 __all__ = ["Connector", "Headers", "hint"]
 
-Headers: TypeAlias = tuple[tuple[str, str], ...]
 Files: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 """Authorities, certificate chain and its private key, PEM."""
 

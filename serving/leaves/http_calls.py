@@ -28,7 +28,7 @@ from scannery.serving.leaves.http_connection import HttpConnection, WireError
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["ASK", "HttpCalls"]
+__all__ = ["ASK", "Headers", "HttpCalls"]
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -36,7 +36,7 @@ ASK: Headers = ((HTTP_KEY, "ask"),)
 """Metadata of a call over gRPC that asks where HTTP is answered."""
 MOST_CONNECTIONS = 32
 CONNECTIONS_A_WORKER, LEAST_CONNECTIONS, MOST_KEPT = 2, 4, 16
-"""So many are kept, for a leaf of several processes; more are closed when they were idle for IDLE_S."""
+"""Connections kept: two for each process of a leaf, within these bounds. Others are closed when idle for IDLE_S."""
 IDLE_S = 60.0
 """Less than the time after which a server closes idle connections."""
 AGAIN_AFTER_S = 10.0

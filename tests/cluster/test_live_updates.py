@@ -181,7 +181,7 @@ def test_no_answer_has_half_of_a_batch(store: Path, answers: int, seals: bool) -
 
 
 def _enough(readers: Sequence[Reader], answers: int) -> bool:
-    """Return whether there were so many answers, of more than ten states, or one failed."""
+    """Return whether the readers had `answers` answers, of more than ten states, or one failed."""
     there = sum(reader.answers for reader in readers) >= answers and len(_seen(readers)) > 10
     return there or any(reader.problem for reader in readers)
 

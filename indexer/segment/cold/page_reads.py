@@ -156,7 +156,7 @@ class ColdReads:
     def abandoned(
         self, source: PageSource, pages: Sequence[int], started: Sequence[np.ndarray | Future[np.ndarray]]
     ) -> None:
-        """Wait no longer for pages: requests for them that have not begun are not made if nobody else waits."""
+        """Wait no longer for pages: requests for them that have not begun are not made if no other search waits."""
         with self._lock:
             for page, each in zip(pages, started, strict=True):
                 flight = self._flights.get((source.key, page))

@@ -123,7 +123,7 @@ def check_whole(index: scannery.Index) -> int:
 
 
 def is_free(log: DatabaseUrl) -> bool:
-    """Take the lock of a task, and give it back; return whether nobody had it."""
+    """Take the lock of a task, and give it back; return whether it was free."""
     lock = try_task_lock(log, "log", "seal")
     if lock is not None:
         lock.release()

@@ -90,7 +90,7 @@ def test_batches_by_filter(pair: Pair) -> None:
 
 
 def test_two_roots_count_together(pair: Pair) -> None:
-    # Each increment reads a counter and writes it if nobody else has meanwhile: none is lost, whatever is sealed.
+    # Each increment reads a counter and writes it if no other caller has meanwhile: none is lost, whatever is sealed.
     check_counters(pair, seals=1, increments=6)
 
 
