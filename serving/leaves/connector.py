@@ -72,6 +72,8 @@ class Connector:
         self._config = config
         self._identity = (("scannery-client", secrets.token_hex(8)),)
         self._headers: Headers | None = None
+        self._made: tuple[Files, ssl.SSLContext] | None = None
+        """The TLS of connections of HTTP, and the files that it was made of."""
         self._name = told_host(config.target) if config.tls else ""
         self._options = [*_OPTIONS, ("grpc.ssl_target_name_override", self._name)] if self._name else _OPTIONS
 
@@ -101,6 +103,12 @@ class Connector:
         return HttpCalls(address, self._context(files) if self._config.tls else None, self._name)
 
     def _context(self, files: Files) -> ssl.SSLContext:
+        """Return what all leaves share: to read the authorities of a system takes tens of milliseconds."""
+        if self._made is None or self._made[0] != files:
+            self._made = files, self._new_context(files)
+        return self._made[1]
+
+    def _new_context(self, files: Files) -> ssl.SSLContext:
         config, (authorities, chain, _) = self._config, files
         try:
             context = ssl.create_default_context(cadata=authorities.decode() if authorities else None)
