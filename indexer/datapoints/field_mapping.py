@@ -34,6 +34,7 @@ from scannery.indexer.datapoints.text_values import (
 from scannery.indexer.datapoints.validation import SPAN, SPARSE
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeSpec, AttributeType, IndexSpec, SourceSpec
+from scannery.indexer.vectors.vector_texts import CutVectorError, vector_in_text
 
 __all__ = ["FieldMapping", "MappedField"]
 
@@ -391,12 +392,13 @@ def _formatted(value: object, *, name: str, format: str) -> object:
 
 
 def _vector(value: object, *, name: str, kind: str | None) -> object:
-    """Return the numbers in raw bytes or in a JSON list, other values as they are."""
+    """Return the numbers in raw bytes or in a text (vector_texts.py), other values as they are."""
     if isinstance(value, str):
         try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value  # which is refused as it is
+            return vector_in_text(value, kind)
+        except CutVectorError as error:
+            what = f"numbers are left out where `...` stands: {value[:60]!r}; write vectors as JSON lists"
+            raise InvalidRecordError(f"{name}: {what}", reason="vector", field=name) from error
     if not isinstance(value, bytes):
         return value
     if kind is None:  # four bytes are one float32 or two float16: both would look like vectors

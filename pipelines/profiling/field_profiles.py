@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from scannery.indexer.vectors.vector_texts import CutVectorError, vector_in_text
 from scannery.pipelines.profiling.value_types import TypeGuess, guess_type, has_decimal_commas, is_missing
 
-__all__ = ["FieldProfile", "flattened", "profile_fields"]
+__all__ = ["NEARLY_ALL", "FieldProfile", "flattened", "is_named_as_vector", "profile_fields", "shown"]
 
 MAX_DEPTH = 5
 """Levels of nested mappings that are looked into."""
 MAX_FIELDS = 400
 EXAMPLES = 3
 EXAMPLE_CHARS = 40
+NEARLY_ALL = 0.95
+"""Share of the records whose values tell what a field is: a sample may have a few damaged ones."""
+
+_VECTOR_NAMES = re.compile(r"(embeddings?|vectors?|vecs?|embs?|features?|values|dense)")
+LEAST_DIMENSIONS = 16
+"""Lists of fewer numbers are vectors only under a name for vectors."""
+
+_MARKS = re.compile(r"^\W+|\W+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +54,9 @@ class FieldProfile:
 
     has_commas: bool = False
     """Whether numbers of the sample have decimal commas."""
+
+    is_cut: bool = False
+    """Whether the values are vectors in text whose numbers were left out when they were written."""
 
     @property
     def name(self) -> str:
@@ -82,10 +96,19 @@ class FieldProfile:
 
     @cached_property
     def words(self) -> float:
-        """Mean number of words of the texts; without spaces, as in Chinese, three characters count as one."""
+        """Mean number of words of the texts; without spaces, as in Chinese, three characters count as one.
+
+        Numbers, hashes, identifiers and addresses are no words.
+        """
         if not self.is_text or not self.values:
             return 0.0
-        return float(np.mean([max(len(text.split()), _dense_characters(text) / 3) for text in self.values]))
+        return float(np.mean([max(_words(text), _dense_characters(text) / 3) for text in self.values]))
+
+    @cached_property
+    def is_vector(self) -> bool:
+        """Whether the values are lists of numbers of one size, enough of them or under a name for vectors."""
+        least = 2 if is_named_as_vector(self.parts) else LEAST_DIMENSIONS
+        return self.dimensions is not None and self.dimensions >= least
 
     @cached_property
     def longest(self) -> int:
@@ -116,21 +139,80 @@ def profile_fields(records: Sequence[Mapping[str, Any]]) -> list[FieldProfile]:
                     found.append(str(value) if isinstance(value, uuid.UUID) else value)
     has_commas = has_decimal_commas(text for one in values.values() for text in one if isinstance(text, str))
     return [
-        FieldProfile(".".join(parts), parts, place, len(records), found, has_commas)
+        _profile(parts, place, len(records), found, has_commas=has_commas)
         for place, (parts, found) in enumerate(values.items())
     ]
+
+
+def is_named_as_vector(parts: Sequence[str]) -> bool:
+    """Return whether a word of a field's name is one for vectors."""
+    words = re.split(r"[\W_\d]+|(?<=[a-z])(?=[A-Z])", parts[-1])
+    return any(_VECTOR_NAMES.fullmatch(word.lower()) for word in words)
+
+
+def _profile(
+    parts: tuple[str, ...], place: int, records: int, values: Sequence[Any], *, has_commas: bool
+) -> FieldProfile:
+    """Return the profile of a field; vectors in text count as lists of numbers."""
+    profile = FieldProfile(".".join(parts), parts, place, records, values, has_commas)
+    try:
+        vectors = _vectors_in_texts(values, 2 if is_named_as_vector(parts) else LEAST_DIMENSIONS)
+    except CutVectorError:
+        return dataclasses.replace(profile, is_cut=True)
+    return profile if vectors is None else dataclasses.replace(profile, values=vectors)
+
+
+def _vectors_in_texts(values: Sequence[Any], least: int) -> Sequence[Any] | None:
+    """Return the vectors in texts, None if nearly all are no vectors of one size.
+
+    Raises:
+        CutVectorError: the first one is cut off.
+
+    """
+    sizes = Counter[int]()
+    vectors: list[Any] = []
+    for place, text in enumerate(values):
+        if not isinstance(text, str):
+            return None
+        try:
+            vector = vector_in_text(text)
+        except CutVectorError:
+            if place == 0:
+                raise
+            continue
+        size = _size_of_vector(vector) or 0
+        if place == 0 and size < least:  # most fields: nothing more is parsed
+            return None
+        sizes[size] += 1
+        vectors.append(vector)
+    size, count = max(sizes.items(), key=lambda item: item[1], default=(0, 0))
+    if size < least or count < NEARLY_ALL * len(values):
+        return None
+    return [vector for vector in vectors if _size_of_vector(vector) == size]
 
 
 def flattened(
     record: Mapping[str, Any], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the fields of a record with the names of their paths: those of nested mappings in place of the mappings."""
-    for name, value in record.items():
-        parts = (*above, str(name))
+    """Yield the fields of a record with the names of their paths: those of nested mappings in place of the mappings.
+
+    Text that is a mapping in JSON, such as a database's column in a CSV cell, is looked into, as `source` can.
+    """
+    for name, own in record.items():
+        parts, value = (*above, str(name)), _described(own)
         if isinstance(value, Mapping) and value and len(parts) <= MAX_DEPTH:
             yield from flattened(value, parts)
         else:
             yield parts, value
+
+
+def _described(value: Any) -> Any:
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def shown(value: object) -> str:
@@ -157,6 +239,15 @@ def _size_of_vector(value: object) -> int | None:
     items: Iterable[object] = value
     are_numbers = all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in items)
     return len(value) if are_numbers else None
+
+
+def _words(text: str) -> int:
+    return sum(_is_word(_MARKS.sub("", token)) for token in text.split())
+
+
+def _is_word(token: str) -> bool:
+    letters = sum(map(str.isalpha, token))
+    return letters > 0.8 * len(token) and "://" not in token and "@" not in token
 
 
 def _dense_characters(text: str) -> int:

@@ -11,17 +11,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from scannery.pipelines.profiling.field_profiles import FieldProfile
+from scannery.pipelines.profiling.field_profiles import NEARLY_ALL, FieldProfile, is_named_as_vector
 from scannery.pipelines.profiling.value_types import TypeGuess
 
-__all__ = ["Attribute", "LeftOut", "Role", "Roles", "find_roles"]
+__all__ = ["CUT_VECTORS", "Attribute", "LeftOut", "Role", "Roles", "find_roles"]
 
 TEXT_WORDS = 5
 """Mean number of words from which a field can be the text rather than a name."""
 TITLE_CHARS = 300
 MAX_ATTRIBUTE_CHARS = 200
 MAX_ID_CHARS = 200
-NEARLY_UNIQUE = 0.95
 
 _ID_NAMES: tuple[tuple[re.Pattern[str], int], ...] = (
     (re.compile(r"_?(id|uuid|guid|key|pk|identifier)", re.I), 100),
@@ -38,7 +37,6 @@ _TITLE_NAMES = re.compile(
     r"(title|name|headline|subject|heading|caption|label|titel|überschrift|titre|nom|título|titulo|nombre|titolo|nome|"
     r"betreff|topic)", re.I
 )  # fmt: skip
-_VECTOR_NAMES = re.compile(r"(embedding|vector|vec|emb|features)s?", re.I)
 _DOCUMENT_NAMES = re.compile(r"(doc|document|parent|source_doc(ument)?)[_ ]?id", re.I)
 _ADDRESS = re.compile(r"(https?://|www\.|[\w.+-]+@[\w-]+\.)\S+")
 
@@ -103,10 +101,12 @@ def find_roles(
     named = {role: _named(rest, path) for role, path in given.items()}
     id = named.get("id") or _id(rest)
     text = named.get("text") or _text(rest, id)
+    if text is None and vector is not None:
+        text = _short_text(rest, None, id, only_named=True)
     title = named.get("title") or _title(rest, text, id)
-    if text is None and vector is None and "text" not in given:
-        text = _short_text(rest, title, id)
-    if text is None and vector is None and title is not None:
+    if text is None and vector is None:
+        text = _short_text(rest, title, id, only_named=False)
+    if text is None and vector is None and title is not None and title.field.words:
         text, title = title, None  # a list of names: they are what is searched
     document_id = next((_role(p, "groups passages") for p in rest if _groups(p)), None)
     taken = {role.field.path for role in (id, text, title, vector, document_id) if role is not None}
@@ -126,15 +126,9 @@ def _role(field: FieldProfile, why: str) -> Role:
 
 
 def _vector(profiles: Sequence[FieldProfile]) -> Role | None:
-    def is_vector(profile: FieldProfile) -> bool:
-        least = 2 if _VECTOR_NAMES.fullmatch(profile.name) else 16
-        return (
-            profile.dimensions is not None and profile.dimensions >= least and profile.share >= NEARLY_UNIQUE
-        )
-
     found = sorted(
-        (profile for profile in profiles if is_vector(profile)),
-        key=lambda profile: (not _VECTOR_NAMES.fullmatch(profile.name), profile.place),
+        (profile for profile in profiles if profile.is_vector and profile.share >= NEARLY_ALL),
+        key=lambda profile: (not is_named_as_vector(profile.parts), profile.place),
     )
     if not found:
         return None
@@ -161,7 +155,7 @@ def _id_score(profile: FieldProfile) -> int:
         return 0
     by_name = max((score for pattern, score in _ID_NAMES if pattern.fullmatch(profile.name)), default=0)
     unique = profile.distinct / len(profile.values)
-    if unique < NEARLY_UNIQUE or (unique < 1 and by_name < 80):
+    if unique < NEARLY_ALL or (unique < 1 and by_name < 80):
         return 0
     has_spaces = profile.is_text and any(" " in str(value) for value in profile.values)
     by_values = 1 if has_spaces else 20 if profile.is_text else 10
@@ -220,8 +214,13 @@ def _text(profiles: Sequence[FieldProfile], id: Role | None) -> Role | None:
     return Role(found[0], why, _paths(found[1:]))
 
 
-def _short_text(profiles: Sequence[FieldProfile], title: Role | None, id: Role | None) -> Role | None:
-    """Return the text where all texts are short: a field that is named as texts are, or has twice the title's words."""
+def _short_text(
+    profiles: Sequence[FieldProfile], title: Role | None, id: Role | None, *, only_named: bool
+) -> Role | None:
+    """Return the text where all texts are short: a field that is named as texts are, or has twice the title's words.
+
+    With `only_named`, only the former.
+    """
     taken = {role.field.path for role in (title, id) if role is not None}
     least = 2 if title is None else max(2, 2 * title.field.words)
 
@@ -229,7 +228,7 @@ def _short_text(profiles: Sequence[FieldProfile], title: Role | None, id: Role |
         named = _is_named(profile, _TEXT_NAMES) and not _is_named(profile, _TITLE_NAMES)
         is_long = profile.words >= (1.5 if named else least) and _is_telling(profile, 0.5)
         is_text = profile.is_text and not _is_code(profile) and not _is_amount(profile)
-        return is_text and is_long and profile.path not in taken
+        return is_text and is_long and profile.path not in taken and (named or not only_named)
 
     found = sorted(filter(can_be, profiles), key=lambda p: (not _is_named(p, _TEXT_NAMES), -p.words, p.place))
     return Role(found[0], "short texts; the longest ones", _paths(found[1:])) if found else None
@@ -308,9 +307,12 @@ def _is_same(profile: FieldProfile, role: Role | None) -> bool:
     return role is not None and bool(profile.values) and list(profile.values) == list(role.field.values)
 
 
+CUT_VECTORS = "vectors of which only some numbers were written"
 _OBJECTIONS: tuple[tuple[Callable[[FieldProfile], bool], str], ...] = (
     (lambda p: not p.path.strip(), "has no name"),
     (lambda p: not p.values, "has no value in the sample"),
+    (lambda p: p.is_cut, f"{CUT_VECTORS}: `...` stands for the others; write them as JSON lists"),
+    (lambda p: p.is_vector, "lists of numbers; `named_vectors` can have more of them"),
     (lambda p: p.guess is None, "lists or mappings; one such field can be the `payload`"),
     (lambda p: p.is_text and p.longest > MAX_ATTRIBUTE_CHARS, "long texts: no use in filters"),
 )

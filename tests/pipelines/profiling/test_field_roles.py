@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -137,3 +138,92 @@ def test_what_the_user_names_wins(role: str, path: str):
         body=[t * 4 for t in TEXTS],
     )
     assert paths(roles_of(records, **{role: path}))[role] == path
+
+
+VECTORS = [[round(0.01 * row + 0.1 * place - 1, 3) for place in range(24)] for row in range(4)]
+TABLES: dict[str, tuple[list[dict[str, Any]], dict[str, str]]] = {
+    "chroma": (
+        rows(id=["a", "b", "c", "d"], document=TEXTS, embedding=VECTORS, metadata=[{"page": n} for n in range(4)]),
+        {"id": "id", "text": "document", "vector": "embedding"},
+    ),
+    "chroma, short documents": (
+        rows(id=["a", "b", "c", "d"], document=["red bees", "grey owls", "two cats", "a dog"], embedding=VECTORS),
+        {"id": "id", "text": "document", "vector": "embedding"},
+    ),
+    "pinecone": (
+        rows(id=["a", "b", "c", "d"], values=VECTORS, metadata=[{"text": text} for text in TEXTS]),
+        {"id": "id", "text": "metadata.text", "vector": "values"},
+    ),
+    "pinecone, few dimensions": (
+        rows(id=["a", "b", "c", "d"], values=[one[:3] for one in VECTORS], metadata=[{"text": one} for one in TEXTS]),
+        {"id": "id", "text": "metadata.text", "vector": "values"},
+    ),
+    "qdrant": (
+        rows(id=[1, 2, 3, 4], vector=VECTORS, payload=[{"content": text, "lang": "en"} for text in TEXTS]),
+        {"id": "id", "text": "payload.content", "vector": "vector"},
+    ),
+    "qdrant, named": (
+        rows(id=[1, 2, 3, 4], vector=[{"image": one} for one in VECTORS], payload=[{"body": one} for one in TEXTS]),
+        {"id": "id", "text": "payload.body", "vector": "vector.image"},
+    ),
+    "langchain": (
+        rows(page_content=TEXTS, metadata=[{"source": f"{n}.pdf"} for n in range(4)]),
+        {"text": "page_content", "id": "metadata.source"},
+    ),
+    "cookbook": (rows(text=TEXTS, embedding=[str(one) for one in VECTORS]), {"text": "text", "vector": "embedding"}),
+    "cohere": (
+        rows(id=[0, 1, 2, 3], title=["Light", "Food", "Trees", "Rail"], text=TEXTS, emb=VECTORS),
+        {"id": "id", "title": "title", "text": "text", "vector": "emb"},
+    ),
+    "weaviate": (
+        rows(uuid=["a", "b", "c", "d"], properties=[{"body": text} for text in TEXTS], vector=VECTORS),
+        {"id": "uuid", "text": "properties.body", "vector": "vector"},
+    ),
+    "payload as JSON": (
+        rows(id=[1, 2, 3, 4], vector=VECTORS, payload=[json.dumps({"content": text, "n": 1}) for text in TEXTS]),
+        {"id": "id", "text": "payload.content", "vector": "vector"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_other_systems(name: str):
+    records, expected = TABLES[name]
+    assert paths(roles_of(records)) == expected
+
+
+NO_TEXTS: dict[str, list[Any]] = {
+    "numbers": ["1 2 3 4 5 6", "2 3 4 5 6 7", "3 4 5 6 7 8", "4 5 6 7 8 9"],
+    "floats": [0.5, 0.25, 0.125, 0.1],
+    "vectors": [str(one) for one in VECTORS],
+    "cut vectors": ["[0.1 0.2 0.3 ... 0.4 0.5 0.6]", "[0.2 0.2 0.3 ... 0.4 0.5 0.6]"] * 2,
+    "hashes": [f"{row:0>64x}" for row in (10**70, 10**71, 10**72, 10**73)],
+    "uuids": [f"0b5e6f0e-1c5f-4a52-9d3b-3a52b1c5d0a{row}" for row in range(4)],
+    "addresses": [f"https://example.com/a-long-name/of-a-page/{row}" for row in range(4)],
+    "several addresses": [f"http://a.de/{n} http://b.de/{n} http://c.de/{n} http://d.de/{n}" for n in range(4)],
+    "mails": [f"anna{row}@example.com" for row in range(4)],
+    "dates": [f"2024-0{row + 1}-01" for row in range(4)],
+    "times": [f"Tue, 0{row + 1} Mar 2022 10:00:00 GMT" for row in range(4)],
+    "base64": ["aGVsbG8gd29ybGQgdGhpcw==", "dGhpcyBpcyBhIHRlc3Q0NQ==", "MTIzNDU2Nzg5MGFiY2RlZg==", "QUJDREVGR0g5M=="],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_TEXTS)
+@pytest.mark.parametrize("field", ["text", "content", "embedding", "a"])
+def test_what_is_no_text_is_never_embedded(name: str, field: str):
+    found = roles_of([{"nr": row, field: value} for row, value in enumerate(NO_TEXTS[name])])
+    assert found.text is None
+
+
+def test_a_few_damaged_vectors_do_not_hide_the_others():
+    texts = [str(VECTORS[row % 4]) for row in range(40)]
+    texts[0], texts[7] = texts[1], "[0.1 0.2 ... 0.3]"
+    found = roles_of([{"id": f"a{row}", "embedding": text} for row, text in enumerate(texts)])
+    assert paths(found) == {"id": "id", "vector": "embedding"}
+
+
+def test_vectors_that_were_cut_off_are_named():
+    found = roles_of(rows(id=["a", "b", "c", "d"], body=TEXTS, embedding=NO_TEXTS["cut vectors"]))
+    assert {one.field.path: one.why.split(":")[0] for one in found.left_out} == {
+        "embedding": "vectors of which only some numbers were written"
+    }
