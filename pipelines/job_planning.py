@@ -29,7 +29,7 @@ from scannery.pipelines.tuning.tuning_queries import queries_of, write_queries
 
 __all__ = ["build_id", "changed_names", "new_job", "plan_job", "same_space"]
 
-TEXT_VERSION = 2
+TEXT_VERSION = 3
 """Part of the recipe of indexes with texts: raise it when some text would be embedded or searched differently.
 
 Units are then made again; documents with an unchanged content hash (records/passages.py) are not embedded again."""

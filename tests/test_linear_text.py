@@ -45,6 +45,10 @@ PIECES = {
     "arrows": "-->\n", "timings": CUE, "cues": f"1\n{CUE}<v Ann>some words &amp; more\n\n", "headers": "WEBVTT\n",
     "headings": "# a\n", "headings and text": "###### a b\nc\n", "underlined": "a\n===\n\n", "open fences": "```\n",
     "rows": "| a | b |\n", "headers of tables": "|a|\n|-|\n", "delimiters": "|-", "links": "# [a](b", "pages": "\f",
+    "clocks": "00:12 a b\n", "round clocks": "(0:12) Ann Lee: a\n", "headers with clocks": "Ann Lee  0:12\na\n",
+    "open clocks": "0:0", "digits": "0:00", "names": "Ann Lee Bo ", "lines of names": "Ann Lee:\n",
+    "bullets": "- 0:12 - ",
+    "rolling": f"{CUE}a b\nc d\n\n{CUE}c d\ne f\n\n", "names in cues": f"{CUE}Ann Lee: a\n",
     "numbered": f"1\n{CUE}", "identifiers": f"\n{'x' * 50}\n{CUE}", "entities": "&amp;", "open entities": "&amp",
 }  # fmt: skip
 

@@ -1,23 +1,44 @@
 r"""Time and speaker marks in transcripts, found without changing the text.
 
-Recognised: WebVTT and SRT cues, `[hh:mm:ss]` and `[mm:ss]` marks anywhere (also escaped for Markdown, `\[04:02\]`),
-speaker turns `**Name:** …` at the start of a line, and WebVTT voice tags `<v Name>`.
+Recognised: cues of WebVTT, SRT, SBV and of Whisper's text (`[00:00.000 --> 00:05.000]`), with voice tags `<v Name>` or
+names before the words (`Name: …`); `[hh:mm:ss]` and `[mm:ss]` marks anywhere (also escaped for Markdown,
+`\[04:02\]`); speaker turns `**Name:** …` at the start of a line; lines with times and names (transcript_lines.py).
+Captions that roll up are said once (rolling_captions.py).
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 
-__all__ = ["Marks", "find_marks", "spoken_text"]
+from scannery.embed.text.rolling_captions import Cue, CueLine, repeated_spans
+from scannery.embed.text.transcript_lines import (
+    CLOCK,
+    NAME,
+    Label,
+    labels_of,
+    names_of,
+    rising,
+    seconds_of,
+)
 
-CLOCK = r"(?:(\d{1,3}):)?(\d{1,2}):(\d{2})(?:[.,](\d{1,3}))?"
+__all__ = ["TRANSCRIPT_VERSION", "Marks", "find_marks", "spoken_text"]
+
+TRANSCRIPT_VERSION = 2
+"""Raise it when other times, speakers or spoken words are found in a text: builds then embed transcripts again."""
+
 # Every pattern takes time linear in the text: repeats are bounded or end where the next match could begin, and two
 # adjacent parts never match the same characters.
-TIMING = re.compile(rf"^[ \t]*{CLOCK}[ \t]*-->[ \t]*{CLOCK}[^\n]*\n?", re.MULTILINE)
+CUE_CLOCK = r"(?:(\d{1,3}):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3}))?"
+ARROW = r"[ \t]*(?:-->[ \t]*|,(?=\d{1,2}:\d\d:\d\d\.\d{3}[ \t\r]*$))"
+TIMING = re.compile(
+    rf"^[ \t]*(?:{CUE_CLOCK}{ARROW}{CUE_CLOCK}[^\n]*\n?|\\?\[{CUE_CLOCK}[ \t]*-->[ \t]*{CUE_CLOCK}\\?\][ \t]*)",
+    re.MULTILINE,
+)
+SBV_HINT = re.compile(r",[0-9]{1,2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}")
 HEADER = re.compile(r"\ufeff?WEBVTT(?!\S)")
 # Only after a blank line: inside a cue, these are spoken words.
 VTT_BLOCK = re.compile(r"\n[ \t\r]*\n(?:NOTE|STYLE|REGION)(?!\S)")
@@ -28,6 +49,10 @@ TAG = re.compile(
 )
 MARK = re.compile(rf"\\?\[{CLOCK}\\?\][ \t]*")
 TURN = re.compile(r"^[ \t]*\*\*([^*\n]{1,80}?)(?::\*\*|\*\*:)", re.MULTILINE)
+CUE_NAME = re.compile(
+    rf"(?:[-–][ \t]?)?(?:\[(?P<tag>(?i:speaker)[ _]\w{{1,3}})\](?!:)|[\[<]?(?P<name>{NAME})[\]>]?:)(?=\s)"
+)
+CUE_LINE = re.compile(r"[^\n]+")
 
 
 @dataclass(frozen=True)
@@ -92,39 +117,103 @@ def spoken_text(text: str) -> str | None:
 def find_marks(text: str) -> Marks:
     """Return the marks in `text`, in time linear in its length."""
     turns = [(m.start(), m.end(), m[1].strip()) for m in TURN.finditer(text)] if "**" in text else []
-    if "-->" in text and TIMING.search(text):
-        return _cue_marks(text, turns)
-    marks = [(m, _seconds(*m.groups())) for m in MARK.finditer(text)] if "[" in text else []
-    marks = [(m, t) for m, t in marks if t is not None]
-    kept = _rising([t for _, t in marks if t is not None])
+    if ("-->" in text or SBV_HINT.search(text)) and (timings := list(TIMING.finditer(text))):
+        return _cue_marks(text, timings, turns)
+    labels = labels_of(text)
+    marks = (
+        [(m.start(), m.end(), seconds_of(*m.groups())) for m in MARK.finditer(text)] if "[" in text else []
+    )
+    return _line_marks(labels, marks, turns)
+
+
+def _line_marks(
+    labels: Sequence[Label],
+    marks: Sequence[tuple[int, int, float | None]],
+    turns: Sequence[tuple[int, int, str]],
+) -> Marks:
+    """Return the marks of a text without cues.
+
+    Args:
+        labels: of its lines.
+        marks: times in brackets anywhere: start, end and seconds.
+        turns: speakers in bold: start, end and name.
+
+    """
+    starts = [label.start for label in labels]
+
+    def is_free(position: int) -> bool:
+        """Return whether no label has this position: a label says the same, and more."""
+        at = bisect_right(starts, position) - 1
+        return at < 0 or position >= labels[at].end
+
+    free = [(start, end, time_s) for start, end, time_s in marks if time_s is not None and is_free(start)]
+    named = [(label.start, label.end, label.name) for label in labels if label.name is not None]
+    speakers = sorted([*named, *(turn for turn in turns if is_free(turn[0]))])
+    # A line begins at its time, so that a passage that begins with the speaker's name has it.
+    times = [(label.start, label.time_s) for label in labels if label.time_s is not None]
+    times = sorted([*times, *((start, time_s) for start, _, time_s in free)])
+    kept = rising([time_s for _, time_s in times])
+    hidden = [label.mark for label in labels if label.mark is not None]
     return Marks(
-        hidden=[m.span() for m, _ in marks],
-        time_positions=[marks[i][0].start() for i in kept],
-        times_s=[t for i in kept if (t := marks[i][1]) is not None],
-        turn_positions=[start for start, _, _ in turns],
-        speakers=[name for _, _, name in turns],
-        label_ends=[end for _, end, _ in turns],
+        hidden=_merged([*hidden, *((start, end) for start, end, _ in free)]),
+        time_positions=[times[i][0] for i in kept],
+        times_s=[times[i][1] for i in kept],
+        turn_positions=[start for start, _, _ in speakers],
+        speakers=[name for _, _, name in speakers],
+        label_ends=[end for _, end, _ in speakers],
     )
 
 
-def _cue_marks(text: str, turns: list[tuple[int, int, str]]) -> Marks:
-    timings = list(TIMING.finditer(text))
-    cues = [_cue_start(text, m.start()) for m in timings]
-    hidden = [(start, m.end()) for start, m in zip(cues, timings, strict=True)]
-    hidden += _blocks(text, [m.start() for m in timings])
+def _cue_marks(text: str, timings: Sequence[re.Match[str]], turns: list[tuple[int, int, str]]) -> Marks:
+    starts = [_cue_start(text, m.start()) for m in timings]
+    blocks = _blocks(text, [m.start() for m in timings])
+    times = [_cue_times(m) for m in timings]
+    edges = sorted([*starts[1:], *(start for start, _ in blocks), len(text)])
+    lines = [_cue_lines(text, m.end(), _next(edges, m.end() - 1, len(text))) for m in timings]
+    hidden = [(start, m.end()) for start, m in zip(starts, timings, strict=True)]
+    hidden += blocks
     hidden += [m.span() for m in TAG.finditer(text)]
+    hidden += repeated_spans([Cue(*time_s, own) for time_s, own in zip(times, lines, strict=True)])
     # A voice tag is valid until the end of its cue or the next tag; cues without one keep the last speaker.
-    turns = sorted(turns + [(m.start(), m.end(), m[1].strip()) for m in VOICE.finditer(text)])
-    spans = [m.groups() for m in timings]
+    turns = turns + [(m.start(), m.end(), m[1].strip()) for m in VOICE.finditer(text)]
+    turns = sorted(turns or _cue_names([line for own in lines for line in own], len(timings)))
     return Marks(
         hidden=_merged(hidden),
         time_positions=[m.start() for m in timings],
-        times_s=[_seconds(*groups[:4]) or 0.0 for groups in spans],
-        cue_ends_s=[_seconds(*groups[4:]) or 0.0 for groups in spans],
+        times_s=[start_s for start_s, _ in times],
+        cue_ends_s=[end_s for _, end_s in times],
         turn_positions=[start for start, _, _ in turns],
         speakers=[name for _, _, name in turns],
         label_ends=[end for _, end, _ in turns],
     )
+
+
+def _cue_times(timing: re.Match[str]) -> tuple[float, float]:
+    groups = timing.groups()
+    parts = groups[:8] if groups[1] is not None else groups[8:]
+    return seconds_of(*parts[:4]) or 0.0, seconds_of(*parts[4:]) or 0.0
+
+
+def _cue_lines(text: str, start: int, end: int) -> list[CueLine]:
+    lines = []
+    for m in CUE_LINE.finditer(text, start, end):
+        source = m[0].strip()
+        words = " ".join(TAG.sub("", source).split())
+        if words:
+            at = text.index(source, m.start())
+            lines.append(CueLine(at, at + len(source), source, words))
+    return lines
+
+
+def _cue_names(lines: Sequence[CueLine], count: int) -> list[tuple[int, int, str]]:
+    """Return the speakers that `count` cues name before the words, as Zoom writes them: start, end and name."""
+    matches = [(line, m) for line in lines if (m := CUE_NAME.match(line.source))]
+    names = names_of([m["tag"] or m["name"] for _, m in matches], count)
+    return [
+        (line.start, line.start + m.end(), name)
+        for (line, m), name in zip(matches, names, strict=True)
+        if name is not None
+    ]
 
 
 def _cue_start(text: str, timing: int) -> int:
@@ -164,28 +253,3 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((start, end))
     return merged
-
-
-def _seconds(hours: str | None, minutes: str, seconds: str, fraction: str | None) -> float | None:
-    if int(seconds) > 59 or (hours is not None and int(minutes) > 59):
-        return None
-    whole = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
-    return whole + (int(fraction) / 10 ** len(fraction) if fraction else 0.0)
-
-
-def _rising(times: list[float]) -> list[int]:
-    """Return the indices of a longest non-decreasing subsequence, so that a mistyped time drops only itself."""
-    tails: list[float] = []
-    ends: list[int] = []
-    before: list[int] = []
-    for i, time in enumerate(times):
-        at = bisect_right(tails, time)
-        before.append(ends[at - 1] if at else -1)
-        tails[at : at + 1] = [time]
-        ends[at : at + 1] = [i]
-    kept = []
-    i = ends[-1] if ends else -1
-    while i >= 0:
-        kept.append(i)
-        i = before[i]
-    return kept[::-1]

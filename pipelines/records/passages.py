@@ -13,7 +13,7 @@ import pyarrow as pa
 from scannery.embed import Chunker, Encoder, Passage
 from scannery.embed.text.chunking import located
 from scannery.embed.text.documents import EncodingTimes, cut_and_encode, passage_columns
-from scannery.embed.text.transcripts import spoken_text
+from scannery.embed.text.transcripts import TRANSCRIPT_VERSION, find_marks
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
 from scannery.indexer.spec.spec import IndexSpec
@@ -171,8 +171,11 @@ def _made_otherwise(title: str | None, text: str | None, chunker: Chunker | None
     So transcripts, and documents whose titles need more room than passages leave, are embedded again, and no others.
     """
     marks = []
-    if text is not None and spoken_text(text) is not None:
-        marks.append("spoken")
+    if text is not None:
+        transcript = find_marks(text)
+        # Names in bold were found by earlier releases.
+        if transcript.hidden or (transcript.speakers and "**" not in text):
+            marks.append(f"spoken {TRANSCRIPT_VERSION}")
     if chunker is not None and spec.source.chunk is not None:
         fitted, most = chunker.fit(title)
         if fitted != title or most != spec.source.chunk.max_tokens:
