@@ -16,16 +16,15 @@ from scannery.serving.transport.http.head import Head, RefusedError
 
 __all__ = ["Browsers"]
 
-_PREFLIGHT = (
-    ("access-control-allow-methods", "POST, GET"),
-    (
-        "access-control-allow-headers",
-        "authorization, content-type, content-encoding, accept-encoding, connect-protocol-version, "
-        "connect-timeout-ms, scannery-client, traceparent, tracestate",
-    ),
-    ("access-control-max-age", "7200"),
+_PREFLIGHT = (("access-control-allow-methods", "POST, GET, HEAD"), ("access-control-max-age", "7200"))
+_HEADERS = (
+    "authorization, content-type, content-encoding, accept-encoding, connect-protocol-version, "
+    "connect-timeout-ms, scannery-client, traceparent, tracestate"
 )
-_EXPOSED = ("access-control-expose-headers", "scannery-worker, scannery-server, trailer-scannery-error-bin")
+_EXPOSED = (
+    "access-control-expose-headers",
+    "scannery-worker, scannery-server, trailer-scannery-error-bin, retry-after, www-authenticate",
+)
 
 
 class Browsers:
@@ -44,7 +43,9 @@ class Browsers:
 
     def check(self, head: Head) -> None:
         """Raise RefusedError for a foreign `Host` or `Origin`."""
-        if not self._any_name and not self._is_own(head.host):
+        # No browser sends a request without a Host.
+        nameless = head.is_old and not head.host
+        if not self._any_name and not nameless and not self._is_own(head.host):
             raise RefusedError(
                 403,
                 StatusCode.PERMISSION_DENIED,
@@ -59,7 +60,11 @@ class Browsers:
 
     def preflight(self, head: Head) -> tuple[tuple[str, str], ...]:
         """Return the headers of a preflight answer, in addition to `headers`."""
-        return _PREFLIGHT if head.origin in self._origins else ()
+        if head.origin not in self._origins:
+            return ()
+        # A page that may call at all may send any header: clients add their own, as OpenAI's does `x-stainless-…`.
+        also = (value for name, value in head.metadata if name == "access-control-request-headers")
+        return (*_PREFLIGHT, ("access-control-allow-headers", ", ".join((_HEADERS, *also))))
 
     def headers(self, head: Head) -> tuple[tuple[str, str], ...]:
         """Return the CORS headers of an answer; empty if the origin is not allowed."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import re
 import zlib
 from functools import lru_cache
 from typing import TypeVar
@@ -20,21 +19,23 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 
-from scannery.runtime.errors import InvalidRequestError, OverloadedError
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.transport.http.head import too_long
 from scannery.serving.transport.http.json_errors import json_error
 from scannery.serving.transport.lifecycle import decoded
 from scannery.v1.types_pb2 import ErrorDetail
 
 __all__ = [
+    "GZIPPED",
     "HTTP_STATUS",
     "MAX_JSON_BYTES",
+    "MIN_GZIP_BYTES",
     "code_name",
     "compressed",
     "decoded_json",
     "decompressed",
     "encoded_json",
     "error_body",
-    "parse_timeout",
     "response_type",
 ]
 
@@ -61,7 +62,10 @@ HTTP_STATUS: dict[StatusCode, int] = {
 MAX_JSON_BYTES = 8 << 20
 """Longest JSON body; parsed, it takes about thirty times its size in memory."""
 GZIP_LEVEL = 1
-_TIMEOUT = re.compile(r"[0-9]{1,10}")
+MIN_GZIP_BYTES = 1 << 10
+"""Shorter answers are not compressed."""
+GZIPPED = (("content-encoding", "gzip"), ("vary", "accept-encoding"))
+"""Headers of a compressed answer."""
 _READ_BYTES = 1 << 20
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -83,19 +87,12 @@ def code_name(code: StatusCode) -> str:
     return "canceled" if code is StatusCode.CANCELLED else code.name.lower()
 
 
-def parse_timeout(text: str) -> float:
-    """Return the seconds of a `Connect-Timeout-Ms` header; raises InvalidRequestError."""
-    if not _TIMEOUT.fullmatch(text):
-        raise InvalidRequestError(f"connect-timeout-ms: must have 1 to 10 digits, got {text!r:.50}")
-    return int(text) / 1000
-
-
 def decompressed(data: bytes, max_bytes: int) -> bytes:
     """Decompress a gzip body.
 
     Raises:
         InvalidRequestError: it is not gzip, or is truncated.
-        OverloadedError: it has more than `max_bytes`; decompression stops there.
+        RefusedError: it has more than `max_bytes`; decompression stops there.
 
     """
     parts, size = [], 0
@@ -105,7 +102,7 @@ def decompressed(data: bytes, max_bytes: int) -> bytes:
             part = stream.decompress(data, _READ_BYTES)
             data, size = stream.unconsumed_tail, size + len(part)
             if size > max_bytes:
-                raise OverloadedError(f"the body has more than {max_bytes} bytes when it is decompressed")
+                raise too_long("a body, when it is decompressed,", max_bytes)
             parts.append(part)
     except zlib.error as error:
         raise InvalidRequestError("the body is not gzip") from error
@@ -121,8 +118,6 @@ def compressed(data: bytes) -> bytes:
 
 def decoded_json(kind: type[MessageT], data: bytes) -> MessageT:
     """Parse a message from JSON; raises InvalidRequestError, also for what `decoded` refuses."""
-    if len(data) > MAX_JSON_BYTES:
-        raise InvalidRequestError(f"a body in JSON has at most {MAX_JSON_BYTES} bytes, got {len(data)}")
     message = kind()
     try:
         json_format.Parse(data, message)

@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
         """When the last request or answer ended."""
         self._dropped_s = 0.0
         """When input was discarded last."""
+        self._dropped_bytes = 0
         self._after: list[After] = []
         self._is_full = False
         self._written_bytes = self._read_mark_bytes = 0
@@ -110,8 +111,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Decrypt and parse bytes from the socket."""
         if self._last:
-            self._dropped_s = time.monotonic()
-            return  # until the caller closes, or `check_time` does
+            self._drop(data)
+            return
         if self._tls is not None:
             try:
                 data = self._tls.decrypt(data)
@@ -127,6 +128,13 @@ class Connection(asyncio.Protocol):
             self._held += data
         elif data and not (self._known and self._repeats(data)):
             self._parse(data)
+
+    def _drop(self, data: bytes) -> None:
+        """Discard input until the caller closes the connection, or `check_time` does."""
+        self._dropped_s = time.monotonic()
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > self._handler.max_dropped_bytes(self):
+            self._transport.pause_reading()  # the rest stays with its sender
 
     # Requests
 

@@ -12,6 +12,7 @@ import base64
 import logging
 import sys
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
@@ -37,9 +38,18 @@ from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.serving.transport.http import connect, openai
 from scannery.serving.transport.http.browsers import Browsers
+from scannery.serving.transport.http.connect import GZIPPED, MIN_GZIP_BYTES
 from scannery.serving.transport.http.connection import Connection
 from scannery.serving.transport.http.exchange import Exchange
-from scannery.serving.transport.http.head import JSON, PROTO, Head, Header, RefusedError, read_head
+from scannery.serving.transport.http.head import (
+    JSON,
+    PROTO,
+    Head,
+    Header,
+    RefusedError,
+    not_served,
+    read_head,
+)
 from scannery.serving.transport.http.lone_caller import LoneCaller
 from scannery.serving.transport.http.pages import Pages
 from scannery.serving.transport.http.parser import Repeated
@@ -61,8 +71,8 @@ __all__ = ["Handler"]
 _LOG = logging.getLogger(__name__)
 
 SEARCH = f"/{SEARCH_SERVICE}/Search"
-MIN_GZIP_BYTES = 1 << 10
-"""Shorter answers are not compressed."""
+MAX_DROPPED_BYTES = 1 << 20
+"""Most that is read of the bodies that strangers send."""
 MAX_GZIP_AT_ONCE_BYTES = 1 << 16
 """Longer answers are not compressed on the event loop, where other requests would wait."""
 
@@ -108,13 +118,12 @@ class Handler:
         self.lost: Callable[[Connection], None]
         """Called with each closed connection."""
         self.body_timeout_s = config.body_timeout_s
-        self.max_body_bytes = config.max_request_bytes
 
     # Before the body
 
-    def head(self, method: str, target: bytes, headers: list[Header], *, sized: bool) -> Head:
+    def head(self, method: str, target: bytes, headers: list[Header], *, sized: bool, version: str) -> Head:
         """Parse a head and check `Host` and `Origin`; raises RefusedError and InvalidRequestError."""
-        head = read_head(method, target, headers, sized=sized)
+        head = read_head(method, target, headers, sized=sized, version=version)
         self._browsers.check(head)
         return head
 
@@ -128,16 +137,40 @@ class Handler:
 
         """
         head = exchange.head
-        exchange.openai = openai.call_of(head)
-        if head.method == "POST" or exchange.openai is not None:
+        if head.method == "OPTIONS":  # browsers ask with it before they send credentials
+            return
+        methods = self._methods_of(head.path)
+        if head.method in methods and not self._pages.has(head.path):
+            if openai.is_path(head.path):
+                exchange.openai = openai.call_of(head)
             self._check_caller(exchange)
-        elif head.method in ("GET", "HEAD"):
-            self._pages.check(head)
-        elif head.method != "OPTIONS":
-            message = f"{head.method} is not served"
-            raise RefusedError(
-                405, StatusCode.UNIMPLEMENTED, message, headers=(("allow", "POST, GET, HEAD"),)
-            )
+            return
+        self._pages.check_caller(head)
+        if head.method in methods:
+            return
+        if methods:
+            raise not_served(head.method, (*methods, "OPTIONS"))
+        if head.method == "POST" and not openai.is_path(head.path):
+            self._check_caller(exchange)  # which says why there is no such method
+        raise RefusedError(404, StatusCode.UNIMPLEMENTED, f"there is nothing at {head.path!r:.200}")
+
+    def _methods_of(self, path: str) -> tuple[str, ...]:
+        """Return the HTTP methods of a path; empty: there is nothing at it."""
+        if self._pages.has(path):
+            return ("GET", "HEAD")
+        if openai.is_path(path):
+            return openai.methods_of(path)
+        return ("POST",) if path in self._lifecycle.methods.over_http else ()
+
+    def max_body_bytes(self, head: Head) -> int:
+        """Return how long the body of a request may be, also when it is decompressed."""
+        most = self._config.max_request_bytes
+        return min(most, connect.MAX_JSON_BYTES) if head.json else most
+
+    def max_dropped_bytes(self, connection: Connection) -> int:
+        """Return how much is read behind the last answer: for callers that may call, any body that they may send."""
+        stranger = self._asks and not connection.is_known
+        return MAX_DROPPED_BYTES if stranger else self._config.max_request_bytes
 
     def admit(self, exchange: Exchange) -> Ticket:
         """Pass admission, once for each exchange; raises OverloadedError."""
@@ -333,19 +366,21 @@ class Handler:
                 code = StatusCode.CANCELLED
             except Exception as error:  # noqa: BLE001  the table of statuses has every one
                 active.ticket.leave()
-                code = status_for_callers(error)[0]
+                code = error.code if isinstance(error, RefusedError) else status_for_callers(error)[0]
                 self._call_on_loop(exchange, partial(self.refuse, exchange, error))
             finally:
                 self._lifecycle.ended(active, code)
 
     def _decoded(self, exchange: Exchange, kind: type[Message], data: bytes | bytearray) -> Message:
-        """Return the message of a body; raises InvalidRequestError and OverloadedError."""
+        """Return the message of a body; raises InvalidRequestError and RefusedError."""
         head = exchange.head
         if not head.gzipped and not head.json and exchange.openai is None:
             return decoded(kind, data)
         data = bytes(data)
         if head.gzipped:
-            data = connect.decompressed(data, self._config.max_request_bytes)
+            data = connect.decompressed(data, self.max_body_bytes(head))
+        if head.json:
+            data = data.removeprefix(BOM_UTF8)  # as RFC 8259, 8.1 allows
         if exchange.openai is not None:
             return exchange.openai.request(data)
         return connect.decoded_json(kind, data) if head.json else decoded(kind, data)
@@ -366,14 +401,14 @@ class Handler:
         elif head.json:
             body = connect.encoded_json(connect.response_type(head.path), response)
         if head.accepts_gzip and MIN_GZIP_BYTES <= len(body) <= max(max_gzip_bytes, MIN_GZIP_BYTES):
-            return connect.compressed(body), (("content-encoding", "gzip"), ("vary", "accept-encoding"))
+            return connect.compressed(body), GZIPPED
         return body, ()
 
     def _send(self, exchange: Exchange, body: bytes, headers: Headers) -> None:
         # A request counts as in flight until its answer is sent.
         head, connection, sent = exchange.head, exchange.connection, exchange.active.ticket.leave
         json = head.json or exchange.openai is not None
-        if headers or json or head.origin or connection.closes_behind(exchange):
+        if headers or json or head.origin or head.is_old or connection.closes_behind(exchange):
             self._reply(exchange, 200, body, JSON if json else PROTO, headers, sent)
         else:
             connection.reply(exchange, self._responses.ok(len(body)), body, sent)
@@ -389,6 +424,8 @@ class Handler:
     ) -> None:
         headers = (*headers, *self._browsers.headers(exchange.head))
         close = exchange.connection.closes_behind(exchange)
+        if exchange.head.is_old and not close:
+            headers = (*headers, ("connection", "keep-alive"))
         start = self._responses.head(status, len(body), kind, headers, close=close)
         exchange.connection.reply(exchange, start, body, after)
 
@@ -398,15 +435,15 @@ class Handler:
             exchange.ticket.leave()
         if isinstance(error, RefusedError):
             body = connect.error_body(error.code, str(error), None)
-            if exchange.openai is not None:
-                _, body = openai.error_answer(error.code, str(error), "")
+            if openai.is_path(exchange.head.path):
+                _, body = openai.error_answer(error.code, str(error), status=error.status)
             self._reply(exchange, error.status, body, JSON, error.headers)
             return error.code
         code, message, detail = status_for_callers(error)
         if code is StatusCode.INTERNAL:
             _LOG.error("unexpected error", exc_info=error)
         status, body = connect.HTTP_STATUS[code], connect.error_body(code, message, detail)
-        if exchange.openai is not None:
+        if openai.is_path(exchange.head.path):
             status, body = openai.error_answer(code, message, detail.field)
         headers = _error_headers(error, detail.SerializeToString())
         self._reply(exchange, status, body, JSON, headers)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from grpc import StatusCode
 
-from scannery.serving.transport.http.connect import parse_timeout
+from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.transport.lifecycle import told_client
 
 __all__ = [
@@ -20,7 +20,10 @@ __all__ = [
     "Head",
     "Header",
     "RefusedError",
+    "malformed",
+    "not_served",
     "read_head",
+    "too_long",
 ]
 
 MAX_HEADER_BYTES = 16 << 10
@@ -41,6 +44,9 @@ _ONCE = frozenset(
     )
 )
 _ZERO = re.compile(r"q=0(\.0{0,3})?")
+_TIMEOUT = re.compile(r"[0-9]{1,10}")
+_ABSOLUTE = re.compile(r"https?://(?P<host>[^/?#@]+)(?P<path>[/?].*)?", re.IGNORECASE)
+"""The target that a client sends to a proxy (RFC 9112, 3.2.2)."""
 
 Header = tuple[bytes, bytes]
 
@@ -71,13 +77,19 @@ class Head:
     method: str
     """HTTP method."""
     path: str
+    """Of the target, without its query; `*`: OPTIONS asks about the whole server."""
+    is_old: bool
+    """Whether it came by HTTP/1.0, whose connections stay open only if both sides say so."""
     metadata: tuple[tuple[str, str], ...]
     """The headers, names in lower case; called metadata in gRPC."""
     host: str
+    """Of the target, or else of the header; empty: HTTP/1.0 without one."""
     origin: str
     """Empty: not sent."""
     json: bool
     """Whether bodies are in JSON."""
+    is_chunked: bool
+    """Whether a body of unknown length follows."""
     gzipped: bool
     """Whether the body of the request is compressed."""
     accepts_gzip: bool
@@ -91,10 +103,12 @@ class Head:
 NO_HEAD = Head(
     method="",
     path="",
+    is_old=False,
     metadata=(),
     host="",
     origin="",
     json=False,
+    is_chunked=False,
     gzipped=False,
     accepts_gzip=False,
     timeout_s=None,
@@ -104,7 +118,7 @@ NO_HEAD = Head(
 """In place of a head that is not parsed yet or malformed."""
 
 
-def read_head(method: str, target: bytes, headers: Sequence[Header], *, sized: bool) -> Head:
+def read_head(method: str, target: bytes, headers: Sequence[Header], *, sized: bool, version: str) -> Head:
     """Parse the head of a request.
 
     Args:
@@ -112,6 +126,7 @@ def read_head(method: str, target: bytes, headers: Sequence[Header], *, sized: b
         target: from the request line.
         headers: raw, without Content-Length.
         sized: whether Content-Length was sent.
+        version: of HTTP.
 
     Raises:
         RefusedError, InvalidRequestError: the head violates HTTP or Connect.
@@ -119,31 +134,53 @@ def read_head(method: str, target: bytes, headers: Sequence[Header], *, sized: b
     """
     metadata = tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
     fields = _fields(metadata)
-    if "host" not in fields:
-        raise _malformed("there must be one Host header")
-    _check_framing(fields, sized=sized)
-    path = target.decode("latin-1")
-    if not path.startswith("/"):
-        raise _malformed("the target must be a path")
-    rpc = method == "POST"
-    if rpc:
+    is_old = version == "1.0"
+    if is_old:
+        fields.pop("expect", None)  # as RFC 9110, 10.1.1 has it
+    elif version != "1.1":
+        raise malformed(f"HTTP/{version} is not served, HTTP/1.1 is")
+    elif "host" not in fields:
+        raise malformed("there must be one Host header")
+    _check_framing(fields, sized=sized, is_old=is_old)
+    host, path = _read_target(method, target.decode("latin-1"), fields.get("host", ""))
+    if method == "POST":
         _check_content(fields)
-    else:
-        path = path.partition("?")[0]
     timeout = fields.get("connect-timeout-ms")
     return Head(
         method=method,
         path=path,
+        is_old=is_old,
         metadata=metadata,
-        host=fields["host"],
+        host=host,
         origin=fields.get("origin", ""),
         json=_media_type(fields) == JSON,
-        gzipped=fields.get("content-encoding", "identity") == "gzip",
+        is_chunked="transfer-encoding" in fields,
+        gzipped=_coding(fields) == "gzip",
         accepts_gzip="gzip" in fields.get("accept-encoding", "") and _accepts_gzip(fields["accept-encoding"]),
-        timeout_s=None if timeout is None else parse_timeout(timeout),
+        timeout_s=None if timeout is None else _read_timeout(timeout),
         expects_continue="expect" in fields,
         client=told_client(metadata),
     )
+
+
+def _read_target(method: str, target: str, host: str) -> tuple[str, str]:
+    """Return host and path; the host of a target in absolute form counts, and the header does not."""
+    if target == "*" and method == "OPTIONS":
+        return host, target
+    if not target.startswith("/"):
+        absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is None:
+            raise malformed("the target must be a path, or a URL with http:// or https://")
+        host, target = absolute["host"], absolute["path"] or "/"
+        target = target if target.startswith("/") else f"/{target}"
+    return host, target.partition("?")[0]
+
+
+def _read_timeout(text: str) -> float:
+    """Return the seconds of a `Connect-Timeout-Ms` header."""
+    if not _TIMEOUT.fullmatch(text):
+        raise InvalidRequestError(f"connect-timeout-ms: must have 1 to 10 digits, got {text!r:.50}")
+    return int(text) / 1000
 
 
 def _fields(metadata: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -152,20 +189,22 @@ def _fields(metadata: Sequence[tuple[str, str]]) -> dict[str, str]:
         if name not in fields:
             fields[name] = value
         elif name in _ONCE:
-            raise _malformed(f"there are several {name} headers")
+            raise malformed(f"there are several {name} headers")
         else:
             fields[name] += f", {value}"
     return fields
 
 
-def _check_framing(fields: dict[str, str], *, sized: bool) -> None:
+def _check_framing(fields: dict[str, str], *, sized: bool, is_old: bool) -> None:
     encoding = fields.get("transfer-encoding")
     if encoding is not None:
         # Request smuggling: servers that prefer different ones disagree on where the next request begins.
         if sized:
-            raise _malformed("there are both Content-Length and Transfer-Encoding")
+            raise malformed("there are both Content-Length and Transfer-Encoding")
+        if is_old:
+            raise malformed("transfer-encoding: HTTP/1.0 has none")
         if encoding.lower() != "chunked":
-            raise _malformed("transfer-encoding: must be chunked")
+            raise malformed("transfer-encoding: must be chunked")
     if fields.get("expect", "100-continue").lower() != "100-continue":
         raise RefusedError(417, StatusCode.INVALID_ARGUMENT, "expect: must be 100-continue")
 
@@ -179,7 +218,7 @@ def _check_content(fields: dict[str, str]) -> None:
             f"content-type: must be {PROTO} or {JSON}, got {fields.get('content-type', '')!r:.100}",
             headers=(("accept-post", f"{PROTO}, {JSON}"),),
         )
-    if fields.get("content-encoding", "identity") not in ("identity", "gzip"):
+    if _coding(fields) not in ("identity", "gzip"):
         raise RefusedError(
             501,
             StatusCode.UNIMPLEMENTED,
@@ -187,9 +226,14 @@ def _check_content(fields: dict[str, str]) -> None:
             headers=(("accept-encoding", "gzip"),),
         )
     if fields.get("connect-protocol-version", "1") != "1":
-        raise _malformed(
+        raise malformed(
             f"connect-protocol-version: must be 1, got {fields['connect-protocol-version']!r:.50}"
         )
+
+
+def _coding(fields: dict[str, str]) -> str:
+    coding = fields.get("content-encoding", "identity").lower()
+    return "gzip" if coding == "x-gzip" else coding  # as RFC 9110, 8.4.1.3 has it
 
 
 def _media_type(fields: dict[str, str]) -> str:
@@ -204,5 +248,17 @@ def _accepts_gzip(accepted: str) -> bool:
     return False
 
 
-def _malformed(message: str) -> RefusedError:
+def malformed(message: str) -> RefusedError:
+    """Return the error of a request that violates HTTP or Connect."""
     return RefusedError(400, StatusCode.INVALID_ARGUMENT, message)
+
+
+def not_served(method: str, allowed: Iterable[str]) -> RefusedError:
+    """Return the error of an HTTP method that a target does not have."""
+    allow = (("allow", ", ".join(allowed)),)
+    return RefusedError(405, StatusCode.UNIMPLEMENTED, f"{method} is not served here", headers=allow)
+
+
+def too_long(what: str, most: int) -> RefusedError:
+    """Return the error of a body with more than `most` bytes."""
+    return RefusedError(413, StatusCode.RESOURCE_EXHAUSTED, f"{what} has at most {most} bytes")

@@ -18,11 +18,11 @@ from grpc import StatusCode
 from scannery.indexer.strict_json import strict_json
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.contract import EMBED, LIST_ENCODERS
-from scannery.serving.transport.http.connect import HTTP_STATUS, MAX_JSON_BYTES
+from scannery.serving.transport.http.connect import HTTP_STATUS
 from scannery.serving.transport.http.head import JSON, Head, RefusedError
 from scannery.v1 import embedding_pb2 as pb
 
-__all__ = ["EMBEDDINGS", "MODELS", "Call", "call_of", "error_answer"]
+__all__ = ["EMBEDDINGS", "MODELS", "Call", "call_of", "error_answer", "is_path", "methods_of"]
 
 EMBEDDINGS = "/v1/embeddings"
 MODELS = "/v1/models"
@@ -49,20 +49,30 @@ class Call(Protocol):
         """Return the body of the answer for the serialised response of the method."""
 
 
-def call_of(head: Head) -> Call | None:
-    """Return the call for a head; None: it is no request of this API.
+def is_path(path: str) -> bool:
+    """Return whether a path is of this API, also of what this server does not have of it."""
+    return path.startswith("/v1/")
+
+
+def methods_of(path: str) -> tuple[str, ...]:
+    """Return the HTTP methods that a path of this API has; empty: the server does not have it."""
+    if path == EMBEDDINGS:
+        return ("POST",)
+    return ("GET", "HEAD") if path == MODELS or path.startswith(f"{MODELS}/") else ()
+
+
+def call_of(head: Head) -> Call:
+    """Return the call for a head with a method that its path has.
 
     Raises:
         RefusedError: the body is not JSON.
 
     """
-    if head.method == "POST" and head.path.partition("?")[0] == EMBEDDINGS:
-        if not head.json:
-            raise RefusedError(415, StatusCode.INVALID_ARGUMENT, f"content-type: must be {JSON}")
-        return _Embeddings()
-    if head.method == "GET" and (head.path == MODELS or head.path.startswith(f"{MODELS}/")):
+    if head.path != EMBEDDINGS:
         return _Models(unquote(head.path[len(MODELS) + 1 :]))
-    return None
+    if not head.json:
+        raise RefusedError(415, StatusCode.INVALID_ARGUMENT, f"content-type: must be {JSON}")
+    return _Embeddings()
 
 
 class _Embeddings:
@@ -136,10 +146,13 @@ class _Models:
         return _json(models[self._name])
 
 
-def error_answer(code: StatusCode, message: str, field: str) -> tuple[int, bytes]:
+def error_answer(
+    code: StatusCode, message: str, field: str = "", *, status: int | None = None
+) -> tuple[int, bytes]:
     """Return the HTTP status and the body of an error.
 
     Args:
+        status: that of HTTP, if it does not follow from the code.
         code: of the error.
         message: of the error; it begins with the field of the call, if it is about one.
         field: of the call; empty: none.
@@ -148,12 +161,12 @@ def error_answer(code: StatusCode, message: str, field: str) -> tuple[int, bytes
     param = f"input{field[len('texts') :]}" if field.startswith("texts") else field
     if param != field:
         message = f"{param}{message.removeprefix(field)}"
-    status, kind, name = HTTP_STATUS[code], "invalid_request_error", None
+    status, kind, name = status or HTTP_STATUS[code], "invalid_request_error", None
     if code is StatusCode.FAILED_PRECONDITION and field == "model":
         status, name = 404, "model_not_found"
     elif code is StatusCode.UNAUTHENTICATED:
         name = "invalid_api_key"
-    elif code is StatusCode.RESOURCE_EXHAUSTED:
+    elif status == 429:
         kind, name = "rate_limit_error", "rate_limit_exceeded"
     elif status >= 500:
         kind = "server_error"
@@ -162,8 +175,6 @@ def error_answer(code: StatusCode, message: str, field: str) -> tuple[int, bytes
 
 
 def _body(data: bytes) -> dict[str, Any]:
-    if len(data) > MAX_JSON_BYTES:
-        raise InvalidRequestError(f"a body in JSON has at most {MAX_JSON_BYTES} bytes, got {len(data)}")
     try:
         body = strict_json(data.decode())
     except (ValueError, RecursionError) as error:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-
-from grpc import StatusCode
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from scannery.serving.config import ListenConfig
 from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import ANONYMOUS
 from scannery.serving.transport.health import SERVING, Health
-from scannery.serving.transport.http.head import JSON, Head, RefusedError
+from scannery.serving.transport.http.connect import GZIPPED, MIN_GZIP_BYTES, compressed
+from scannery.serving.transport.http.head import JSON, Head
 
 __all__ = ["Page", "Pages"]
 
@@ -42,6 +42,7 @@ class Pages:
 
         """
         self._authorizer, self._health = authorizer, health
+        self._compressed = lru_cache(maxsize=4)(compressed)
         self._public = {"/healthz", "/readyz"} if config.security.public_health else frozenset[str]()
         self._pages: dict[str, Callable[[], Page]] = {
             "/healthz": lambda: Page(200, b'{"status":"ok"}'),
@@ -49,21 +50,23 @@ class Pages:
             "/openapi.json": lambda: Page(200, openapi()),
         }
 
-    def check(self, head: Head) -> None:
-        """Raise UnauthenticatedError or RefusedError if the caller cannot have the page."""
-        if head.path in self._public:
-            return
-        self._authorizer.known(head.metadata)
-        if head.path not in self._pages:
-            raise RefusedError(
-                404, StatusCode.UNIMPLEMENTED, "there is no such page; RPC methods are called by POST"
-            )
+    def has(self, path: str) -> bool:
+        """Return whether there is a page at a path."""
+        return path in self._pages
+
+    def check_caller(self, head: Head) -> None:
+        """Raise UnauthenticatedError if a caller without credentials asks for anything but a public page."""
+        if head.path not in self._public:
+            self._authorizer.known(head.metadata)
 
     def page(self, head: Head, preflight: tuple[tuple[str, str], ...]) -> Page:
-        """Return the page for a head that passed `check`; for OPTIONS, an empty one with the `preflight` headers."""
+        """Return the page at the path of a head; for OPTIONS, an empty one with the `preflight` headers."""
         if head.method == "OPTIONS":
             return Page(204, kind="", headers=preflight or (("allow", "POST, GET, HEAD"),))
-        return self._pages[head.path]()
+        page = self._pages[head.path]()
+        if head.accepts_gzip and len(page.body) >= MIN_GZIP_BYTES:
+            return replace(page, body=self._compressed(page.body), headers=GZIPPED)
+        return page
 
     def _ready(self) -> Page:
         if self._health.status("", ANONYMOUS) == SERVING:

@@ -9,7 +9,16 @@ import httptools
 from grpc import StatusCode
 
 from scannery.serving.transport.http.exchange import Exchange
-from scannery.serving.transport.http.head import MAX_HEADER_BYTES, MAX_HEADERS, Head, Header, RefusedError
+from scannery.serving.transport.http.head import (
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    Head,
+    Header,
+    RefusedError,
+    malformed,
+    not_served,
+    too_long,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,13 +59,18 @@ class RequestHandler(Protocol):
     """Checks and answers the requests of connections."""
 
     body_timeout_s: float
-    max_body_bytes: int
 
-    def head(self, method: str, target: bytes, headers: list[Header], *, sized: bool) -> Head:
+    def head(self, method: str, target: bytes, headers: list[Header], *, sized: bool, version: str) -> Head:
         """Parse a head; raises RefusedError and ServingError."""
 
     def check(self, exchange: Exchange) -> None:
         """Check caller and target before the body is read; raises RefusedError and ServingError."""
+
+    def max_body_bytes(self, head: Head) -> int:
+        """Return how long the body of a request may be."""
+
+    def max_dropped_bytes(self, connection: Connection) -> int:
+        """Return how much is read behind the last answer, so that its caller can finish sending and read it."""
 
     def admit(self, exchange: Exchange) -> object:
         """Pass admission before a large body is read; raises OverloadedError."""
@@ -100,22 +114,46 @@ class RequestParser:
         self._length: bytes | None = None
         self._head_bytes = self._unparsed_bytes = 0
         self._is_trailing = False
-        self._known: tuple[bytes, bytes, list[Header], bool, Head] | None = None
+        self._offers = False
+        """Whether the arriving request offers another protocol, so that llhttp is about to stop behind its head."""
+        self._known: tuple[bytes, bytes, list[Header], bool, str, Head] | None = None
         """The last head with its raw form: most callers repeat it in each request."""
 
     def feed(self, data: memoryview) -> None:
         """Parse bytes; raises RefusedError or ServingError if the rest of the request is not to be read."""
         try:
-            self._parser.feed_data(data)
+            self._feed(data)
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserError as error:
-            raise RefusedError(400, StatusCode.INVALID_ARGUMENT, f"this is not HTTP/1.1: {error}") from error
+            raise malformed(f"this is not HTTP/1.1: {error}") from error
         self._check_unparsed(len(data))
         exchange = self.exchange
         if exchange is not None and exchange.error is not None and not self._is_short():
             # Answer without waiting for the body.
             raise exchange.error
+
+    def _feed(self, data: memoryview) -> None:
+        """Parse bytes; ignore offers of other protocols, as a server may (RFC 9110, 7.8)."""
+        while data:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                data = data[offer.args[0] :]
+            # llhttp takes no body behind an offer: another parser reads what follows.
+            self._offers, head = False, self._head_without_offer()
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.feed_data(head)
+
+    def _head_without_offer(self) -> bytes:
+        """Return the head that was parsed, without the offer."""
+        method, version = self._parser.get_method(), self._parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self._target, version)]
+        lines += [b"%b: %b" % header for header in self._headers if header[0].lower() != b"upgrade"]
+        if self._length is not None:
+            lines.append(b"content-length: " + self._length)
+        return b"\r\n".join([*lines, b"", b""])
 
     def drop(self) -> Exchange | None:
         """Forget the arriving request, and return it if its head is complete."""
@@ -168,28 +206,36 @@ class RequestParser:
     def on_headers_complete(self) -> None:
         """Check the head; an error is kept in the exchange."""
         self.in_body, self.began_s = True, time.monotonic()
-        if self._parser.should_upgrade():
-            raise RefusedError(400, StatusCode.INVALID_ARGUMENT, "upgrade: only HTTP/1.1 is supported")
+        method = self._parser.get_method()
+        if method == b"CONNECT":  # what follows is no HTTP
+            raise not_served("CONNECT", ("GET", "HEAD", "POST", "OPTIONS"))
+        self._offers = self._parser.should_upgrade()
+        if self._offers:
+            return
         self.body_left_bytes = int(self._length or 0)
-        head_only = self._parser.get_method() == b"HEAD"
-        exchange = self.exchange = Exchange(self._connection, head_only=head_only)
+        exchange = self.exchange = Exchange(self._connection, head_only=method == b"HEAD")
         try:
             head = exchange.head = self._read_head()
             self._handler.check(exchange)
-            if self._length is not None and int(self._length) > self._handler.max_body_bytes:
-                raise self._too_long()
-            if head.expects_continue:
+            has_body = head.is_chunked or self.body_left_bytes > 0
+            if has_body and head.method != "POST":
+                raise malformed(f"a request by {head.method} has no body here, only one by POST")
+            self._check_length(exchange, self.body_left_bytes)
+            if has_body and head.expects_continue:
                 self._connection.send_continue()
         except Exception as error:  # noqa: BLE001  the table of statuses has every one
             exchange.error = error
 
     def _read_head(self) -> Head:
-        method, sized = self._parser.get_method(), self._length is not None
+        method, version = self._parser.get_method(), self._parser.get_http_version()
+        sized = self._length is not None
         known = self._known
-        if known is not None and known[:4] == (method, self._target, self._headers, sized):
-            return known[4]
-        head = self._handler.head(method.decode("ascii"), self._target, self._headers, sized=sized)
-        self._known = (method, self._target, self._headers, sized, head)
+        if known is not None and known[:5] == (method, self._target, self._headers, sized, version):
+            return known[5]
+        head = self._handler.head(
+            method.decode("ascii"), self._target, self._headers, sized=sized, version=version
+        )
+        self._known = (method, self._target, self._headers, sized, version, head)
         return head
 
     def on_chunk_header(self) -> None:
@@ -205,8 +251,7 @@ class RequestParser:
             return
         size = len(exchange.body) + len(data)
         try:
-            if size > self._handler.max_body_bytes:
-                raise self._too_long()
+            self._check_length(exchange, size)
             if size > SMALL_BYTES:
                 self._handler.admit(exchange)
         except Exception as error:  # noqa: BLE001  the table of statuses has every one
@@ -219,13 +264,15 @@ class RequestParser:
                 exchange.body = bytearray(exchange.body)
             exchange.body += data
 
-    def _too_long(self) -> Exception:
-        return RefusedError(
-            413, StatusCode.RESOURCE_EXHAUSTED, f"a body has at most {self._handler.max_body_bytes} bytes"
-        )
+    def _check_length(self, exchange: Exchange, size: int) -> None:
+        most = self._handler.max_body_bytes(exchange.head)
+        if size > most:
+            raise too_long("a body in JSON" if exchange.head.json else "a body", most)
 
     def on_message_complete(self) -> None:
         """Pass the complete request to the connection."""
+        if self._offers:
+            return
         exchange = self.drop()
         assert exchange is not None
         self.body_left_bytes = 0

@@ -94,10 +94,14 @@ def test_allowed_origins_may_ask_and_read(http: Http) -> None:
     preflight = http.ask("OPTIONS", SEARCH, headers=asked)
     assert (preflight.status, preflight.body) == (204, b"")
     assert preflight.headers["access-control-allow-origin"] == ORIGIN
-    assert preflight.headers["access-control-allow-methods"] == "POST, GET"
+    assert preflight.headers["access-control-allow-methods"] == "POST, GET, HEAD"
     assert {"authorization", "content-type", "connect-timeout-ms"} <= set(
         preflight.headers["access-control-allow-headers"].split(", ")
     )
+    other = "x-stainless-lang,x-stainless-retry-count"  # the client of OpenAI sends these
+    asked[2] = ("access-control-request-headers", other)
+    allowed = http.ask("OPTIONS", SEARCH, headers=asked).headers["access-control-allow-headers"]
+    assert {"authorization", *other.split(",")} <= {name.strip() for name in allowed.split(",")}
     query = {"index": "library", "query": {"vector": {"values": [1.0] * 16}}}
     for response in (
         http.call(SEARCH, query, [("origin", ORIGIN)]),
@@ -106,6 +110,7 @@ def test_allowed_origins_may_ask_and_read(http: Http) -> None:
     ):
         assert response.headers["access-control-allow-origin"] == ORIGIN
         assert "trailer-scannery-error-bin" in response.headers["access-control-expose-headers"]
+        assert "retry-after" in response.headers["access-control-expose-headers"]
         assert response.headers["vary"] == "origin"
         assert "access-control-allow-credentials" not in response.headers
 

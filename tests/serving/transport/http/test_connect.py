@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from jsonschema import Draft202012Validator
 from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
-from scannery.serving.transport.http import connect, handler
+from scannery.serving.transport.http import connect
 from scannery.v1 import index_pb2, search_pb2
 from tests.http1 import GET, SEARCH, SEARCH_MANY, UPSERT, Http, eventually, idle, over_grpc
 from tests.served import DIMENSIONS, copied, serving
@@ -271,7 +272,7 @@ def test_maps_and_messages_that_are_text_are_named_too(http: Http) -> None:
 def test_json_has_a_limit_of_its_own(http: Http) -> None:
     body = b'{"index": "' + b"x" * connect.MAX_JSON_BYTES + b'"}'
     response = http.post(SEARCH, body, kind="application/json")
-    assert response.code == "invalid_argument"
+    assert (response.status, response.code) == (413, "resource_exhausted")
     assert "8388608 bytes" in response.json["message"]
 
 
@@ -349,7 +350,7 @@ def test_compressed_requests(server: Server, http: Http) -> None:
 def test_compressed_answers(server: Server, http: Http) -> None:
     large = search(k=200)
     wanted = over_grpc(server, SEARCH, large)[1]
-    assert len(wanted) > handler.MIN_GZIP_BYTES
+    assert len(wanted) > connect.MIN_GZIP_BYTES
     for path, body in ((SEARCH, large), (SEARCH, search(k=200, exact=True)), (SEARCH_MANY, search_many(50))):
         response = http.post(path, body, [("accept-encoding", "br, gzip")])
         assert response.headers["content-encoding"] == "gzip"
@@ -386,15 +387,59 @@ def test_health(server: Server, http: Http) -> None:
         response = http.ask("GET", path)
         assert (response.status, response.json) == (200, {"status": "ok"})
     for method, path, status in (
-        ("GET", SEARCH, 404),
-        ("GET", UPSERT, 404),
         ("GET", "/", 404),
-        ("PUT", "/healthz", 405),
-        ("DELETE", SEARCH, 405),
+        ("DELETE", "/nothing", 404),
         ("HEAD", "/healthz", 200),
-        ("HEAD", SEARCH, 404),
     ):
         assert http.ask(method, path).status == status
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        (SEARCH, "POST"),
+        (UPSERT, "POST"),
+        ("/v1/embeddings", "POST"),
+        ("/v1/models", "GET, HEAD"),
+        ("/healthz", "GET, HEAD"),
+        ("/openapi.json", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_a_path_does_not_have_is_refused_with_those_that_it_has(
+    http: Http, path: str, allowed: str
+) -> None:
+    for method in {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "TRACE"} - set(allowed.split(", ")):
+        headers = [("content-type", "application/json")]
+        refused = http.ask(method, path, b"{}" if method == "POST" else b"", headers)
+        assert (refused.status, refused.headers["allow"]) == (405, f"{allowed}, OPTIONS"), method
+    assert http.ask("OPTIONS", path).status == 204
+
+
+def test_pages_are_compressed_from_1_kib_on(http: Http) -> None:
+    accepts = [("accept-encoding", "gzip")]
+    plain = http.ask("GET", "/openapi.json")
+    packed = http.ask("GET", "/openapi.json", headers=accepts)
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert len(packed.body) < len(plain.body) / 4
+    assert gzip.decompress(packed.body) == plain.body
+    head = http.ask("HEAD", "/openapi.json", headers=accepts)
+    assert head.headers["content-length"] == packed.headers["content-length"]
+    assert "content-encoding" not in http.ask("GET", "/healthz", headers=accepts).headers
+
+
+def test_json_may_begin_with_a_byte_order_mark(http: Http) -> None:
+    body = json.dumps({"index": "library", "query": {"vector": {"values": QUERIES[0].tolist()}}}).encode()
+    wanted = http.post(SEARCH, body, kind="application/json").json
+    for marked, headers in (
+        (BOM_UTF8 + body, []),
+        (gzip.compress(BOM_UTF8 + body), [("content-encoding", "gzip")]),
+        (gzip.compress(body), [("content-encoding", "X-GZIP")]),
+    ):
+        assert http.post(SEARCH, marked, headers, kind="application/json").json == wanted
+    assert http.post(SEARCH, BOM_UTF8 * 2 + body, kind="application/json").status == 400
+    embedded = http.post("/v1/embeddings", BOM_UTF8 + b'{"model": "none"}', kind="application/json")
+    assert "is not JSON" not in embedded.json["error"]["message"]
 
 
 def test_answers_to_head_have_no_body(http: Http) -> None:

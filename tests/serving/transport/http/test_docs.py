@@ -21,7 +21,9 @@ def test_limits_are_those_of_the_code(tmp_path: Path) -> None:
         f"| connections | {server.MAX_CONNECTIONS:,} in a worker",
         f"closed after {connection.IDLE_S:g} s, before their first good request after {connection.HEAD_WITHIN_S:g} s",
         f"less than {connection.MIN_READ_BYTES >> 10} KiB of one in {config.body_timeout_s:g} s",
+        f"credentials {handler.MAX_DROPPED_BYTES >> 20} MiB is read behind the answer, where the server asks for them; "
+        f"of others {config.max_request_bytes >> 20} MiB, in {config.body_timeout_s:g} s |",
         f"at most {config.max_request_s:g} s count",
-        f"from {handler.MIN_GZIP_BYTES >> 10} KiB on",
+        f"from {connect.MIN_GZIP_BYTES >> 10} KiB on",
     ):
         assert said in PAGE, said

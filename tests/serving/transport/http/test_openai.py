@@ -182,7 +182,6 @@ def test_errors_have_the_form_of_openai(
         (b"\xff", "the body is not JSON"),
         (b'{"input": "a", "input": "b"}', "has the key 'input' twice"),
         (b"[" * 100_000, "the body is not JSON"),
-        (b" " * (8 * 2**20 + 1), "has at most 8388608 bytes"),
     ],
 )
 def test_other_bodies_are_refused(http: Http, body: bytes, message: str) -> None:
@@ -191,11 +190,31 @@ def test_other_bodies_are_refused(http: Http, body: bytes, message: str) -> None
     assert message in error(answer)["message"]
 
 
+def test_a_body_has_a_limit(http: Http) -> None:
+    refused = http.post("/v1/embeddings", b" " * (8 * 2**20 + 1), kind="application/json")
+    assert refused.status == 413
+    assert "has at most 8388608 bytes" in error(refused)["message"]
+    assert error(refused)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/", "/v1/embeddings/x", "/v1/modelsx"])
+def test_what_this_server_does_not_have_of_the_api_is_not_there(http: Http, path: str) -> None:
+    for method in ("GET", "POST", "DELETE"):
+        headers = [("content-type", "application/json")]
+        missing = http.ask(method, path, b"{}" if method == "POST" else b"", headers)
+        assert missing.status == 404
+        assert error(missing) == {
+            "message": f"there is nothing at {path!r}",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": None,
+        }
+
+
 def test_other_methods_and_kinds_are_refused(http: Http) -> None:
-    assert http.post("/v1/embeddings", b"").status == 415
-    assert http.ask("GET", "/v1/embeddings").status == 404
-    assert http.post("/v1/models", b"{}", kind="application/json").status == 501
-    assert http.ask("HEAD", "/v1/models").status == 404
+    unknown = http.post("/v1/embeddings", b"")
+    assert (unknown.status, error(unknown)["type"]) == (415, "invalid_request_error")
+    assert http.ask("HEAD", "/v1/models").status == 200
     foreign = embed(http, [("origin", "https://elsewhere.example")])
     assert foreign.status == 403
 
