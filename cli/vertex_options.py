@@ -99,7 +99,7 @@ def development_certificate(folder: str, **given: Any) -> dict[str, str]:
 
 def _readers() -> dict[str, ContentsReader]:
     # Servers do not import pipelines: what they read of them is given to them here.
-    from scannery.pipelines.sources.managed_contents import read_contents, read_json_lines
+    from scannery.pipelines.sources.managed.managed_contents import read_contents, read_json_lines
 
     return {"reader": read_contents, "object_reader": read_json_lines}
 

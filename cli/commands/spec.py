@@ -175,6 +175,10 @@ def _faults(report: CheckReport) -> list[str]:
 
 def _notes(report: CheckReport) -> list[str]:
     lines = [f"converted   {field}: {count:,} × {what}" for (field, what), count in report.converted.items()]
+    if report.generated_id is not None:
+        from scannery.pipelines.profiling.checking import ID_WARNINGS
+
+        lines.append(f"! {ID_WARNINGS[report.generated_id]}")
     if report.unused:
         more = f" and {len(report.unused) - 12} more" if len(report.unused) > 12 else ""
         lines.append(f"not used    {', '.join(report.unused[:12])}{more}")

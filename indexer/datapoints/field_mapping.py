@@ -315,7 +315,9 @@ def _source_fields(source: SourceSpec) -> dict[str, MappedField]:
         expressions = tuple(map(FieldExpression, texts))
         fields["text"] = MappedField(name=", ".join(texts), expressions=expressions, separator="\n\n")
     if source.vector is not None:
-        convert = partial(_vector, name=source.vector, kind=source.vector_bytes)
+        # The managed service takes lists only.
+        is_strict = source.format == "managed"
+        convert = None if is_strict else partial(_vector, name=source.vector, kind=source.vector_bytes)
         fields["embedding"] = _field(source.vector, convert=convert, takes=_is_text_or_bytes)
     if source.sparse_vector is not None:
         fields[SPARSE] = _field(source.sparse_vector, convert=partial(_sparse, name=source.sparse_vector))

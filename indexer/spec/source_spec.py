@@ -17,9 +17,9 @@ from pydantic import (
 )
 
 from scannery.indexer.spec.error_limit import check_limit, error_limit
-from scannery.indexer.spec.model import SpecModel, mapping_like
+from scannery.indexer.spec.model import FieldSpecModel, SpecModel, mapping_like
 
-__all__ = ["ChunkSpec", "CsvSpec", "SourceFormat", "SourceSpec"]
+__all__ = ["GENERATED_ID", "ChunkSpec", "CsvSpec", "GeneratedId", "SourceFormat", "SourceSpec"]
 
 SourceFormat = Literal["auto", "csv", "datapoints", "feed", "managed"]
 
@@ -151,6 +151,19 @@ def _text(value: object) -> object:
     )
 
 
+GENERATED_ID = "_id"
+"""Field of a record with an id that was made, not read."""
+
+
+class GeneratedId(FieldSpecModel):
+    """What ids are made from, where no field has them."""
+
+    path: Annotated[Literal["row", "content"], Field(alias="from")]
+    """`row`: the path of the file and the number of the line or row in it, `notes/a.csv:17`. If rows are inserted or
+    sorted, ids move to other rows, and an update replaces the wrong ones. `content`: a hash of all fields. Equal rows
+    are one; a changed row is a new one, and the old one stays until a build with `--full`."""
+
+
 class SourceSpec(SpecModel):
     """The format of the input, and the fields of a record."""
 
@@ -166,7 +179,11 @@ class SourceSpec(SpecModel):
 
     id: str = "id"
     """Field with the document's id, unique in the corpus. Records of folders of text have `path`. Like all fields, it
-    can be a name, a path to a nested field (`meta.id`), or a template of several (`{show}-{number}`); a name wins."""
+    can be a name, a path to a nested field (`meta.id`), or a template of several (`{show}-{number}`); a name wins.
+    Without such a field, `{from: row}` or `{from: content}`."""
+
+    generated_id: GeneratedId | None = None
+    """What ids are made from. Not a key of its own: written as `id`."""
 
     text: Annotated[str | list[str] | None, BeforeValidator(_text)] = None
     """Field with the text to embed and to return; a list of fields, whose texts are joined by a blank line; or a
@@ -181,7 +198,8 @@ class SourceSpec(SpecModel):
     tell if texts have HTML. Files of HTML and feeds need no key."""
 
     vector: str | None = None
-    """Field with a vector (list of numbers); then texts are not embedded."""
+    """Field with a vector (list of numbers); then texts are not embedded. `dim_*` are the columns `dim_0`, `dim_1` and
+    so on, one number each."""
 
     vector_bytes: Literal["float16", "float32", "float64"] | None = None
     """Type of the numbers if the vector field holds raw little-endian bytes (binary columns of Parquet)."""
@@ -211,9 +229,28 @@ class SourceSpec(SpecModel):
     """How CSV and TSV are written, where it is not to be found from the file."""
 
     @property
+    def has_ids_of_content(self) -> bool:
+        """Whether ids are made from the content of records: those with one id are equal."""
+        return self.generated_id is not None and self.generated_id.path == "content"
+
+    @property
     def max_dead_letters(self) -> float | None:
         """`max_errors` as a number: from 1 (or 0) a count, below 1 a share of all records; None: no limit."""
         return None if self.max_errors is None else error_limit(self.max_errors)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ids_apart(cls, data: object) -> object:
+        """Part the field of ids, which all code reads, from what ids are made from."""
+        if not isinstance(data, Mapping):
+            return data
+        if "generated_id" in data and data.get("id") != GENERATED_ID:
+            raise ValueError("unknown key `generated_id`; write `id: {from: …}`")
+        if not isinstance(data.get("id"), (Mapping, GeneratedId)):
+            return data
+        if data.get("format") in _OWN_FIELDS:
+            raise ValueError(f"`id` cannot be set with `format: {data['format']}`, got {data['id']!r}")
+        return {**data, "id": GENERATED_ID, "generated_id": data["id"]}
 
     @model_validator(mode="before")
     @classmethod
@@ -248,5 +285,10 @@ class SourceSpec(SpecModel):
         # Without the keys that earlier releases do not know: specs that do not use them stay readable there, and keep
         # the keys of finished work, which are hashes of this.
         written: dict[str, Any] = handler(self)
-        new = ("records", "csv", "fetch", "max_errors", "text_format")
-        return {key: value for key, value in written.items() if key not in new or value not in (None, (), [])}
+        new = ("records", "csv", "fetch", "max_errors", "text_format", "generated_id")
+        written = {
+            key: value for key, value in written.items() if key not in new or value not in (None, (), [])
+        }
+        if (generated := written.pop("generated_id", None)) is not None:
+            written["id"] = generated
+        return written

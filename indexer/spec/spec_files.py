@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from scannery.indexer.errors import InvalidSpecError
+from scannery.indexer.spec.source_spec import GeneratedId
 from scannery.indexer.spec.spec import AttributeSpec, IndexSpec, NamedVectorSpec
 
 __all__ = ["load_spec", "parse_spec", "spec_json_schema", "spec_yaml"]
@@ -66,6 +67,9 @@ def spec_yaml(spec: IndexSpec) -> str:
 def spec_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of SPEC.yaml, for editors and validators."""
     schema = IndexSpec.model_json_schema(mode="validation")
+    source = schema["$defs"]["SourceSpec"]["properties"]
+    generated = source.pop("generated_id")["anyOf"][0]
+    source["id"]["anyOf"] = [{"type": source["id"].pop("type")}, generated]
     types = schema["properties"]["attributes"]["additionalProperties"]
     own = schema["properties"].pop("attribute_specs")["additionalProperties"]
     schema["properties"]["attributes"]["additionalProperties"] = {"anyOf": [types, own]}
@@ -74,12 +78,17 @@ def spec_json_schema() -> dict[str, Any]:
     }
 
 
+_WRITTEN = {("attribute_specs",): ("attributes",), ("source", "generated_id"): ("source", "id")}
+"""Paths of keys in the models whose mappings are written under another key."""
+
+
 def _explain(error: ValidationError) -> InvalidSpecError:
     # A misspelt key gives two errors, an unknown and a missing key: the first is more specific.
     first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
     place = tuple(str(part) for part in first["loc"])
-    if place[:1] == ("attribute_specs",):  # as it is written
-        place = ("attributes", *place[1:])
+    for own, written in _WRITTEN.items():
+        if place[: len(own)] == own:
+            place = (*written, *place[len(own) :])
     field = ".".join(place) or None
     if first["type"] == "extra_forbidden":
         return InvalidSpecError(_unknown_key(place), field=field)
@@ -98,6 +107,8 @@ def _unknown_key(location: tuple[str, ...]) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: list[str]) -> Iterator[str]:
+    if path == ["source", "id"]:
+        model, path = GeneratedId, []
     own: dict[str, type[BaseModel]] = {"attributes": AttributeSpec, "named_vectors": NamedVectorSpec}
     if path and path[0] in own:  # below a name
         model, path = own[path[0]], path[2:]
@@ -105,6 +116,5 @@ def _keys_at(model: type[BaseModel], path: list[str]) -> Iterator[str]:
         annotation = model.model_fields[part].annotation
         candidates = (annotation, *get_args(annotation))
         model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    yield from (
-        field.alias or name for name, field in model.model_fields.items() if name != "attribute_specs"
-    )
+    unwritten = {own[-1] for own in _WRITTEN}
+    yield from (field.alias or name for name, field in model.model_fields.items() if name not in unwritten)

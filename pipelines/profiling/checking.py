@@ -26,6 +26,7 @@ from scannery.pipelines.sources import Record
 from scannery.pipelines.sources.documents.html_fields import html_share, mapping_of
 
 __all__ = [
+    "ID_WARNINGS",
     "CheckReport",
     "CheckedField",
     "Fault",
@@ -35,6 +36,13 @@ __all__ = [
     "counter_of",
 ]
 
+ID_WARNINGS = {
+    "row": "ids are the file and the line or row: if rows are inserted or sorted, ids move to other rows, and only a "
+    "build with --full is right",
+    "content": "ids are a hash of all fields: equal rows are one, and a changed row is a new one; the old one stays "
+    "until a build with --full",
+}
+"""What ids mean that are made (SourceSpec.generated_id)."""
 MAX_PASSAGES = 3
 PASSAGE_CHARS = 300
 LANGUAGE_TEXTS = 200
@@ -147,6 +155,9 @@ class CheckReport:
     html_share: float = 0.0
     """Share of texts that have HTML, unless `source.text_format` says how texts are written."""
 
+    generated_id: str | None = None
+    """What ids are made from, if they are."""
+
     @property
     def is_good(self) -> bool:
         """Whether every record is indexed, and every field of the spec is in some record."""
@@ -187,7 +198,7 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
     given = {name: own.dimensions for name, own in spec.named_vectors.items() if own.dimensions}
     dimensions = next((size for size in sizes if size is not None), 1)
     valid = validate_records(records, spec, dimensions, named=given)
-    repeated = _repeated(valid, records)
+    repeated = {} if spec.source.has_ids_of_content else _repeated(valid, records)
     good = [row for row in range(len(valid.rows_N)) if row not in repeated]
     lengths, passages = _texts(spec, valid, good, counter)
     texts = _column(valid, "text")
@@ -224,6 +235,7 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
         languages=tuple(languages_of(spoken_text(text) or text for text in texts[:LANGUAGE_TEXTS] if text)),
         lengths=lengths,
         passages=passages,
+        generated_id=None if spec.source.generated_id is None else spec.source.generated_id.path,
         html_share=0.0 if spec.source.text_format is not None else html_share(texts),
     )
 

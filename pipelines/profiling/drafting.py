@@ -21,10 +21,10 @@ from scannery.indexer.spec.attribute_spec import ATTRIBUTE_NAME, RESERVED_COLUMN
 from scannery.indexer.spec.spec import IndexSpec, Language
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines.errors import SpecConflictError
-from scannery.pipelines.profiling.checking import CheckReport, check_sample, counter_of
+from scannery.pipelines.profiling.checking import ID_WARNINGS, CheckReport, check_sample, counter_of
 from scannery.pipelines.profiling.field_profiles import FieldProfile, profile_fields
-from scannery.pipelines.profiling.field_roles import Attribute, Role, Roles, find_roles
-from scannery.pipelines.profiling.sample import Sample
+from scannery.pipelines.profiling.field_roles import CUT_VECTORS, Attribute, Role, Roles, find_roles
+from scannery.pipelines.profiling.sample import Sample, read_sample
 from scannery.pipelines.profiling.value_types import TypeGuess
 from scannery.pipelines.sources import HEADED
 from scannery.pipelines.sources.documents.html_fields import HTML_SHARE, html_share
@@ -98,7 +98,7 @@ def draft_spec(
         path: where the spec will be, for the comments.
 
     Raises:
-        SpecConflictError: no field can be the id, or none has texts or vectors; the message names the fields.
+        SpecConflictError: no field has texts or vectors; the message names the fields.
 
     """
     profiles = profile_fields([record.fields for record in sample.records])
@@ -109,6 +109,8 @@ def draft_spec(
         lines = _Drafting(sample, roles, encoder, source or {}, refused).lines()
         text = _page(lines, sample, inputs, path)
         spec = parse_spec(yaml.safe_load(text))
+        if spec.source.generated_id is not None:  # ids are made when records are read
+            sample = read_sample(inputs, spec.source, len(sample.records) + len(sample.letters))
         report = check_sample(spec, sample, counter_of(spec))
         faults = {fault.field: fault.message for fault in report.faults if fault.field is not None}
         worse = [name for name in _refused_attributes(spec, report) if len(refused.get(name, ())) < 2]
@@ -145,14 +147,10 @@ def _check_roles(roles: Roles, profiles: Sequence[FieldProfile], sample: Sample)
             f"no record can be read; the first fault: {letter.message} ({letter.source})", field="input"
         )
     names = ", ".join(profile.path for profile in profiles[:20]) or "none"
-    if roles.id is None and roles.id_template is None:
-        raise SpecConflictError(
-            f"no field is different in every record, so none can be the id; name one with --id (fields: {names})",
-            field="source.id",
-        )
     if roles.text is None and roles.vector is None:
+        cut = "".join(f"; {profile.path}: {CUT_VECTORS}" for profile in profiles if profile.is_cut)
         raise SpecConflictError(
-            f"no field has texts or vectors; name one with --text (fields: {names})", field="source.text"
+            f"no field has texts or vectors; name one with --text (fields: {names}){cut}", field="source.text"
         )
 
 
@@ -210,10 +208,13 @@ class _Drafting:
         lines = [_Line(key, value, why.get(key, "")) for key, value in self._reading.items()]
         if roles.id is not None:
             lines.append(_role_line("id", roles.id))
-        else:
+        elif roles.id_template is not None:
             lines.append(
                 _Line("id", roles.id_template, "no field alone is different in every record; these two are")
             )
+        else:
+            kind = self._generated_id()
+            lines.append(_Line("id", {"from": kind}, f"no field can be the id; {ID_WARNINGS[kind]}"))
         for name in ("text", "title", "vector", "document_id"):
             role = getattr(roles, name)
             if role is not None:
@@ -224,6 +225,11 @@ class _Drafting:
         if roles.vector is None:
             lines.append(self._chunk())
         return lines
+
+    def _generated_id(self) -> str:
+        """Return what ids are made from: the content, unless some records are equal."""
+        different = {repr(sorted(record.fields.items(), key=repr)) for record in self._sample.records}
+        return "content" if len(different) == len(self._sample.records) else "row"
 
     def _chunk(self) -> _Line:
         name, prompt = self._named_model or self._model.name, self._model.document_prompt

@@ -16,7 +16,15 @@ import numpy as np
 from scannery.indexer.vectors.vector_texts import CutVectorError, vector_in_text
 from scannery.pipelines.profiling.value_types import TypeGuess, guess_type, has_decimal_commas, is_missing
 
-__all__ = ["NEARLY_ALL", "FieldProfile", "flattened", "is_named_as_vector", "profile_fields", "shown"]
+__all__ = [
+    "NEARLY_ALL",
+    "FieldProfile",
+    "flattened",
+    "is_named_as_vector",
+    "numbered_columns",
+    "profile_fields",
+    "shown",
+]
 
 MAX_DEPTH = 5
 """Levels of nested mappings that are looked into."""
@@ -30,6 +38,10 @@ _VECTOR_NAMES = re.compile(r"(embeddings?|vectors?|vecs?|embs?|features?|values|
 LEAST_DIMENSIONS = 16
 """Lists of fewer numbers are vectors only under a name for vectors."""
 
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,6})(\D*)")
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
+NUMBERED_RECORDS = 20
+"""Records that are looked at for numbered columns."""
 _MARKS = re.compile(r"^\W+|\W+$")
 
 
@@ -189,6 +201,41 @@ def _vectors_in_texts(values: Sequence[Any], least: int) -> Sequence[Any] | None
     if size < least or count < NEARLY_ALL * len(values):
         return None
     return [vector for vector in vectors if _size_of_vector(vector) == size]
+
+
+def numbered_columns(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return columns of numbers that are a vector together, as `source.vector` names them (`dim_*`); None without any.
+
+    Their numbers follow each other, there are at least `LEAST_DIMENSIONS`, and they have fractions, unlike answers 1
+    to 5 and counts by year.
+    """
+    found: dict[tuple[str, str], dict[int, list[float | None]]] = {}
+    for record in records[:NUMBERED_RECORDS]:
+        for name, value in record.items():
+            match = _NUMBERED.fullmatch(str(name))
+            if match is not None and not is_missing(value):
+                columns = found.setdefault((match[1], match[3]), {})
+                columns.setdefault(int(match[2]), []).append(_component(value))
+    whole = [key for key, columns in found.items() if _are_vectors(columns)]
+    best = max(whole, key=lambda key: len(found[key]), default=None)
+    return None if best is None else "*".join(best)
+
+
+def _are_vectors(columns: Mapping[int, Sequence[float | None]]) -> bool:
+    if len(columns) < LEAST_DIMENSIONS or max(columns) - min(columns) + 1 != len(columns):
+        return False
+    values = [value for own in columns.values() for value in own]
+    return (
+        None not in values and sum(value % 1 != 0 for value in values if value is not None) > len(values) / 2
+    )
+
+
+def _component(value: Any) -> float | None:
+    """Return a number that a vector can have, None for other values."""
+    if isinstance(value, str):
+        value = float(value) if _NUMBER.fullmatch(value) else None
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < 1000 else None
 
 
 def flattened(

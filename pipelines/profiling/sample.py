@@ -12,7 +12,7 @@ from typing import Any
 from scannery.indexer.spec.spec import CsvSpec, IndexSpec, SourceSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import NothingToIndexError
-from scannery.pipelines.profiling.field_profiles import flattened, profile_fields
+from scannery.pipelines.profiling.field_profiles import flattened, numbered_columns, profile_fields
 from scannery.pipelines.profiling.field_roles import TEXT_WORDS
 from scannery.pipelines.profiling.value_types import is_missing
 from scannery.pipelines.sources import (
@@ -39,13 +39,6 @@ NEVER_TEXT = frozenset({"NULL", "\\N", "NaN", "nan", "#N/A"})
 """Words for no value that no text consists of, as "NA" (Namibia) and "None" may."""
 PART_BYTES = 1 << 20
 """About what is read of a file; more of a Parquet file with large row groups."""
-
-
-class _AnyName(frozenset[str]):
-    """Every name: readers then return all columns."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +109,9 @@ def init_sample(inputs: Sequence[str], limit: int = SAMPLE_RECORDS) -> tuple[Sam
     sample = read_sample(inputs, source, limit)
     if path := _path_of_records(sample):
         source = source.model_copy(update={"records": path})
+        sample = read_sample(inputs, source, limit)
+    if (columns := numbered_columns([record.fields for record in sample.records])) is not None:
+        source = source.model_copy(update={"vector": columns})
         sample = read_sample(inputs, source, limit)
     parts = [part for file in sample.files[:MAX_FILES] for part in itertools.islice(_parts(file), 1)]
     tables = [part for part in parts if part.format in DELIMITERS]
@@ -212,4 +208,4 @@ def _has_more(file: InputFile) -> bool:
 
 def _all_fields(source: SourceSpec) -> Fields:
     spec = IndexSpec.model_construct(index="sample", source=source, attributes={})
-    return dataclasses.replace(Fields.of(spec), names=_AnyName())
+    return dataclasses.replace(Fields.of(spec), whole=True)

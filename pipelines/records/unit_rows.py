@@ -23,7 +23,7 @@ from scannery.pipelines.records.named_texts import NamedTexts, embed_named
 from scannery.pipelines.records.passages import Work, embed_documents
 from scannery.pipelines.records.source_columns import dead_letter, validate_batch, validate_records
 from scannery.pipelines.sources import Batch, Record, one_by_one
-from scannery.pipelines.sources.managed_records import with_category
+from scannery.pipelines.sources.managed.managed_records import with_category
 from scannery.pipelines.state.embedding_cache import Catalogue
 from scannery.pipelines.state.named_cache import NamedCatalogue
 

@@ -21,6 +21,7 @@ from scannery.pipelines.sources import (
     texts,
 )
 from scannery.pipelines.sources.batches import Batch, one_by_one
+from scannery.pipelines.sources.derived_fields import with_derived
 from scannery.pipelines.sources.locations import InputFile, find_files, stamp_of
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 
@@ -223,7 +224,7 @@ def read_batches(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLe
         yield DeadLetter(reason=part.problem, source=part.source, message=part.message)
         return
     try:
-        yield from _read(part, fields)
+        yield from with_derived(_read(part, fields), part, fields)
         changed = _stamp(part) != part.stamp
     except OSError as error:
         raise InputChangedError(

@@ -42,6 +42,10 @@ class Batch:
     def __len__(self) -> int:
         return int(self.columns.num_rows)
 
+    def with_columns(self, columns: pa.RecordBatch) -> Batch:
+        """Return the rows with other columns."""
+        return dataclasses.replace(self, columns=columns)
+
     @cached_property
     def vectors(self) -> np.ndarray | None:
         """The vector column as one array (N, D), or None if its rows are not lists of numbers of one length.

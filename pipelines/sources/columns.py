@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -49,7 +50,8 @@ def read_parquet(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
     try:
         with open_bytes(part.base, part.path) as raw:
             file = _parquet(raw)
-            others = tuple(name for name in file.schema_arrow.names if name not in _columns(file, fields))
+            read = {*_columns(file, dataclasses.replace(fields, whole=False))}
+            others = tuple(name for name in file.schema_arrow.names if name not in read)
             for columns in _batches(file, part, fields):
                 yield Batch(columns, fields.vector, part.source, row, others)
                 row += columns.num_rows
@@ -104,7 +106,8 @@ def _columns(file: pq.ParquetFile, fields: Fields) -> list[str]:
     return [
         field.name
         for field in file.schema_arrow
-        if field.name in fields.names or (fields.dynamic and _has_json_form(field.type))
+        if field.name in fields.names
+        or (fields.reads(field.name) and (_has_json_form(field.type) or not fields.dynamic))
     ]
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, Literal
 
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 
-__all__ = ["MAX_RECORD_BYTES", "DamagedError", "Fields", "Part", "Record"]
+__all__ = ["MAX_RECORD_BYTES", "DamagedError", "Fields", "NumberedColumns", "Part", "Record"]
 
 MAX_RECORD_BYTES = 64 * 2**20
 """A longer line is a dead letter: one record must never decide how much memory a worker needs."""
@@ -88,6 +90,27 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
+class NumberedColumns:
+    """Columns with the numbers of a vector, one each, which a spec names together: `dim_*`."""
+
+    field: str
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        before, _, behind = self.field.partition("*")
+        return re.compile(f"{re.escape(before)}([0-9]{{1,6}}){re.escape(behind)}")
+
+    def number(self, name: str) -> int | None:
+        """Return the number in the name of such a column; None for another name."""
+        match = self._pattern.fullmatch(name)
+        return None if match is None else int(match[1])
+
+    def of(self, names: Iterable[str]) -> dict[int, str]:
+        """Return the names of such columns by their numbers."""
+        return {number: name for name in names if (number := self.number(name)) is not None}
+
+
+@dataclasses.dataclass(frozen=True)
 class Fields:
     """The input fields that a spec needs, so that other columns are not read."""
 
@@ -99,11 +122,33 @@ class Fields:
     dynamic: bool = False
     """Whether other fields are needed, too: they are attributes."""
 
+    numbered: tuple[NumberedColumns, ...] = ()
+    """Vectors of which each number has a column."""
+
+    generated_id: Literal["row", "content"] | None = None
+    """What ids are made from (SourceSpec.id)."""
+
+    whole: bool = False
+    """Whether all fields are needed."""
+
     @classmethod
     def of(cls, spec: IndexSpec) -> Fields:
         """Return the fields that `spec` names in its source and its attributes."""
         source, names = spec.source, FieldMapping.of(spec).names
-        return cls(source.id, source.vector, names, spec.attributes, source.sparse_vector, spec.dynamic)
+        vectors = [source.vector, *(own.vector for own in spec.named_vectors.values())]
+        numbered = tuple(
+            NumberedColumns(name) for name in vectors if name is not None and name.count("*") == 1
+        )
+        generated = None if source.generated_id is None else source.generated_id.path
+        return cls(
+            source.id, source.vector, names, spec.attributes, source.sparse_vector, spec.dynamic, numbered,
+            generated, whole=generated == "content",
+        )  # fmt: skip
+
+    def reads(self, name: str) -> bool:
+        """Return whether a field of this name is needed."""
+        is_named = self.whole or self.dynamic or name in self.names
+        return is_named or any(columns.number(name) is not None for columns in self.numbered)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +160,13 @@ class Record:
     line: int | None = None
     row: int | None = None
     ignored: tuple[str, ...] = ()
-    """What the record has and the spec does not name, where that is told (managed.py)."""
+    """What the record has and the spec does not name, where that is told (managed/)."""
     notes: tuple[str, ...] = ()
     """How it was read, where that could be wrong."""
+
+    def with_fields(self, fields: Mapping[str, Any]) -> Record:
+        """Return the record with other fields."""
+        return dataclasses.replace(self, fields=fields)
 
     def reject(
         self,

@@ -119,7 +119,7 @@ def build_shard(
 
     """
     started = time.perf_counter()
-    table, letters, lost = new_rows(rows, job, store)
+    table, letters, counts = new_rows(rows, job, store)
     merged = time.perf_counter()
     built = write_segments(table, shard, job, store, threads=threads, encoders=encoders)
     seconds = {"merge": round(merged - started, 6), "segment": round(time.perf_counter() - merged, 6)}
@@ -127,9 +127,7 @@ def build_shard(
         key=key,
         shard=shard,
         entries=tuple(each.entry for each in built),
-        counts=Counts(
-            documents=-len(letters), passages=-lost, dead_letters=count_reasons(letters), seconds=seconds
-        ),
+        counts=dataclasses.replace(counts, seconds=seconds),
         statistics=built[0].statistics if built else {},
     )
     outcome = record_shard(outcome, letters, job, store)
@@ -162,16 +160,23 @@ def record_shard(
     return outcome
 
 
-def new_rows(rows: Sequence[RowGroup], job: Job, store: Store) -> tuple[pa.Table, list[DeadLetter], int]:
-    """Return the rows of the first record with each id, dead letters for the others, and the number of dropped rows."""
+def new_rows(rows: Sequence[RowGroup], job: Job, store: Store) -> tuple[pa.Table, list[DeadLetter], Counts]:
+    """Return the rows of the first record with each id, dead letters for the others, and counts of what was dropped.
+
+    Records with one id that was made from their content are equal: nothing is lost, so there are no dead letters.
+    """
     table = _read(sorted(rows), job, store)
     by_document = job.spec.source.document_id is None
     keep_N = _first_of_each(table, by="document_id" if by_document else "id")
     keep_N &= ~table.column("_lost").to_numpy()
     if keep_N.all():
-        return table, [], 0
+        return table, [], Counts()
     letters = list(_duplicates(table, keep_N, by_document=by_document))
-    return table.filter(pa.array(keep_N)), letters, int((~keep_N).sum())
+    counts = Counts(documents=-len(letters), passages=-int((~keep_N).sum()))
+    if job.spec.source.has_ids_of_content:
+        letters = []
+    counts = dataclasses.replace(counts, dead_letters=count_reasons(letters))
+    return table.filter(pa.array(keep_N)), letters, counts
 
 
 def write_segments(

@@ -24,7 +24,7 @@ from scannery.indexer.datapoints.vector_presence import has_vector
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.tombstones import with_deleted
-from scannery.pipelines.dead_letters import DeadLetter, count_reasons
+from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.stages.old_rows import newer_rows, read_live_rows, stored_schema, unchanged_documents
 from scannery.pipelines.stages.segment import (
     finished_shard,
@@ -203,7 +203,7 @@ def _changes(shard_changes: Sequence[ShardChange], job: Job) -> Sequence[object]
 def _updated(update: _Update, job: Job, store: Store, encoders: EncoderSources) -> ShardOutcome:
     key, shard, rows, shard_changes, base = update
     started = time.perf_counter()
-    fresh, letters, lost = new_rows(rows, job, store)
+    fresh, letters, counts = new_rows(rows, job, store)
     plan = _plan(fresh, shard_changes, base, job, store)
     merged = time.perf_counter()
     built = write_segments(plan.rows, shard, job, store, encoders=encoders)
@@ -211,10 +211,8 @@ def _updated(update: _Update, job: Job, store: Store, encoders: EncoderSources) 
         key=key,
         shard=shard,
         entries=(*plan.kept, *(each.entry for each in built)),
-        counts=Counts(
-            documents=-len(letters),
-            passages=-lost,
-            dead_letters=count_reasons(letters),
+        counts=dataclasses.replace(
+            counts,
             changes=plan.counts,
             seconds={"merge": merged - started, "segment": time.perf_counter() - merged},
         ),

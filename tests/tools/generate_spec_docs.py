@@ -50,6 +50,7 @@ EXAMPLES: dict[str, Any] = {
     "live": {"seal_rows": 50000},
     "source.format": "managed",
     "source.id": "isbn",
+    "id.from": "content",
     "source.text": ["summary", "body"],
     "source.title": "headline",
     "source.text_format": "html",
@@ -222,6 +223,7 @@ def _model(schema: Mapping[str, Any], section: str) -> Mapping[str, Any]:
 
 def _path_of(section: str) -> list[str]:
     nested = {
+        "id": ["source", "id"],
         "chunk": ["source", "chunk"],
         "csv": ["source", "csv"],
         "attributes": ["attributes", "NAME"],

@@ -25,6 +25,7 @@ from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Par
 from scannery.pipelines.sources.streams import read_whole
 
 __all__ = [
+    "FILE_FIELDS",
     "FORMATS",
     "TEXT_SHARE",
     "check_packages",
@@ -33,6 +34,9 @@ __all__ = [
     "markdown_fields",
     "read",
 ]
+
+FILE_FIELDS = ("id", "path", "name", "folder")
+"""Fields of a record that is a file, which tell where it is."""
 
 TEXT_SHARE = {"html": 0.2, "pdf": 0.05, "docx": 0.1, "epub": 0.3, "notebook": 0.3}
 """About how much of a file is its text, for estimates."""

@@ -8,7 +8,7 @@
 | namespaces whose name means something else here | `ns:` or `ns-deny:` and the namespace |
 | namespaces of numbers of 32 bits | named in the list `ns-float32`, so that they come back as they were |
 
-The reader of files in the managed layout uses the same names (pipelines/sources/managed_records.py).
+The reader of files in the managed layout uses the same names (pipelines/sources/managed/managed_records.py).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scannery.indexer.contents import ContentsReader
-from scannery.pipelines.sources.managed_contents import read_contents, read_json_lines
+from scannery.pipelines.sources.managed.managed_contents import read_contents, read_json_lines
 
 READERS: dict[str, tuple[ContentsReader, str]] = {
     "layout": (read_contents, "json"),

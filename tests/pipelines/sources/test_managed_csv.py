@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources import Record
-from scannery.pipelines.sources.managed_csv import csv_record, java_float
-from scannery.pipelines.sources.managed_records import CATEGORIES, to_record
+from scannery.pipelines.sources.managed.managed_csv import csv_record, java_float
+from scannery.pipelines.sources.managed.managed_records import CATEGORIES, to_record
 from tests.pipelines.sources.test_managed import ATTRIBUTES, FIELDS, WRONG
 
 # The service's own list, without those that it has no use for here.

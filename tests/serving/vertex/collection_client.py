@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 
-from scannery.pipelines.sources.managed_contents import read_contents, read_json_lines
+from scannery.pipelines.sources.managed.managed_contents import read_contents, read_json_lines
 from scannery.serving import Server
 from scannery.serving.config import VertexConfig
 from scannery.vertex.v1 import operations_pb2

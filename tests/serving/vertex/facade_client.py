@@ -15,7 +15,7 @@ from google.protobuf.struct_pb2 import Value
 from typing_extensions import Self
 
 from scannery.indexer import Store
-from scannery.pipelines.sources.managed_contents import read_contents
+from scannery.pipelines.sources.managed.managed_contents import read_contents
 from scannery.serving import Server, ServerConfig
 from scannery.serving.config import VertexConfig
 from scannery.vertex.v1 import endpoint_pb2, index_pb2, match_pb2, operations_pb2, private_pb2

@@ -11,7 +11,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from scannery.pipelines.sources.managed_contents import read_contents
+from scannery.pipelines.sources.managed.managed_contents import read_contents
 from scannery.serving.config import VertexConfig
 from scannery.vertex.v1 import index_pb2
 from tests.object_server import object_server

@@ -15,7 +15,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Struct, Value
 
-from scannery.pipelines.sources.managed_contents import read_contents
+from scannery.pipelines.sources.managed.managed_contents import read_contents
 from scannery.serving import SecurityConfig
 from scannery.serving.config import VertexConfig
 from scannery.serving.security.api_keys import KeyFile

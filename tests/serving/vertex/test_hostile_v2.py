@@ -14,7 +14,7 @@ import pytest
 
 from scannery.indexer import AlreadyExistsError
 from scannery.indexer.contents import ContentsRecord
-from scannery.pipelines.sources.managed_contents import read_json_lines
+from scannery.pipelines.sources.managed.managed_contents import read_json_lines
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.shared.line_files import LineFiles
 from scannery.serving.vertex.v2 import search_methods

@@ -25,7 +25,7 @@ from google.cloud.aiplatform.matching_engine.matching_engine_index_endpoint impo
 
 import scannery.vertex
 from scannery.indexer import Store
-from scannery.pipelines.sources.managed_contents import read_contents
+from scannery.pipelines.sources.managed.managed_contents import read_contents
 from scannery.serving.config import VertexConfig
 from tests.serving.vertex.facade_client import PARENT, facade, write_lines
 

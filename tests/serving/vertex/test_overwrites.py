@@ -18,7 +18,7 @@ from scannery.indexer.contents import ContentsRecord
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.maintenance.seal import seal
-from scannery.pipelines.sources.managed_contents import read_contents
+from scannery.pipelines.sources.managed.managed_contents import read_contents
 from scannery.serving import Server
 from scannery.serving.config import VertexConfig
 from scannery.vertex.v1 import index_pb2, operations_pb2

@@ -1,6 +1,6 @@
 """Folders of the managed service's clients, record by record, for a server that writes them.
 
-`read_contents` reads the layout of indexes (managed.py), `read_json_lines` the lines of collections.
+`read_contents` reads the layout of indexes (`read`), `read_json_lines` the lines of collections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import InputNotFoundError, UnknownFormatError
 from scannery.pipelines.sources import lines, managed
 from scannery.pipelines.sources.locations import ClosedFolder, InputFile, find_files
-from scannery.pipelines.sources.managed_records import with_category
+from scannery.pipelines.sources.managed.managed_records import with_category
 from scannery.pipelines.sources.parts import DamagedError, Record
 
 __all__ = ["read_contents", "read_json_lines"]
