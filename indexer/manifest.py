@@ -290,6 +290,9 @@ class Manifest(_Record):
     log_floor: _Sequence = 0
     """The least `log_sequence` of later versions: mutations up to this sequence are not applied again, since a build
     replaced their rows or a rollback undid them."""
+    columns_version: _Sequence = 0
+    """The version that gave rows the columns that they have: attributes, named vectors, and how vectors are made. Seals
+    and merges keep it. 0: a version of an earlier release did."""
     recall: Recall | None = None
     fusion: FusionWeight | None = None
     """Default weights of hybrid search; None: not measured, both rankings count the same."""

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
+from itertools import takewhile
 from threading import TIMEOUT_MAX, RLock
 from typing import Any
 
 from scannery.live.live_index import LOCK_S, LiveIndex, SnapshotT
+from scannery.live.log.mutation_log import LogGapError
+from scannery.live.log.records import columns_version_of
 from scannery.live.memtable import LiveState
 from scannery.live.recent_states import RecentStates
 from scannery.runtime.deadline import Deadline
@@ -114,9 +117,13 @@ class LeafIndex(LiveIndex[SnapshotT]):
         if recent is None or log is None:  # the first replay
             return super()._apply_log(state)
         now_s = time.monotonic()
+        version = self._state.manifest.version
         while entries := log.read(recent.end):
+            ours = list(takewhile(lambda entry: columns_version_of(entry.data) <= version, entries))
+            if not ours:
+                raise LogGapError(f"record {entries[0].sequence} of the log was made for a later version")
             with self._making:
-                recent.add(entries, now_s)
+                recent.add(ours, now_s)
         return recent.newest
 
     def _publish(self, state: LiveState) -> None:

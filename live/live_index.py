@@ -45,6 +45,7 @@ from scannery.runtime.errors import (
     ClosedError,
     DeadlineError,
     InvalidRequestError,
+    OtherVersionError,
     OverloadedError,
     ReadOnlyError,
     StateGoneError,
@@ -118,6 +119,8 @@ class LiveIndex(Generic[SnapshotT]):
         self._on_gap = on_gap
         self.replaced = False
         """Whether the log or the index was replaced: this object must be created again."""
+        self._superseded_version = 0
+        """The version after which the log goes on in a later one; 0: none."""
         self._lock = threading.Lock()
         self._applied = threading.Condition()
         self._log: MutationLog | None = None
@@ -140,6 +143,11 @@ class LiveIndex(Generic[SnapshotT]):
     def state(self) -> LiveState:
         """The version, its live rows, and the newest rows."""
         return self._state
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the log goes on in a later version: until this object moves, it follows the log no further."""
+        return self._superseded_version == self._state.manifest.version
 
     def is_of(self, manifest: Manifest) -> bool:
         """Return whether a version belongs to this index, and not to another one that took its name."""
@@ -164,7 +172,7 @@ class LiveIndex(Generic[SnapshotT]):
             self._publish(self._apply_log(state))
 
     def catch_up(self, *, wait_s: float = LOCK_S, now: bool = False) -> bool:
-        """Apply new entries of the log; return whether there were any.
+        """Apply new entries of the log, up to those for a later version; return whether there were any.
 
         If the log cannot be read, queries continue; the error is logged once, and writes fail with it.
 
@@ -176,7 +184,7 @@ class LiveIndex(Generic[SnapshotT]):
         if not self._lock.acquire(timeout=wait_s):
             return False
         try:
-            log = None if self.replaced else self._open_log()
+            log = None if self.replaced or self.superseded else self._open_log()
             if log is None or not (log.changed(now=now) or self._behind):
                 return False
             self._behind = True  # until applying succeeds: `changed` reports each change once
@@ -188,7 +196,7 @@ class LiveIndex(Generic[SnapshotT]):
             self._problem = ""
             return found
         except LogGapError:
-            self._on_gap()
+            self._note_superseded(self._state.manifest.version)
             return False
         except LogReplacedError as error:
             self._note_replaced(error)
@@ -410,11 +418,12 @@ class LiveIndex(Generic[SnapshotT]):
         return ClosedError("the engine is closed")
 
     def _commit(self, group: Sequence[Write]) -> None:
+        version = self._state.manifest.version
         try:
             answers = self._append_group(group)
         except LogGapError as error:
-            self._on_gap()
-            raise OverloadedError("the index moves to another version", retry_after_s=RETRY_S) from error
+            self._note_superseded(version)
+            raise OtherVersionError("the index moves to another version", retry_after_s=RETRY_S) from error
         except LogReplacedError as error:
             self._note_replaced(error)
             raise StoreError(f"{error}; the new one is opened next") from error
@@ -454,6 +463,10 @@ class LiveIndex(Generic[SnapshotT]):
             self._log = self._home.claim(self._log, self._state.manifest)
             self._claimed = True
         return self._log
+
+    def _note_superseded(self, version: int) -> None:
+        self._superseded_version = version
+        self._on_gap()
 
     def _note_replaced(self, error: LogReplacedError) -> None:
         if not self.replaced:

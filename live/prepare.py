@@ -24,7 +24,7 @@ from scannery.indexer import (
     written_schema,
 )
 from scannery.indexer.datapoints.passages import MAX_REPEATED_BYTES
-from scannery.live.log.records import Mutation, encode, encoder_digest, named_digests, with_words
+from scannery.live.log.records import Mutation, encode, with_words
 from scannery.live.named_encoding import ENCODE_AT_ONCE, Encoders, TextVectors, encode_changes, encode_rows
 from scannery.live.write_request import Conditional, PartialUpdate, Upserts
 from scannery.runtime.deadline import Deadline
@@ -82,12 +82,8 @@ def prepare(upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: 
     removed: tuple[str, ...] = ()
     if "embedding" not in rows.column_names or rows.column("embedding").null_count:
         rows, numbers, removed = _with_passages(rows, numbers, manifest, encoders, deadline)
-    mutation = Mutation(
-        encode_rows(rows, numbers.tolist(), manifest, vectors),
-        removed_documents=removed,
-        encoder=encoder_digest(manifest),
-        named_encoders=named_digests(manifest),
-    )
+    encoded = encode_rows(rows, numbers.tolist(), manifest, vectors)
+    mutation = Mutation.of(encoded, manifest, removed_documents=removed)
     if rows is not upserts.rows:
         _check_distinct(mutation)
     partial = encode_changes(upserts.partial, manifest, vectors)

@@ -14,6 +14,7 @@ ServingError
 ├── RerankerUnavailableError  reranking was requested, and the index has no usable reranker
 ├── DeadlineError             the deadline of the request passed
 ├── OverloadedError           the request was rejected because of load
+│   └── OtherVersionError     the index goes over to a version for which the write was not prepared
 ├── UnavailableError          another server of the cluster does not answer now
 │   └── StateGoneError        the leaves do not have the state that was asked for
 ├── PreconditionError         another server of the cluster says that the index does not allow the request
@@ -42,6 +43,7 @@ __all__ = [
     "EncoderUnreachableError",
     "InvalidRequestError",
     "LexicalUnavailableError",
+    "OtherVersionError",
     "OverloadedError",
     "PermissionDeniedError",
     "PreconditionError",
@@ -149,6 +151,10 @@ class DeadlineError(ServingError, TimeoutError):
 
 class OverloadedError(ServingError):
     """The request was rejected because of load; try again after `retry_after_s`."""
+
+
+class OtherVersionError(OverloadedError):
+    """The index goes over to a version for which the write was not prepared: prepare it again for the newest one."""
 
 
 class UnavailableError(ServingError, ConnectionError):

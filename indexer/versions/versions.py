@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 
+from scannery.indexer.datapoints.schema import written_schema
 from scannery.indexer.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -264,8 +265,11 @@ def _next(store: Store, manifest: Manifest) -> tuple[Manifest, Manifest | None]:
         digest = hashlib.sha256(data).hexdigest()
         with contextlib.suppress(CorruptError, FormatError):
             parent = Manifest.from_json(data, origin=key)
+    version = (number or 0) + 1
+    same_columns = parent is not None and _columns(parent) == _columns(manifest)
     update = {
-        "version": (number or 0) + 1,
+        "version": version,
+        "columns_version": parent.columns_version if parent is not None and same_columns else version,
         "created_at": datetime.now(timezone.utc),
         "parent_sha256": digest,
         "index_id": inherited_id(store, manifest),
@@ -274,6 +278,13 @@ def _next(store: Store, manifest: Manifest) -> tuple[Manifest, Manifest | None]:
         ),
     }
     return manifest.model_copy(update=update), parent
+
+
+def _columns(manifest: Manifest) -> tuple[object, ...]:
+    """Return what decides which columns the rows of a version have, and what may be in them."""
+    spec = manifest.spec
+    schema = written_schema(spec, manifest.dimensions)
+    return schema, spec.vectors, manifest.encoder, manifest.named_vectors
 
 
 def _is_in_line(store: Store, published: Manifest, data: bytes) -> bool:

@@ -101,7 +101,7 @@ class LogIdentity:
 
 
 class LogGapError(IndexerError):
-    """The requested records were truncated: the segments of a version hold them."""
+    """A later version is needed: records after the opened one were truncated, or were made for later columns."""
 
 
 class LogReplacedError(IndexerError):

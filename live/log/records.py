@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -32,11 +33,13 @@ from scannery.indexer import (
 )
 from scannery.indexer.datapoints.declaring import with_declared
 from scannery.indexer.datapoints.named_vectors import names_in, without_absent
+from scannery.live.log.mutation_log import LogGapError
 from scannery.runtime.errors import InvalidRequestError
 
 __all__ = [
     "RECORD_FORMAT",
     "Mutation",
+    "columns_version_of",
     "decode",
     "encode",
     "encoder_digest",
@@ -72,6 +75,18 @@ class Mutation:
     """The `id_hashes` of the new rows, uint64, if the record holds them."""
     named_encoders: Mapping[str, str] = field(default_factory=dict)
     """Digests of the encoders of named vectors, by name; names without an encoder are left out."""
+    columns_version: int = 0
+    """`Manifest.columns_version` of the version that the rows were made for; 0 in records of earlier releases."""
+
+    @classmethod
+    def of(cls, rows: pa.Table, manifest: Manifest, **options: Any) -> Mutation:
+        """Return a mutation with rows that were made for a version; `options` are further fields."""
+        made_for = {
+            "encoder": encoder_digest(manifest),
+            "named_encoders": named_digests(manifest),
+            "columns_version": manifest.columns_version,
+        }
+        return cls(rows, **made_for | options)
 
     @cached_property
     def hashes(self) -> np.ndarray:
@@ -96,6 +111,8 @@ def encode(mutation: Mutation) -> bytes:
     }
     if mutation.named_encoders:
         header["named_encoders"] = dict(mutation.named_encoders)
+    if mutation.columns_version:
+        header["columns_version"] = mutation.columns_version
     # Nulls of a fixed size take the space of vectors.
     rows = without_vectors(mutation.rows) if is_vectorless(mutation.rows) else mutation.rows
     rows = without_absent(rows)
@@ -122,8 +139,7 @@ def decode(data: bytes, *, sequence: int) -> Mutation:
     """
     try:
         with pa.ipc.open_stream(data) as reader:
-            rows = reader.read_all()
-        header: dict[str, Any] = json.loads((rows.schema.metadata or {})[_KEY])
+            header, rows = _header(reader.schema), reader.read_all()
     except (pa.ArrowException, KeyError, ValueError) as error:
         raise CorruptError(f"record {sequence} of the log is damaged: {error}") from error
     if header["format"] > RECORD_FORMAT:
@@ -143,7 +159,20 @@ def decode(data: bytes, *, sequence: int) -> Mutation:
         header.get("words"),
         hashes_N,
         header.get("named_encoders", {}),
+        header.get("columns_version", 0),
     )
+
+
+def columns_version_of(data: bytes) -> int:
+    """Return `Mutation.columns_version` of a record, without decoding its rows; 0 of a damaged one."""
+    with suppress(pa.ArrowException, KeyError, ValueError), pa.ipc.open_stream(data) as reader:
+        return int(_header(reader.schema).get("columns_version", 0))
+    return 0
+
+
+def _header(schema: pa.Schema) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads((schema.metadata or {})[_KEY])
+    return header
 
 
 def encoder_digest(manifest: Manifest) -> str | None:
@@ -172,8 +201,9 @@ def with_words(mutation: Mutation, spec: IndexSpec) -> Mutation:
 def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool = False) -> Mutation:
     """Return the mutation converted to the schema of a version; attributes and vectors that it lacks are null.
 
-    Attributes and named vectors that the version does not have are dropped. Dynamic attributes that it declares
-    move into their columns, if their values fit.
+    Attributes and named vectors that the version does not have are dropped: those of rows from before a rollback. Rows
+    that were made for a later version are refused: a writer that had dropped what it does not know would write them
+    back without it. Dynamic attributes that the version declares move into their columns, if their values fit.
 
     Args:
         mutation: the mutation.
@@ -182,11 +212,18 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool
         new: whether it is not in the log yet: values that do not fit are an error then.
 
     Raises:
+        LogGapError: it was made for a later version.
         InvalidRequestError: a new one has a dynamic attribute with a value that does not fit the declared type.
         FormatError: its vectors, or those of a name, were made by another encoder or have other dimensions, an
             attribute has another type, or the version must have vectors that it lacks.
 
     """
+    # Not with its `columns_version`, which versions of earlier releases lack.
+    if mutation.columns_version > manifest.version:
+        raise LogGapError(
+            f"record {sequence} of the log was made for version {mutation.columns_version} of index "
+            f"{manifest.index!r}, which has other columns than version {manifest.version}"
+        )
     schema = written_schema(manifest.spec, manifest.dimensions)
     what = f"record {sequence} of the log does not fit version {manifest.version} of index {manifest.index!r}"
     if mutation.rows.num_rows and mutation.encoder != encoder_digest(manifest):

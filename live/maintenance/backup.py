@@ -195,7 +195,9 @@ def _consistent(
             log.close()
         copied = SqliteLog(copy.parent)
         try:
-            if copied.truncated() <= manifest.log_sequence:
+            # Neither a log that begins after this version can be read with it, nor one that goes on in a later one.
+            goes_on = read_manifest(store, index).columns_version > manifest.version
+            if not goes_on and copied.truncated() <= manifest.log_sequence:
                 return manifest, max(copied.position(), manifest.log_sequence)
         finally:
             copied.close()

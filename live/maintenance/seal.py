@@ -116,7 +116,12 @@ def _sealed(
     for attempt in range(MAX_ATTEMPTS):
         parent = hold_current(store, index, lease) or read_manifest(store, index)
         place.check(log, parent)  # the index may have been replaced since the last attempt
-        change = change_of(log, parent)
+        try:
+            change = change_of(log, parent)
+        except LogGapError:  # the log goes on in a later version, which has just been published
+            if attempt + 1 == MAX_ATTEMPTS:
+                raise
+            continue
         if change is None:
             return None
         # A log of an earlier release may not be registered yet: without it, another log could be begun elsewhere.

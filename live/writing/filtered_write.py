@@ -25,7 +25,7 @@ from scannery.indexer import (
     written_schema,
 )
 from scannery.indexer.datapoints.dynamic import canonical_json
-from scannery.live.log.records import Mutation, encode, encoder_digest, named_digests
+from scannery.live.log.records import Mutation, encode
 from scannery.live.memtable import LiveState
 from scannery.live.row_sizes import fitting_rows
 from scannery.live.write_request import PartialUpdate
@@ -71,6 +71,7 @@ class FilteredWrite:
         self,
         where: RowFilter | None,
         *,
+        columns_version: int,
         limit: int,
         until_sequence: int | None = None,
         change: PartialUpdate | None = None,
@@ -79,12 +80,14 @@ class FilteredWrite:
 
         Args:
             where: the filter; None: all rows.
+            columns_version: `Manifest.columns_version` for which filter and change were parsed.
             limit: most datapoints of the batch.
             until_sequence: only rows that were written up to this sequence, 0 for those of a build; None: all rows.
             change: new values, of which path and id are not used; None: delete the datapoints.
 
         """
         self._where, self._limit, self._change = where, limit, change
+        self.columns_version = columns_version
         self.until_sequence = until_sequence
         """The sequence for all batches after this one, once it is known."""
         self._matched: Collection[Segment] = ()
@@ -164,12 +167,7 @@ class FilteredWrite:
         else:
             lexical = manifest.spec.lexical
             rows = self._changed(manifest, chosen, self._change)
-            mutation = Mutation(
-                rows,
-                encoder=encoder_digest(manifest),
-                words=None if lexical is None else lexical.rules,
-                named_encoders=named_digests(manifest),
-            )
+            mutation = Mutation.of(rows, manifest, words=None if lexical is None else lexical.rules)
             count = rows.num_rows
         return _Batch(manifest, chosen, (mutation, encode(mutation), count))
 

@@ -9,8 +9,11 @@ from scannery.live.log.records import rows_fit
 from scannery.live.memtable import LiveState
 from scannery.live.writing.group_commit import Write
 from scannery.live.writing.group_state import GroupState
+from scannery.runtime.errors import OtherVersionError
 
 __all__ = ["append_group"]
+
+RETRY_S = 0.1
 
 
 def append_group(
@@ -28,7 +31,7 @@ def append_group(
         answers: to be filled, by the place in the group.
 
     Raises:
-        LogGapError: the log does not reach the version.
+        LogGapError: the log does not reach the version, or goes on with rows for a later one.
         LogReplacedError: it has lost entries.
         CorruptError, FormatError: its entries cannot be read.
 
@@ -49,12 +52,14 @@ def append_group(
             if known is not None:
                 answers[number] = known
                 continue
+            if write.columns_version not in (None, own.manifest.columns_version):
+                raise OtherVersionError("the index has just got other columns", retry_after_s=RETRY_S)
             resolved = write.resolve(state)
             if resolved is None:
                 answers[number] = Answer(transaction.position, 0)
                 continue
             mutation, data, count = resolved
-            # The index may have moved to another version since it was prepared.
+            # The index may have moved to another version with these columns since it was prepared.
             mutation = rows_fit(mutation, state.manifest, sequence=transaction.position + 1, new=True)
         except Exception as error:  # noqa: BLE001  fails this request only
             answers[number] = error

@@ -26,7 +26,7 @@ from scannery.indexer import (
 from scannery.indexer.datapoints.declaring import rows_with_dynamic
 from scannery.indexer.datapoints.dynamic import changed_dynamic
 from scannery.indexer.datapoints.named_vectors import is_vector_column
-from scannery.live.log.records import Mutation, encoder_digest, named_digests, rows_fit
+from scannery.live.log.records import Mutation, named_digests, rows_fit
 from scannery.live.memtable import LiveState
 from scannery.live.named_encoding import VectorsOf, encode_again
 from scannery.live.prepare import PreparedUpsert
@@ -36,7 +36,7 @@ from scannery.live.writing.write_views import NamedRows
 from scannery.runtime.errors import (
     ConditionError,
     InvalidRequestError,
-    OverloadedError,
+    OtherVersionError,
     UnknownDatapointError,
 )
 
@@ -69,15 +69,9 @@ def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
     changed = [_changed(item, state, upsert.known, vectors_of) for item in upsert.partial]
     if not changed:
         return upsert.mutation
-    # The index may have got another spec since the batch was prepared; changed rows have the columns of the new one.
+    # The index may have got other words since the batch was prepared; changed rows have the new ones.
     whole = rows_fit(upsert.mutation, manifest, sequence=state.sequence + 1, new=True)
-    mutation = replace(
-        whole,
-        rows=pa.concat_tables([whole.rows, *changed]),
-        known_hashes=None,
-        encoder=encoder_digest(manifest),
-        named_encoders=named_digests(manifest),
-    )
+    mutation = replace(whole, rows=pa.concat_tables([whole.rows, *changed]), known_hashes=None)
     if len(set(mutation.ids)) < len(mutation.ids):
         raise InvalidRequestError.at("upserts", "two of them would write the same datapoint")
     return mutation
@@ -205,12 +199,13 @@ def changed_rows(
         vectors_of: returns the named vectors of texts; needed for items with `encoded`.
 
     Raises:
-        OverloadedError: the values were checked for another spec, or a text to encode has just changed.
+        OtherVersionError: the values were checked for another spec.
+        OverloadedError: a text to encode has just changed.
 
     """
     schema = written_schema(manifest.spec, manifest.dimensions)
     if not _fits(item, manifest, schema):
-        raise OverloadedError("the index has just got another spec", retry_after_s=RETRY_S)
+        raise OtherVersionError("the index has just got another spec", retry_after_s=RETRY_S)
     table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in places])
     for column, value in item.values.items():
         if is_vector_column(column):

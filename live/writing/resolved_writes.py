@@ -19,7 +19,8 @@ __all__ = ["blind_upsert", "deletion_in", "filtered_in", "upsert_in"]
 def blind_upsert(prepared: PreparedUpsert, request: Request) -> Write:
     """Return the write of a batch that is the same in every state."""
     resolved = prepared.mutation, prepared.encoded, prepared.mutation.rows.num_rows
-    return Write(request, len(prepared.encoded), None, lambda group: resolved)
+    columns = prepared.mutation.columns_version
+    return Write(request, len(prepared.encoded), None, columns, lambda group: resolved)
 
 
 def upsert_in(view: WriteView, prepared: PreparedUpsert, request: Request) -> Write:
@@ -30,7 +31,8 @@ def upsert_in(view: WriteView, prepared: PreparedUpsert, request: Request) -> Wr
         return mutation, encode(mutation), mutation.rows.num_rows
 
     look_ahead(prepared, view.state)
-    return Write(request, prepared.mutation.rows.nbytes, view, resolve)
+    columns = prepared.mutation.columns_version
+    return Write(request, prepared.mutation.rows.nbytes, view, columns, resolve)
 
 
 def deletion_in(view: WriteView, deletion: Deletion, request: Request) -> Write:
@@ -40,10 +42,16 @@ def deletion_in(view: WriteView, deletion: Deletion, request: Request) -> Write:
         mutation, count = resolve_deletion(deletion, view.before(group))
         return mutation, encode(mutation), count
 
-    return Write(request, 0, view, resolve)
+    return Write(request, 0, view, None, resolve)
 
 
 def filtered_in(view: WriteView, write: FilteredWrite, request: Request, deadline: Deadline) -> Write:
     """Return the write of a batch of what a filter allows."""
     write.look_ahead(view, deadline)
-    return Write(request, write.size_bytes, view, lambda group: write.resolve(view.before(group)))
+    return Write(
+        request,
+        write.size_bytes,
+        view,
+        write.columns_version,
+        lambda group: write.resolve(view.before(group)),
+    )

@@ -276,6 +276,10 @@ class BaseCatalog(ABC):
         finally:
             self._lock.release()
 
+    def open_later(self, name: str) -> None:
+        """Open a later version of an index than the open one, if that takes milliseconds: the log goes on in it."""
+        self.open_created(name)
+
     def problem(self, name: str) -> str:
         """Return the current error of an index, which may still serve; empty: none."""
         entry = self._entries.get(name)
@@ -309,6 +313,8 @@ class BaseCatalog(ABC):
             return snapshot
         deadline = deadline or Deadline.after(0)
         while (found := live.wait_for(min_sequence, deadline)) is None:
+            if live.superseded:
+                self.open_later(name)
             # The mutation may be in a later version, which an embedded catalog looks for only when it is asked.
             live = self.live(name)
         return found

@@ -22,7 +22,7 @@ __all__ = ["ServerCatalog"]
 LOOK_WAIT_S = 0.25
 """Most seconds that a request waits for its turn to look into the store for an index that is not known here."""
 SMALL_BYTES = 1 << 20
-"""Size of the segments of an index that opens in milliseconds."""
+"""Size of the segments, besides those that are open, of a version that opens in milliseconds."""
 
 
 class ServerCatalog(BaseCatalog):
@@ -68,6 +68,10 @@ class ServerCatalog(BaseCatalog):
             super().drop(name, deadline)
         finally:  # also if it fails after the index has become invisible
             self._drops.change(name)
+
+    def open_later(self, name: str) -> None:
+        """As `BaseCatalog.open_later`; a version with more than SMALL_BYTES that are not open is left to `refresh`."""
+        self._open_if_small(name)
 
     def written(self) -> None:
         """Do nothing: the watcher starts maintenance."""
@@ -159,17 +163,25 @@ class ServerCatalog(BaseCatalog):
         return entry
 
     def _open_if_small(self, name: str, *, wait_s: float = OPEN_S) -> bool:
-        """Open an index that may just have been created, and return whether there is one.
+        """Open an index or a version that may just have been made, and return whether there is one.
 
         What takes longer to open is left to `refresh`; so is this index if another one is being opened for
         `wait_s` seconds.
         """
         with suppress(IndexerError):
             version = latest_version(self._store, name)
-            if version is not None and read_manifest(self._store, name, version).size_bytes <= SMALL_BYTES:
+            if version is not None and self._new_bytes(name, version) <= SMALL_BYTES:
                 self.open_created(name, wait_s=wait_s)
                 return True
         return False
+
+    def _new_bytes(self, name: str, version: int) -> int:
+        """Return the size of the files of a version that are not open here."""
+        entry = self._entries.get(name)
+        snapshot = None if entry is None else entry.snapshot
+        known = set() if snapshot is None else {file.key for file in snapshot.manifest.files}
+        files = read_manifest(self._store, name, version).files
+        return sum(file.size_bytes for file in files if file.key not in known)
 
     def _refresh_index(self, name: str) -> None:
         entry = self._refresh_entry(name, known=True)

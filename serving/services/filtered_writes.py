@@ -20,7 +20,7 @@ from scannery.serving.request.filter import Node, has_condition, parse_filter
 from scannery.serving.request.write import check_request_id, parse_attribute_change
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.registry import UnaryMethod
-from scannery.serving.services.write import Indexes, identified, writable
+from scannery.serving.services.write import Indexes, identified, in_newest
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
@@ -80,7 +80,17 @@ class FilteredWrites:
         check_request_id(request.request_id)
         if request.dry_run:
             _check_may_count()
-        index = writable(self._indexes, request.index)
+        return in_newest(
+            self._indexes, request.index, lambda index: self._batch(index, request, parse, deadline)
+        )
+
+    def _batch(
+        self,
+        index: LiveIndex[Snapshot],
+        request: Any,
+        parse: Callable[[Any, Manifest, Deadline], tuple[Node | None, PartialUpdate | None]],
+        deadline: Deadline,
+    ) -> _Done:
         manifest = index.state.manifest
         where, change = parse(request, manifest, deadline)
         if change is not None and not request.dry_run:
@@ -88,6 +98,7 @@ class FilteredWrites:
             [change] = encode_changes([change], manifest, vectors)
         write = FilteredWrite(
             None if where is None else _row_filter(index.snapshot.masks, where, request.where, deadline),
+            columns_version=manifest.columns_version,
             limit=_limit(request),
             until_sequence=request.until_sequence if request.HasField("until_sequence") else None,
             change=change,

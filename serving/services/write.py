@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from scannery.live.live_index import LiveIndex
-from scannery.live.log.mutation_log import Request
+from scannery.live.log.mutation_log import Answer, Request
 from scannery.live.prepare import prepare
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import OverloadedError
+from scannery.runtime.errors import OtherVersionError, OverloadedError
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.request.write import parse_delete, parse_upsert
 from scannery.serving.security.principal import ANONYMOUS, CURRENT
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 
-__all__ = ["Indexes", "Writes", "identified", "writable"]
+__all__ = ["Indexes", "Writes", "identified", "in_newest", "writable"]
+
+WrittenT = TypeVar("WrittenT")
 
 NO_REQUEST = Request("")
 
@@ -31,6 +34,9 @@ class Indexes(Protocol):
     def live(self, name: str) -> LiveIndex[Snapshot]:
         """Return the live index with a name."""
 
+    def open_later(self, name: str) -> None:
+        """Open a later version of an index than the open one, if that takes milliseconds."""
+
     def written(self) -> None:
         """Record a write: maintenance may be due."""
 
@@ -44,12 +50,14 @@ class Writes:
 
     def upsert(self, request: pb.UpsertRequest, deadline: Deadline) -> pb.UpsertResponse:
         """Write a batch atomically."""
-        index = writable(self._indexes, request.index)
-        manifest = index.state.manifest
-        prepared = prepare(
-            parse_upsert(request, manifest, deadline), manifest, self._indexes.encoders, deadline
-        )
-        answer = index.upsert(prepared, identified(request), deadline)
+
+        def write(index: LiveIndex[Snapshot]) -> Answer:
+            manifest = index.state.manifest
+            upserts = parse_upsert(request, manifest, deadline)
+            prepared = prepare(upserts, manifest, self._indexes.encoders, deadline)
+            return index.upsert(prepared, identified(request), deadline)
+
+        answer = in_newest(self._indexes, request.index, write)
         self._indexes.written()
         return pb.UpsertResponse(
             sequence=answer.sequence, written=answer.count, request_id=request.request_id
@@ -57,8 +65,12 @@ class Writes:
 
     def delete(self, request: pb.DeleteRequest, deadline: Deadline) -> pb.DeleteResponse:
         """Delete datapoints and documents; unknown ids are no error."""
-        index = writable(self._indexes, request.index)
-        answer = index.delete(parse_delete(request), identified(request), deadline)
+        deletion = parse_delete(request)
+        answer = in_newest(
+            self._indexes,
+            request.index,
+            lambda index: index.delete(deletion, identified(request), deadline),
+        )
         self._indexes.written()
         return pb.DeleteResponse(
             sequence=answer.sequence, deleted=answer.count, request_id=request.request_id
@@ -75,6 +87,23 @@ def writable(indexes: Indexes, name: str) -> LiveIndex[Snapshot]:
         indexes.written()
         raise
     return index
+
+
+def in_newest(indexes: Indexes, name: str, write: Callable[[LiveIndex[Snapshot]], WrittenT]) -> WrittenT:
+    """Return what a write answers; where the index has just got another version, open that, and prepare it again.
+
+    Args:
+        indexes: of this process.
+        name: of the index.
+        write: prepares a write for the version that is open, and does it.
+
+    Raises what `writable` and `write` do; OtherVersionError if the other version cannot be opened now.
+    """
+    try:
+        return write(writable(indexes, name))
+    except OtherVersionError:
+        indexes.open_later(name)
+        return write(writable(indexes, name))
 
 
 def identified(
