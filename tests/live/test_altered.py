@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ import pytest
 
 import scannery
 from scannery.client import Index
-from scannery.indexer import SegmentCache
+from scannery.indexer import SegmentCache, Store, read_manifest, rollback, written_schema
+from scannery.live.log.mutation_log import Answer
+from scannery.live.log.records import Mutation, columns_version_of, decode, encode, rows_fit
+from scannery.live.log.sqlite_log import SqliteLog
+from scannery.live.maintenance.backup import snapshot
+from scannery.live.maintenance.seal import seal
+from scannery.live.writing.group_commit import Write, Writer
+from scannery.runtime.deadline import Deadline
 from tests.model.actors import LocalActor
 
 DIMENSIONS = 2
@@ -81,3 +89,106 @@ def test_a_process_of_the_version_before_keeps_new_columns(
         wanted = POINTS[what]["attributes"] | ({} if write is blind else {"stamp": 2})
         assert row.attributes == wanted
         assert {name: list(vector) for name, vector in row.vectors.items()} == POINTS[what].get("vectors", {})
+
+
+def test_two_changes_in_a_row_reach_a_writer_of_before(actor: Callable[[str], LocalActor]) -> None:
+    first, second = actor("s1"), actor("s2")
+    first.index.alter(**ADDED["attribute"])
+    first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+    first.index.alter(**ADDED["named vector"])
+    first.index.update([{"id": "x", "vectors": {"added": NAMED}}])
+    by_id(second.index)
+    [row] = second.index.get(["x"], vectors=True)
+    assert row.attributes == {"added": 7, "stamp": 2}
+    assert list(row.vectors["added"]) == NAMED
+
+
+def test_a_seal_does_not_hide_a_change_from_a_writer_of_before(
+    actor: Callable[[str], LocalActor], path: Path
+) -> None:
+    first, second = actor("s1"), actor("s2")
+    first.index.alter(**ADDED["attribute"])
+    first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+    seal(Store.open(path), "altered")
+    by_filter(second.index)
+    [row] = second.index.get(["x"])
+    assert row.attributes == {"added": 7, "stamp": 2}
+
+
+def test_a_follower_shows_no_row_without_its_columns(actor: Callable[[str], LocalActor]) -> None:
+    first, second = actor("s1"), actor("s2")
+    first.index.alter(**ADDED["attribute"])
+    done = first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+    live = second.catalog.live("altered")
+    live.catch_up()
+    assert live.superseded
+    assert live.snapshot.sequence < done.sequence
+    # Whoever asks for the write gets it whole.
+    assert second.catalog.snapshot(
+        "altered", min_sequence=done.sequence, deadline=Deadline.after(10)
+    ).sequence
+    assert [row.attributes for row in second.index.get(["x"])] == [POINTS["attribute"]["attributes"]]
+
+
+def test_a_write_that_waits_while_the_columns_change_is_prepared_again(
+    actor: Callable[[str], LocalActor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = actor("s1"), actor("s2")
+    submit, changes = Writer.submit, [ADDED["attribute"]]
+
+    def delayed(writer: Writer, write: Write, deadline: Deadline) -> Answer:
+        if changes:
+            first.index.alter(**changes.pop())
+            first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+        return submit(writer, write, deadline)
+
+    monkeypatch.setattr(Writer, "submit", delayed)
+    by_id(second.index)
+    [row] = second.index.get(["x"])
+    assert row.attributes == {"added": 7, "stamp": 2}
+
+
+def test_a_backup_of_a_version_has_no_log_of_a_later_one(
+    actor: Callable[[str], LocalActor], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, copy, changes = actor("s1"), SqliteLog.copy_to, [ADDED["attribute"]]
+
+    def altered(log: SqliteLog, target: Path) -> None:
+        if changes:
+            first.index.alter(**changes.pop())
+            first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+        copy(log, target)
+
+    monkeypatch.setattr(SqliteLog, "copy_to", altered)
+    snapshot(Store.open(path), "altered", Store.open(path.parent / "backup", create=True))
+    with scannery.connect(path.parent / "backup") as client:
+        assert client.index("altered").get(["x"])[0].attributes == POINTS["attribute"]["attributes"]
+
+
+def test_records_of_earlier_releases_fit_any_version(path: Path) -> None:
+    manifest = read_manifest(Store.open(path), "altered")
+    rows = written_schema(manifest.spec, manifest.dimensions).empty_table()
+    record = encode(replace(Mutation.of(rows, manifest), columns_version=0))
+    assert b"columns_version" not in record
+    assert decode(record, sequence=1).columns_version == columns_version_of(record) == 0
+    assert rows_fit(decode(record, sequence=1), manifest, sequence=1).rows.num_rows == 0
+
+
+def test_the_version_of_the_columns_is_that_of_the_last_change(
+    path: Path, actor: Callable[[str], LocalActor]
+) -> None:
+    store, index = Store.open(path), actor("s1").index
+    seal(store, "altered")
+    assert (read_manifest(store, "altered").version, read_manifest(store, "altered").columns_version) == (
+        2,
+        1,
+    )
+    index.alter(**ADDED["attribute"])
+    assert read_manifest(store, "altered").columns_version == 3
+    index.alter(target_recall=0.9)
+    assert (read_manifest(store, "altered").version, read_manifest(store, "altered").columns_version) == (
+        4,
+        3,
+    )
+    rollback(store, "altered", 2)
+    assert read_manifest(store, "altered").columns_version == 5

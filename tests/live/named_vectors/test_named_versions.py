@@ -29,16 +29,16 @@ from scannery.indexer import (
     segment_key,
     verify,
 )
-from scannery.live.log.mutation_log import Request
 from scannery.live.log.records import Mutation, decode, encode, rows_fit
 from scannery.live.maintenance.backup import restore, snapshot
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
-from scannery.live.prepare import prepare
+from scannery.live.prepare import PreparedUpsert, prepare
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.request.write import parse_upsert
+from scannery.serving.services import write as writes
 from scannery.serving.services.creation import Creation
 from scannery.v1 import index_pb2 as pb
 from tests.data import ROOT, first_quick
@@ -120,21 +120,25 @@ def test_names_are_not_changed_or_removed(
 @pytest.mark.parametrize(
     "change", [{"named_vectors": {"more": {"dimensions": 2}}}, {"attributes": {"more": "string"}}]
 )
-def test_a_batch_with_masks_is_written_though_the_spec_has_just_changed(
-    index: Named, change: dict[str, Any]
+def test_a_batch_with_masks_is_prepared_again_when_the_spec_has_just_changed(
+    index: Named, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.upsert(point(1))
-    catalog, request = index.catalog, pb.UpsertRequest(index="named")
+    request = pb.UpsertRequest(index="named")
     changed = datapoint(id="d1", vectors={"title": [4, 1, 0]})
     request.upserts.add(datapoint=changed, update_mask={"paths": ["vectors.title"]})
     request.upserts.add(datapoint=datapoint(**point(2)))
-    manifest = catalog.manifest("named")
-    prepared = prepare(
-        parse_upsert(request, manifest, Deadline.after(60)), manifest, catalog.encoders, Deadline.after(60)
-    )
-    index.alter(**change)
-    catalog.live("named").upsert(prepared, Request(""), Deadline.after(60))
-    assert index.vectors() == titles(2) | {"d1": {"title": [4, 1, 0]}}
+    changes = [change]
+
+    def altered(*arguments: Any) -> PreparedUpsert:
+        prepared = prepare(*arguments)
+        if changes:
+            index.alter(**changes.pop())
+        return prepared
+
+    monkeypatch.setattr(writes, "prepare", altered)
+    done = writes.Writes(index.catalog).upsert(request, Deadline.after(60))
+    assert (done.written, index.vectors()) == (2, titles(2) | {"d1": {"title": [4, 1, 0]}})
 
 
 def test_vectors_from_before_a_rollback_return_with_their_name(path: Path, store: Store) -> None:
