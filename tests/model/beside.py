@@ -624,8 +624,7 @@ class Writer:
         for row in rows.values():
             row.attributes["kind"] = "built"
         lines = [
-            json.dumps({"id": name, "vector": _vector(name)} | row.attributes)
-            for name, row in rows.items()
+            json.dumps({"id": name, "vector": _vector(name)} | row.attributes) for name, row in rows.items()
         ]
         path = self.world.path.parent / f"{rng.getrandbits(60):x}.jsonl"
         path.write_text("\n".join(lines))
