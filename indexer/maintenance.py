@@ -142,7 +142,8 @@ def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> fl
 
     """
     index = index.with_vectors()
-    if not index.manifest.rows:
+    # Not by the manifest, where named vectors of deleted rows count.
+    if not any(len(rows_R) for _, rows_R in index.live_rows()):
         return None
     if queries_QD is None:
         queries_QD = near_stored(index)
@@ -179,9 +180,10 @@ def _best_of(index: OpenIndex, truth: Sequence[Found]) -> tuple[np.ndarray, np.n
 def near_stored(index: OpenIndex) -> np.ndarray:
     """Return queries near stored vectors other than zero vectors, float32, as `settings_choice.near` makes them."""
     index = index.with_vectors()
-    generator, rows = np.random.default_rng(1), index.manifest.rows
-    stored = []
-    for segment, rows_R in index.live_rows():
+    generator, stored = np.random.default_rng(1), []
+    live = [(segment, rows_R) for segment, rows_R in index.live_rows() if len(rows_R)]
+    rows = sum(len(rows_R) for _, rows_R in live)
+    for segment, rows_R in live:
         count = round(FRESH_QUERIES * len(rows_R) / rows) + 1
         drawn_XD = segment.vectors(rows_R[generator.integers(0, len(rows_R), SPARE * count)])
         # All rows score the same for a zero vector.

@@ -15,7 +15,7 @@ import pytest
 
 import scannery
 from scannery.client import Index
-from scannery.indexer import SegmentCache, Store, read_manifest, rollback, written_schema
+from scannery.indexer import SegmentCache, Store, read_manifest, rollback, verify, written_schema
 from scannery.live.log.mutation_log import Answer
 from scannery.live.log.records import Mutation, columns_version_of, decode, encode, rows_fit
 from scannery.live.log.sqlite_log import SqliteLog
@@ -192,3 +192,18 @@ def test_the_version_of_the_columns_is_that_of_the_last_change(
     )
     rollback(store, "altered", 2)
     assert read_manifest(store, "altered").columns_version == 5
+
+
+@pytest.mark.parametrize("names", [["x"], ["x", "z"]])
+def test_a_segment_whose_rows_are_all_deleted_is_sound(
+    path: Path, actor: Callable[[str], LocalActor], names: list[str]
+) -> None:
+    store, index = Store.open(path), actor("s1").index
+    index.alter(**ADDED["named vector"])
+    index.update([{"id": "x", "vectors": {"added": NAMED}}])
+    seal(store, "altered")
+    index.upsert([{"id": "y", "vector": VECTOR}])
+    seal(store, "altered")
+    index.delete(names)
+    seal(store, "altered")
+    assert verify(store, "altered").problems == ()

@@ -17,6 +17,7 @@ import signal
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -327,10 +328,10 @@ class Writer:
             try:
                 getattr(self, what)(rng)
             except BaseException as error:  # noqa: BLE001  the main thread raises it
-                error.add_note(f"in operation {number} of {self.name}: {what}") if hasattr(
-                    error, "add_note"
-                ) else None
-                self.world.failures.append(error)
+                trace = "".join(traceback.format_exception(error)[-6:])
+                self.world.failures.append(
+                    WrongError(f"operation {number} of {self.name}, {what}: {error}\n{trace}")
+                )
                 return
             self.world.counts[what] += 1
 
@@ -673,8 +674,7 @@ def run_beside(
             try:
                 world.run(min(left, ROUND))
             except Exception as error:  # noqa: BLE001  whatever it is, it is what is looked for
-                notes = "; ".join(getattr(error, "__notes__", ()))
-                return f"round {number}: {type(error).__name__}: {error} {notes}"
+                return f"round {number}: {type(error).__name__}: {error}"
         left -= ROUND
         totals += world.counts
         if verbose:
