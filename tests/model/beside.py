@@ -35,6 +35,8 @@ from scannery.indexer import (
     BuildError,
     InUseError,
     Store,
+    alter_index,
+    altered_spec,
     collect_garbage,
     read_manifest,
     verify,
@@ -564,7 +566,10 @@ class Writer:
         changes: dict[str, Any] = (
             {"attributes": {name: "int"}} if kind == "int" else {"named_vectors": {name: {"dimensions": 2}}}
         )
-        self.answered(lambda client: client.index(INDEX).alter(**changes))
+        if self.world.roots:  # which leave it to others
+            alter_index(self.world.store, INDEX, lambda manifest: altered_spec(manifest.spec, changes))
+        else:
+            self.answered(lambda client: client.index(INDEX).alter(**changes))
         self.world.columns.append((name, kind))
 
     def alias(self, rng: random.Random) -> None:
