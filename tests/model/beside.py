@@ -68,7 +68,7 @@ OPERATIONS = {
     "collect": 0.2, "maintain": 0.0,
 }  # fmt: skip
 """Weights of the operations."""
-_NOT_FOR_ROOTS = ("kill", "kill_maintenance", "build")
+_NOT_FOR_ROOTS = ("kill", "kill_maintenance", "build", "other_index", "alias")
 
 ResultT = TypeVar("ResultT")
 
