@@ -202,7 +202,8 @@ class Round:
             first, second = (Place(name, self._server) for name in ("first", "second"))
             for place in (first, second):
                 stack.callback(place.close)
-            yield [first, first, second, Place("embedded", lambda: (str(self.path), None))]
+            embedded = Place("embedded", lambda: (str(self.path), None))
+            yield [first, first, first, second, second, embedded, embedded]
 
     def _server(self) -> tuple[str, ServerProcess]:
         server = ServerProcess(self.path, 2, check_every_s=1.0)
