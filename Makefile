@@ -39,9 +39,9 @@ test-long: $(VENV)/.ready  ## What repeats what quicker tests do once: random op
 torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients write.
 	PYTHONPATH=src:. $(BIN)/python -m tests.live.torture --rounds $${ROUNDS:-200}
 
-model: $(VENV)/.ready  ## Random operations against a model: OPS of them, from SEED on; PROCESSES=1: with real servers and kills.
+model: $(VENV)/.ready  ## Random operations against a model: OPS of them, from SEED on; PROCESSES=turns|beside|roots: with real servers and kills.
 	PYTHONPATH=src:. $(BIN)/python -m tests.model --ops $${OPS:-1000000} $${SEED:+--seed $$SEED} \
-		--jobs $${JOBS:-2} $${PROCESSES:+--processes}
+		--jobs $${JOBS:-2} $${PROCESSES:+--processes $$PROCESSES}
 
 kills: $(VENV)/.ready  ## Ten kills of a build, of an update and of a compaction, at random moments.
 	SCANNERY_KILLS=$${ROUNDS:-10} $(BIN)/python -m pytest -q -s -m long tests/pipelines/test_kill_often.py

@@ -1,6 +1,6 @@
 """Random operations against a model, for long; the first failure is shrunk, and written to a file.
 
-python -m tests.model --ops 1000000 --seed 7 [--processes] [--minutes M] [--weights sealed=1 built=0]
+python -m tests.model --ops 1000000 --seed 7 [--processes KIND] [--minutes M] [--weights sealed=1 built=0]
 python -m tests.model --replay FILE
 """
 
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 __all__ = ["main"]
@@ -48,9 +49,11 @@ def _run(given: argparse.Namespace) -> int:
     if given.jobs > 1:
         return _side_by_side(given.jobs, given.ops, seed)
     print(f"seed {seed}", flush=True)
+    if given.processes in ("beside", "roots"):
+        return _run_beside(given.ops, seed, roots=given.processes == "roots")
     weights = {name: float(value) for name, _, value in (pair.partition("=") for pair in given.weights)}
     failure = run(
-        given.ops, seed, processes=given.processes, minutes=given.minutes, weights=weights, verbose=True
+        given.ops, seed, processes=bool(given.processes), minutes=given.minutes, weights=weights, verbose=True
     )
     if failure is None:
         print(f"nothing is wrong after {given.ops:,} operations of seed {seed}")
@@ -63,6 +66,26 @@ def _run(given: argparse.Namespace) -> int:
     print(f"{len(failure.ops)} operations fail:")
     print("\n".join(json.dumps(op) for op in failure.ops[:50]))
     print(f"{failure.message}\npython -m tests.model --replay {path}")
+    return 1
+
+
+def _run_beside(ops: int, seed: int, *, roots: bool) -> int:
+    """Run processes beside each other: which of their operations come first is not that of the run before."""
+    from tests.live.log.postgres_server import postgres_or_skip
+    from tests.model.beside.round import run_beside
+
+    with ExitStack() as stack:
+        log = None
+        if roots:
+            server = postgres_or_skip()
+            stack.callback(server.stop)
+            log = server.new_database
+        wrong = run_beside(ops, seed, log=log, verbose=True)
+    if wrong is None:
+        print(f"nothing is wrong after {ops:,} operations of seed {seed}")
+        return 0
+    kind = "roots" if roots else "beside"
+    print(f"{wrong}\npython -m tests.model --processes {kind} --ops {ops} --seed {seed}")
     return 1
 
 
@@ -95,7 +118,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--weights", nargs="*", default=[], help="name=weight of operations")
     parser.add_argument(
-        "--processes", action="store_true", help="with servers and clients in processes of their own"
+        "--processes",
+        choices=["turns", "beside", "roots"],
+        help="with servers and clients in processes of their own: they take turns; they write beside each other "
+        "(beside/); likewise two roots, with the log in PostgreSQL",
     )
     parser.add_argument("--replay", type=Path, help="file with operations")
     parser.add_argument("--out", type=Path, help="where to write the operations that fail")

@@ -1,12 +1,4 @@
-"""Processes that write and read beside each other, compared with the log that they wrote.
-
-Two clients of a server with two workers, one of a second server of the store, an embedded client and builds; or clients
-of two roots with a log in PostgreSQL. Each write has a request id and is repeated until it is answered, so that all
-sequences are known: in their order, the writes are applied to the model. A read shows one of its states, and none from
-before what its client has seen.
-
-The operations of a client are drawn from the seed and its name. Which of them come first is up to the processes.
-"""
+"""A client that does one operation after the other, drawn from the seed."""
 
 from __future__ import annotations
 
@@ -14,18 +6,13 @@ import json
 import os
 import random
 import signal
-import tempfile
-import threading
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import scannery
 from scannery.client import Client
@@ -34,12 +21,10 @@ from scannery.indexer import (
     AlreadyExistsError,
     BuildError,
     InUseError,
-    Store,
     alter_index,
     altered_spec,
     collect_garbage,
     read_manifest,
-    verify,
 )
 from scannery.live.log.location import DatabaseUrl
 from scannery.live.maintenance.merge import merge
@@ -47,21 +32,33 @@ from scannery.live.maintenance.scheduler import PROGRAM
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build
 from scannery.pipelines.errors import SpecConflictError
-from tests.cluster.servers import leaf_server, root_server
-from tests.live.torture import ServerProcess
+from tests.model.beside.place import Place
+from tests.model.beside.rows import (
+    INDEX,
+    TIMEOUT_S,
+    Event,
+    Reading,
+    Row,
+    Rows,
+    new_point,
+    row_of,
+    shown_rows,
+    vector_of,
+)
 from tests.model.errors import WrongError, check
-from tests.model.processes import LIVE, LOST
+from tests.model.processes import LOST
 
-__all__ = ["OPERATIONS", "run_beside"]
+if TYPE_CHECKING:
+    from tests.model.beside.round import Round
 
-INDEX, ALIAS = "modelled", "also"
+__all__ = ["OPERATIONS", "Writer"]
+
+ALIAS = "also"
 IDS, BUILT_IDS = 40, 20
 STAMPS = 5
 MAX_COLUMNS = 16
 """Attributes and named vectors that a round adds."""
-ROUND = 2000
 PATIENCE_S = 120.0
-TIMEOUT_S = 30.0
 OPERATIONS = {
     "upsert": 30, "update": 30, "update_where": 12, "delete": 4, "delete_where": 2, "conditional": 6, "get": 30,
     "scan": 3, "alter": 1.0, "alias": 0.5, "other_index": 0.2, "kill": 0.3, "kill_maintenance": 0.1, "build": 0.2,
@@ -71,241 +68,6 @@ OPERATIONS = {
 _NOT_FOR_ROOTS = ("kill", "kill_maintenance", "build", "other_index", "alias")
 
 ResultT = TypeVar("ResultT")
-
-
-class Row(NamedTuple):
-    """What a datapoint has."""
-
-    attributes: dict[str, Any]
-    vectors: dict[str, list[float]]
-    title: str | None = None
-
-    def changed(self, change: dict[str, Any]) -> Row:
-        """Return the row with some fields changed."""
-        attributes = self.attributes | change.get("attributes", {})
-        vectors = self.vectors | change.get("vectors", {})
-        return Row(
-            {name: value for name, value in attributes.items() if value is not None},
-            {name: value for name, value in vectors.items() if value is not None},
-            change.get("title", self.title),
-        )
-
-
-Rows = dict[str, tuple[int, Row]]
-"""Revision and content by id."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """An answered write: `apply` returns the rows that it changes, None those that it removes."""
-
-    sequence: int
-    actor: str
-    what: str
-    apply: Callable[[Rows], dict[str, Row | None]]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a client was shown: revision and row by id, None if there was none; `whole`: and no others."""
-
-    actor: str
-    seen: int
-    rows: dict[str, tuple[int, Row] | None]
-    whole: bool
-
-
-@dataclass
-class Place:
-    """A server, or the store itself, at which clients write; a server that was killed is started again."""
-
-    name: str
-    start: Callable[[], tuple[str, ServerProcess | None]]
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    number: int = 0
-    """How often it was started."""
-    address: str = ""
-    server: ServerProcess | None = None
-
-    def open(self) -> tuple[Client, int]:
-        """Return a new client, and the number of the start."""
-        with self.lock:
-            if not self.address:
-                self.address, self.server = self.start()
-                self.number += 1
-            return scannery.connect(self.address, timeout_s=TIMEOUT_S), self.number
-
-    def kill(self, rng: random.Random) -> None:
-        """Kill a worker, the supervisor or all."""
-        with self.lock:
-            if self.server is not None and not self.server.kill(
-                rng.choice(["worker", "worker", "server"]), rng
-            ):
-                self.address, self.server = "", None
-
-    def close(self) -> None:
-        """End the server."""
-        if self.server is not None:
-            self.server.end()
-
-
-class Round:
-    """A store, those who write to it, and what they were answered."""
-
-    def __init__(self, folder: Path, seed: str, log: str = "") -> None:
-        """Create an index in a folder; `log`: URL of a database for roots, empty for servers of the store."""
-        self.path, self.seed, self.roots = folder / "store", seed, bool(log)
-        self.log = log
-        rng = random.Random(seed)
-        self.dynamic = rng.random() < 0.5
-        self.columns: list[tuple[str, str]] = []
-        """Names that were added, each with its kind."""
-        self.numbers = count()
-        self.events: list[Event] = []
-        self.readings: list[Reading] = []
-        self.built: list[dict[str, Row]] = [{}]
-        """What each build made of its rows."""
-        self.building = threading.Lock()
-        self.counts: Counter[str] = Counter()
-        spec = {
-            "index": INDEX,
-            "distance": "dot",
-            "shards": 2,
-            "attributes": {"kind": "string", "stamp": "int"},
-            "live": LIVE,
-            "dynamic": self.dynamic,
-        }
-        with scannery.connect(self.path, create=True) as client:
-            client.create_index(spec, dimensions=2)
-        self.failures: list[BaseException] = []
-
-    @property
-    def store(self) -> Store:
-        """The store, opened anew."""
-        return Store.open(self.path)
-
-    @contextmanager
-    def places(self) -> Iterator[list[Place]]:
-        """Give one place for each client."""
-        with ExitStack() as stack:
-            if self.roots:
-                leaves = [
-                    stack.enter_context(leaf_server(self.path, group, 2, log=self.log)).address
-                    for group in range(2)
-                ]
-                roots = [
-                    stack.enter_context(root_server(self.path, ",".join(leaves), log=self.log)).address
-                    for _ in range(2)
-                ]
-                yield [Place(f"root{n}", partial(lambda root: (root, None), roots[n % 2])) for n in range(3)]
-                return
-            first, second = (Place(name, self._server) for name in ("first", "second"))
-            for place in (first, second):
-                stack.callback(place.close)
-            embedded = Place("embedded", lambda: (str(self.path), None))
-            yield [first, first, first, second, second, embedded, embedded]
-
-    def _server(self) -> tuple[str, ServerProcess]:
-        server = ServerProcess(self.path, 2, check_every_s=1.0)
-        return server.address, server
-
-    def run(self, ops: int) -> None:
-        """Do operations with all clients at once, and compare."""
-        with self.places() as places:
-            writers = [Writer(self, f"{place.name}-{n}", place) for n, place in enumerate(places)]
-            threads = [
-                threading.Thread(target=writer.run, args=(-(-ops // len(writers)),)) for writer in writers
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            if self.failures:
-                raise self.failures[0]
-            final = self.replayed()
-            for writer in writers:
-                writer.compare(final)
-                writer.close()
-        log = DatabaseUrl(self.log) if self.log else None
-        seal(self.store, INDEX, log_root=log)
-        problems = verify(self.store, INDEX).problems
-        check(not problems, f"verify says {problems}")
-        if not self.roots:
-            with scannery.connect(self.path) as client:
-                self.check_whole("anew", client, final)
-
-    def replayed(self) -> Rows:
-        """Apply all writes in the order of the log, check what was read, and return the rows."""
-        events = sorted(self.events, key=lambda event: event.sequence)
-        sequences = [event.sequence for event in events]
-        check(sequences == list(range(1, len(events) + 1)), "the answers have other sequences than the log")
-        rows: Rows = {}
-        histories: dict[str, list[tuple[int, Row | None]]] = {}
-        present: list[frozenset[str]] = [frozenset()]
-        for event in events:
-            for name, row in event.apply(rows).items():
-                histories.setdefault(name, []).append((event.sequence, row))
-                if row is None:
-                    rows.pop(name, None)
-                else:
-                    rows[name] = event.sequence, row
-            present.append(frozenset(rows))
-        for reading in self.readings:
-            _check_reading(reading, histories, present)
-        return rows
-
-    def check_whole(self, who: str, client: Client, final: Rows) -> None:
-        """Check all rows that a client is shown."""
-        own: dict[str, Any] = {name: (revision, row) for name, (revision, row) in final.items()}
-        built = {name: (0, row) for name, row in self.built[-1].items()}
-        shown = _shown(client, [*own, *built])
-        for name, wanted in (own | built).items():
-            check(shown[name] == wanted, f"{who} shows {name} as {shown[name]}, not {wanted}")
-        total = client.index(INDEX).count()
-        check(total == len(own) + len(built), f"{who} counts {total}, not {len(own) + len(built)}")
-
-
-def _check_reading(
-    reading: Reading, histories: dict[str, list[tuple[int, Row | None]]], present: list[frozenset[str]]
-) -> None:
-    """Check that a reading is of one state, which is not older than what its client had seen."""
-    end = len(present)
-    states = {range(reading.seen, end)}
-    for name, shown in reading.rows.items():
-        history = [(0, None), *histories.get(name, [])]
-        spans = {
-            range(first, following)
-            for (first, row), following in zip(
-                history, [*(each[0] for each in history[1:]), end], strict=True
-            )
-            if (None if row is None else (first, row)) == shown
-        }
-        check(spans, f"{reading.actor} shows {name} as {shown}, which it never was: {history[-6:]}")
-        states = {
-            both
-            for state in states
-            for span in spans
-            if (both := range(max(state.start, span.start), min(state.stop, span.stop)))
-        }
-        check(states, f"{reading.actor} has seen {reading.seen}, and shows {name} as {shown}: {history[-6:]}")
-    if reading.whole:
-        names = reading.rows.keys()
-        check(
-            any(names == present[sequence] for state in states for sequence in state),
-            f"{reading.actor} shows {len(names)} rows in a scan, as there never were",
-        )
-
-
-def _shown(
-    client: Client, names: list[str], timeout_s: float = TIMEOUT_S
-) -> dict[str, tuple[int, Row] | None]:
-    rows = client.index(INDEX).get(names, vectors=True, timeout_s=timeout_s) if names else []
-    return {name: None if row is None else _row(row) for name, row in zip(names, rows, strict=True)}
-
-
-def _row(row: Any) -> tuple[int, Row]:
-    vectors = {name: vector.tolist() for name, vector in row.vectors.items()}
-    return row.revision, Row(dict(row.attributes), vectors, row.title)
 
 
 class Writer:
@@ -406,7 +168,7 @@ class Writer:
     def upsert(self, rng: random.Random) -> None:
         """Replace some rows."""
         rows = {f"id{rng.randrange(IDS)}": self.row(rng) for _ in range(rng.choice([1, 1, 2, 5]))}
-        points = [_point(name, row) for name, row in rows.items()]
+        points = [new_point(name, row) for name, row in rows.items()]
         self.write(
             "upsert",
             lambda client, own: client.index(INDEX).upsert(points, request_id=own),
@@ -517,7 +279,7 @@ class Writer:
     def conditional(self, rng: random.Random) -> None:
         """Replace a row only if it is as it was read."""
         name, row = f"id{rng.randrange(IDS)}", self.row(rng)
-        shown = self.answered(lambda client: _shown(client, [name]))[name]
+        shown = self.answered(lambda client: shown_rows(client, [name]))[name]
         revision = None if shown is None else shown[0]
         condition: dict[str, Any] = {"if_absent": True} if revision is None else {"if_revision": revision}
 
@@ -528,7 +290,7 @@ class Writer:
             )
             return {name: row}
 
-        point = {**_point(name, row), **condition}
+        point = {**new_point(name, row), **condition}
         with suppress(scannery.FailedPreconditionError):
             self.write(
                 "conditional",
@@ -543,7 +305,7 @@ class Writer:
 
         def read(client: Client) -> Reading:
             seen = self.seen  # of this client
-            return Reading(self.name, seen, _shown(client, names), whole=False)
+            return Reading(self.name, seen, shown_rows(client, names), whole=False)
 
         self.world.readings.append(self.answered(read))
 
@@ -553,7 +315,7 @@ class Writer:
         def read(client: Client) -> Reading:
             seen = self.seen
             rows = list(client.index(INDEX).scan(where={"kind": "live"}, vectors=True, page_size=15))
-            return Reading(self.name, seen, {row.id: _row(row) for row in rows}, whole=True)
+            return Reading(self.name, seen, {row.id: row_of(row) for row in rows}, whole=True)
 
         with suppress(scannery.FailedPreconditionError):  # its snapshot is gone
             self.world.readings.append(self.answered(read))
@@ -579,7 +341,7 @@ class Writer:
         name, row = f"id{rng.randrange(IDS)}", self.row(rng)
         self.write(
             "alias",
-            lambda client, own: client.index(ALIAS).upsert([_point(name, row)], request_id=own),
+            lambda client, own: client.index(ALIAS).upsert([new_point(name, row)], request_id=own),
             lambda _: {name: row},
             rng,
         )
@@ -631,7 +393,7 @@ class Writer:
         for row in rows.values():
             row.attributes["kind"] = "built"
         lines = [
-            json.dumps({"id": name, "vector": _vector(name)} | row.attributes) for name, row in rows.items()
+            json.dumps({"id": name, "vector": vector_of(name)} | row.attributes) for name, row in rows.items()
         ]
         path = self.world.path.parent / f"{rng.getrandbits(60):x}.jsonl"
         path.write_text("\n".join(lines))
@@ -643,50 +405,3 @@ class Writer:
         with suppress(AlreadyExistsError, BuildError, SpecConflictError):  # others have published a version
             build(spec, [str(path)], str(self.world.path), before=seal)
             self.world.built.append(self.world.built[-1] | rows)
-
-
-def _vector(name: str) -> list[float]:
-    return [float(int(name.lstrip("idb")) + 1), 1.0]
-
-
-def _point(name: str, row: Row) -> Any:
-    point: dict[str, Any] = {
-        "id": name,
-        "vector": _vector(name),
-        "attributes": row.attributes,
-        "vectors": row.vectors,
-    }
-    return point if row.title is None else point | {"title": row.title}
-
-
-def run_beside(
-    ops: int, seed: int, *, log: Callable[[], str] | None = None, verbose: bool = False
-) -> str | None:
-    """Do random operations, on a new store for each ROUND of them; return what was wrong first.
-
-    Args:
-        ops: number of operations.
-        seed: of the operations.
-        log: returns the URL of a new database for each round, for two roots; None: servers of the store.
-        verbose: whether to print how far it is.
-
-    """
-    started_s, left, totals = time.monotonic(), ops, Counter[str]()
-    for number in count():
-        if left <= 0:
-            break
-        with tempfile.TemporaryDirectory(prefix="scannery-model-", ignore_cleanup_errors=True) as folder:
-            world = Round(Path(folder), f"{seed}-{number}", "" if log is None else log())
-            try:
-                world.run(min(left, ROUND))
-            except Exception as error:  # noqa: BLE001  whatever it is, it is what is looked for
-                return f"round {number}: {type(error).__name__}: {error}"
-        left -= ROUND
-        totals += world.counts
-        if verbose:
-            minutes = (time.monotonic() - started_s) / 60
-            print(
-                f"{ops - max(left, 0):,} of {ops:,} operations, {minutes:.1f} minutes: {dict(totals)}",
-                flush=True,
-            )
-    return None

@@ -1,0 +1,1 @@
+"""Processes that write and read beside each other, compared with the log that they wrote."""
