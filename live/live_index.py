@@ -149,6 +149,11 @@ class LiveIndex(Generic[SnapshotT]):
         """Whether the log goes on in a later version: until this object moves, it follows the log no further."""
         return self._superseded_version == self._state.manifest.version
 
+    @property
+    def log_key(self) -> str:
+        """Name of its log among those of the root (`log_changes`); empty: there is none yet."""
+        return self._home.key
+
     def is_of(self, manifest: Manifest) -> bool:
         """Return whether a version belongs to this index, and not to another one that took its name."""
         known = self._state.manifest.index_id

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from scannery.indexer import IndexerError
+from scannery.indexer.store.changes import Changes
 from scannery.live.live_index import LiveIndex
 from scannery.runtime.periodic_task import PeriodicTask
 from scannery.runtime.retry import RetryState
@@ -14,13 +16,17 @@ from scannery.runtime.retry import RetryState
 __all__ = ["LogFollower"]
 
 BUSY_S = 0.003
-"""Between two looks while something is being written. One look costs 5 µs an index."""
+"""Between two looks while something is being written. One look costs 5 µs, however many logs there are."""
 REST = 8
-MOST_S = 0.02
-"""After it applied something, it rests for `REST` times the seconds that took, at most `MOST_S`: under many writes it
-applies several batches at once, which costs little more than one, and leaves queries most of the time."""
+MAX_REST_S = 0.02
+"""After it applied something, it rests for `REST` times the seconds that took, at most `MAX_REST_S`: under many writes
+it applies several batches at once, which costs little more than one, and leaves queries most of the time."""
 IDLE_S = 0.015
 IDLE_AFTER_S = 1.0
+SWEEP_S = 2.0
+"""Longest time until a log is looked at whose change was not noted. Such a look costs 10 µs."""
+SWEEP_EVERY_S = 0.1
+"""Between two checks which logs have not been looked at for so long."""
 
 
 class LogFollower(PeriodicTask):
@@ -29,6 +35,7 @@ class LogFollower(PeriodicTask):
     def __init__(
         self,
         indexes: Callable[[], Iterable[LiveIndex[Any]]],
+        changes: Changes,
         *,
         on_failure: Callable[[], object] = lambda: None,
     ) -> None:
@@ -36,24 +43,57 @@ class LogFollower(PeriodicTask):
 
         Args:
             indexes: returns the indexes to follow.
+            changes: tells which logs have changed, by their keys.
             on_failure: called each time that one of them cannot be followed.
 
         """
         super().__init__("log-follower", self.look, every_s=BUSY_S, on_failure=on_failure)
-        self._indexes = indexes
+        self._indexes, self._changes = indexes, changes
         self._on_failure = on_failure
         self._active_at_s = time.monotonic()
+        self._swept_at_s = float("-inf")
+        self._noted: Container[str] | None = None
+        """Keys of the logs that have changed by the last look; None: none has."""
+        self._looked_at_s: WeakKeyDictionary[LiveIndex[Any], float] = WeakKeyDictionary()
         self._retries: WeakKeyDictionary[LiveIndex[Any], RetryState] = WeakKeyDictionary()
 
     def look(self) -> float:
-        """Follow each log once, and return the seconds until the next look of the thread."""
+        """Follow each log that has changed once, and return the seconds until the next look of the thread."""
         started_s = time.monotonic()
-        found = [self._caught_up(index) for index in self._indexes()]
+        due = self._due(started_s)
+        has_new = [self._caught_up(index) for index in due]
         now_s = time.monotonic()
-        if any(found):
+        for index, caught_up in zip(due, has_new, strict=True):
+            noted = self._noted is not None and index.log_key in self._noted
+            again = noted and not caught_up  # another thread may have held its lock
+            self._looked_at_s[index] = now_s - SWEEP_S if again else now_s
+        if any(has_new):
             self._active_at_s = now_s
-            return min(MOST_S, max(BUSY_S, REST * (now_s - started_s)))
+            return min(MAX_REST_S, max(BUSY_S, REST * (now_s - started_s)))
         return BUSY_S if now_s - self._active_at_s < IDLE_AFTER_S else IDLE_S
+
+    def stop(self) -> None:
+        """End the thread, and close what tells of changes."""
+        super().stop()
+        self._changes.close()
+
+    def _due(self, now_s: float) -> Sequence[LiveIndex[Any]]:
+        """Return the indexes whose log has changed, or was not looked at for SWEEP_S."""
+        try:
+            self._noted = keys = self._changes.changed()
+        except IndexerError:  # the sweep tells it, for each index
+            self._noted = keys = None
+        sweeps = now_s - self._swept_at_s >= SWEEP_EVERY_S
+        if keys is None and not sweeps:
+            return ()
+        self._swept_at_s = now_s if sweeps else self._swept_at_s
+        last_s, long_ago_s = self._looked_at_s, now_s - SWEEP_S
+        return [
+            index
+            for index in self._indexes()
+            if (keys is not None and index.log_key in keys)
+            or (sweeps and last_s.get(index, long_ago_s) <= long_ago_s)
+        ]
 
     def _caught_up(self, index: LiveIndex[Any]) -> bool:
         """Return whether there was anything; an index that cannot be followed does not delay the others."""
@@ -61,7 +101,7 @@ class LogFollower(PeriodicTask):
         if retry is not None and not retry.due:
             return False
         try:
-            found = index.catch_up()
+            has_new = index.catch_up()
         except Exception as error:  # noqa: BLE001  without this thread, no write of another process would be seen
             if retry is None:
                 retry = self._retries[index] = RetryState(on_failure=self._on_failure)
@@ -69,4 +109,4 @@ class LogFollower(PeriodicTask):
             return False
         if retry is not None:
             del self._retries[index]
-        return found
+        return has_new

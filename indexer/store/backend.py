@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from scannery.indexer.errors import CorruptError
+from scannery.indexer.store.changes import Changes
 
 __all__ = ["Backend", "StoredObject", "check_size"]
 
@@ -82,3 +83,9 @@ class Backend(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object, if it exists."""
+
+    def note_change(self, folder: str) -> None:
+        """Note for `changes` that a top-level folder has changed; a note that cannot be written is left out."""
+
+    def changes(self) -> Changes:
+        """Return a new reader of the notes, which has those from its first call on."""

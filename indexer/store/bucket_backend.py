@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from obstore.exceptions import BaseError, PreconditionError
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
 from scannery.indexer.store import parts
 from scannery.indexer.store.backend import StoredObject, check_size
+from scannery.indexer.store.changes import CHANGES_FOLDER, Changes, ObjectChanges
 from scannery.indexer.store.conditional_puts import put_once
 
 if TYPE_CHECKING:
@@ -227,12 +229,31 @@ class BucketBackend:
     def folders(self) -> Sequence[str]:
         """Return the names of the top-level folders."""
         with _object_errors("the store"):
-            return [str(p) for p in obstore.list_with_delimiter(self._store)["common_prefixes"]]
+            names = map(str, obstore.list_with_delimiter(self._store)["common_prefixes"])
+            return [name for name in names if name != CHANGES_FOLDER]
 
     def delete(self, key: str) -> None:
         """Remove an object, if it exists."""
         with contextlib.suppress(NotFoundError), _object_errors(key):
             obstore.delete(self._store, key)
+
+    def note_change(self, folder: str) -> None:
+        """Note that a top-level folder has changed; see Backend."""
+        with contextlib.suppress(StoreError):
+            # Other bytes each time, so that the tag differs.
+            self.write(f"{CHANGES_FOLDER}/{folder}", uuid.uuid4().bytes, only_if_absent=False)
+
+    def changes(self) -> Changes:
+        """Return a new reader of the notes."""
+        return ObjectChanges(self._noted)
+
+    def _noted(self) -> Mapping[str, object]:
+        with _object_errors(CHANGES_FOLDER):
+            return {
+                item["path"].rpartition("/")[2]: (item["e_tag"], item["last_modified"])
+                for page in obstore.list(self._store, CHANGES_FOLDER)
+                for item in page
+            }
 
 
 def _repeated(times: int) -> RetryConfig:

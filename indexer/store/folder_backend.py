@@ -22,6 +22,7 @@ from typing import BinaryIO
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
 from scannery.indexer.local.draft_files import new_draft, remove_draft
 from scannery.indexer.store.backend import StoredObject, check_size
+from scannery.indexer.store.changes import Changes, FolderChanges, note_change
 
 __all__ = ["FolderBackend", "store_folder", "sync_folder"]
 
@@ -161,6 +162,14 @@ class FolderBackend:
         """Remove an object, if it exists."""
         with _os_errors(key):
             (self.root / key).unlink(missing_ok=True)
+
+    def note_change(self, folder: str) -> None:
+        """Note that a top-level folder has changed; see Backend."""
+        note_change(self.root, folder)
+
+    def changes(self) -> Changes:
+        """Return a new reader of the notes."""
+        return FolderChanges(self.root)
 
 
 def store_folder(path: str, *, create: bool) -> Path:

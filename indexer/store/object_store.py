@@ -20,6 +20,7 @@ from scannery.indexer.local.file_hash import file_sha256
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.store.backend import Backend, StoredObject, check_size
 from scannery.indexer.store.bucket_backend import BucketBackend
+from scannery.indexer.store.changes import Changes
 from scannery.indexer.store.folder_backend import FolderBackend, store_folder
 
 __all__ = ["Store", "StoredObject"]
@@ -27,6 +28,8 @@ __all__ = ["Store", "StoredObject"]
 _LOG = logging.getLogger(__name__)
 _MOST_DOWNLOADS = 2
 """Bytes may be damaged on the way, which a second download tells from an object that is damaged."""
+_WATCHED = re.compile(r"([^/]+)/versions/[^/]+")
+"""Keys that servers watch: the manifests of an index, and the mark that it was dropped."""
 _REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -105,6 +108,7 @@ class Store:
     def write(self, key: str, data: bytes) -> None:
         """Write or replace an object. It is durable when this returns."""
         self._backend.write(_checked(key), data, only_if_absent=False)
+        self._note(key)
 
     def write_file(self, key: str, path: Path) -> None:
         """Copy a local file to an object, as `write` does."""
@@ -118,6 +122,7 @@ class Store:
 
         """
         self._backend.write(_checked(key), data, only_if_absent=True)
+        self._note(key)
 
     def create_file(self, key: str, path: Path) -> None:
         """Copy a local file to an object that must not exist yet.
@@ -188,6 +193,18 @@ class Store:
     def delete(self, key: str) -> None:
         """Remove an object; no error if it does not exist."""
         self._backend.delete(_checked(key))
+        self._note(key)
+
+    def changes(self) -> Changes:
+        """Return a reader of the names of the folders whose objects in `versions/` were written or removed.
+
+        It has the changes after its first call, by any process, within the limits that changes.py tells.
+        """
+        return self._backend.changes()
+
+    def _note(self, key: str) -> None:
+        if match := _WATCHED.fullmatch(key):
+            self._backend.note_change(match[1])
 
     def remove_drafts(self, prefix: str, before: datetime) -> None:
         """Remove drafts older than `before` of killed writers, in a folder and below (folder stores only).

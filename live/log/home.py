@@ -47,7 +47,7 @@ class LogPlace:
 
         """
         self._store = store
-        self._index = index
+        self._index = self.key = index
         folder = log_folder(root or store.local_root, index)
         self._path = None if folder is None else folder.absolute() / LOG_FILE
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from scannery.indexer import Manifest, Store
+from scannery.indexer.store.changes import Changes, FolderChanges, NoChanges
 from scannery.live.log.home import LogPlace
 from scannery.live.log.location import DatabaseUrl, LogRoot
 from scannery.live.log.mutation_log import LogHome, LogRefusedError, MutationLog
 
-__all__ = ["check_log_root", "checked_log", "log_home"]
+__all__ = ["check_log_root", "checked_log", "log_changes", "log_home"]
 
 
 def log_home(store: Store, index: str, root: LogRoot | None = None) -> LogHome:
@@ -29,6 +30,23 @@ def log_home(store: Store, index: str, root: LogRoot | None = None) -> LogHome:
     from scannery.live.log.postgres.home import PostgresHome
 
     return PostgresHome(store, index, root)
+
+
+def log_changes(root: LogRoot | None) -> Changes:
+    """Return a reader of which logs of a root have changed, by their keys (`LogHome.key`); None: there is no root.
+
+    Raises:
+        LogRefusedError: the package for databases is not installed.
+
+    """
+    if root is None:
+        return NoChanges()
+    if not isinstance(root, DatabaseUrl):
+        return FolderChanges(root)
+    _check_installed()
+    from scannery.live.log.postgres.database import Database
+
+    return Database.of(root).positions.changes()
 
 
 def checked_log(home: LogHome, manifest: Manifest) -> MutationLog | None:

@@ -235,6 +235,9 @@ class MutationLog(Protocol):
 class LogHome(Protocol):
     """Finds the log of an index, and checks that it is the right one."""
 
+    key: str
+    """Name of the log among those of its root (`log_changes`); empty: there is none yet."""
+
     @property
     def writable(self) -> bool:
         """Whether there is a place for a log."""

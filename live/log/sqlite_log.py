@@ -19,6 +19,7 @@ from pathlib import Path
 import apsw
 
 from scannery.indexer import StoreError
+from scannery.indexer.store.changes import note_change
 from scannery.indexer.store.folder_backend import sync_folder
 from scannery.live.log.database import (
     BUSY_MS,
@@ -136,6 +137,8 @@ class SqliteLog:
                 # Again: a commit to a file that was removed or renamed must not be acknowledged.
                 self._check_file()
                 write_mark(lock, transaction.position, log_id)
+                # The folder of the log is ROOT/INDEX/log; followers of ROOT see the note within milliseconds.
+                note_change(self.path.parents[2], self.path.parents[1].name)
                 self._uncheckpointed_bytes += transaction.appended_bytes
             except BaseException:
                 # A failed commit may have taken effect or not; a new connection reads the truth.

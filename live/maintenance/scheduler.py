@@ -47,6 +47,8 @@ PROGRAM = "scannery.live.maintenance.main"
 END_S = 10.0
 HELD_S = 2.0
 """Seconds until a database is asked again for a lock that another process held: each time costs it a connection."""
+SWEEP_S = 10.0
+"""Longest time between two looks at an index that nobody writes to; the collection of garbage may become due."""
 _TAIL_BYTES = 2000
 
 
@@ -177,8 +179,10 @@ class Maintenance:
         """The tasks that ran at the last look."""
         return tuple(self._runs)
 
-    def look(self, state: LiveState, *, regularly: bool = False) -> None:
+    def look(self, state: LiveState, *, regularly: bool = False) -> float:
         """Start the tasks that the state makes due, and check the processes that have ended.
+
+        Returns the seconds until this must be called again, if the state stays as it is.
 
         Args:
             state: the newest one.
@@ -187,20 +191,26 @@ class Maintenance:
 
         """
         if not self._lock.acquire(blocking=False):
-            return
+            return 0.0
         try:
             for task in list(self._runs):
                 self._reap(task)
             if not self._was_written(state):
-                return  # only builds change its segments
+                return SWEEP_S  # only builds change its segments
             age_s = self._age_s(state)
             filling = regularly and self._filling(state, age_s)
+            tasks: list[Task] = []
             if seal_due(state, age_s, filling=filling):
-                self._start("seal", state, filling=filling)
+                tasks.append("seal")
             if due(state.manifest, filling=filling):
-                self._start("merge", state, filling=filling)
+                tasks.append("merge")
             if _gc_due(self._locks.path("gc"), state.manifest.spec.live.gc_every_s):
-                self._start("gc", state)
+                tasks.append("gc")
+            for task in tasks:
+                self._start(task, state, filling=filling and task != "gc")
+            if tasks or self._runs:
+                return 0.0
+            return min(SWEEP_S, state.manifest.spec.live.seal_age_s - age_s) if state.mutations else SWEEP_S
         finally:
             self._lock.release()
 

@@ -26,8 +26,10 @@ from scannery.indexer import (
     Store,
     latest_version,
 )
+from scannery.indexer.store.changes import Changes
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.database import check_sqlite
+from scannery.live.log.homes import log_changes
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.drop import drop
@@ -369,9 +371,15 @@ class BaseCatalog(ABC):
 
     def maintain(self) -> None:
         """Start sealing and merging that is due; cheap if none is."""
+        now_s = self._clock()
         for entry in list(self._entries.values()):
             # Errors stay in the entry: other indexes and the acknowledged write must not fail.
-            entry.maintain(regularly=not self.finishes_maintenance)  # servers do so without writes
+            if entry.may_need_maintenance(now_s):
+                entry.maintain(regularly=not self.finishes_maintenance)  # servers do so without writes
+
+    def log_changes(self) -> Changes:
+        """Return a reader of which logs have changed."""
+        return log_changes(self._opener.log_root)
 
     def note_failure(self, task: str) -> None:
         """Count a failure of a background task."""

@@ -10,13 +10,17 @@ from functools import partial
 from scannery.indexer import LeaseHolder
 from scannery.live.live_index import LiveIndex
 from scannery.live.maintenance.scheduler import Maintenance
+from scannery.live.memtable import LiveState
 from scannery.runtime.retry import RetryState
 from scannery.serving.catalog.held_snapshots import Holds
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["CatalogEntry"]
+__all__ = ["SWEEP_S", "CatalogEntry"]
 
 _LOG = logging.getLogger(__name__)
+
+SWEEP_S = 10.0
+"""Longest time until an index of a server is looked at of which nothing tells that it has changed."""
 
 
 @dataclass(slots=True)
@@ -33,6 +37,10 @@ class CatalogEntry:
     """Store stamp of the open manifest, which differs if the index was deleted and built again."""
     checked_at_s: float = float("-inf")
     """When its latest version was last checked."""
+    maintain_at_s: float = float("-inf")
+    """When `maintain` is due at the latest."""
+    maintained: tuple[int, int] = (0, 0)
+    """Version and sequence when it was last called."""
     drop_mark: int = 0
     """The mark of its name (`ServerCatalog`) when its latest version was last checked."""
     opening: RetryState = field(init=False)
@@ -83,13 +91,23 @@ class CatalogEntry:
 
         self.encoder.run(f"index {self.name}: its encoder cannot be used", load)
 
+    def may_need_maintenance(self, now_s: float) -> bool:
+        """Return whether `maintain` may find something to do; cheap."""
+        if self.live is None or self.maintenance is None:
+            return False
+        return now_s >= self.maintain_at_s or self.maintained != _position(self.live.state)
+
     def maintain(self, *, regularly: bool) -> None:
         """Start sealing and merging that is due; see `Maintenance.look`."""
-        if self.live is not None and self.maintenance is not None:
-            self._maintaining.run(
-                f"index {self.name}: maintenance cannot be started",
-                partial(self.maintenance.look, self.live.state, regularly=regularly),
-            )
+        live, maintenance = self.live, self.maintenance
+        if live is not None and maintenance is not None:
+            state = live.state
+
+            def look() -> None:
+                self.maintain_at_s = self.clock() + maintenance.look(state, regularly=regularly)
+                self.maintained = _position(state)
+
+            self._maintaining.run(f"index {self.name}: maintenance cannot be started", look)
 
     def hold(self, leases: LeaseHolder, scans: Holds) -> None:
         """Renew the lease on the open version and what scans read, which protects them from removal."""
@@ -113,3 +131,7 @@ class CatalogEntry:
             close()
         except Exception:  # noqa: BLE001  other parts and other indexes must still be closed
             _LOG.exception("index %s: cannot be closed in order", self.name)
+
+
+def _position(state: LiveState) -> tuple[int, int]:
+    return state.manifest.version, state.sequence

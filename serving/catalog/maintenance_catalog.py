@@ -52,5 +52,5 @@ class MaintenanceCatalog(ServerCatalog):
     def _tell_move(self, manifest: Manifest) -> None:
         _LOG.info("index %s: version %d", manifest.index, manifest.version)  # its rows are not opened here
 
-    def _renew_leases(self) -> None:
+    def _renew_leases(self, *, every_s: float = 0.0) -> None:
         """Do nothing: no file of a version is read here, and tasks have leases of their own."""

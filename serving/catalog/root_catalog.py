@@ -62,6 +62,13 @@ class RootCatalog(ServerCatalog):
         live = self.live(name)
         return live.without_rows(self._opener.opened(live.state.index, version), sequence)
 
+    def _is_due(self, name: str) -> bool:
+        """Return whether an index is to be looked at; its leaves may have opened a version since its manifest came."""
+        entry, newest = self._entries.get(name), self._leaves.newest(name)
+        current = None if entry is None else entry.snapshot
+        moved = newest is not None and (current is None or current.manifest.version != newest.version)
+        return moved or super()._is_due(name)
+
     def _latest(self, name: str) -> int | None:
         """Return the latest version that leaves of all groups have open; None: the store has no such index.
 

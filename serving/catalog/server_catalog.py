@@ -13,7 +13,7 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
 from scannery.runtime.shared_marks import SharedMarks
 from scannery.serving.catalog.base_catalog import OPEN_S, BaseCatalog
-from scannery.serving.catalog.entry import CatalogEntry
+from scannery.serving.catalog.entry import SWEEP_S, CatalogEntry
 from scannery.serving.catalog.held_snapshots import Holds
 from scannery.serving.snapshot.snapshot import Snapshot
 
@@ -21,6 +21,8 @@ __all__ = ["ServerCatalog"]
 
 LOOK_WAIT_S = 0.25
 """Most seconds that a request waits for its turn to look into the store for an index that is not known here."""
+LEASES_EVERY_S = 10.0
+"""Between two renewals of leases while indexes are opened; a lease that is not renewed lasts for minutes."""
 SMALL_BYTES = 1 << 20
 """Size of the segments, besides those that are open, of a version that opens in milliseconds."""
 
@@ -42,6 +44,9 @@ class ServerCatalog(BaseCatalog):
         """
         super().__init__(store, **options)
         self._drops = drops or SharedMarks()
+        self._changes = store.changes()
+        self._leased_at_s = float("-inf")
+        """When all leases were last looked at."""
         self._looks = Lock()
         """Held by the one request that looks for an unknown index: requests for such must not load the store."""
 
@@ -84,19 +89,30 @@ class ServerCatalog(BaseCatalog):
 
         """
         with self._lock:
-            self._renew_leases()
+            # Before the store is read: what changes from now on is noted for the next time.
+            changed = self._changes.changed()
             names = self._chosen()
             for name in names:
-                if not self._closed:
+                if self._closed:
+                    return
+                if (changed is not None and name in changed) or self._is_due(name):
                     self._refresh_index(name)
-                # After each index: opening one may take minutes, and the other leases would expire.
-                self._renew_leases()
+                    # Opening an index may take minutes, and the other leases would expire.
+                    self._renew_leases(every_s=LEASES_EVERY_S)
+            self._renew_leases()
             for name in self._entries.keys() - names:
                 self._forget(name, dropped=True)
+
+    def _is_due(self, name: str) -> bool:
+        """Return whether an index is to be looked at although no change of it was noted."""
+        entry = self._entries.get(name)
+        return entry is None or self._clock() - entry.checked_at_s >= SWEEP_S or entry.failures > 0
 
     def close(self) -> None:
         """Close all indexes; running queries finish on their snapshots."""
         super().close()
+        with self._lock:
+            self._changes.close()
         self._leases.release()
 
     def _look_for_alias(self, name: str) -> None:
@@ -191,7 +207,12 @@ class ServerCatalog(BaseCatalog):
     def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
         entry.load_encoder(snapshot)
 
-    def _renew_leases(self) -> None:
+    def _renew_leases(self, *, every_s: float = 0.0) -> None:
+        """Renew the leases that need it, unless that was done less than `every_s` ago."""
+        now_s = self._clock()
+        if now_s - self._leased_at_s < every_s:
+            return
+        self._leased_at_s = now_s
         for entry in self._entries.values():
             entry.hold(self._leases, self._holds(entry.name))
 

@@ -48,7 +48,9 @@ class Watcher:
                 ("report", "cannot report the health of indexes", after),
             )
         ]
-        self._follower = LogFollower(catalog.live_indexes, on_failure=partial(failed, "tail"))
+        self._follower = LogFollower(
+            catalog.live_indexes, catalog.log_changes(), on_failure=partial(failed, "tail")
+        )
         self._refreshing = PeriodicTask("watcher", self._refresh, every_s=every_s)
         self._renaming = PeriodicTask(
             "aliases",

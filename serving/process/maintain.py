@@ -108,7 +108,11 @@ class _Maintainer:
             on_end=self._ended,
         )
         self._catalog.on_failure = lambda task: self._failures.inc((task,))
-        follower = LogFollower(self._catalog.live_indexes, on_failure=partial(self._failures.inc, ("tail",)))
+        follower = LogFollower(
+            self._catalog.live_indexes,
+            self._catalog.log_changes(),
+            on_failure=partial(self._failures.inc, ("tail",)),
+        )
         self._steps = [
             (what, run, RetryState(on_failure=partial(self._failures.inc, (name,))))
             for name, what, run in (

@@ -54,6 +54,7 @@ class PostgresHome:
         local = store.local_root
         self._place = store.uri if local is None else f"{socket.gethostname()}:{local}"
         self._absent_until_s = float("-inf")
+        self.key = ""
 
     @property
     def where(self) -> str:
@@ -69,6 +70,7 @@ class PostgresHome:
         if known is None or self._row(known.log_id) is None:
             self._absent_until_s = now_s + ABSENT_S
             return None
+        self.key = known.log_id
         return PostgresLog(self._database, known.log_id)
 
     def look_again(self) -> None:
@@ -151,7 +153,7 @@ class PostgresHome:
     def _created(self, manifest: Manifest) -> PostgresLog:
         """Return the log of an index, made once if several processes try."""
         known = registered(self._store, self._index)
-        log_id = self._insert(known.log_id if known else new_index_id(), manifest.index_id)
+        log_id = self.key = self._insert(known.log_id if known else new_index_id(), manifest.index_id)
         return PostgresLog(self._database, log_id)
 
     def _insert(self, log_id: str, index_id: str | None) -> str:

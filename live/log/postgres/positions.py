@@ -1,8 +1,7 @@
 """The last sequences of the logs that this process follows, asked for together.
 
-A server looks at each of its logs hundreds of times a second. One query for all of them, at most every POLL_S, costs
-the database little, however many indexes there are. NOTIFY would be quicker and takes a lock of the whole database at
-each commit.
+One query for all of them, at most every POLL_S, costs the database little, however many indexes there are. NOTIFY would
+be quicker and takes a lock of the whole database at each commit.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from scannery.live.log.postgres.database import Database
 
-__all__ = ["Position", "Positions"]
+__all__ = ["Position", "PositionChanges", "Positions"]
 
 POLL_S = 0.01
 """Between two queries while something is being written."""
@@ -60,11 +60,14 @@ class Positions:
             self._followed[log_id] -= 1
             self._followed += Counter()
 
-    def of(self, log_id: str, *, since_s: float) -> Position | None:
-        """Return the end of a log; None if the database does not have the log.
+    def changes(self) -> PositionChanges:
+        """Return a new reader of which logs have other ends."""
+        return PositionChanges(self)
+
+    def all(self, *, since_s: float = float("-inf")) -> Mapping[str, Position]:
+        """Return the ends of all followed logs; those that the database does not have are left out.
 
         Args:
-            log_id: of a log that is followed.
             since_s: an earlier answer does not do, in seconds of `time.monotonic`.
 
         Raises:
@@ -75,11 +78,15 @@ class Positions:
             now_s = time.monotonic()
             every_s = POLL_S if now_s - self._changed_at_s < IDLE_AFTER_S else IDLE_POLL_S
             if self._asked_at_s < since_s or now_s - self._asked_at_s >= every_s:
-                found = self._ask()
-                if found != self._known:
-                    self._changed_at_s = now_s
-                self._known, self._asked_at_s = found, now_s
-            return self._known.get(log_id)
+                ends = self._ask()
+                if ends != self._known:
+                    self._known, self._changed_at_s = ends, now_s
+                self._asked_at_s = now_s
+            return self._known
+
+    def of(self, log_id: str, *, since_s: float) -> Position | None:
+        """Return the end of a log that is followed; None if the database does not have it. Otherwise as `all`."""
+        return self.all(since_s=since_s).get(log_id)
 
     def _ask(self) -> dict[str, Position]:
         followed = list(self._followed)
@@ -89,3 +96,26 @@ class Positions:
             ).fetchall()
         )
         return {log_id: Position(sequence, chain) for log_id, sequence, chain in rows}
+
+
+class PositionChanges:
+    """The `Changes` of the logs in a database, by their ids."""
+
+    def __init__(self, positions: Positions) -> None:
+        """Ask for nothing yet."""
+        self._positions = positions
+        self._ends: Mapping[str, Position] = {}
+
+    def changed(self) -> Container[str] | None:
+        """Return the logs whose ends differ from those of the last call; raises as `Positions.all`."""
+        before, self._ends = self._ends, self._positions.all()
+        if before is self._ends:
+            return None
+        return {
+            log_id
+            for log_id in before.keys() | self._ends.keys()
+            if before.get(log_id) != self._ends.get(log_id)
+        }
+
+    def close(self) -> None:
+        """Do nothing: connections are those of the database."""

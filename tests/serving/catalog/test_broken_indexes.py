@@ -33,9 +33,11 @@ from scannery.indexer import (
     read_manifest,
     segment_key,
 )
+from scannery.indexer.store.changes import NoChanges
 from scannery.live.log_follower import LogFollower
 from scannery.runtime.errors import EncoderUnavailableError
 from scannery.serving.catalog.embedded_catalog import CHECK_EVERY_S, EmbeddedCatalog
+from scannery.serving.catalog.entry import SWEEP_S
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.encoding.encoder_pool import EncoderPool
@@ -178,7 +180,7 @@ def test_versions_that_cannot_be_listed_take_no_index_away(
     watched.refresh()
     before = embedded.snapshot("moving")
     monkeypatch.setattr(store, "list", failing)
-    clock.now += CHECK_EVERY_S
+    clock.now += SWEEP_S
     watched.refresh()
     assert watched.names() == ["moving"]
     assert "too many open files" in watched.problem("moving")
@@ -246,7 +248,7 @@ def test_a_log_that_cannot_be_followed_keeps_no_other_from_it(
     broken.catch_up = failing  # type: ignore[method-assign]
     healthy.catch_up = following  # type: ignore[method-assign]
     failures: list[None] = []
-    follower = LogFollower(lambda: [broken, healthy], on_failure=lambda: failures.append(None))
+    follower = LogFollower(lambda: [broken, healthy], NoChanges(), on_failure=lambda: failures.append(None))
     with caplog.at_level(logging.ERROR):
         follower.start()
         assert followed.wait(60)

@@ -1,0 +1,59 @@
+"""Following many logs: one look for all of them, and the logs that were noted at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import scannery
+from scannery.indexer import Store
+from scannery.indexer.store.changes import CHANGES_FILE
+from scannery.live import log_follower
+from scannery.live.live_index import LiveIndex
+from scannery.live.log_follower import LogFollower
+from scannery.serving.catalog.server_catalog import ServerCatalog
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the indexes whose logs were looked at."""
+    names: list[str] = []
+    catch_up = LiveIndex.catch_up
+
+    def counted(index: LiveIndex[object], **options: object) -> bool:
+        names.append(index.state.manifest.index)
+        return catch_up(index, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LiveIndex, "catch_up", counted)
+    return names
+
+
+@pytest.mark.parametrize("noted", [True, False], ids=["noted", "notes are lost"])
+def test_a_write_of_another_process_is_followed_and_idle_logs_are_left_alone(
+    tmp_path: Path, looks: list[str], monkeypatch: pytest.MonkeyPatch, *, noted: bool
+) -> None:
+    writer = scannery.connect(str(tmp_path / "store"), create=True)
+    indexes = [writer.create_index(f"tenant-{number}", dimensions=2) for number in range(3)]
+    for index in indexes:
+        index.upsert([{"id": "a", "vector": [1, 0]}])
+    catalog = ServerCatalog(Store.open(tmp_path / "store"))
+    catalog.refresh()
+    follower = LogFollower(catalog.live_indexes, catalog.log_changes())
+    follower.look()  # all, for the first time
+    looks.clear()
+    for _ in range(20):
+        follower.look()
+    assert looks == []
+    if not noted:
+        (tmp_path / "store" / CHANGES_FILE).unlink()
+        monkeypatch.setattr(log_follower, "SWEEP_S", 0.0)
+        monkeypatch.setattr(log_follower, "SWEEP_EVERY_S", 0.0)
+    done = indexes[1].upsert([{"id": "b", "vector": [0, 1]}])
+    follower.look()
+    assert catalog.live("tenant-1").snapshot.sequence == done.sequence
+    if noted:
+        assert set(looks) == {"tenant-1"}  # by the writer, too
+    follower.stop()
+    catalog.close()
+    writer.close()
