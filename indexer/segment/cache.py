@@ -75,6 +75,8 @@ class SegmentCache:
         self.folder = (folder or default_cache_folder()).absolute() / "segments" / _LAYOUT
         self.max_bytes = _max_bytes(os.environ) if max_bytes is None else max_bytes
         self._has_warned = False
+        self._problem: str | None = None
+        """Why it could not be used, as it was last logged."""
 
     @contextlib.contextmanager
     def opened(self, sha256: str, unpack: Callable[[Path], None], *, size_bytes: int = 0) -> Iterator[Path]:
@@ -92,8 +94,29 @@ class SegmentCache:
             OSError: it cannot be written.
 
         """
-        make_private(self.folder, "the cache of segments (SCANNERY_CACHE_DIR)")
         final = self.folder / sha256
+        try:
+            lock = self._held(final, unpack, size_bytes)
+        except OSError as error:
+            if (
+                error.strerror != self._problem
+            ):  # callers of a server do not see its paths, so the log has them
+                self._problem = error.strerror
+                _LOG.error(
+                    "the cache of segments in %s (SCANNERY_CACHE_DIR) cannot be used: %s",
+                    self.folder,
+                    self._problem,
+                )
+            raise
+        try:
+            os.utime(final)
+            yield final
+        finally:
+            _release(lock)
+
+    def _held(self, final: Path, unpack: Callable[[Path], None], size_bytes: int) -> int:
+        """Return the locked descriptor of the folder of a segment, which is unpacked if it is not there."""
+        make_private(self.folder, "the cache of segments (SCANNERY_CACHE_DIR)")
         lock = self._found(final)
         for _ in range(_TRIES):
             if lock is not None:
@@ -101,12 +124,10 @@ class SegmentCache:
             lock = self._filled(final, unpack, size_bytes)
             lock = self._found(final) if lock is None else lock
         if lock is None:
-            raise StoreError(f"other processes remove cached segment {sha256[:12]} each time it is unpacked")
-        try:
-            os.utime(final)
-            yield final
-        finally:
-            _release(lock)
+            raise StoreError(
+                f"other processes remove cached segment {final.name[:12]} each time it is unpacked"
+            )
+        return lock
 
     def _found(self, final: Path) -> int | None:
         """Return a locked descriptor of the folder; None if it does not exist, or is damaged and was removed."""

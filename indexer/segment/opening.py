@@ -143,7 +143,9 @@ def _explained(key: str) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # raised by Arrow for the content of the file
             raise CorruptError(f"{key} is not a segment: {error}") from error
-        raise StoreError(f"{key} cannot be opened through the local cache: {error.strerror}") from error
+        raise StoreError(
+            f"{key} cannot be opened through the cache of segments (SCANNERY_CACHE_DIR): {error.strerror}"
+        ) from error
     except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
         if isinstance(error, MemoryError):
             raise

@@ -52,6 +52,12 @@ SWEEP_S = 10.0
 _TAIL_BYTES = 2000
 
 
+MAX_TASKS = max(2, len(os.sched_getaffinity(0)))
+"""Most tasks that this process runs at once, of all its indexes: each takes 200 MB, and hundreds of indexes may have rows
+of the same age."""
+_SLOTS = threading.BoundedSemaphore(MAX_TASKS)
+
+
 _DETACHED: list[subprocess.Popen[bytes]] = []
 """Processes that outlive the client that started them."""
 
@@ -133,6 +139,12 @@ class _Run:
     output: IO[bytes]
     lock: SharedLock
     since_s: float
+
+    def release(self) -> None:
+        """Let go of what belongs to the run, but not of its process."""
+        self.output.close()
+        self.lock.release()
+        _SLOTS.release()
 
 
 class Maintenance:
@@ -248,15 +260,13 @@ class Maintenance:
                 except subprocess.TimeoutExpired:
                     run.process.kill()
                     run.process.wait()
-                run.output.close()
-                run.lock.release()
+                run.release()
             self._runs.clear()
 
     def _detach(self) -> None:
         _DETACHED[:] = [process for process in _DETACHED if process.poll() is None]  # reaps those that ended
         for run in self._runs.values():
-            run.output.close()
-            run.lock.release()
+            run.release()
             _DETACHED.append(run.process)
         self._runs.clear()
 
@@ -271,6 +281,15 @@ class Maintenance:
     def _start(self, task: Task, state: LiveState, *, filling: bool = False) -> None:
         if task in self._runs or not self._backoff[task].due or self._was_held(task):
             return
+        if not _SLOTS.acquire(blocking=False):
+            return
+        try:
+            self._start_in_slot(task, state, filling)
+        finally:
+            if task not in self._runs:
+                _SLOTS.release()
+
+    def _start_in_slot(self, task: Task, state: LiveState, filling: bool) -> None:
         try:
             if latest_version(self._store, self._index) != state.manifest.version:
                 return  # another process has done it; this one is about to move to that version
@@ -324,8 +343,7 @@ class Maintenance:
         del self._runs[task]
         run.output.seek(0)
         output = run.output.read()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
-        run.output.close()
-        run.lock.release()
+        run.release()
         seconds = self._clock() - run.since_s
         if status:
             self._failed(task, f"ended with status {status}: {output}", seconds)

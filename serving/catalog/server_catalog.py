@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from contextlib import suppress
 from functools import cached_property
@@ -12,12 +13,15 @@ from scannery.indexer import IndexerError, LeaseHolder, Manifest, Store, latest_
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
 from scannery.runtime.shared_marks import SharedMarks
+from scannery.runtime.slow_progress import SlowProgress
 from scannery.serving.catalog.base_catalog import OPEN_S, BaseCatalog
 from scannery.serving.catalog.entry import SWEEP_S, CatalogEntry
 from scannery.serving.catalog.held_snapshots import Holds
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["ServerCatalog"]
+
+_LOG = logging.getLogger(__name__)
 
 LOOK_WAIT_S = 0.25
 """Most seconds that a request waits for its turn to look into the store for an index that is not known here."""
@@ -92,7 +96,9 @@ class ServerCatalog(BaseCatalog):
             # Before the store is read: what changes from now on is noted for the next time.
             changed = self._changes.changed()
             names = self._chosen()
+            progress = SlowProgress(_LOG, "indexes looked at", len(names))
             for name in names:
+                progress.step()
                 if self._closed:
                     return
                 if (changed is not None and name in changed) or self._is_due(name):
@@ -127,7 +133,7 @@ class ServerCatalog(BaseCatalog):
                 self._looks.release()
 
     def _names(self) -> Collection[str]:
-        return [name for name, entry in list(self._entries.items()) if entry.snapshot]
+        return list(self._entries)
 
     def _find(self, name: str) -> CatalogEntry | None:
         entry = self._entries.get(name)

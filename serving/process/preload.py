@@ -27,6 +27,7 @@ from scannery.indexer import (
 from scannery.live.log.homes import check_log_root
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
+from scannery.runtime.slow_progress import SlowProgress
 from scannery.serving.catalog.cold import ColdIndexes
 from scannery.serving.catalog.version_opener import is_stored
 from scannery.serving.config import EncoderConfig, ServerConfig
@@ -78,9 +79,16 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
         _check_named(store, config)
     # In parallel: opening is mostly reading and hashing, loading a model is mostly Python.
     with _without_collector(), ThreadPoolExecutor(1) as background:
+        if before is None:
+            rows = sum(manifest.rows for manifest in manifests)
+            _LOG.info("opening %s: indexes %d, datapoints %d", config.store, len(manifests), rows)
         loading = background.submit(_load_encoders, manifests, preloaded.encoders, config)
+        progress = SlowProgress(_LOG, "indexes opened", len(manifests))
         for manifest in manifests:
             _open(store, manifest, preloaded, before, config.shards)
+            progress.step()
+        if not loading.done():
+            _LOG.info("loading the encoders")
         loading.result()
     # A collection takes 0.15 s, and only a reload leaves garbage: what it replaced.
     if before is not None:

@@ -243,10 +243,14 @@ class Server(BaseServer):
             _LOG.warning(
                 "there is no index in %s yet; indexes are served as soon as they are built", self.config.store
             )
+        elif not any(states.values()):
+            _LOG.error("none of the indexes in %s can be opened: this server is not ready", self.config.store)
 
     def _report_health(self) -> None:
         states = self._catalog.states()
-        self._health.report({health_name(name): answers for name, answers in states.items()})
+        # Without any index it is ready: the first one is served once it is built.
+        able = not states or any(states.values())
+        self._health.report({health_name(name): answers for name, answers in states.items()}, able=able)
 
 
 def _catalog(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from scannery.indexer import IndexerError
+from scannery.indexer import IndexerError, NotFoundError, read_manifest
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, UnknownIndexError
 from scannery.serving.catalog.base_catalog import BaseCatalog
@@ -64,14 +64,23 @@ class Indexes:
         )
 
     def _listed(self, name: str) -> pb.IndexInfo | None:
+        """Return the description of an index, also of one that cannot be opened; None: it cannot be described."""
         try:
             snapshot = self._catalog.open_snapshot(name)
             if snapshot is not None:
                 return self._info(snapshot, details=False)
+        except UnknownIndexError:  # it was just removed
+            return None
+        except IndexerError as error:
+            _LOG.debug("index %s is listed without being open: %s", name, error)
+        try:
             # Embedded, listing does not open indexes.
-            problem, aliases = self._catalog.problem(name), self._catalog.aliases_of(name)
-            return index_info(self._catalog.manifest(name), details=False, problem=problem, aliases=aliases)
-        except (IndexerError, UnknownIndexError) as error:
+            manifest = read_manifest(self._catalog.store, name)
+        except NotFoundError:  # it was just removed
+            return None
+        except IndexerError as error:
             # An index that is broken, or was just removed, must not hide the others.
             _LOG.warning("index %s is left out of the list: %s", name, error)
             return None
+        problem, aliases = self._catalog.problem(name), self._catalog.aliases_of(name)
+        return index_info(manifest, details=False, problem=problem, aliases=aliases)

@@ -25,6 +25,7 @@ class Health:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._states: dict[str, bool] = {}
+        self._able = True
         self.stopping = False
         """Whether `stop` was called."""
 
@@ -34,9 +35,16 @@ class Health:
             self._states[""] = True
             self._changed.notify_all()
 
-    def report(self, states: Mapping[str, bool]) -> None:
-        """Set which names are serving; names reported before and missing now are not serving."""
+    def report(self, states: Mapping[str, bool], *, able: bool = True) -> None:
+        """Set which names are serving; names reported before and missing now are not serving.
+
+        Args:
+            states: whether each name is serving.
+            able: whether the server itself can answer what it is there for.
+
+        """
         with self._changed:
+            self._able = able
             gone = dict.fromkeys(self._states.keys() - states.keys() - {""}, False)
             self._states |= {**gone, **states}
             self._changed.notify_all()
@@ -58,6 +66,7 @@ class Health:
         if index != name and not principal.sees(index):
             return UNKNOWN
         answers = self._states.get(name)
+        answers = answers and self._able if name == "" else answers
         if answers is None:
             return UNKNOWN
         return SERVING if answers and not self.stopping else NOT_SERVING

@@ -7,6 +7,8 @@ import random
 import signal
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ import scannery
 from scannery.indexer import Store, list_versions
 from scannery.live.maintenance import scheduler
 from scannery.live.maintenance.scheduler import PROGRAM
+from scannery.serving.catalog.server_catalog import ServerCatalog
 from tests.data import ROOT
 from tests.live.model import make_store, random_row
 
@@ -89,3 +92,31 @@ def test_a_process_that_is_left_behind_brings_no_warning(monkeypatch: pytest.Mon
     finally:
         os.kill(left.pid, signal.SIGKILL)
         os.waitpid(left.pid, 0)
+
+
+def test_many_indexes_that_are_due_at_once_are_sealed_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"tenant-{number}" for number in range(3)]
+    with scannery.connect(tmp_path / "store", create=True) as client:
+        for name in names:
+            client.create_index(name, dimensions=2).upsert([{"id": "a", "vector": [1, 0]}])
+    monkeypatch.setattr(scheduler, "_SLOTS", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(scheduler, "seal_due", lambda state, age_s, *, filling: state.mutations > 0)
+    catalog = ServerCatalog(Store.open(tmp_path / "store"))
+    most = 0
+
+    def all_sealed() -> bool:
+        nonlocal most
+        catalog.refresh()
+        catalog.maintain()
+        running = [entry.maintenance.running for entry in catalog._entries.values() if entry.maintenance]
+        most = max(most, sum(map(len, running)))
+        return all(catalog.manifest(name).version > 1 for name in names)
+
+    until_s = time.monotonic() + 120
+    while not all_sealed():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    assert most == 1
+    catalog.close()
