@@ -53,7 +53,7 @@ _TAIL_BYTES = 2000
 
 
 MAX_TASKS = max(2, len(os.sched_getaffinity(0)))
-"""Most tasks that this process runs at once, of all its indexes: each takes 200 MB, and hundreds of indexes may have rows
+"""Most tasks that this process runs at once: each takes 200 MB, and hundreds of indexes may have rows
 of the same age."""
 _SLOTS = threading.BoundedSemaphore(MAX_TASKS)
 

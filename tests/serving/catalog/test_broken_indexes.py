@@ -93,7 +93,7 @@ def test_an_index_that_cannot_be_opened_for_want_of_a_cache_says_so(store: Store
     (tmp_path / "cache").touch()
     catalog = EmbeddedCatalog(store, cache=SegmentCache(tmp_path / "cache"))
     for _ in range(2):
-        with pytest.raises(StoreError, match="local cache") as caught:
+        with pytest.raises(StoreError, match="cache of segments") as caught:
             catalog.snapshot("moving")
         assert str(tmp_path) not in str(caught.value)
 
