@@ -6,6 +6,7 @@ of rows with `|` below a delimiter row such as `| --- | --- |`. All functions ta
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -25,8 +26,10 @@ LEAST_SECTION_CHARS = 32
 per line."""
 MOST_FRONT_MATTER_CHARS = 1 << 16
 
-_FRONT_MATTER = re.compile(r"\ufeff?---[ \t]*\r?\n")
+_FRONT_MATTER = re.compile(r"\ufeff?(---|\+\+\+)[ \t]*\r?\n")
+_JSON_FRONT_MATTER = re.compile(r"\ufeff?(?=\{\s*\")")
 _KEY = re.compile(r"[ \t\r\n]*[\"']?\w[\w .-]{0,99}[\"']?[ \t]*:(?:\s|$)")
+_TOML_KEY = re.compile(r"[ \t\r\n]*(?:#[^\n]*\n[ \t\r\n]*){0,20}(?:\[|[\"']?\w[\w .-]{0,99}[\"']?[ \t]*=)")
 _LINK = re.compile(r"!?\[([^\[\]]*)\]\([^()]*\)")
 _EMPHASIS = re.compile(r"(?<!\w)[*_`]{1,3}(?=\S)|(?<=\S)[*_`]{1,3}(?!\w)")
 _LIST_OR_QUOTE = re.compile(r"(?:[-*+>|#]|\d{1,9}[.)])")
@@ -82,16 +85,33 @@ def find_structure(text: str) -> Structure:
 
 
 def front_matter_end(text: str) -> int:
-    """Return where the body of a text begins: after its YAML front matter, else 0."""
+    """Return where the body of a text begins: after its front matter in YAML, TOML (`+++`) or JSON, else 0."""
     opening = _FRONT_MATTER.match(text)
-    if opening is None or not _KEY.match(text, opening.end()):
+    if opening is None:
+        return _json_end(text)
+    is_toml = opening[1] == "+++"
+    if not (_TOML_KEY if is_toml else _KEY).match(text, opening.end()):
         return 0
+    closing = ("+++",) if is_toml else ("---", "...")
     for start, end in _lines(text, opening.end()):
         if start > MOST_FRONT_MATTER_CHARS:
             return 0
-        if text[start:end].rstrip() in ("---", "..."):
+        if text[start:end].rstrip() in closing:
             return min(end + 1, len(text))
     return 0
+
+
+def _json_end(text: str) -> int:
+    """Return where an object in JSON ends that begins a text, if it stands alone on its lines and a body follows."""
+    opening = _JSON_FRONT_MATTER.match(text)
+    if opening is None:
+        return 0
+    try:
+        _, end = json.JSONDecoder().raw_decode(text[: MOST_FRONT_MATTER_CHARS + 1], opening.end())
+    except (ValueError, RecursionError):
+        return 0
+    line, _, body = text[end:].partition("\n")
+    return end + len(line) + 1 if not line.strip() and body.strip() else 0
 
 
 def passage_title(title: str | None, section: str | None) -> str | None:

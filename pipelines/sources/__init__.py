@@ -11,6 +11,7 @@ from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError
 from scannery.pipelines.sources import (
     arrays,
+    arrow_files,
     columns,
     delimited,
     documents,
@@ -19,9 +20,11 @@ from scannery.pipelines.sources import (
     lines,
     managed,
     texts,
+    word_vectors,
 )
 from scannery.pipelines.sources.batches import Batch, one_by_one
 from scannery.pipelines.sources.derived_fields import with_derived
+from scannery.pipelines.sources.formats import HINTS, SUFFIXES, compression_of, format_in, format_of
 from scannery.pipelines.sources.locations import InputFile, find_files, stamp_of
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 
@@ -43,23 +46,8 @@ __all__ = [
     "split_file",
 ]
 
-SUFFIXES = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-    ".csv": "csv", ".tsv": "tsv",
-    ".parquet": "parquet", ".pq": "parquet",
-    ".avro": "avro",
-    ".npy": "npy", ".fvecs": "fvecs", ".bvecs": "bvecs",
-    ".txt": "text", ".text": "text", ".vtt": "text", ".srt": "text", ".md": "markdown", ".markdown": "markdown",
-    ".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf", ".docx": "docx", ".epub": "epub",
-    ".ipynb": "notebook", ".rss": "feed", ".atom": "feed", ".xml": "feed",
-}  # fmt: skip
-"""File name endings and their formats; .gz or .zst may follow the endings of text, JSON lines and CSV."""
-
 HEADED = frozenset({"markdown", "html", "docx", "epub", "notebook", "feed"})
 """Formats whose texts are Markdown, or become that."""
-
-COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-COMPRESSIBLE = frozenset({"jsonl", "csv", "tsv", "text", "markdown", "html", "notebook", "feed"})
 
 # A compressed file can only be read from its beginning, so n parts cost n/2 times its decompression.
 MAX_COMPRESSED_PARTS = 64
@@ -75,6 +63,9 @@ def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
 
     """
     unread = [file for file in files if file.problem]
+    files = [
+        file if format_of(file.path) else dataclasses.replace(file, sniffed=format_in(file)) for file in files
+    ]
     return [*_arranged([file for file in files if not file.problem], source), *unread]
 
 
@@ -88,9 +79,10 @@ def _arranged(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]
     files = _feeds_arranged(files, source)
     found = {file.source for file in files}
     vectors = [file for file in files if _kind(file) in arrays.FORMATS]
+    words = [file for file in files if _kind(file) == "vec"]
     ids = {file.source + arrays.IDS_SUFFIX for file in vectors} & found
     _check_formats([file for file in files if file.source not in ids])
-    _check_vectors(vectors, ids, source)
+    _check_vectors(vectors, words, ids, source)
     documents.check_packages([_kind(file) for file in files])
     return [
         dataclasses.replace(file, companions=_companions(file, ids), csv=source.csv, records=source.records)
@@ -109,7 +101,7 @@ def _feeds_arranged(files: Sequence[InputFile], source: SourceSpec) -> list[Inpu
     beside = {
         f"{file.base.rstrip('/')}/{path}"
         for file in feed_files
-        for path in feeds.transcripts_beside(file, _compression_of(file.path))
+        for path in feeds.transcripts_beside(file, compression_of(file.path))
     }
     return [file for file in files if file.source not in beside]
 
@@ -123,12 +115,14 @@ def _companions(file: InputFile, ids: set[str]) -> tuple[str, ...]:
     return (file.path + arrays.IDS_SUFFIX,) if file.source + arrays.IDS_SUFFIX in ids else ()
 
 
-def _check_vectors(files: Sequence[InputFile], ids: set[str], source: SourceSpec) -> None:
-    if files and source.vector is None:
-        raise SpecConflictError(f"source.vector: must be set for {files[0].source}, which has only vectors",
+def _check_vectors(
+    files: Sequence[InputFile], words: Sequence[InputFile], ids: set[str], source: SourceSpec
+) -> None:
+    if (own := [*files, *words]) and source.vector is None:
+        raise SpecConflictError(f"source.vector: must be set for {own[0].source}, which has only vectors",
                                 field="source.vector")  # fmt: skip
     numbered = [file.source for file in files if file.source + arrays.IDS_SUFFIX not in ids]
-    if len(numbered) > 1:
+    if len(numbered) > 1 and source.generated_id is None:
         raise SpecConflictError(
             f"{numbered[0]} and {numbered[1]} both number their rows from 0; give each a file of ids beside it "
             f"(such as {numbered[0]}{arrays.IDS_SUFFIX}, one id per line)",
@@ -145,8 +139,8 @@ def _found_format(file: InputFile) -> tuple[str, str] | None:
     if file.layout == "managed":
         return managed.format_of(file.path)
     if file.layout in ("csv", "feed"):
-        return file.layout, _compression_of(file.path)
-    return _format_of(file.path)
+        return file.layout, compression_of(file.path)
+    return format_of(file.path) or file.sniffed
 
 
 def _check_formats(files: Sequence[InputFile]) -> None:
@@ -155,9 +149,16 @@ def _check_formats(files: Sequence[InputFile]) -> None:
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         raise UnknownFormatError(
             f"cannot tell the format of {', '.join(unknown[:5])}{more}; known endings: {' '.join(SUFFIXES)} "
-            "(text formats also with .gz or .zst). A pattern such as 'folder/**/*.md' leaves other files out",
+            "(text formats also with .gz, .zst, .bz2 or .xz). A pattern such as 'folder/**/*.md' leaves other files "
+            f"out{_hint(unknown)}",
             field="input",
         )
+
+
+def _hint(sources: Sequence[str]) -> str:
+    """Return what to do about files of formats that are known and not read."""
+    endings = dict.fromkeys(PurePosixPath(source).suffix.lower() for source in sources)
+    return "".join(f". {ending} is {HINTS[ending]}" for ending in endings if ending in HINTS)
 
 
 def has_headings(files: Sequence[InputFile]) -> bool:
@@ -243,6 +244,10 @@ def _read(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
         yield from delimited.read(part, fields)
     elif part.format == "parquet":
         yield from columns.read_parquet(part, fields)
+    elif part.format == "arrow":
+        yield from arrow_files.read(part, fields)
+    elif part.format == "vec":
+        yield from word_vectors.read(part, fields)
     elif part.format == "avro":
         yield from columns.read_avro(part)
     elif part.format in arrays.FORMATS:
@@ -264,11 +269,16 @@ def _split(file: InputFile, format: str, compression: str, limit: int) -> Iterat
         return arrays.split(file, format, limit)
     if format in delimited.DELIMITERS:
         return delimited.split(file, format, compression, limit)
-    by_rows = {"parquet": columns.split_parquet, "avro": columns.split_avro}
+    by_rows = {"parquet": columns.split_parquet, "arrow": arrow_files.split, "avro": columns.split_avro}
     if format in by_rows:
         return by_rows[format](file, limit)
-    is_json = ".json" in PurePosixPath(file.path.lower()).suffixes
-    in_order = {"jsonl": json_documents.split if is_json else lines.split, "feed": feeds.split}
+    # Of a file without an ending, only reading it tells whether it is a list.
+    is_json = file.sniffed is not None or ".json" in PurePosixPath(file.path.lower()).suffixes
+    in_order = {
+        "jsonl": json_documents.split if is_json else lines.split,
+        "vec": word_vectors.split,
+        "feed": feeds.split,
+    }
     if format in in_order:
         return in_order[format](file, compression, limit)
     return texts.split(file, format, compression)
@@ -282,18 +292,3 @@ def _problem(file: InputFile, format: str, reason: str, error: Exception) -> Par
     # The dead letter has the path beside the message.
     message = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return Part(base=file.base, path=file.path, format=format, problem=reason, message=message, records=0)
-
-
-def _compression_of(path: str) -> str:
-    return COMPRESSIONS.get(PurePosixPath(path).suffix.lower(), "")
-
-
-def _format_of(path: str) -> tuple[str, str] | None:
-    suffixes = [suffix.lower() for suffix in PurePosixPath(path).suffixes]
-    compression = COMPRESSIONS.get(suffixes[-1], "") if suffixes else ""
-    if compression:
-        suffixes.pop()
-    format = SUFFIXES.get(suffixes[-1]) if suffixes else None
-    if format is None or (compression and format not in COMPRESSIBLE):
-        return None
-    return format, compression

@@ -1,4 +1,4 @@
-"""Files of bare vectors: NumPy arrays (`.npy`), and `.fvecs` and `.bvecs`.
+"""Files of bare vectors: NumPy arrays (`.npy`, and one in `.npz`), `.fvecs` and its like, `.fbin` and its like.
 
 The ids of their records are in a file beside them (`vectors.npy.ids`, one id per line); without it they are the row
 numbers, counted from 0 as in ground truth files. Shapes: N rows of a block, D dimensions.
@@ -6,11 +6,14 @@ numbers, counted from 0 as in ground truth files. Shapes: N rows of a block, D d
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +29,18 @@ from scannery.pipelines.sources.streams import lines_of, read_blocks
 __all__ = ["FORMATS", "IDS_SUFFIX", "read", "split"]
 
 IDS_SUFFIX = ".ids"
-FORMATS = ("npy", "fvecs", "bvecs")
 
-_COMPONENTS: dict[str, np.dtype[Any]] = {"fvecs": np.dtype("<f4"), "bvecs": np.dtype("u1")}
+_SIZED: dict[str, np.dtype[Any]] = {
+    "fvecs": np.dtype("<f4"),
+    "bvecs": np.dtype("u1"),
+    "ivecs": np.dtype("<i4"),
+}
+"""Formats in which each row begins with its number of dimensions."""
+_HEADED: dict[str, np.dtype[Any]] = {
+    "fbin": np.dtype("<f4"), "ibin": np.dtype("<i4"), "u8bin": np.dtype("u1"), "i8bin": np.dtype("i1"),
+}  # fmt: skip
+"""Formats that begin with the numbers of rows and dimensions."""
+FORMATS = ("npy", "npz", *_SIZED, *_HEADED)
 _BLOCK_BYTES = 1 << 22
 _MAX_DIMENSIONS = 1 << 20
 _MAX_ID_LINE_BYTES = 65536
@@ -68,14 +80,14 @@ class _Layout:
 def split(file: InputFile, kind: str, limit: int) -> Iterator[Part]:
     """Yield ranges of rows of about `limit` bytes each; a truncated file's missing rows are a part with a `problem`."""
     try:
-        with open_bytes(file.base, file.path) as raw:
-            layout = _layout(raw, kind, file.size_bytes)
+        with _opened(file.base, file.path, kind) as (raw, size_bytes):
+            layout = _layout(raw, kind, size_bytes)
     except _UnfitError as error:
         yield Part(
             base=file.base, path=file.path, format=kind, problem="malformed", message=str(error), records=0
         )
         return
-    rows = _rows_there(layout, file.size_bytes)
+    rows = _rows_there(layout, size_bytes)
     digest = blake2b(content_tag(file).encode(), digest_size=16)
     starts: Iterator[tuple[int, str]] = itertools.repeat((0, digest.hexdigest()))
     parts = list(row_ranges(file, kind, rows, rows * layout.row.itemsize, limit, digest.hexdigest()))
@@ -94,7 +106,7 @@ def read(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
     row = part.first
     lines = _ids_of(part) if part.companions else None
     try:
-        with open_bytes(part.base, part.path) as raw:
+        with _opened(part.base, part.path, part.format) as (raw, _):
             for sizes_N, vectors_ND in _blocks(raw, part):
                 count = len(vectors_ND)
                 ids = (
@@ -113,7 +125,7 @@ def _numbers(start: int, count: int) -> list[str | bytes]:
 
 def _names(lines: Iterator[bytes], count: int) -> list[str | bytes]:
     """Return the ids in the next lines; bytes where a line is not UTF-8."""
-    found = [line.rstrip(b"\r\n") for line in itertools.islice(lines, count)]
+    found = [line.rstrip(b"\r\n").removeprefix(b"\xef\xbb\xbf") for line in itertools.islice(lines, count)]
     found += [b""] * (count - len(found))
     return [_decoded(line) for line in found]
 
@@ -170,10 +182,12 @@ def _batch(
     return Batch(pa.record_batch(columns), fields.vector, source, row)
 
 
-def _layout(raw: BinaryIO, kind: str, size_bytes: int) -> _Layout:
-    if kind == "npy":
+def _layout(raw: IO[bytes], kind: str, size_bytes: int) -> _Layout:
+    if kind in ("npy", "npz"):
         return _npy_layout(raw)
-    component = _COMPONENTS[kind]
+    if kind in _HEADED:
+        return _headed_layout(raw, kind)
+    component = _SIZED[kind]
     head = raw.read(4)
     if not head:
         return _Layout(0, 0, 1, component, has_sizes=True)
@@ -184,7 +198,14 @@ def _layout(raw: BinaryIO, kind: str, size_bytes: int) -> _Layout:
     return _Layout(0, -(-size_bytes // stride), dimensions, component, has_sizes=True)
 
 
-def _npy_layout(raw: BinaryIO) -> _Layout:
+def _headed_layout(raw: IO[bytes], kind: str) -> _Layout:
+    rows, dimensions = (int.from_bytes(raw.read(4), "little") for _ in range(2))
+    if not 1 <= dimensions <= _MAX_DIMENSIONS:
+        raise DamagedError(f"not a readable .{kind} file: its begin says {dimensions} dimensions")
+    return _Layout(8, rows, dimensions, _HEADED[kind])
+
+
+def _npy_layout(raw: IO[bytes]) -> _Layout:
     try:
         version = npy.read_magic(raw)
         header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
@@ -198,6 +219,40 @@ def _npy_layout(raw: BinaryIO) -> _Layout:
     return _Layout(raw.tell(), shape[0], shape[1], component, by_column=by_column)
 
 
+@contextlib.contextmanager
+def _opened(base: str, path: str, kind: str) -> Iterator[tuple[IO[bytes], int]]:
+    """Open the bytes of an array, and tell how many there are."""
+    with open_bytes(base, path) as raw:
+        if kind != "npz":
+            size = raw.seek(0, 2)
+            raw.seek(0)
+            yield raw, size
+            return
+        try:
+            with zipfile.ZipFile(raw) as archive:
+                entry = _array_of(archive)
+                with archive.open(entry) as array:
+                    yield array, entry.file_size
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise DamagedError(f"not a readable .npz file: {error}") from error
+
+
+def _array_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    """Return the one array of two dimensions in an archive."""
+    tables = []
+    for entry in archive.infolist():
+        with archive.open(entry) as array, contextlib.suppress(_UnfitError, DamagedError):
+            _npy_layout(array)
+            tables.append(entry)
+    if len(tables) != 1:
+        names = ", ".join(entry.filename.removesuffix(".npy") for entry in archive.infolist()[:12])
+        raise _UnfitError(
+            f"the file must have one array of rows × numbers, got {len(tables)} (arrays: {names}); "
+            "save the vectors alone with `numpy.save`"
+        )
+    return tables[0]
+
+
 def _rows_there(layout: _Layout, size_bytes: int) -> int:
     there = (size_bytes - layout.offset) // layout.row.itemsize
     if there >= layout.rows:
@@ -205,7 +260,7 @@ def _rows_there(layout: _Layout, size_bytes: int) -> int:
     return 0 if layout.by_column else max(there, 0)
 
 
-def _blocks(raw: BinaryIO, part: Part) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _blocks(raw: IO[bytes], part: Part) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the stored size of each row and the vectors (N, D), some rows at a time."""
     layout = _layout(raw, part.format, part.end or 0)
     step = max(1, _BLOCK_BYTES // layout.row.itemsize)
@@ -220,7 +275,7 @@ def _blocks(raw: BinaryIO, part: Part) -> Iterator[tuple[np.ndarray, np.ndarray]
         yield block_N["size"] if layout.has_sizes else sizes_N, block_N["vector"]
 
 
-def _columns(raw: BinaryIO, layout: _Layout, start: int, end: int) -> np.ndarray:
+def _columns(raw: IO[bytes], layout: _Layout, start: int, end: int) -> np.ndarray:
     width = layout.component.itemsize
     block_ND = np.empty((end - start, layout.dimensions), layout.component)
     for column in range(layout.dimensions):
@@ -229,7 +284,7 @@ def _columns(raw: BinaryIO, layout: _Layout, start: int, end: int) -> np.ndarray
     return block_ND
 
 
-def _exactly(raw: BinaryIO, size: int) -> bytes:
+def _exactly(raw: IO[bytes], size: int) -> bytes:
     data = raw.read(size)
     if len(data) < size:
         raise DamagedError("the file ends early")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import fastavro
@@ -16,7 +16,15 @@ from scannery.pipelines.sources.locations import InputFile, open_bytes
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.ranges import content_tag, row_ranges
 
-__all__ = ["read_avro", "read_parquet", "split_avro", "split_parquet"]
+__all__ = [
+    "BATCH_ROWS",
+    "chosen_columns",
+    "read_avro",
+    "read_parquet",
+    "sliced",
+    "split_avro",
+    "split_parquet",
+]
 
 BATCH_ROWS = 4096
 MAX_RANGES_OF_A_GROUP = 32
@@ -50,8 +58,7 @@ def read_parquet(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
     try:
         with open_bytes(part.base, part.path) as raw:
             file = _parquet(raw)
-            read = {*_columns(file, dataclasses.replace(fields, whole=False))}
-            others = tuple(name for name in file.schema_arrow.names if name not in read)
+            _, others = chosen_columns(file.schema_arrow, fields)
             for columns in _batches(file, part, fields):
                 yield Batch(columns, fields.vector, part.source, row, others)
                 row += columns.num_rows
@@ -89,26 +96,26 @@ def _parquet(raw: BinaryIO) -> pq.ParquetFile:
 
 
 def _batches(file: pq.ParquetFile, part: Part, fields: Fields) -> Iterator[pa.RecordBatch]:
-    columns = _columns(file, fields)
+    columns, _ = chosen_columns(file.schema_arrow, fields)
     begin = 0
     for group in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
         first, last = max(part.start - begin, 0), min((part.end or 0) - begin, rows)
         if first < last:
-            yield from _sliced(
-                file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns), first, last
-            )
+            yield from sliced(file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns), first, last)
         begin += rows
 
 
-def _columns(file: pq.ParquetFile, fields: Fields) -> list[str]:
-    """Return the names of the columns that are read."""
-    return [
-        field.name
-        for field in file.schema_arrow
-        if field.name in fields.names
-        or (fields.reads(field.name) and (_has_json_form(field.type) or not fields.dynamic))
-    ]
+def chosen_columns(schema: pa.Schema, fields: Fields) -> tuple[list[str], tuple[str, ...]]:
+    """Return the names of the columns that are read, and of those that the spec does not name."""
+    own = dataclasses.replace(fields, whole=False)
+    is_named = {
+        field.name: field.name in fields.names
+        or (own.reads(field.name) and (_has_json_form(field.type) or not fields.dynamic))
+        for field in schema
+    }
+    others = tuple(name for name in schema.names if not is_named[name])
+    return [name for name in schema.names if fields.whole or is_named[name]], others
 
 
 def _has_json_form(kind: pa.DataType) -> bool:
@@ -118,7 +125,8 @@ def _has_json_form(kind: pa.DataType) -> bool:
     return not (binary or pa.types.is_duration(kind))
 
 
-def _sliced(batches: Iterator[pa.RecordBatch], first: int, last: int) -> Iterator[pa.RecordBatch]:
+def sliced(batches: Iterable[pa.RecordBatch], first: int, last: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows `first` to `last` of batches."""
     for batch in batches:
         part = batch.slice(max(first, 0), max(min(last, len(batch)) - max(first, 0), 0))
         if len(part):

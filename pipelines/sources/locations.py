@@ -34,6 +34,7 @@ __all__ = [
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
 _LEAVES = "a link to outside of the input's folder, which is not followed; name the file or folder itself as an input"
 _OUTSIDE = "it is outside of the folder now, by a link that was put in its place"
+_WRITERS_MARK = re.compile(r"_SUCCESS|_(committed|started)_\d+|_(common_)?metadata|\..*\.crc|\.DS_Store")
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -78,6 +79,9 @@ class InputFile:
     fetch: tuple[str, ...] = ()
     """Hosts that files named by this one may be fetched from (feeds)."""
 
+    sniffed: tuple[str, str] | None = None
+    """Format and compression by its first bytes, where its name does not tell them."""
+
     problem: str = ""
     """Why it is not read, although it was found: a link that leaves the folder."""
 
@@ -108,6 +112,7 @@ def find_files(inputs: Sequence[str], *, store: str | None = None) -> list[Input
 
     An input is a file, a folder (everything below it, except names that begin with `.` or `_`), or a pattern with
     `*`, `?`, `[…]` and `**`; local, or in an object store (`gs://`, `s3://`, `az://`). A file found twice counts once.
+    What writers leave beside their tables (`_SUCCESS`, `.crc`) is left out, also of patterns that the shell expanded.
 
     Of symbolic links in a folder, those to files in the folder are followed. Those that leave the folder have a
     `problem`. Links to folders are not followed, so that loops end: a folder in the input is read in its own place.
@@ -132,7 +137,12 @@ def find_files(inputs: Sequence[str], *, store: str | None = None) -> list[Input
             raise InputNotFoundError(f"input {location!r} matches no file", field="input")
         for file in files:
             found.setdefault(file.source, file)
-    return list(found.values())
+    files = [file for file in found.values() if not _WRITERS_MARK.fullmatch(PurePosixPath(file.path).name)]
+    if not files:
+        raise InputNotFoundError(
+            f"input {inputs[0]!r} has only marks of writers, such as _SUCCESS", field="input"
+        )
+    return files
 
 
 def _in_store(file: InputFile, root: Path | None) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import io
+import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import BinaryIO, Protocol
 
 import zstandard
 
+from scannery.pipelines.sources.formats import MAX_XZ_BYTES
 from scannery.pipelines.sources.locations import open_bytes
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Part
 from scannery.pipelines.sources.zstd_blocks import zstd_pieces
@@ -92,35 +95,70 @@ class _Decoder(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-def _new_decoder(compression: str) -> _Decoder:
-    if compression == "gz":
-        return zlib.decompressobj(wbits=31)
-    return zstandard.ZstdDecompressor().decompressobj()
+class _Limited:
+    """A decoder of bzip2 or xz whose calls return at most a block: one byte may stand for a million.
+
+    Args:
+        decoder: from the standard library.
+
+    """
+
+    def __init__(self, decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor) -> None:
+        self._decoder = decoder
+
+    @property
+    def eof(self) -> bool:
+        return self._decoder.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._decoder.unused_data
+
+    def has_more(self) -> bool:
+        """Return whether output waits that no further input is needed for."""
+        return not (self._decoder.needs_input or self._decoder.eof)
+
+    def decompress(self, data: bytes, /) -> bytes:
+        return self._decoder.decompress(data, BLOCK_BYTES)
+
+
+def _has_more(decoder: _Decoder) -> bool:
+    return isinstance(decoder, _Limited) and decoder.has_more()
+
+
+_NEW_DECODER: Mapping[str, Callable[[], _Decoder]] = {
+    "gz": lambda: zlib.decompressobj(wbits=31),
+    "zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+    "bz2": lambda: _Limited(bz2.BZ2Decompressor()),
+    "xz": lambda: _Limited(lzma.LZMADecompressor(memlimit=MAX_XZ_BYTES)),
+}
+_BAD_BYTES = (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueError)
+"""What decoders raise; that of bz2 raises OSError."""
 
 
 def _decompressed(raw: BinaryIO, compression: str) -> Iterator[bytes]:
-    decoder, begun, first = _new_decoder(compression), False, True
-    for piece in _compressed(raw) if compression == "gz" else zstd_pieces(raw):
+    decoder, begun, first = _NEW_DECODER[compression](), False, True
+    for piece in zstd_pieces(raw) if compression == "zst" else _compressed(raw):
         rest = piece
-        while data := rest if first or begun else rest.lstrip(b"\0"):
+        while (data := rest if first or begun else rest.lstrip(b"\0")) or _has_more(decoder):
             begun = True
             try:
                 block = decoder.decompress(data)
-            except (zlib.error, zstandard.ZstdError) as error:
+            except _BAD_BYTES as error:
                 raise DamagedError(f"does not decompress: {error}") from error
             if block:
                 yield block
             rest = b""
             if decoder.eof:  # files may be concatenated: another member follows, or padding with zeros
                 rest = decoder.unused_data
-                decoder, begun, first = _new_decoder(compression), False, False
+                decoder, begun, first = _NEW_DECODER[compression](), False, False
     if begun:
         raise DamagedError("the compressed data ends early")
 
 
 def _compressed(raw: BinaryIO) -> Iterator[bytes]:
     while data := raw.read(_COMPRESSED_BYTES):
-        yield data
+        yield bytes(data)
 
 
 def _plain(raw: BinaryIO) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from scannery.pipelines.sources.streams import read_blocks, read_whole
 
 __all__ = ["read", "split"]
 
-BAD_FRONT_MATTER = "front matter that is not valid YAML"
+BAD_FRONT_MATTER = "front matter that is not valid YAML or TOML"
 
 
 def split(file: InputFile, format: str, compression: str) -> Iterator[Part]:

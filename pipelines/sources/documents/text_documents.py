@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import date, datetime
+import sys
+from datetime import date, datetime, time
 from typing import Any
 
 from scannery.embed.text.markdown import find_structure, front_matter_end
@@ -17,34 +18,52 @@ MOST_DEPTH = 32
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """Return the fields of the YAML front matter of a Markdown text; none if it is not a YAML mapping."""
+    """Return the fields of the front matter of a Markdown text; none if it cannot be read."""
     return _front_matter(text) or {}
 
 
 def has_bad_front_matter(text: str) -> bool:
-    """Return whether a Markdown text has front matter that is not a YAML mapping, such as `title: Notes: on ice`."""
+    """Return whether a Markdown text has front matter that cannot be read, such as `title: Notes: on ice`."""
     return _front_matter(text) is None
 
 
 def _front_matter(text: str) -> dict[str, Any] | None:
     """Return the fields of front matter, None if they cannot be read."""
-    import yaml
-
-    end = front_matter_end(text)
-    if not end:
+    content = text[: front_matter_end(text)].strip("\ufeff").strip()
+    if not content:
         return {}
-    content = text[:end].strip("\ufeff").strip().strip("-.")
     try:
-        if not _is_simple(content):
-            return None
-        fields = yaml.load(content, Loader=_loader())
-    except (yaml.YAMLError, ValueError, RecursionError):
+        if content.startswith("+++"):
+            fields = _toml(content.strip("+"))
+        else:
+            fields = json.loads(content) if content.startswith("{") else _yaml(content.strip("-."))
+    except (ValueError, RecursionError):
         return None
     if fields is None:
         return {}
     if not isinstance(fields, dict):
         return None
     return {str(key): _plain(value) for key, value in [*fields.items()][:MOST_FIELDS]}
+
+
+def _toml(content: str) -> object:
+    if sys.version_info < (3, 11):
+        raise ValueError("TOML is read from Python 3.11 on")
+    import tomllib
+
+    return tomllib.loads(content)
+
+
+def _yaml(content: str) -> object:
+    """Return the value in YAML; raises ValueError for what is no simple YAML."""
+    import yaml
+
+    try:
+        if _is_simple(content):
+            return yaml.load(content, Loader=_loader())
+    except yaml.YAMLError as error:
+        raise ValueError("not YAML") from error
+    raise ValueError("YAML with aliases, or that nests deep")
 
 
 def _is_simple(content: str) -> bool:
@@ -63,8 +82,8 @@ def _is_simple(content: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: YAML has dates."""
-    if isinstance(value, (date, datetime)):
+    """Return a value as JSON has it: YAML and TOML have dates."""
+    if isinstance(value, (date, datetime, time)):
         return value.isoformat()
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}

@@ -17,6 +17,7 @@ import pytest
 from reportlab.lib.pdfencrypt import StandardEncryption
 from reportlab.pdfgen import canvas
 
+from scannery.embed.text.markdown import find_structure
 from scannery.indexer import parse_spec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import MissingPackageError
@@ -319,7 +320,10 @@ def test_front_matter_that_is_not_plain_has_no_fields(tmp_path, matter):
 def test_front_matter_that_cannot_be_read_is_counted(tmp_path):
     (tmp_path / "a.md").write_text("---\ntitle: Notes: on ice\ntags: x\n---\nGlaciers move.")
     [record], _ = read(tmp_path / "a.md")
-    assert (record.fields["title"], record.ignored) == (None, ("front matter that is not valid YAML",))
+    assert (record.fields["title"], record.ignored) == (
+        None,
+        ("front matter that is not valid YAML or TOML",),
+    )
     (tmp_path / "a.md").write_text("---\n---\nGlaciers move.")
     assert read(tmp_path / "a.md")[0][0].ignored == ()
 
@@ -343,3 +347,38 @@ def test_without_the_extra_the_error_names_it(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r'PDF needs pypdf: .*pip install "scannery\[documents\]"'):
         arrange(find_files([str(tmp_path)]), SPEC.source)
+
+
+MATTERS = {
+    "yaml": '---\ntitle: Owls\ndate: 2024-03-01\ntags: [a, b]\n---\n',
+    "toml": '+++\ntitle = "Owls"\ndate = 2024-03-01\ntags = ["a", "b"]\n+++\n',
+    "toml with a comment": '+++\n# of Hugo\ntitle = "Owls"\ndate = 2024-03-01\ntags = [\n  "a",\n  "b"\n]\n+++\n',
+    "json": '{\n  "title": "Owls",\n  "date": "2024-03-01",\n  "tags": ["a", "b"]\n}\n\n',
+    "json on one line": '{"title": "Owls", "date": "2024-03-01", "tags": ["a", "b"]}\n',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("lines", ["\n", "\r\n"])
+@pytest.mark.parametrize("name", MATTERS)
+def test_front_matter_in_yaml_toml_and_json(tmp_path, name, lines, mark):
+    text = f"{mark}{MATTERS[name]}# Heading\nOwls hunt.".replace("\n", lines)
+    (tmp_path / "a.md").write_bytes(text.encode())
+    own = fields(tmp_path / "a.md")
+    assert (own["title"], own["date"], own["tags"]) == ("Owls", "2024-03-01", ["a", "b"])
+    assert [section.trail for section in find_structure(text).sections] == ["Heading"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["+++\nno key\n+++\nbody", "{not json}\nbody",
+     '{"a": 1} and more\nbody', '{"a": 1}', "+++\na = 1\nno end", "{", "+++"],
+)  # fmt: skip
+def test_other_beginnings_are_no_front_matter(tmp_path, text):
+    (tmp_path / "a.md").write_text(text)
+    assert set(fields(tmp_path / "a.md")) == {"id", "path", "name", "folder", "title", "text"}
+
+
+def test_toml_that_cannot_be_read_is_counted(tmp_path):
+    (tmp_path / "a.md").write_text("+++\ntitle = Owls\n+++\nOwls hunt.")
+    assert read(tmp_path / "a.md")[0][0].ignored == ("front matter that is not valid YAML or TOML",)
