@@ -266,7 +266,7 @@ class BaseCatalog(ABC):
                 yield self.manifest(name)
 
     def open_created(self, name: str, *, wait_s: float = OPEN_S) -> None:
-        """Open the latest version of an index that was just created or altered; an error is kept in its entry.
+        """Open the latest version of an index that was just made; an error is kept in its entry.
 
         Opening another index may take minutes: after `wait_s` seconds, this one is left to be opened later.
         """
@@ -277,6 +277,10 @@ class BaseCatalog(ABC):
             self._refresh_entry(name, known=True)
         finally:
             self._lock.release()
+
+    def altered(self, name: str) -> None:
+        """Open the version of an index whose spec was just changed here."""
+        self.open_created(name)
 
     def open_later(self, name: str) -> None:
         """Open a later version of an index than the open one, if that takes milliseconds: the log goes on in it."""

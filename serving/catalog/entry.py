@@ -43,6 +43,8 @@ class CatalogEntry:
     """Version and sequence when it was last called."""
     drop_mark: int = 0
     """The mark of its name (`ServerCatalog`) when its latest version was last checked."""
+    alter_mark: int = 0
+    """Likewise the mark of changes of its spec."""
     opening: RetryState = field(init=False)
     """Opening of the current version."""
     encoder: RetryState = field(init=False)

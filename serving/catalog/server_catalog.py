@@ -37,17 +37,25 @@ class ServerCatalog(BaseCatalog):
     finishes_maintenance = False
     drops_open = True
 
-    def __init__(self, store: Store, *, drops: SharedMarks | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        drops: SharedMarks | None = None,
+        alters: SharedMarks | None = None,
+        **options: Any,
+    ) -> None:
         """Prepare; further arguments are those of `BaseCatalog`.
 
         Args:
             store: with the indexes.
-            drops: marks that the workers of this server share; None: it has no others.
+            drops: marks of dropped indexes that the workers of this server share; None: it has no others.
+            alters: likewise of altered indexes.
             options: of `BaseCatalog`.
 
         """
         super().__init__(store, **options)
-        self._drops = drops or SharedMarks()
+        self._drops, self._alters = drops or SharedMarks(), alters or SharedMarks()
         self._changes = store.changes()
         self._leased_at_s = float("-inf")
         """When all leases were last looked at."""
@@ -65,7 +73,7 @@ class ServerCatalog(BaseCatalog):
     def open_snapshot(self, name: str) -> Snapshot | None:
         """Return the current snapshot of an index, None if it is not known here; raises as `snapshot`."""
         entry = self._entries.get(name)
-        if entry is None or self._may_be_dropped(entry):
+        if entry is None or self._may_be_dropped(entry) or self._may_be_altered(entry):
             return None
         live = entry.live
         # With few function calls: every search comes here.
@@ -77,6 +85,11 @@ class ServerCatalog(BaseCatalog):
             super().drop(name, deadline)
         finally:  # also if it fails after the index has become invisible
             self._drops.change(name)
+
+    def altered(self, name: str) -> None:
+        """As `BaseCatalog.altered`; the other workers of this server open the version before they use the index."""
+        self._alters.change(name)
+        super().altered(name)
 
     def open_later(self, name: str) -> None:
         """As `BaseCatalog.open_later`; a version with more than SMALL_BYTES that are not open is left to `refresh`."""
@@ -139,6 +152,11 @@ class ServerCatalog(BaseCatalog):
         entry = self._entries.get(name)
         if entry is not None and self._may_be_dropped(entry):
             entry = self._checked(entry)
+        if entry is not None and self._may_be_altered(entry):
+            # Once: if another index is being opened, `refresh` opens this version after it.
+            entry.alter_mark = self._alters.of(name)
+            self._open_if_small(name, wait_s=LOOK_WAIT_S)
+            entry = self._entries.get(name)
         if entry is None and self.serves(name):
             entry = self._looked_for(name)
         if entry is not None and entry.live is None and entry.opening.error is None:
@@ -165,6 +183,9 @@ class ServerCatalog(BaseCatalog):
     def _may_be_dropped(self, entry: CatalogEntry) -> bool:
         return entry.drop_mark != self._drops.of(entry.name)
 
+    def _may_be_altered(self, entry: CatalogEntry) -> bool:
+        return entry.alter_mark != self._alters.of(entry.name)
+
     def _checked(self, entry: CatalogEntry) -> CatalogEntry | None:
         """Return the entry that an index has after a drop by another worker; None if it is gone."""
         # If another index is being opened, `refresh` checks this one after it.
@@ -178,10 +199,10 @@ class ServerCatalog(BaseCatalog):
         return self._entries.get(entry.name)
 
     def _refresh_entry(self, name: str, *, known: bool = False) -> CatalogEntry | None:
-        mark = self._drops.of(name)  # before the store is read
+        marks = self._drops.of(name), self._alters.of(name)  # before the store is read
         entry = super()._refresh_entry(name, known=known)
         if entry is not None:
-            entry.drop_mark = mark
+            entry.drop_mark, entry.alter_mark = marks
         return entry
 
     def _open_if_small(self, name: str, *, wait_s: float = OPEN_S) -> bool:

@@ -211,6 +211,9 @@ class WorkerContext:
     drops: SharedMarks = field(default_factory=SharedMarks)
     """Changed by the worker that drops an index, so that the others do not answer from it."""
 
+    alters: SharedMarks = field(default_factory=SharedMarks)
+    """Changed by the worker that alters an index, so that the others open the new version before they use it."""
+
     recall: SharedTable = field(default_factory=SharedTable)
     """What the workers have found about the recall of each index, and the settings that follow from it."""
 

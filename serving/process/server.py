@@ -267,6 +267,7 @@ def _catalog(
         "encoders": preloaded.encoders,
         "preloaded": preloaded.indexes.get,
         "drops": context.drops,
+        "alters": context.alters,
         "log": log_root_of(config.log),
         "cold": preloaded.cold,
     }

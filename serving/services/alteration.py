@@ -50,7 +50,7 @@ class Alteration:
         self.methods = {ALTER_INDEX: UnaryMethod(pb.AlterIndexRequest, self.alter, "admin")}
 
     def alter(self, request: pb.AlterIndexRequest, deadline: Deadline) -> pb.AlterIndexResponse:
-        """Publish a version with the changed spec, and open it here; other processes open it within a second."""
+        """Publish a version with the changed spec, and open it here; other servers open it within a second."""
         changes = _parsed(request.changes_json)
         live = self._catalog.live(request.index)
         named: dict[str, NamedVectorsInfo] = {}
@@ -79,7 +79,7 @@ class Alteration:
             return spec
 
         manifest = alter_index(self._catalog.store, request.index, changed, named=lambda _, name: named[name])
-        self._catalog.open_created(request.index)
+        self._catalog.altered(request.index)
         aliases = self._catalog.aliases_of(request.index)
         return pb.AlterIndexResponse(index=index_info(manifest, details=True, aliases=aliases))
 

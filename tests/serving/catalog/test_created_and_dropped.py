@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import scannery
-from scannery.indexer import Store, read_manifest
+from scannery.indexer import Store, alter_index, altered_spec, read_manifest
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError, UnknownIndexError
+from scannery.runtime.shared_marks import SharedMarks
 from scannery.serving.catalog import base_catalog, server_catalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
 
@@ -28,6 +29,27 @@ def test_an_index_that_was_created_and_altered_at_once_is_known_to_other_workers
         assert worker.live("notes").state.manifest.version == read_manifest(store, "notes").version == 3
     finally:
         worker.close()
+
+
+def test_an_altered_index_is_known_to_the_other_workers_of_a_server_at_once(tmp_path: Path) -> None:
+    with scannery.connect(tmp_path, create=True) as client:
+        client.create_index("notes", dimensions=2)
+    marks = SharedMarks()
+    one, other = (ServerCatalog(Store.open(tmp_path), alters=marks) for _ in range(2))
+    stranger = ServerCatalog(Store.open(tmp_path))
+    try:
+        for worker in (one, other, stranger):
+            worker.refresh()
+        alter_index(
+            one.store, "notes", lambda manifest: altered_spec(manifest.spec, {"attributes": {"year": "int"}})
+        )
+        one.altered("notes")
+        assert other.open_snapshot("notes") is None, "it must look for the version first"
+        assert [each.live("notes").state.manifest.version for each in (one, other, stranger)] == [2, 2, 1]
+        assert other.open_snapshot("notes") is not None
+    finally:
+        for worker in (one, other, stranger):
+            worker.close()
 
 
 def test_a_write_to_an_index_that_is_dropped_meanwhile_fails_as_to_any_unknown_one(tmp_path: Path) -> None:
