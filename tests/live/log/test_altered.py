@@ -5,6 +5,7 @@ The servers here look for versions only when a test says so; real ones do each s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,14 +16,25 @@ import pytest
 
 import scannery
 from scannery.client import Index
-from scannery.indexer import SegmentCache, Store, read_manifest, rollback, verify, written_schema
+from scannery.indexer import (
+    SegmentCache,
+    ShardGroup,
+    Store,
+    altered_spec,
+    read_manifest,
+    rollback,
+    verify,
+    written_schema,
+)
 from scannery.live.log.mutation_log import Answer
 from scannery.live.log.records import Mutation, columns_version_of, decode, encode, rows_fit
 from scannery.live.log.sqlite_log import SqliteLog
 from scannery.live.maintenance.backup import snapshot
 from scannery.live.maintenance.seal import seal
 from scannery.live.writing.group_commit import Write, Writer
+from scannery.pipelines import build
 from scannery.runtime.deadline import Deadline
+from scannery.serving.catalog.leaf_catalog import LeafCatalog
 from tests.model.actors import LocalActor
 
 DIMENSIONS = 2
@@ -207,3 +219,39 @@ def test_a_segment_whose_rows_are_all_deleted_is_sound(
     index.delete(names)
     seal(store, "altered")
     assert verify(store, "altered").problems == ()
+
+
+@pytest.mark.parametrize("write", [by_id, by_filter])
+def test_a_build_with_a_further_attribute_loses_none_of_its_values(
+    actor: Callable[[str], LocalActor], path: Path, write: Callable[[Index], object]
+) -> None:
+    first, second = actor("s1"), actor("s2")
+    spec = read_manifest(Store.open(path), "altered").spec
+    (path.parent / "rows.jsonl").write_text(json.dumps({"id": "b", "vector": VECTOR, "stamp": 0, "added": 1}))
+    build(altered_spec(spec, ADDED["attribute"]), [str(path.parent / "rows.jsonl")], str(path), before=seal)
+    first.look()
+    first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+    write(second.index)
+    rows = second.index.get(["x", "b"])
+    assert [row.attributes for row in rows if row] == [{"added": 7, "stamp": 2}, {"added": 1, "stamp": 0}]
+
+
+def test_a_leaf_stops_at_the_first_record_of_later_columns(
+    actor: Callable[[str], LocalActor], path: Path
+) -> None:
+    first, leaf = actor("s1"), LeafCatalog(Store.open(path), shards=ShardGroup(0, 1))
+    leaf.refresh()
+    try:
+        before = leaf.leaf_index("altered")
+        known = first.index.upsert([{"id": "w", "vector": VECTOR}]).sequence
+        first.index.alter(**ADDED["attribute"])
+        done = first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}]).sequence
+        before.catch_up()
+        assert (before.position, before.superseded) == (known, True)
+        assert before.at(known, Deadline.after(10)) is not None
+        assert before.at(done, Deadline.after(10)) is None
+        leaf.refresh()
+        assert leaf.leaf_index("altered").at(done, Deadline.after(10)) is not None
+        assert before.at(known, Deadline.after(10)) is not None
+    finally:
+        leaf.close()
