@@ -58,7 +58,7 @@ IDS, BUILT_IDS = 40, 20
 STAMPS = 5
 MAX_COLUMNS = 16
 """Attributes and named vectors that a round adds."""
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 OPERATIONS = {
     "upsert": 30, "update": 30, "update_where": 12, "delete": 4, "delete_where": 2, "conditional": 6, "get": 30,
     "scan": 3, "alter": 1.0, "alias": 0.5, "other_index": 0.2, "kill": 0.3, "kill_maintenance": 0.1, "build": 0.2,
