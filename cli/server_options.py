@@ -27,6 +27,7 @@ __all__ = [
     "KeysOption",
     "ListenOption",
     "LogJsonOption",
+    "MemoryBudgetOption",
     "MetricsOption",
     "PublicHealthOption",
     "ReflectionOption",
@@ -70,6 +71,15 @@ DeviceOption = Annotated[
 ]
 DrainOption = Annotated[
     float, typer.Option(metavar="SECONDS", help="Time for running requests to finish after a stop.")
+]
+MemoryBudgetOption = Annotated[
+    int,
+    typer.Option(
+        metavar="MIB",
+        min=0,
+        help="Memory of a worker for requests that arrive and answers that are not read yet; a caller has half of what "
+        "the others leave. 0: an eighth of the machine's for a worker on each core, 256 to 1024 for each.",
+    ),
 ]
 CachedQueriesOption = Annotated[
     int,

@@ -22,9 +22,9 @@ _LOG = logging.getLogger(__name__)
 DETAIL_KEY = "scannery-error-bin"
 """Trailing metadata that holds a serialised `ErrorDetail`."""
 
-# All trailing metadata together may take 8 KiB, and the message is sent twice: percent-encoded (three bytes for each
-# byte that is not ASCII) and in base64.
-_MAX_MESSAGE_BYTES = 1200
+# All trailing metadata together may take 8 KiB, and the message is sent twice, percent-encoded (three bytes for each
+# byte that is not ASCII) and in base64, besides its beginning in `grpc-status-details-bin`.
+_MAX_MESSAGE_BYTES = 900
 _MAX_FIELD_BYTES = 400
 
 # The first matching class wins, so base classes come last.

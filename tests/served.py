@@ -185,6 +185,20 @@ def serving(store: Path, **options: Any) -> Iterator[Server]:
         yield server
 
 
+@contextmanager
+def without_permits(server: Server) -> Iterator[None]:
+    """Hold all permits of a server inside the context, as several callers, so that no request runs."""
+    permits = server._lifecycle.permits
+    callers = [f"holder {number}" for number in range(server.config.threads + 1)]
+    for caller in callers:
+        assert permits.acquire(caller, 10)
+    try:
+        yield
+    finally:
+        for caller in callers:
+            permits.release(caller)
+
+
 def copied(store: Path, folder: Path) -> Path:
     """Return a copy of a store, to be changed. Clients of the original do not use it: their leases are left out."""
     return Path(shutil.copytree(store, folder / "copy", ignore=shutil.ignore_patterns("leases")))

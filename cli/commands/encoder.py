@@ -40,6 +40,7 @@ def encoder(
     http: options.HttpOption = "off",
     metrics_listen: options.MetricsOption = "",
     cached_queries: options.CachedQueriesOption = 4096,
+    memory_budget: options.MemoryBudgetOption = 0,
     log_json: options.LogJsonOption = False,
     keys: options.KeysOption = "",
     jwks: options.JwksOption = "",
@@ -72,6 +73,7 @@ def encoder(
         device=device,
         metrics_listen=metrics_listen,
         cached_queries=cached_queries,
+        memory_budget=memory_budget << 20,
         drain_s=drain,
         http=http,
     )

@@ -5,10 +5,14 @@ from __future__ import annotations
 from scannery.client import errors
 from scannery.v1.types_pb2 import ErrorDetail
 
-__all__ = ["DETAIL_KEY", "client_closed", "error_from_status"]
+__all__ = ["DETAIL_KEY", "MAX_PUSHBACK_MS", "PUSHBACK_KEY", "client_closed", "error_from_status"]
 
 DETAIL_KEY = "scannery-error-bin"
 """Trailing metadata of gRPC that holds a serialised `ErrorDetail`."""
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""Trailing metadata of gRPC with the delay after which a refused call may be repeated."""
+MAX_PUSHBACK_MS = 600_000
+"""Longest delay that is believed."""
 
 _ERRORS: dict[str, type[errors.ScanneryError]] = {
     "canceled": errors.CancelledError,

@@ -1,20 +1,23 @@
 """Snapshots that running scans read, kept while others take their place.
 
 A snapshot shares segments and rows with the current one, and takes memory only for what has changed since. It is kept
-for KEPT_S after the last page that was read from it. Beyond MAX_SNAPSHOTS or MAX_BYTES the one that was not read for
-the longest time is dropped; its scan continues if its version and its mutations can still be opened.
+for KEPT_S after the last page that was read from it. Beyond MAX_SNAPSHOTS or MAX_BYTES the caller that holds most loses
+the one that it has not read for the longest time; the scan continues if version and mutations can still be opened.
+Results of scans are dropped likewise.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 from scannery.indexer import Manifest, MemorySegment
+from scannery.serving.scheduling.budgets import heaviest
+from scannery.serving.security.principal import current_account
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["HeldSnapshot", "HeldSnapshots", "Holds"]
@@ -46,6 +49,14 @@ class Result(Protocol):
 ResultT = TypeVar("ResultT", bound=Result)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptResult:
+    """A result, and the account that asked for it first."""
+
+    result: Result
+    account: str
+
+
 @dataclass(slots=True, eq=False)
 class HeldSnapshot:
     """A snapshot that is kept for scans."""
@@ -53,7 +64,9 @@ class HeldSnapshot:
     snapshot: Snapshot
     began_at_s: float
     used_at_s: float
-    results: OrderedDict[bytes, Result] = field(default_factory=OrderedDict)
+    callers: dict[str, float] = field(default_factory=dict)
+    """When each account read from it last, by the clock."""
+    results: OrderedDict[bytes, KeptResult] = field(default_factory=OrderedDict)
     """Results by the digest of their request, the latest last."""
 
 
@@ -92,8 +105,14 @@ class HeldSnapshots:
             held = self._held.setdefault(key, HeldSnapshot(snapshot, now_s, now_s))
             self._touch(key, held)
             self._drop_old(now_s)
-            while len(self._held) > 1 and (len(self._held) > MAX_SNAPSHOTS or self._size_bytes() > MAX_BYTES):
-                self._held.popitem(last=False)
+            while len(self._held) > 1:
+                if len(self._held) > MAX_SNAPSHOTS:
+                    self._drop(Counter(each for other in self._held.values() for each in other.callers))
+                elif self._size_bytes() > MAX_BYTES:
+                    accounts = {each: None for other in self._held.values() for each in other.callers}
+                    self._drop({each: self._size_bytes(each) for each in accounts})
+                else:
+                    break
             return held
 
     def find(self, manifest: Manifest, version: int, sequence: int) -> HeldSnapshot | None:
@@ -117,13 +136,13 @@ class HeldSnapshots:
             known = held.results.get(digest)
             if known is not None:
                 held.results.move_to_end(digest)
-                return cast("ResultT", known)
+                return cast("ResultT", known.result)
         # Without the lock: it may take seconds.
         made = make()
         with self._lock:
-            made = cast("ResultT", held.results.setdefault(digest, made))
-            self._drop_results(made)
-        return made
+            kept = held.results.setdefault(digest, KeptResult(made, current_account()))
+            self._drop_results(kept)
+        return cast("ResultT", kept.result)
 
     def holds(self, index: str) -> Holds:
         """Return what the scans of an index need that began at most LEASED_S ago."""
@@ -151,8 +170,18 @@ class HeldSnapshots:
                 del self._held[key]
 
     def _touch(self, key: Key, held: HeldSnapshot) -> None:
-        held.used_at_s = self._clock()
+        held.used_at_s = held.callers[current_account()] = self._clock()
         self._held.move_to_end(key)
+
+    def _drop(self, amounts: Mapping[str, float]) -> None:
+        """Have the account with the largest amount lose the snapshot that it has not read for the longest time."""
+        account = heaviest(amounts)
+        held = {key: each.callers[account] for key, each in self._held.items() if account in each.callers}
+        key = min(held, key=held.__getitem__)
+        callers = self._held[key].callers
+        del callers[account]
+        if not callers:
+            del self._held[key]
 
     def _drop_old(self, now_s: float) -> None:
         for key, held in list(self._held.items()):
@@ -160,21 +189,32 @@ class HeldSnapshots:
                 return
             del self._held[key]
 
-    def _drop_results(self, newest: Result) -> None:
-        results = [each for held in self._held.values() for each in held.results.values()]
-        size_bytes, count = sum(each.size_bytes for each in results), len(results)
-        for held in self._held.values():
-            for digest, result in list(held.results.items()):
-                if size_bytes <= MAX_RESULT_BYTES and count <= MAX_RESULTS:
-                    return
-                if result is not newest:
-                    size_bytes, count = size_bytes - result.size_bytes, count - 1
-                    del held.results[digest]
+    def _drop_results(self, newest: KeptResult) -> None:
+        """Have the accounts with most results lose those that they have not read for the longest time."""
+        while True:
+            kept = [(held, *each) for held in self._held.values() for each in held.results.items()]
+            sizes: Counter[str] = Counter()
+            for _, _, each in kept:
+                sizes[each.account] += each.result.size_bytes
+            if len(kept) > MAX_RESULTS:
+                amounts = Counter(each.account for _, _, each in kept)
+            elif sizes.total() > MAX_RESULT_BYTES:
+                amounts = sizes
+            else:
+                return
+            others = [each for each in kept if each[2] is not newest]
+            if not others:
+                return
+            account = heaviest({each.account: amounts[each.account] for _, _, each in others})
+            held, digest, _ = next(each for each in others if each[2].account == account)
+            del held.results[digest]
 
-    def _size_bytes(self) -> int:
-        """Return the memory of the snapshots; parts that several of them share count once."""
+    def _size_bytes(self, account: str | None = None) -> int:
+        """Return the memory of the snapshots of an account, or of all; parts that several of them share count once."""
         parts: dict[int, int] = {}
         for held in self._held.values():
+            if account is not None and account not in held.callers:
+                continue
             for segment in held.snapshot.segments:
                 if isinstance(segment, MemorySegment):
                     parts[id(segment)] = segment.size_bytes

@@ -22,6 +22,8 @@ _ORIGIN = re.compile(r"https?://[^/\s,*]+")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 CACHED_QUERIES = 4096
+MIN_BUFFER_BYTES, MAX_BUFFER_BYTES = 1 << 28, 1 << 30
+"""Of the default of `memory_budget`."""
 
 
 def _default_threads() -> int:
@@ -42,7 +44,7 @@ class ListenConfig:
     """TLS and authentication."""
 
     threads: int = field(default_factory=_default_threads)
-    """Limit of requests that run at once in a process; half as many streams may be open."""
+    """Limit of requests that run at once in a process, besides one of a caller that has none running."""
 
     queue: int = 256
     """Limit of queued requests; further ones are refused at once with RESOURCE_EXHAUSTED. Admission adapts the limit
@@ -50,6 +52,11 @@ class ListenConfig:
 
     max_request_bytes: int = 64 << 20
     """Largest accepted message; the default holds 1,000 query vectors of 16,384 dimensions."""
+
+    memory_budget: int = 0
+    """Bytes of requests that arrive and of answers that are not read yet, of all callers of a process together. A
+    caller may have half of what the others leave; further requests are refused with RESOURCE_EXHAUSTED. 0: an eighth of
+    the machine's memory for a worker on each core, from 256 MiB to 1 GiB for each."""
 
     max_request_s: float = 300.0
     """Time limit of a request, in seconds; longer timeouts of callers are reduced to it."""
@@ -106,6 +113,7 @@ class ListenConfig:
             ("threads", 1, 1024),
             ("queue", 0, 65536),
             ("max_request_bytes", 1 << 16, (1 << 31) - 1),
+            ("memory_budget", 0, 1 << 50),
             ("max_request_s", 0.001, 86400),
             ("body_timeout_s", 0.1, 3600),
             ("check_every_s", 0.01, 3600),
@@ -113,6 +121,14 @@ class ListenConfig:
             ("cached_queries", 0, 1 << 20),
         ):
             self._check(name, least, most)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of `memory_budget`."""
+        if self.memory_budget:
+            return self.memory_budget
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min(MAX_BUFFER_BYTES, max(MIN_BUFFER_BYTES, machine // 8 // (os.cpu_count() or 1)))
 
     @property
     def http_address(self) -> str:

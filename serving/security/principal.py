@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from ipaddress import IPv6Address
 from typing import Literal, get_args
 
-__all__ = ["ALL_INDEXES", "ANONYMOUS", "CURRENT", "SCOPES", "Principal", "Scope"]
+__all__ = [
+    "ALL_INDEXES",
+    "ANONYMOUS",
+    "CURRENT",
+    "SCOPES",
+    "Principal",
+    "Scope",
+    "anonymous_at",
+    "current_account",
+]
 
 Scope = Literal["read", "write", "admin"]
 """No scope includes another: a key with `write` alone cannot read."""
@@ -28,6 +39,19 @@ class Principal:
     indexes: frozenset[str] | None = None
     """The only indexes that the caller can see; None: all."""
 
+    address: str = ""
+    """Where a caller without credentials calls from; empty: it has some, or that is not known."""
+
+    @property
+    def account(self) -> str:
+        """Who the caller is where callers share something (scheduling/budgets.py)."""
+        return self.address or self.name
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether the server requires no credentials."""
+        return self.name == ANONYMOUS.name
+
     def may(self, scope: Scope) -> bool:
         """Return whether the caller has the scope."""
         return scope in self.scopes
@@ -43,6 +67,25 @@ class Principal:
 
 ANONYMOUS = Principal("anonymous", frozenset(SCOPES))
 """Every caller of a server that requires no credentials."""
+
+_HOST_BITS = 64
+"""Of an address of IPv6: whoever has one of a network has all of them."""
+
+
+@lru_cache(maxsize=4096)
+def anonymous_at(host: str) -> Principal:
+    """Return the caller without credentials at an address of IPv4 or IPv6; all at one address are the same."""
+    if ":" in host:
+        address = IPv6Address(host)
+        host = str(address.ipv4_mapped or IPv6Address(int(address) >> _HOST_BITS << _HOST_BITS))
+    return replace(ANONYMOUS, address=host)
+
+
+def current_account() -> str:
+    """Return the account of the caller of the current request; empty: the engine is called inside this process."""
+    principal = CURRENT.get()
+    return principal.account if principal is not None else ""
+
 
 CURRENT: ContextVar[Principal | None] = ContextVar("scannery_principal", default=None)
 """Caller of the current request, set after authentication; gRPC runs the handler in the same context.

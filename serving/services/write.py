@@ -13,7 +13,7 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OtherVersionError, OverloadedError
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.request.write import parse_delete, parse_upsert
-from scannery.serving.security.principal import ANONYMOUS, CURRENT
+from scannery.serving.security.principal import CURRENT
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 
@@ -113,7 +113,7 @@ def identified(
     if not request.request_id:
         return NO_REQUEST
     principal = CURRENT.get()
-    caller = "" if principal is None or principal is ANONYMOUS else principal.name
+    caller = "" if principal is None or principal.is_anonymous else principal.name
     data = request.SerializeToString(deterministic=True)
     kind = request.DESCRIPTOR.name.encode()[: hashlib.blake2b.PERSON_SIZE]  # the names differ before that
     return Request(request.request_id, caller, hashlib.blake2b(data, digest_size=16, person=kind).digest())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TypeAlias, TypeVar, cast
@@ -21,8 +20,9 @@ from scannery.serving.config import ListenConfig
 from scannery.serving.request.part_count import check_parts, warm_up
 from scannery.serving.request.query import count_queries
 from scannery.serving.scheduling.admission import Admission, Ticket
-from scannery.serving.scheduling.permits import Permit
-from scannery.serving.security.principal import ANONYMOUS, CURRENT, Principal
+from scannery.serving.scheduling.budgets import Budget
+from scannery.serving.scheduling.permits import Permit, Permits
+from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -36,7 +36,6 @@ __all__ = [
     "Offer",
     "RequestLifecycle",
     "check_visible",
-    "client_of",
     "current_principal",
     "decoded",
     "least_in_flight",
@@ -46,6 +45,7 @@ __all__ = [
 CHECK_AGAIN_AFTER_S = 1.0
 """The credentials are checked again if the body took longer to arrive: they may have expired."""
 CLIENT_KEY = "scannery-client"
+"""Metadata key by which programs without credentials share what their address has."""
 """Metadata key that distinguishes callers without credentials, for fair shares only."""
 
 MIN_IN_FLIGHT = 16
@@ -62,7 +62,7 @@ Offer: TypeAlias = Callable[[str, int, Callable[[], Search]], object]
 class ActiveRequest:
     """A request in flight, with the values that metrics need."""
 
-    __slots__ = ("index", "path", "size", "started_s", "stats", "taken_s", "ticket")
+    __slots__ = ("index", "lose", "path", "size", "started_s", "stats", "taken_s", "ticket")
 
     def __init__(self, path: str, ticket: Ticket, stats: QueryStats | None = None) -> None:
         """Begin at the time of the headers.
@@ -74,6 +74,8 @@ class ActiveRequest:
 
         """
         self.path, self.ticket = path, ticket
+        self.lose: Callable[[], object]
+        """Ends the call if the bytes that it holds are needed by a caller that holds less."""
         self.index = ""
         self.size = 0
         """Bytes of the request."""
@@ -108,16 +110,25 @@ class RequestLifecycle:
         self.methods, self._metrics, self._offer = methods, metrics, offer
         warm_up()
         most = config.threads + config.queue
-        self.admission = Admission(least=min(least_in_flight(workers), most), most=most)
-        self.permits = threading.BoundedSemaphore(config.threads)
+        least = min(least_in_flight(workers), most)
+        self.bytes = Budget(config.buffer_bytes, "bytes of requests and unread answers")
+        """Bytes of bodies and answers in memory."""
+        self.admission = Admission(least=least, most=most, burst=most - least, buffers=self.bytes)
+        self.permits = Permits(config.threads)
         """Bound the requests that run at once."""
         self._known_indexes: set[str] = set()
         """Names of the indexes that have answered a request."""
 
-    def enter(self, client: str) -> Ticket:
-        """Admit a request of a client and return its ticket; raises OverloadedError."""
+    def enter(self, principal: Principal, client: str) -> Ticket:
+        """Admit a request of a caller and return its ticket; raises OverloadedError.
+
+        Args:
+            principal: the caller.
+            client: what the call says of its program, which counts only among callers without credentials.
+
+        """
         try:
-            return self.admission.enter(client)
+            return self.admission.enter(principal.account, client if principal.is_anonymous else "")
         except OverloadedError:
             self._metrics.refused.inc()
             raise
@@ -141,6 +152,7 @@ class RequestLifecycle:
         Raises:
             CallerGoneError: the caller hung up before the permit was free.
             DeadlineError: no permit was free before the deadline.
+            OverloadedError: the caller has too many bytes of requests and answers in memory.
             ServingError: the request or the handler failed.
 
         """
@@ -154,6 +166,7 @@ class RequestLifecycle:
                 queries = count_queries(request)
                 active.ticket.weigh(queries)
             response = self.handled(active.path, request, permit.deadline, active.stats)
+        active.ticket.hold(len(response), active.lose)
         if isinstance(request, search_pb2.SearchRequest | search_pb2.SearchManyRequest):
             self.answered(active, queries, lambda: request)
         else:
@@ -220,11 +233,6 @@ def check_visible(index: str) -> None:
     # The catalog checks as well; this covers methods that do not use the catalog.
     if index and not current_principal().sees(index):
         raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
-
-
-def client_of(principal: Principal, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Return the name under which admission accounts for a call."""
-    return told_client(metadata) if principal.name == ANONYMOUS.name else principal.name
 
 
 def told_client(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

@@ -13,6 +13,7 @@ from scannery.client.transport.status import error_from_status
 from scannery.indexer import errors as indexer_errors
 from scannery.runtime import errors as serving_errors
 from scannery.serving.status import status_for_callers, status_of
+from scannery.serving.transport.grpc.status_details import status_details
 from scannery.v1.types_pb2 import ErrorDetail
 
 ERRORS = [
@@ -40,6 +41,33 @@ def test_field_message_and_retry_hint_arrive() -> None:
     assert (arrived.message, arrived.field, arrived.retry_after_s) == ("too much", "queries", 1.5)
 
 
+def test_errors_have_the_form_of_googles_model() -> None:
+    rpc = pytest.importorskip("google.rpc.error_details_pb2")
+    Status = pytest.importorskip("google.rpc.status_pb2").Status  # noqa: N806
+    refused = serving_errors.OverloadedError("too much", field="queries", retry_after_s=1.5)
+    status = Status.FromString(status_details(*status_of(refused), refused))
+    assert (status.code, status.message) == (8, "too much")
+    info, retry, own = rpc.ErrorInfo(), rpc.RetryInfo(), ErrorDetail()
+    assert status.details[0].Unpack(info)
+    assert (info.reason, info.domain) == ("OVERLOADED", "scannery")
+    assert status.details[1].Unpack(own)
+    assert own == status_of(refused)[2]
+    assert status.details[2].Unpack(retry)
+    assert retry.retry_delay.ToMilliseconds() == 1500
+    assert len(status.details) == 3
+
+    invalid = serving_errors.InvalidRequestError("k: must be positive", field="options.k")
+    status = Status.FromString(status_details(*status_of(invalid), invalid))
+    request = rpc.BadRequest()
+    assert status.details[2].Unpack(request)
+    assert [each.field for each in request.field_violations] == ["options.k"]
+
+    defect = KeyError("x")
+    status = Status.FromString(status_details(*status_of(defect), defect))
+    assert status.details[0].Unpack(info)
+    assert info.reason == "INTERNAL"
+
+
 def test_the_text_of_unexpected_errors_is_not_sent() -> None:
     code, message, detail = status_of(KeyError("/secret/path"))
     assert code is grpc.StatusCode.INTERNAL
@@ -49,8 +77,9 @@ def test_the_text_of_unexpected_errors_is_not_sent() -> None:
 def test_long_and_odd_messages_fit_into_metadata() -> None:
     for text in ("x", "ü", "🎻", "\ud800"):
         error = serving_errors.InvalidRequestError(text * 100_000, field=text * 5000)
-        _, message, detail = status_of(error)
-        assert len(quote(message)) + 4 / 3 * detail.ByteSize() < 7000
+        code, message, detail = status_of(error)
+        details = status_details(code, message, detail, error)
+        assert len(quote(message)) + 4 / 3 * (detail.ByteSize() + len(details)) < 7700
         assert text == "\ud800" or detail.message.startswith(text)
 
 

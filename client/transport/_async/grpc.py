@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -18,7 +19,13 @@ from scannery.client.transport.credentials import Credentials
 from scannery.client.transport.discovery import ASK, PROBE_TIMEOUT_S, Discovery
 from scannery.client.transport.hints import grpc_hint
 from scannery.client.transport.retries import Attempts
-from scannery.client.transport.status import DETAIL_KEY, client_closed, error_from_status
+from scannery.client.transport.status import (
+    DETAIL_KEY,
+    MAX_PUSHBACK_MS,
+    PUSHBACK_KEY,
+    client_closed,
+    error_from_status,
+)
 from scannery.client.transport.tracing import Headers
 from scannery.v1.types_pb2 import ErrorDetail
 
@@ -134,10 +141,12 @@ class AsyncGrpcTransport(AsyncRetryingTransport):
 
 
 def _detail(metadata: Iterable[Any] | None) -> ErrorDetail | None:
-    for key, value in metadata or ():
-        if key == DETAIL_KEY and isinstance(value, bytes):
-            try:
-                return ErrorDetail.FromString(value)
-            except DecodeError:
-                return None
-    return None
+    values = dict(metadata or ())
+    detail: ErrorDetail | None = None
+    if isinstance(data := values.get(DETAIL_KEY), bytes):
+        with suppress(DecodeError):
+            detail = ErrorDetail.FromString(data)
+    if detail is None and (delay_ms := str(values.get(PUSHBACK_KEY))).isdecimal():
+        # A proxy in front of the server refused the call.
+        detail = ErrorDetail(retry_after_ms=min(int(delay_ms), MAX_PUSHBACK_MS))
+    return detail

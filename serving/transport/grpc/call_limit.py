@@ -1,7 +1,6 @@
-"""Bounds concurrent calls of one kind: one above the limit ends the oldest call of the client that has the most.
+"""Bounds concurrent calls of one kind: one above the limit ends the oldest call of the caller that has the most.
 
-So calls that never send their body cannot block callers that do. Where calls may last (streams), a call is ended only
-for a client that has fewer; otherwise the new one is refused.
+So calls that never send their body cannot block callers that do.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scannery.runtime.errors import OverloadedError
+from scannery.serving.scheduling.budgets import heaviest
 from scannery.serving.transport.grpc.call_timeouts import Cancellable
 
 __all__ = ["CallLimit"]
@@ -24,28 +23,17 @@ class CallLimit:
         self._most = most
         self._lock = threading.Lock()
         self._calls: dict[int, tuple[str, Cancellable]] = {}
-        """Client and call by increasing number, the oldest first."""
+        """Account and call by increasing number, the oldest first."""
         self._last = 0
 
     @contextmanager
-    def entered(self, client: str, call: Cancellable) -> Iterator[None]:
-        """Count a call inside the context; at the limit, end the oldest of the client that has the most."""
-        with self._counted(client, call, fair=False):
-            yield
-
-    @contextmanager
-    def shared(self, client: str, call: Cancellable) -> Iterator[None]:
-        """As `entered`, but raise OverloadedError if the other client would have fewer calls than this one."""
-        with self._counted(client, call, fair=True):
-            yield
-
-    @contextmanager
-    def _counted(self, client: str, call: Cancellable, *, fair: bool) -> Iterator[None]:
+    def entered(self, account: str, call: Cancellable) -> Iterator[None]:
+        """Count a call inside the context; at the limit, end the oldest of the account that has the most."""
         with self._lock:
-            evicted = self._evicted(client, fair=fair) if len(self._calls) >= self._most else None
+            evicted = self._evicted() if len(self._calls) >= self._most else None
             self._last += 1
             number = self._last
-            self._calls[number] = (client, call)
+            self._calls[number] = (account, call)
         if evicted is not None:
             evicted.cancel()
         try:
@@ -54,10 +42,7 @@ class CallLimit:
             with self._lock:
                 self._calls.pop(number, None)
 
-    def _evicted(self, for_client: str, *, fair: bool) -> Cancellable:
-        counts = Counter(client for client, _ in self._calls.values())
-        [(client, count)] = counts.most_common(1)
-        if fair and counts[for_client] + 1 >= count:
-            raise OverloadedError("too many open streams", retry_after_s=1.0)
-        number = next(number for number, (other, _) in self._calls.items() if other == client)
+    def _evicted(self) -> Cancellable:
+        account = heaviest(Counter(account for account, _ in self._calls.values()))
+        number = next(number for number, (other, _) in self._calls.items() if other == account)
         return self._calls.pop(number)[1]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -27,24 +28,25 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
 from scannery.serving.config import ListenConfig
 from scannery.serving.contract import HTTP_KEY, SEARCH_STREAM, UPSERT, UPSERT_STREAM
-from scannery.serving.scheduling.admission import Ticket
+from scannery.serving.scheduling.budgets import Budget
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
+from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.status import status_of
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.serving.transport.grpc.abort import abort
-from scannery.serving.transport.grpc.call_limit import CallLimit
-from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
-from scannery.serving.transport.grpc.streams import pipelined
+from scannery.serving.transport.grpc.call_timeouts import CallTimeouts, cancelling
+from scannery.serving.transport.grpc.caller import caller_of
+from scannery.serving.transport.grpc.streams import Pipeline
 from scannery.serving.transport.lifecycle import (
     CHECK_AGAIN_AFTER_S,
     ActiveRequest,
     RequestLifecycle,
-    client_of,
     current_principal,
     decoded,
+    told_client,
 )
 from scannery.v1 import index_pb2, search_pb2
 
@@ -58,10 +60,14 @@ __all__ = ["Dispatcher", "Metadata"]
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 """gRPC metadata: keys and values."""
 
-LARGE_ANSWER_BYTES = 1 << 20
+LARGE_ANSWER_BYTES = 1 << 16
 """The request of a larger answer counts as in flight until the call ends: slow readers must not accumulate them."""
 AT_ONCE_THREADS = 4
 """Threads for methods that are answered beside admission."""
+MAX_STREAMS = 512
+"""Open streams of a process; a caller has at most half of what the others leave."""
+HELPERS_PER_THREAD = 8
+"""Threads for streams besides one of each, for each permit: they answer requests that arrive together."""
 MAX_IN_STREAM = 1000
 """Requests of a stream that were read and not answered."""
 MAX_UNREAD_BYTES = 1 << 20
@@ -95,12 +101,11 @@ class Dispatcher(GenericHandler):
         self._authorizer = authorizer
         self._lifecycle = lifecycle
         self._config = config
-        # A stream keeps its thread; half of the threads stay free for unary calls.
-        self._streams = CallLimit(max(1, config.threads // 2))
+        self._streams = Budget(MAX_STREAMS, "open streams")
+        self._stream_helpers = Budget(HELPERS_PER_THREAD * config.threads, "threads of streams")
         self._timeouts = timeouts
-        self._stream_threads = ThreadPoolExecutor(
-            config.threads * max(1, config.threads // 2), thread_name_prefix="scannery-stream"
-        )
+        # A stream waits in two threads of its own; those of unary calls stay free.
+        self._stream_threads = CallThreads(2 * MAX_STREAMS + self._stream_helpers.total, "scannery-stream")
         self._refusals = ThreadPoolExecutor(2, thread_name_prefix="scannery-refusal")
         self._at_once = ThreadPoolExecutor(AT_ONCE_THREADS, thread_name_prefix="scannery-status")
 
@@ -114,13 +119,15 @@ class Dispatcher(GenericHandler):
         unary = self._lifecycle.methods.methods.get(path)
         if unary is not None and unary.at_once:
             return self._answered_at_once(path, wants_http=wants_http)
+        if path in self._lifecycle.methods.streams:
+            answers = partial(self._stream, path)
+            answers.experimental_thread_pool = self._stream_threads  # type: ignore[attr-defined]
+            return grpc.stream_stream_rpc_method_handler(answers)
         try:
-            ticket = self._lifecycle.enter(client_of(current_principal(), details.invocation_metadata))
+            # The address of the caller is not known before the handler runs.
+            ticket = self._lifecycle.enter(current_principal(), told_client(details.invocation_metadata))
         except OverloadedError as error:
             return self.refusal(error)
-        if path in self._lifecycle.methods.streams:
-            answers = self._searches if path == SEARCH_STREAM else self._upserts
-            return grpc.stream_stream_rpc_method_handler(partial(self._stream, path, answers, ticket))
         active = ActiveRequest(path, ticket)
         return grpc.stream_unary_rpc_method_handler(partial(self._unary, active, wants_http))
 
@@ -135,7 +142,7 @@ class Dispatcher(GenericHandler):
 
     def close(self) -> None:
         """End the threads."""
-        self._stream_threads.shutdown(wait=False)
+        self._stream_threads.close()
         self._refusals.shutdown(wait=False)
         self._at_once.shutdown(wait=False)
 
@@ -181,10 +188,14 @@ class Dispatcher(GenericHandler):
         self, active: ActiveRequest, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> bytes:
         ticket, code = active.ticket, grpc.StatusCode.OK
+        ticket.holder = caller_of(context).account
         try:
             data = self._body(active.path, messages, context)
+            active.lose = context.cancel
+            ticket.hold(len(data), active.lose)
             deadline, on_end = self._deadline(context), context.add_callback
-            permit = Permit(self._lifecycle.permits, deadline, context.is_active, on_end)
+            permits = self._lifecycle.permits.of(ticket.holder)
+            permit = Permit(permits, deadline, context.is_active, on_end)
             response = self._lifecycle.answer(active, data, permit)
             if len(response) <= LARGE_ANSWER_BYTES or not context.add_callback(ticket.leave):
                 ticket.leave()
@@ -203,72 +214,71 @@ class Dispatcher(GenericHandler):
 
     def _body(self, path: str, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         began_s = time.monotonic()
-        with self._timeouts.watched(context, self._config.body_timeout_s):
+        with self._timeouts.watched(cancelling(context), self._config.body_timeout_s):
             data = next(messages, b"")
         if time.monotonic() - began_s > CHECK_AGAIN_AFTER_S:
-            CURRENT.set(self._authorizer.principal(path, context.invocation_metadata()))
+            self._check_again(path, context)
         return data
 
-    def _stream(
-        self,
-        path: str,
-        answers: Callable[[Iterator[bytes], Deadline, grpc.ServicerContext], Iterator[bytes]],
-        ticket: Ticket,
-        messages: Iterator[bytes],
-        context: grpc.ServicerContext,
-    ) -> Iterator[bytes]:
-        metadata = context.invocation_metadata()
+    def _check_again(self, path: str, context: grpc.ServicerContext) -> None:
+        """Set the caller for this thread; raises ServingError if the credentials are no longer valid."""
+        CURRENT.set(self._authorizer.principal(path, context.invocation_metadata()))
+        caller_of(context)
+
+    def _stream(self, path: str, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Answer the requests of a stream: searches as they are ready, writes in their order.
+
+        The first error of a write ends the stream, and what was acknowledged before it stays.
+        """
+        account, metadata = caller_of(context).account, context.invocation_metadata()
         within_s, admitted = self._config.max_request_s, partial(self._authorizer.admits, path, metadata)
+        searches = path == SEARCH_STREAM
+        answer = self._searched if searches else self._upserted
         try:
             with (
-                ticket,
-                self._streams.shared(ticket.client, context),
-                self._timeouts.watched(context, within_s, admitted),
+                closing(self._streams.take(account, 1)),
+                closing(self._lifecycle.bytes.take(account, 0, context.cancel)) as share,
             ):
-                yield from answers(messages, self._deadline(context), context)
+                stream = Pipeline(
+                    messages,
+                    partial(answer, account, self._deadline(context), context),
+                    threads=self._config.threads if searches else 1,
+                    window=MAX_IN_STREAM,
+                    window_bytes=MAX_UNREAD_BYTES,
+                    pool=self._stream_threads,
+                    helpers=self._stream_helpers,
+                    share=share,
+                )
+                with self._timeouts.watched(stream.end, within_s, admitted):
+                    yield from stream.answers()
         except (grpc.RpcError, CallerGoneError):
             return  # the caller went away, or gRPC has refused a message over the size limit
         except Exception as error:  # noqa: BLE001  the table of statuses has every one
             abort(context, error)
 
-    def _searches(
-        self, messages: Iterator[bytes], deadline: Deadline, context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
-        return pipelined(
-            messages,
-            partial(self._searched, deadline, context),
-            threads=self._config.threads,
-            window=MAX_IN_STREAM,
-            window_bytes=MAX_UNREAD_BYTES,
-            pool=self._stream_threads,
-        )
-
-    def _upserts(
-        self, messages: Iterator[bytes], deadline: Deadline, context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
-        # In order: the first error ends the stream, and what was acknowledged before it stays.
-        return (self._upserted(data, deadline, context) for data in messages)
-
-    def _upserted(self, data: bytes, deadline: Deadline, context: grpc.ServicerContext) -> bytes:
+    def _upserted(
+        self, account: str, deadline: Deadline, context: grpc.ServicerContext, data: bytes
+    ) -> bytes:
         started_s = time.monotonic()
-        CURRENT.set(self._authorizer.principal(UPSERT_STREAM, context.invocation_metadata()))
+        self._check_again(UPSERT_STREAM, context)
         request = self._lifecycle.methods.resolved(decoded(index_pb2.UpsertRequest, data))
-        with Permit(self._lifecycle.permits, deadline, context.is_active):
+        with Permit(self._lifecycle.permits.of(account), deadline, context.is_active):
             response = self._lifecycle.handled(UPSERT, request, deadline)
         self._lifecycle.observe(
             UPSERT_STREAM, request.index, "", grpc.StatusCode.OK, time.monotonic() - started_s
         )
         return response
 
-    def _searched(self, deadline: Deadline, context: grpc.ServicerContext, data: bytes) -> bytes:
+    def _searched(
+        self, account: str, deadline: Deadline, context: grpc.ServicerContext, data: bytes
+    ) -> bytes:
         started_s = time.monotonic()
-        principal = self._authorizer.principal(SEARCH_STREAM, context.invocation_metadata())
+        # The threads of the pool serve many streams, so the caller is set for each request.
+        self._check_again(SEARCH_STREAM, context)
         request = decoded(search_pb2.SearchStreamRequest, data)
         with tracing.request(SEARCH_STREAM, context.invocation_metadata):
             stats = QueryStats()
-            with Permit(self._lifecycle.permits, deadline, context.is_active):
-                # The threads of the pool serve many streams, so the caller is set for each request.
-                CURRENT.set(principal)
+            with Permit(self._lifecycle.permits.of(account), deadline, context.is_active):
                 request = self._lifecycle.methods.resolved(request)
                 response = self._lifecycle.methods.stream_answer(request, deadline, stats)
             code = _CODES[response.error.code if response.HasField("error") else 0]

@@ -27,6 +27,7 @@ MAX_CALLS_PER_CONNECTION = 512
 MAX_CONNECTIONS = 16384
 """Of a process; also at most half of its file descriptors, since it needs some for its own files."""
 MAX_HEADER_BYTES = 16 << 10
+PING_EVERY_MS = 500
 IDLE_S = 300
 """Connections without calls are closed after this time; clients reconnect when needed."""
 
@@ -120,8 +121,9 @@ class GrpcServer:
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.max_connection_idle_ms", IDLE_S * 1000),
             ("grpc.max_allowed_incoming_connections", _max_connections()),
-            # Shortest interval of client pings; more frequent ones end the connection.
-            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            # Shortest interval of client pings; more frequent ones end the connection with its calls. Some clients ping
+            # once a second, by timers that are not exact.
+            ("grpc.http2.min_ping_interval_without_data_ms", PING_EVERY_MS),
             ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
         ]
 

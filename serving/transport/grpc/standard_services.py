@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import grpc
@@ -23,9 +22,10 @@ from scannery.serving.security.principal import ANONYMOUS, Scope
 from scannery.serving.transport.grpc.abort import abort
 from scannery.serving.transport.grpc.auth_interceptor import HEALTH_CHECK
 from scannery.serving.transport.grpc.call_limit import CallLimit
-from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
+from scannery.serving.transport.grpc.call_timeouts import CallTimeouts, cancelling
+from scannery.serving.transport.grpc.caller import caller_of
 from scannery.serving.transport.health import SERVING, UNKNOWN, Health
-from scannery.serving.transport.lifecycle import client_of, current_principal, decoded
+from scannery.serving.transport.lifecycle import current_principal, decoded
 
 if TYPE_CHECKING:
     GenericHandler = grpc.GenericRpcHandler[Any, Any]
@@ -47,6 +47,8 @@ CHECK_EVERY_S = 1.0
 
 _WATCH = "/grpc.health.v1.Health/Watch"
 _REFLECTION = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
+_REFLECTION_V1 = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+"""Its messages are those of the older version, under another name."""
 
 _UNSENT, _GONE = -1, -2
 """In place of a health status: none was sent yet; the caller hung up."""
@@ -95,7 +97,7 @@ class StandardServices(GenericHandler):
             self._reflection: Any = reflection.ReflectionServicer(
                 (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
             )
-            self._handlers[_REFLECTION] = ("read", stream, self._reflect)
+            self._handlers[_REFLECTION] = self._handlers[_REFLECTION_V1] = ("read", stream, self._reflect)
         self.scopes: dict[str, Scope] = {path: scope for path, (scope, _, _) in self._handlers.items()}
         """Required scopes by method path."""
 
@@ -106,8 +108,7 @@ class StandardServices(GenericHandler):
         if found is None:
             return None
         _, kind, behaviour = found
-        client = client_of(current_principal(), details.invocation_metadata)
-        return self._handler(kind, partial(behaviour, client))
+        return self._handler(kind, behaviour)
 
     def probe(self) -> Handler:
         """Return the health check for callers without credentials: it reports the whole server.
@@ -132,8 +133,8 @@ class StandardServices(GenericHandler):
         called.experimental_thread_pool = self._threads  # type: ignore[attr-defined]  # gRPC looks for it there
         return kind(called)
 
-    def _check(self, client: str, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        request = self._read(health_pb2.HealthCheckRequest, client, messages, context)
+    def _check(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        request = self._read(health_pb2.HealthCheckRequest, messages, context)
         if request is None:
             return b""
         status = self._states.status(request.service, current_principal())
@@ -142,10 +143,8 @@ class StandardServices(GenericHandler):
             return b""
         return _answer(status)
 
-    def _watch(
-        self, client: str, messages: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
-        request = self._read(health_pb2.HealthCheckRequest, client, messages, context)
+    def _watch(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        request = self._read(health_pb2.HealthCheckRequest, messages, context)
         if request is None:
             return
         principal, metadata = current_principal(), context.invocation_metadata()
@@ -155,7 +154,7 @@ class StandardServices(GenericHandler):
         def now() -> int:
             return self._states.status(request.service, principal) if context.is_active() else _GONE
 
-        with self._watched.entered(client, context):
+        with self._watched.entered(caller_of(context).account, context):
             while context.is_active():
                 before, status = status, self._states.changed(now, status, CHECK_EVERY_S)
                 try:
@@ -167,9 +166,7 @@ class StandardServices(GenericHandler):
                 if self._states.stopping and status != SERVING:
                     return  # or the drain would wait for the watchers
 
-    def _reflect(
-        self, client: str, messages: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
+    def _reflect(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         metadata = context.invocation_metadata()
 
         def requests() -> Iterator[reflection_pb2.ServerReflectionRequest]:
@@ -177,9 +174,11 @@ class StandardServices(GenericHandler):
                 yield decoded(reflection_pb2.ServerReflectionRequest, data)
 
         with (
-            self._reflecting.entered(client, context),
+            self._reflecting.entered(caller_of(context).account, context),
             self._timeouts.watched(
-                context, self._max_request_s, lambda: self._authorizer.admits(_REFLECTION, metadata)
+                cancelling(context),
+                self._max_request_s,
+                lambda: self._authorizer.admits(_REFLECTION, metadata),
             ),
         ):
             try:
@@ -191,13 +190,13 @@ class StandardServices(GenericHandler):
                 abort(context, error)
 
     def _read(
-        self, kind: type[MessageT], client: str, messages: Iterator[bytes], context: grpc.ServicerContext
+        self, kind: type[MessageT], messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> MessageT | None:
         """Return the message of a call; None if its caller hung up or was too slow."""
         try:
             with (
-                self._reading.entered(client, context),
-                self._timeouts.watched(context, self._body_timeout_s),
+                self._reading.entered(caller_of(context).account, context),
+                self._timeouts.watched(cancelling(context), self._body_timeout_s),
             ):
                 data = next(messages, b"")
         except grpc.RpcError:

@@ -7,10 +7,15 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from grpc import StatusCode
 
+from scannery.runtime.errors import OverloadedError
+from scannery.serving.scheduling.admission import SMALL_BYTES
+from scannery.serving.scheduling.budgets import Share
+from scannery.serving.security.principal import ANONYMOUS, anonymous_at
 from scannery.serving.transport.http.exchange import Exchange
 from scannery.serving.transport.http.head import RefusedError
 from scannery.serving.transport.http.parser import PIECE_BYTES, Repeated, RequestHandler, RequestParser
@@ -58,6 +63,10 @@ class Connection(asyncio.Protocol):
         self.is_open = True
         self.is_known = False
         """Whether one of its requests had valid credentials."""
+        self.anonymous = ANONYMOUS
+        """Its caller, if no credentials are required."""
+        self._share: Share | None = None
+        """Of the bytes that wait behind the request that is being answered."""
         self._current: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._held = b""
@@ -84,6 +93,9 @@ class Connection(asyncio.Protocol):
         """Store the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not derived from it
         self._is_made = True
+        self._loop = asyncio.get_running_loop()
+        if peer := transport.get_extra_info("peername"):
+            self.anonymous = anonymous_at(peer[0])
         if not self.is_open:
             self._transport.abort()
         # So that `pause_writing` is called as soon as any byte of an answer is unsent.
@@ -94,6 +106,8 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         self._release()
         self._waiting.clear()
+        self._held = b""
+        self._count_waiting()
         self._parser.drop()
         self._handler.lost(self)
 
@@ -128,6 +142,8 @@ class Connection(asyncio.Protocol):
             self._held += data
         elif data and not (self._known and self._repeats(data)):
             self._parse(data)
+        if self._waiting or self._held:
+            self._count_waiting()
 
     def _drop(self, data: bytes) -> None:
         """Discard input until the caller closes the connection, or `check_time` does."""
@@ -180,6 +196,19 @@ class Connection(asyncio.Protocol):
             len(waiting) >= MAX_WAITING or sum(len(each.body) for each in waiting) > MAX_WAITING_BYTES
         )
 
+    def _count_waiting(self) -> None:
+        """Account for the requests that wait; if their caller holds too much, refuse the arriving one."""
+        # Large ones are counted with their tickets.
+        waiting_bytes = sum(len(each.body) for each in self._waiting if each.ticket is None) + len(self._held)
+        try:
+            if self._share is not None:
+                self._share.resize(waiting_bytes)
+            elif waiting_bytes > SMALL_BYTES:
+                caller = (self._waiting[0] if self._waiting else self._current or Exchange(self)).principal
+                self._share = self._handler.buffers.take(caller.account, waiting_bytes, self.lose)
+        except OverloadedError as error:
+            self._break_off(error)
+
     def _break_off(self, error: Exception) -> None:
         """Refuse the arriving request and all further ones."""
         if self._last:
@@ -208,6 +237,8 @@ class Connection(asyncio.Protocol):
             return
         if self._waiting:
             exchange = self._current = self._waiting.popleft()
+            if self._share is not None:
+                self._count_waiting()
             if exchange.error is not None:
                 self._handler.refuse(exchange, exchange.error)
             else:
@@ -224,7 +255,11 @@ class Connection(asyncio.Protocol):
 
     def reply(self, exchange: Exchange, head: bytes, body: bytes, after: After | None = None) -> None:
         """Send an answer; call `after` when it is sent or the connection is lost."""
-        if self.is_open:
+        if self.is_open and len(body) > SMALL_BYTES and not exchange.head_only:
+            # Without a copy of the body.
+            self._write(head)
+            self._write(body)
+        elif self.is_open:
             self._write(head if exchange.head_only else head + body)
         self._last |= exchange.close
         if after is not None:
@@ -248,6 +283,11 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         if self._is_made:
             self._transport.abort()
+
+    def lose(self) -> None:
+        """Close soon; may be called in other threads."""
+        with suppress(RuntimeError):  # the loop is closed, and this connection with it
+            self._loop.call_soon_threadsafe(self.abort)
 
     def closes_behind(self, exchange: Exchange) -> bool:
         """Return whether the connection is closed after this answer."""

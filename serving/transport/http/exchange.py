@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scannery.runtime.deadline import Deadline
-from scannery.serving.security.principal import ANONYMOUS, Principal
+from scannery.serving.security.principal import Principal
 from scannery.serving.transport.http.head import NO_HEAD
 from scannery.serving.transport.lifecycle import ActiveRequest
 
@@ -46,7 +46,7 @@ class Exchange:
         """Whether the connection is closed after the answer."""
         self.openai: Call | None = None
         """The RPC call that a request of OpenAI's API stands for."""
-        self.principal: Principal = ANONYMOUS
+        self.principal: Principal = connection.anonymous
         self.admitted_s = 0.0
         """When the credentials were checked."""
         self.ticket: Ticket | None = None

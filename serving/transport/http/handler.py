@@ -31,7 +31,7 @@ from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Authorizer
-from scannery.serving.security.principal import ANONYMOUS, CURRENT
+from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.search import MAX_COALESCED, with_vector_now
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.telemetry import tracing
@@ -73,6 +73,8 @@ _LOG = logging.getLogger(__name__)
 SEARCH = f"/{SEARCH_SERVICE}/Search"
 MAX_DROPPED_BYTES = 1 << 20
 """Most that is read of the bodies that strangers send."""
+JSON_COPIES = 3
+"""Memory that an answer takes while it is written as JSON, in sizes of the answer."""
 MAX_GZIP_AT_ONCE_BYTES = 1 << 16
 """Longer answers are not compressed on the event loop, where other requests would wait."""
 
@@ -118,6 +120,7 @@ class Handler:
         self.lost: Callable[[Connection], None]
         """Called with each closed connection."""
         self.body_timeout_s = config.body_timeout_s
+        self.buffers = lifecycle.bytes
 
     # Before the body
 
@@ -172,15 +175,17 @@ class Handler:
         stranger = self._asks and not connection.is_known
         return MAX_DROPPED_BYTES if stranger else self._config.max_request_bytes
 
-    def admit(self, exchange: Exchange) -> Ticket:
-        """Pass admission, once for each exchange; raises OverloadedError."""
-        if exchange.ticket is None:
-            name = exchange.principal.name
-            exchange.ticket = self._lifecycle.enter(exchange.head.client if name == ANONYMOUS.name else name)
-        return exchange.ticket
+    def admit(self, exchange: Exchange, size_bytes: int) -> Ticket:
+        """Pass admission, once for each exchange, and account for its bytes; raises OverloadedError."""
+        ticket = exchange.ticket
+        if ticket is None:
+            ticket = exchange.ticket = self._lifecycle.enter(exchange.principal, exchange.head.client)
+        ticket.hold(size_bytes, exchange.connection.lose)
+        return ticket
 
     def _check_caller(self, exchange: Exchange) -> None:
-        exchange.principal = self._authorizer.principal(exchange.path, exchange.head.metadata)
+        principal = self._authorizer.principal(exchange.path, exchange.head.metadata)
+        exchange.principal = exchange.connection.anonymous if principal.is_anonymous else principal
         if exchange.path not in self._lifecycle.methods.over_http:
             raise UnsupportedError("this method is served over gRPC only")
         exchange.admitted_s = time.monotonic()
@@ -271,7 +276,9 @@ class Handler:
     def _begin(self, exchange: Exchange, stats: QueryStats | None = None) -> None:
         """Admit a request, and note its deadline; raises OverloadedError."""
         head, max_s = exchange.head, self._config.max_request_s
-        exchange.active = ActiveRequest(exchange.path, self.admit(exchange), stats)
+        ticket = self.admit(exchange, len(exchange.body))
+        exchange.active = ActiveRequest(exchange.path, ticket, stats)
+        exchange.active.lose = exchange.connection.lose
         exchange.deadline = Deadline.after(max_s if head.timeout_s is None else min(head.timeout_s, max_s))
 
     def _add_to_batch(self, exchange: Exchange, batches: dict[int, _Batch]) -> bool:
@@ -344,7 +351,11 @@ class Handler:
                 self._lifecycle.ended(exchange.active, self.refuse(exchange, error))
             return
         for (exchange, _), response in zip(batch, answers, strict=True):
-            self._send(exchange, *self._encoded(exchange, response, MAX_GZIP_AT_ONCE_BYTES))
+            try:
+                self._send(exchange, *self._encoded(exchange, response, MAX_GZIP_AT_ONCE_BYTES))
+            except OverloadedError as error:
+                self._lifecycle.ended(exchange.active, self.refuse(exchange, error))
+                continue
             CURRENT.set(exchange.principal)  # a sampled query is repeated as its caller
             self._lifecycle.answered(exchange.active, 1, partial(_search_of, exchange))
             self._lifecycle.ended(exchange.active, StatusCode.OK)
@@ -354,7 +365,8 @@ class Handler:
         head, active, code = exchange.head, exchange.active, StatusCode.OK
         with tracing.request(active.path, lambda: head.metadata):
             try:
-                permit = Permit(self._lifecycle.permits, exchange.deadline, exchange.is_wanted)
+                permits = self._lifecycle.permits.of(exchange.principal.account)
+                permit = Permit(permits, exchange.deadline, exchange.is_wanted)
                 data, exchange.body = exchange.body, b""
                 response = self._lifecycle.answer(
                     active, data, permit, decode=partial(self._decoded, exchange)
@@ -395,14 +407,19 @@ class Handler:
 
     def _encoded(self, exchange: Exchange, response: bytes, max_gzip_bytes: int) -> tuple[bytes, Headers]:
         """Return a body in the format of the request, compressed up to a size, and its headers."""
-        head, body = exchange.head, response
+        head, body, active = exchange.head, response, exchange.active
+        if head.json or exchange.openai is not None:
+            # The message, its text, and the bytes of that.
+            active.ticket.hold(JSON_COPIES * len(response), active.lose)
         if exchange.openai is not None:
             body = exchange.openai.answer(response)
         elif head.json:
             body = connect.encoded_json(connect.response_type(head.path), response)
+        headers: Headers = ()
         if head.accepts_gzip and MIN_GZIP_BYTES <= len(body) <= max(max_gzip_bytes, MIN_GZIP_BYTES):
-            return connect.compressed(body), GZIPPED
-        return body, ()
+            body, headers = connect.compressed(body), GZIPPED
+        active.ticket.hold(len(body), active.lose)
+        return body, headers
 
     def _send(self, exchange: Exchange, body: bytes, headers: Headers) -> None:
         # A request counts as in flight until its answer is sent.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import httptools
 from grpc import StatusCode
 
+from scannery.serving.scheduling.admission import SMALL_BYTES
 from scannery.serving.transport.http.exchange import Exchange
 from scannery.serving.transport.http.head import (
     MAX_HEADER_BYTES,
@@ -24,14 +25,13 @@ if TYPE_CHECKING:
     import numpy as np
 
     from scannery.serving.request.search_template import SearchTemplate
+    from scannery.serving.scheduling.budgets import Budget
     from scannery.serving.transport.http.connection import Connection
 
 __all__ = ["PIECE_BYTES", "Repeated", "RequestHandler", "RequestParser"]
 
 PIECE_BYTES = 1 << 13
 """Bytes parsed at a time, but for a body of a known length."""
-SMALL_BYTES = 1 << 16
-"""A body up to this size is read before admission; a larger one passes admission first."""
 
 
 class Repeated(Protocol):
@@ -59,6 +59,7 @@ class RequestHandler(Protocol):
     """Checks and answers the requests of connections."""
 
     body_timeout_s: float
+    buffers: Budget
 
     def head(self, method: str, target: bytes, headers: list[Header], *, sized: bool, version: str) -> Head:
         """Parse a head; raises RefusedError and ServingError."""
@@ -72,8 +73,8 @@ class RequestHandler(Protocol):
     def max_dropped_bytes(self, connection: Connection) -> int:
         """Return how much is read behind the last answer, so that its caller can finish sending and read it."""
 
-    def admit(self, exchange: Exchange) -> object:
-        """Pass admission before a large body is read; raises OverloadedError."""
+    def admit(self, exchange: Exchange, size_bytes: int) -> object:
+        """Pass admission before a large body is read, and account for its bytes; raises OverloadedError."""
 
     def repeated(self, connection: Connection, known: Repeated, data: bytes) -> Exchange | None:
         """Begin to answer a request that fits `known`, or note its error; None: it is to be parsed."""
@@ -252,8 +253,10 @@ class RequestParser:
         size = len(exchange.body) + len(data)
         try:
             self._check_length(exchange, size)
+            # A small body is read before admission.
             if size > SMALL_BYTES:
-                self._handler.admit(exchange)
+                # Of a body whose length is not known, what has arrived.
+                self._handler.admit(exchange, size + self.body_left_bytes)
         except Exception as error:  # noqa: BLE001  the table of statuses has every one
             exchange.error, exchange.body = error, b""
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.catalog.held_snapshots import KEPT_S, LEASED_S, MAX_SNAPSHOTS, HeldSnapshots
 from scannery.serving.engine.scanning.scan_result import ScanResult
 from scannery.serving.request.scan import parse_scan
+from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1.search_pb2 import ScanRequest
 
@@ -24,6 +26,15 @@ def snapshot(library: Path) -> Iterator[Snapshot]:
     catalog = EmbeddedCatalog.open(library)
     yield catalog.snapshot("library")
     catalog.close()
+
+
+@contextmanager
+def called_by(name: str) -> Iterator[None]:
+    token = CURRENT.set(Principal(name, frozenset({"read"})))
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
 
 
 class Clock:
@@ -83,6 +94,58 @@ def test_the_snapshot_that_was_read_longest_ago_is_dropped_first(snapshot: Snaps
     assert len(kept) == MAX_SNAPSHOTS
     assert kept.find(manifest, manifest.version, 0) is not None
     assert kept.find(manifest, manifest.version, 1) is None
+
+
+def test_the_caller_that_holds_most_loses_its_own_snapshots(snapshot: Snapshot) -> None:
+    kept, manifest = HeldSnapshots(Clock()), snapshot.manifest
+
+    def read(name: str, sequence: int) -> bool:
+        with called_by(name):
+            return kept.find(manifest, manifest.version, sequence) is not None
+
+    with called_by("modest"):
+        kept.hold(later(snapshot, 0))
+    for sequence in range(1, MAX_SNAPSHOTS + 7):
+        with called_by("greedy"):
+            kept.hold(later(snapshot, sequence))
+    assert len(kept) == MAX_SNAPSHOTS
+    assert read("modest", 0)
+    # One that both read is lost by neither for the other.
+    assert read("modest", 20)
+    for sequence in range(100, 200):
+        with called_by("greedy"):
+            kept.hold(later(snapshot, sequence))
+    assert read("modest", 0)
+    assert read("modest", 20)
+    assert not read("modest", 21)
+    with called_by("greedy"):
+        assert kept.find(manifest, manifest.version, 199) is not None
+
+
+@pytest.mark.parametrize("limit", ["bytes", "number"])
+def test_the_caller_with_most_results_loses_its_own(
+    limit: str, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = HeldSnapshots(Clock())
+    held = kept.hold(snapshot)
+
+    def result(name: str, seed: int) -> ScanResult:
+        request = ScanRequest(index="library", sample=100, seed=seed)
+        query = parse_scan(request, snapshot.manifest.spec)
+        with called_by(name):
+            return kept.result(
+                held, f"{name} {seed}".encode(), lambda: ScanResult(snapshot, query, Deadline.after(None))
+            )
+
+    first = result("modest", 1)
+    monkeypatch.setattr(
+        held_snapshots, "MAX_RESULT_BYTES", (4 if limit == "bytes" else 1000) * first.size_bytes
+    )
+    monkeypatch.setattr(held_snapshots, "MAX_RESULTS", 4 if limit == "number" else 1000)
+    for seed in range(20):
+        result("greedy", seed)
+    assert result("modest", 1) is first
+    assert len(held.results) == 4
 
 
 def test_memory_of_snapshots_is_bounded(

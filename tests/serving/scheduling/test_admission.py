@@ -171,6 +171,75 @@ def test_a_slow_request_of_one_moment_changes_little() -> None:
     assert admission.limit == 16
 
 
+# Bursts
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def bursting() -> tuple[Admission, Clock]:
+    clock = Clock()
+    return Admission(least=16, most=100, burst=84, clock=clock), clock
+
+
+def test_a_burst_may_exceed_the_limit() -> None:
+    admission, _ = bursting()
+    tickets = full(admission, "a")
+    assert len(tickets) == 100
+    assert len(full(admission, "b")) == 4  # the reserve
+    tickets.clear()
+    # Some were refused: the next burst has to wait.
+    assert len(full(admission, "a")) == 16
+
+
+def test_bursts_that_are_answered_may_come_again() -> None:
+    admission, _ = bursting()
+    for _ in range(10):
+        tickets = [admission.enter("a") for _ in range(100)]
+        for ticket in tickets:
+            admission.answered(ticket, "search", 1.0)
+            ticket.leave()
+    assert admission.refused == 0
+
+
+def test_an_overload_is_refused_after_the_first_burst() -> None:
+    """Callers that ask again as soon as they are answered, and so many that some always wait."""
+    admission, clock = bursting()
+    answer(admission, 0.01)
+    tickets = full(admission, "a")
+    for _ in range(1000):
+        clock.now_s += 0.01
+        admission.answered(tickets[0], "search", 1.0)
+        tickets.pop(0).leave()
+        tickets += full(admission, "a")[:1]
+    assert len(tickets) == admission.limit == 16
+    # Nobody is refused for a while, and it is below the limit.
+    del tickets[8:]
+    clock.now_s += 1.5
+    assert len(full(admission, "a")) == 92
+
+
+def test_accounts_share_and_the_clients_of_an_account_share_what_it_has() -> None:
+    admission = Admission(least=16, most=100)
+    mine = [admission.enter("a", f"client {number}") for number in range(16)]
+    with pytest.raises(OverloadedError):
+        admission.enter("a", "client 0")
+    # Names that one account makes up are no further callers.
+    for ticket in mine[8:]:
+        ticket.leave()
+    theirs = full(admission, "b")
+    assert len(theirs) == 8
+    with pytest.raises(OverloadedError):
+        admission.enter("a", "client 99")
+    for ticket in (*mine, *theirs):
+        ticket.leave()
+    assert (admission._accounts, admission._clients, admission._clients_of) == ({}, {}, {})
+
+
 def test_overload_is_refused_at_once_and_the_rest_is_answered(library: Path) -> None:
     """Twenty callers at once, on a server that works on one request at a time and lets few wait."""
     query = np.ones(DIMENSIONS, np.float32)

@@ -1,10 +1,11 @@
-"""Streams that last are shared: one caller cannot hold all of them."""
+"""Streams that last are shared: one caller cannot hold all of them, and none ends those of another."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ import pytest
 
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
+from scannery.serving.transport.grpc import dispatcher
 from scannery.v1 import index_pb2, index_pb2_grpc, search_pb2, search_pb2_grpc
 from scannery.v1.types_pb2 import Datapoint, Vector
 from tests.served import DIMENSIONS, copied, serving
 
 VECTOR = np.ones(DIMENSIONS, "<f4").tobytes()
-STREAMS = 3
+STREAMS = 200
 
 
 @pytest.fixture
@@ -29,48 +31,121 @@ def keys(tmp_path: Path) -> KeyFile:
 
 @pytest.fixture
 def server(library: Path, tmp_path: Path, keys: KeyFile) -> Iterator[Server]:
-    keys.create("nobody")
+    for name, scope in (("reader", "read"), ("writer", "write")):
+        text = keys.create(name, scopes=(scope,))[1]
+        (tmp_path / name).write_text(text)
     security = SecurityConfig(keys_file=str(keys.path))
-    with serving(copied(library, tmp_path), security=security, threads=2 * STREAMS) as server:
+    with serving(copied(library, tmp_path), security=security, threads=4) as server:
         yield server
 
 
-def metadata(keys: KeyFile, name: str, scope: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {keys.create(name, scopes=(scope,))[1]}"),)
+def metadata(folder: Path, name: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {(folder / name).read_text()}"),)
 
 
-def test_whoever_holds_all_streams_makes_room_for_others(server: Server, keys: KeyFile) -> None:
-    reader, writer = metadata(keys, "reader", "read"), metadata(keys, "writer", "write")
-    time.sleep(1.5)  # the server looks at its keys once a second
-    done = threading.Event()
+def search() -> search_pb2.SearchStreamRequest:
+    query = search_pb2.Query(vector=Vector(packed=VECTOR))
+    return search_pb2.SearchStreamRequest(
+        tag=1, search=search_pb2.SearchRequest(index="library", query=query)
+    )
 
-    def silent() -> Iterator[search_pb2.SearchStreamRequest]:
-        search = search_pb2.SearchRequest(
-            index="library", query=search_pb2.Query(vector=Vector(packed=VECTOR))
-        )
-        yield search_pb2.SearchStreamRequest(tag=1, search=search)
-        done.wait(60)
 
-    def upserts() -> Iterator[index_pb2.UpsertRequest]:
-        point = Datapoint(id="new", vector=Vector(packed=VECTOR))
-        yield index_pb2.UpsertRequest(index="library", upserts=[index_pb2.Upsert(datapoint=point)])
+def upsert() -> index_pb2.UpsertRequest:
+    point = Datapoint(id="new", vector=Vector(packed=VECTOR))
+    return index_pb2.UpsertRequest(index="library", upserts=[index_pb2.Upsert(datapoint=point)])
 
-    with grpc.insecure_channel(server.address) as channel:
-        search, write = search_pb2_grpc.SearchServiceStub(channel), index_pb2_grpc.IndexServiceStub(channel)
-        held: list[Any] = []
-        for _ in range(STREAMS):
-            # One after the other: the server numbers streams as they reach it, and ends the oldest.
-            held.append(search.SearchStream(silent(), metadata=reader, timeout=60))
-            assert next(iter(held[-1])).tag == 1
+
+class Requests:
+    """Requests of a stream: one, silence, and as many as are asked for."""
+
+    def __init__(self, first: Any) -> None:
+        self._next = threading.Semaphore(1)
+        self._first, self._ended = first, False
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self._next.acquire(timeout=120)
+            if self._ended:
+                return
+            yield self._first
+
+    def more(self) -> None:
+        self._next.release()
+
+    def end(self) -> None:
+        self._ended = True
+        self._next.release()
+
+
+def test_hundreds_of_streams_wait_and_are_answered(server: Server, tmp_path: Path) -> None:
+    with ExitStack() as ends, grpc.insecure_channel(server.address) as channel:
+        stubs = search_pb2_grpc.SearchServiceStub(channel), index_pb2_grpc.IndexServiceStub(channel)
+        open_streams: list[tuple[Requests, Any]] = []
+        for number in range(STREAMS):
+            writes = number % 10 == 0
+            requests = Requests(upsert() if writes else search())
+            ends.callback(requests.end)
+            call = stubs[1].UpsertStream if writes else stubs[0].SearchStream
+            answers = call(
+                iter(requests), metadata=metadata(tmp_path, "writer" if writes else "reader"), timeout=120
+            )
+            open_streams.append((requests, answers))
+        for _, answers in open_streams:
+            next(answers)
+        # All of them wait; unary calls, and each of the streams, are answered as before.
+        request = search().search
+        for _ in range(3):
+            assert len(stubs[0].Search(request, metadata=metadata(tmp_path, "reader"), timeout=30).hits) == 10
+        assert server.admission.in_flight == 0
+        for requests, answers in open_streams[::7]:
+            requests.more()
+            next(answers)
+        for requests, _ in open_streams:
+            requests.end()
+        assert not [answer for _, answers in open_streams for answer in answers]
+
+
+def test_a_caller_with_all_its_streams_ends_none_of_another(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server._grpc._dispatcher._streams, "total", 8)
+    with ExitStack() as ends, grpc.insecure_channel(server.address) as channel:
+        stub, writer = search_pb2_grpc.SearchServiceStub(channel), index_pb2_grpc.IndexServiceStub(channel)
+
+        def opened(call: Any, first: Any, name: str) -> tuple[Requests, Any]:
+            requests = Requests(first)
+            ends.callback(requests.end)
+            answers = call(iter(requests), metadata=metadata(tmp_path, name), timeout=60)
+            next(answers)
+            return requests, answers
+
+        mine = [opened(stub.SearchStream, search(), "reader") for _ in range(4)]
         with pytest.raises(grpc.RpcError) as refused:
-            list(search.SearchStream(silent(), metadata=reader, timeout=60))
+            opened(stub.SearchStream, search(), "reader")
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "open streams" in (refused.value.details() or "")
+        theirs = [opened(writer.UpsertStream, upsert(), "writer") for _ in range(2)]
+        for requests, answers in mine + theirs:
+            requests.more()
+            next(answers)
 
-        assert [answer.written for answer in write.UpsertStream(upserts(), metadata=writer, timeout=60)] == [
-            1
-        ]
+
+def test_a_stream_whose_key_is_revoked_is_told_so(server: Server, tmp_path: Path, keys: KeyFile) -> None:
+    requests = Requests(search())
+    with grpc.insecure_channel(server.address) as channel:
+        stub = search_pb2_grpc.SearchServiceStub(channel)
+        answers: Any = stub.SearchStream(iter(requests), metadata=metadata(tmp_path, "reader"), timeout=60)
+        next(answers)
+        started_s = time.monotonic()
+        keys.revoke("reader")
         with pytest.raises(grpc.RpcError) as ended:
-            list(held[0])
-        assert ended.value.code() is grpc.StatusCode.CANCELLED
-        done.set()
-        assert [list(stream) for stream in held[1:]] == [[], []]
+            next(answers)
+        assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "no longer valid" in (ended.value.details() or "")
+        assert time.monotonic() - started_s < 30
+        requests.end()
+
+
+def test_streams_are_as_many_as_the_documents_say() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "serving.md").read_text()
+    assert f"{dispatcher.MAX_STREAMS} streams" in text

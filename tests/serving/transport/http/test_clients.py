@@ -24,7 +24,7 @@ from scannery.serving.security import KeyFile
 from scannery.serving.transport.http.connect import response_type
 from scannery.v1 import index_pb2, search_pb2, types_pb2
 from tests.http1 import GET, SEARCH, UPSERT, over_grpc
-from tests.served import SENTENCES, copied, serving
+from tests.served import SENTENCES, copied, serving, without_permits
 
 VECTOR = np.random.default_rng(0).normal(size=384).astype(np.float32)
 NODE_PACKAGES = ("@connectrpc/connect@2.1.0", "@connectrpc/connect-node@2.1.0", "@bufbuild/protobuf@2.9.0")
@@ -254,12 +254,7 @@ def test_errors(server: tuple[Server, dict[str, str]], client: Client) -> None:
 
 
 def test_deadlines(server: tuple[Server, dict[str, str]], client: Client) -> None:
-    permits = server[0]._lifecycle.permits
     request = calls.search_many("texts", [VECTOR], 3).request
-    for _ in range(2):
-        permits.acquire()
-    try:
+    with without_permits(server[0]):
         code, _ = client(Call("/scannery.v1.SearchService/SearchMany", request, server[1], timeout_ms=300))
-    finally:
-        permits.release(2)
     assert code == "deadline_exceeded"

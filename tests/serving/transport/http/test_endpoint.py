@@ -21,7 +21,7 @@ from scannery.serving.security import KeyFile
 from scannery.serving.transport.http import connection as http_connection
 from scannery.serving.transport.http import server as http_server
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, idle
-from tests.served import DIMENSIONS, PAUSE_S, ROWS, serving
+from tests.served import DIMENSIONS, PAUSE_S, ROWS, serving, without_permits
 from tests.serving.process.test_supervisor import Log, started
 from tests.serving.security.test_tls import Authority, secure
 
@@ -109,19 +109,17 @@ def test_what_was_asked_is_answered_before_the_end(library: Path) -> None:
     with server, Http(server.http_port) as busy, Http(server.http_port) as quiet:
         assert quiet.post(SEARCH, BODY).status == 200
         assert busy.post(SEARCH, BODY).status == 200
-        permits = server._lifecycle.permits
-        permits.acquire()
-        busy.send(
-            b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/proto\r\ncontent-length: %d\r\n\r\n%s"
-            % (SEARCH_MANY.encode(), len(LARGE), LARGE)
-        )
-        eventually(lambda: not idle(server))
-        stopping = threading.Thread(target=server.stop, daemon=True)
-        stopping.start()
-        assert quiet.is_closed(10)
-        with pytest.raises(OSError):
-            Http(server.http_port or int(busy.socket.getpeername()[1]))
-        permits.release()
+        with without_permits(server):
+            busy.send(
+                b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/proto\r\n"
+                b"content-length: %d\r\n\r\n%s" % (SEARCH_MANY.encode(), len(LARGE), LARGE)
+            )
+            eventually(lambda: not idle(server))
+            stopping = threading.Thread(target=server.stop, daemon=True)
+            stopping.start()
+            assert quiet.is_closed(10)
+            with pytest.raises(OSError):
+                Http(server.http_port or int(busy.socket.getpeername()[1]))
         response = busy.response()
         assert (response.status, response.headers["connection"]) == (200, "close")
         assert len(response.body) > 4 << 20
@@ -134,8 +132,8 @@ def test_a_drain_has_an_end(library: Path) -> None:
     server = Server(ServerConfig(store=str(library), listen="127.0.0.1:0", drain_s=0.2))
     with server, Http(server.http_port, window=1 << 14) as http:
         http.send(
-            b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/proto\r\ncontent-length: %d\r\n\r\n%s"
-            % (SEARCH_MANY.encode(), len(LARGE), LARGE)
+            b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/proto\r\n"
+            b"content-length: %d\r\n\r\n%s" % (SEARCH_MANY.encode(), len(LARGE), LARGE)
         )
         eventually(lambda: not idle(server))
         started_s = time.monotonic()
@@ -252,8 +250,8 @@ def test_slow_readers_by_tls_are_cut_off(
         Http(server.http_port, context=trusting(authority), window=1 << 14) as http,
     ):
         http.send(
-            b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/proto\r\ncontent-length: %d\r\n\r\n%s"
-            % (SEARCH_MANY.encode(), len(LARGE), LARGE)
+            b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/proto\r\n"
+            b"content-length: %d\r\n\r\n%s" % (SEARCH_MANY.encode(), len(LARGE), LARGE)
         )
         eventually(lambda: not idle(server))
         eventually(lambda: idle(server), 20)

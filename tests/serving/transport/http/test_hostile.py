@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from scannery.serving.transport.http.head import MAX_HEADER_BYTES, MAX_HEADERS
 from scannery.serving.transport.http.parser import PIECE_BYTES
 from scannery.v1.search_pb2 import SearchManyResponse
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, head, idle
-from tests.served import DIMENSIONS, ROWS, serving
+from tests.served import DIMENSIONS, ROWS, serving, without_permits
 
 QUERIES = np.random.default_rng(0).normal(size=(160, DIMENSIONS)).astype(np.float32)
 BODY = calls.search("library", QUERIES[0], 3).request.SerializeToString()
@@ -399,7 +399,7 @@ def test_a_large_body_ends_where_its_length_says(server: Server) -> None:
 
 def test_what_is_pipelined_is_bounded(server: Server) -> None:
     """Requests that wait for a slow one stay in the kernel, and in its sender."""
-    with held_turns(server, 4), Http(server.http_port) as http:
+    with without_permits(server), Http(server.http_port) as http:
         http.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
             for _ in range(10_000):
@@ -420,7 +420,7 @@ def test_behind_the_last_request_nothing_is_read(server: Server) -> None:
 
 
 def test_callers_that_hang_up_are_forgotten(server: Server) -> None:
-    with held_turns(server, 4):
+    with without_permits(server):
         for _ in range(8):
             with Http(server.http_port) as http:
                 http.send(sized(MANY, SEARCH_MANY))
@@ -455,15 +455,3 @@ def test_damaged_requests_harm_nobody(server: Server, caplog: pytest.LogCaptureF
             while True:
                 assert http.response().status in {200, 400, 403, 404, 405, 408, 413, 415, 417, 429, 431, 501}
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
-@contextmanager
-def held_turns(server: Server, count: int) -> Iterator[None]:
-    """Let nobody work."""
-    permits = server._lifecycle.permits
-    for _ in range(count):
-        permits.acquire()
-    try:
-        yield
-    finally:
-        permits.release(count)

@@ -147,7 +147,7 @@ def test_each_is_authenticated_and_admitted(
         with Http(server.http_port) as http:
             statuses = [http.post(SEARCH, body(number), bearer).status for number in range(3)]
             assert (statuses, repeated) == ([200] * 3, [True] * 2)
-            monkeypatch.setattr(server.admission, "_has_room", lambda held: False)
+            monkeypatch.setattr(server.admission, "_has_room", lambda account, client: False)
             assert http.post(SEARCH, body(3), bearer).status == 429
             monkeypatch.undo()
             assert http.post(SEARCH, body(4), bearer).status == 200

@@ -24,7 +24,7 @@ from scannery.serving.transport.http import handler
 from scannery.serving.transport.http.exchange import Exchange
 from scannery.v1.search_pb2 import SearchRequest
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, head, idle
-from tests.served import DIMENSIONS, serving
+from tests.served import DIMENSIONS, serving, without_permits
 
 VECTORS = np.random.default_rng(0).normal(size=(8, DIMENSIONS)).astype(np.float32)
 BODY = calls.search("library", VECTORS[0], 3).request.SerializeToString()
@@ -33,7 +33,7 @@ MANY = calls.search_many("library", VECTORS, 3).request.SerializeToString()
 
 @pytest.fixture(scope="module")
 def server(library: Path) -> Iterator[Server]:
-    with serving(library, threads=2, recall_share=0) as server:
+    with serving(library, threads=2, queue=30, recall_share=0) as server:
         yield server
         eventually(lambda: idle(server))
 
@@ -49,15 +49,10 @@ def request(path: str, body: bytes, client: str) -> bytes:
 
 def test_overload_is_told_at_once_and_a_modest_caller_is_served(server: Server) -> None:
     """Batches wait for permits that the test holds, so that the server is as full as it may be."""
-    lifecycle = server._lifecycle
-    refused, permits = server.admission.refused, lifecycle.permits
+    refused = server.admission.refused
     greedy = [Http(server.http_port) for _ in range(60)]
     modest = [Http(server.http_port) for _ in range(2)]
-    held = 0
-    try:
-        while permits.acquire(blocking=False):
-            held += 1
-        assert held
+    with without_permits(server):
         for http in greedy:
             http.send(request(SEARCH_MANY, MANY, "greedy"))
         eventually(lambda: server.admission.refused > refused)
@@ -65,9 +60,6 @@ def test_overload_is_told_at_once_and_a_modest_caller_is_served(server: Server) 
             http.send(request(SEARCH_MANY, MANY, "modest"))
         eventually(lambda: sum(server.admission._clients.values()) >= len(modest) + 1)
         eventually(lambda: [n for name, n in server.admission._clients.items() if "modest" in name] == [2])
-    finally:
-        for _ in range(held):
-            permits.release()
     assert [http.response().code for http in modest] == ["ok", "ok"]
     answers = [http.response() for http in greedy]
     codes = Counter(answer.code for answer in answers)
@@ -170,14 +162,10 @@ def test_a_caller_with_a_key_has_the_share_of_the_key(library: Path, tmp_path: P
         serving(library, threads=1, security=SecurityConfig(keys_file=str(file.path))) as server,
         Http(server.http_port) as http,
     ):
-        permits = server._lifecycle.permits
-        assert permits.acquire(timeout=10)
-        try:
+        with without_permits(server):
             headers = [*bearer(text), ("content-type", "application/proto"), ("scannery-client", "another")]
             http.send(head("POST", SEARCH_MANY, [*headers, ("content-length", str(len(MANY)))]) + MANY)
-            eventually(lambda: [name[:7] for name in server.admission._clients] == ["reader/"])
-        finally:
-            permits.release()
+            eventually(lambda: [name[:7] for name, _ in server.admission._clients] == ["reader/"])
         assert http.response().status == 200
 
 
