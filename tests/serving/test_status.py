@@ -43,7 +43,7 @@ def test_field_message_and_retry_hint_arrive() -> None:
 
 def test_errors_have_the_form_of_googles_model() -> None:
     rpc = pytest.importorskip("google.rpc.error_details_pb2")
-    Status = pytest.importorskip("google.rpc.status_pb2").Status  # noqa: N806
+    Status = pytest.importorskip("google.rpc.status_pb2").Status
     refused = serving_errors.OverloadedError("too much", field="queries", retry_after_s=1.5)
     status = Status.FromString(status_details(*status_of(refused), refused))
     assert (status.code, status.message) == (8, "too much")
