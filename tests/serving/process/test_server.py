@@ -20,7 +20,8 @@ from scannery.serving import Server, ServerConfig, UnknownIndexError
 from scannery.serving.process.server import health_name
 from scannery.v1 import index_pb2, index_pb2_grpc, search_pb2, search_pb2_grpc
 from scannery.v1.types_pb2 import ErrorDetail
-from tests.served import DIMENSIONS, LIBRARY, copied, library_table, serving
+from tests.http1 import eventually
+from tests.served import DIMENSIONS, LIBRARY, copied, library_table, serving, without_permits
 
 VECTOR = np.random.default_rng(0).normal(size=DIMENSIONS).astype(np.float32)
 
@@ -163,25 +164,19 @@ def test_streams_never_take_every_thread(library: Path) -> None:
 
 def test_what_no_thread_and_no_place_in_the_queue_is_left_for_is_refused_at_once(library: Path) -> None:
     with serving(library, threads=1, queue=0) as server, grpc.insecure_channel(server.address) as channel:
-        stub = search_pb2_grpc.SearchServiceStub(channel)
-        more = threading.Event()
-
-        def requests() -> Iterator[search_pb2.SearchStreamRequest]:
-            yield search_pb2.SearchStreamRequest(tag=1, search=search("library", VECTOR, 1).request)
-            more.wait(60)
-
-        stream = stub.SearchStream(requests(), timeout=60)
-        assert next(iter(stream)).tag == 1
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.Search(search("library", VECTOR, 1).request, timeout=60)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert detail_of(caught.value).retry_after_ms > 0
+        stub: Any = search_pb2_grpc.SearchServiceStub(channel)
+        request = search("library", VECTOR, 1).request
+        with without_permits(server):
+            waiting = stub.Search.future(request, timeout=60)
+            eventually(lambda: server.admission.in_flight == 1)
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Search(request, timeout=60)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert detail_of(caught.value).retry_after_ms > 0
         with scannery.connect(server.address) as client:
             # The SDK comes back when it may, and finds the server free.
-            threading.Timer(0.3, more.set).start()
             assert len(client.index("library").search(VECTOR)) == 10
-        more.set()
-        assert list(stream) == []
+        assert len(waiting.result().hits) == 1
 
 
 def test_what_nobody_expected_goes_to_the_log_and_not_to_the_caller(
