@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scannery.pipelines.sources.documents.cut_words import with_whole_words
 from scannery.pipelines.sources.documents.document import Document, DocumentError
 from scannery.pipelines.sources.locations import open_bytes
 
@@ -53,7 +54,7 @@ def read_pdf(base: str, path: str) -> Document:
         raise DocumentError(answer["reason"], answer["message"])
     if _PROGRAM_TITLE.match(answer.get("title") or ""):
         answer["title"] = None
-    return Document(**answer)
+    return Document(**{**answer, "text": with_whole_words(answer["text"])})
 
 
 def _checked(path: Path) -> dict[str, Any]:
