@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import difflib
 from collections.abc import Mapping
+from encodings.aliases import aliases
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
@@ -62,6 +65,24 @@ class ChunkSpec(SpecModel):
         return self
 
 
+def _encoding(value: str) -> str:
+    try:
+        "".encode(value)
+        return codecs.lookup(value).name
+    except (LookupError, UnicodeError, ValueError) as error:
+        names = {name.replace("_", "-") for pair in aliases.items() for name in pair}
+        near = difflib.get_close_matches(
+            value.lower().replace("_", "-").replace(" ", "-"), sorted(names), 1, 0.5
+        )
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"must be an encoding such as utf-8, utf-16 or windows-1252, got {value!r}{hint}"
+        ) from error
+
+
+Encoding = Annotated[str, AfterValidator(_encoding)]
+"""The name of an encoding of texts, as Python has it."""
+
 _DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "\\t": "\t"}
 
 
@@ -83,8 +104,9 @@ class CsvSpec(SpecModel):
     then `\"` is a quote, `\n` a line break, and a cell with `\N` has no value. Default: `\` in files that can only be
     read so."""
 
-    encoding: str | None = None
-    """How characters are written: `utf-8`, `utf-16`, `windows-1252`, `latin-1`, or another encoding of Python's."""
+    encoding: Encoding | None = None
+    """How characters are written, if not as `source.encoding` says: `utf-8`, `utf-16`, `windows-1252`, `latin-1`, or
+    another encoding of Python's."""
 
     header: bool | Annotated[int, Field(ge=1, le=1000)] | list[str] | None = None
     """Where the names of the columns are: the number of their row, from 1; `true` for the first one; a list of the
@@ -100,19 +122,6 @@ class CsvSpec(SpecModel):
             return value
         other = "`tab`" if info.field_name == "delimiter" else "`none`"
         raise ValueError(f"must be one character or {other}, got {value!r}")
-
-    @field_validator("encoding")
-    @classmethod
-    def _text_encoding(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        try:
-            "".encode(value)
-        except LookupError as error:
-            raise ValueError(
-                f"must be an encoding such as utf-8, utf-16 or windows-1252, got {value!r}"
-            ) from error
-        return codecs.lookup(value).name
 
     @field_validator("header")
     @classmethod
@@ -225,6 +234,11 @@ class SourceSpec(SpecModel):
     one that keeps the limit is a full success. Default: a version is made of the good records, and `scannery build`
     ends with code 7 if any was refused."""
 
+    encoding: Encoding | None = None
+    """How the characters of text, Markdown, HTML, JSON, CSV and TSV are written: `windows-1252`, `shift_jis`, or
+    another encoding of Python's. A byte order mark of UTF-16 or UTF-32 wins. Default: found in each file, by its
+    letters if it is not UTF-8."""
+
     csv: Annotated[CsvSpec | None, mapping_like(lambda _: "{delimiter: ';', encoding: latin-1}")] = None
     """How CSV and TSV are written, where it is not to be found from the file."""
 
@@ -285,7 +299,7 @@ class SourceSpec(SpecModel):
         # Without the keys that earlier releases do not know: specs that do not use them stay readable there, and keep
         # the keys of finished work, which are hashes of this.
         written: dict[str, Any] = handler(self)
-        new = ("records", "csv", "fetch", "max_errors", "text_format", "generated_id")
+        new = ("records", "csv", "encoding", "fetch", "max_errors", "text_format", "generated_id")
         written = {
             key: value for key, value in written.items() if key not in new or value not in (None, (), [])
         }

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from scannery.indexer.spec.spec import SourceFormat, SourceSpec
+from scannery.indexer.spec.spec import CsvSpec, SourceFormat, SourceSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError
 from scannery.pipelines.sources import (
@@ -75,7 +75,7 @@ def _arranged(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]
     if source.format == "managed":
         return managed.arrange(files)
     if source.format == "csv":
-        return [dataclasses.replace(file, layout="csv", csv=source.csv) for file in files]
+        return [dataclasses.replace(file, layout="csv", csv=_csv(source)) for file in files]
     files = _feeds_arranged(files, source)
     found = {file.source for file in files}
     vectors = [file for file in files if _kind(file) in arrays.FORMATS]
@@ -85,10 +85,23 @@ def _arranged(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]
     _check_vectors(vectors, words, ids, source)
     documents.check_packages([_kind(file) for file in files])
     return [
-        dataclasses.replace(file, companions=_companions(file, ids), csv=source.csv, records=source.records)
+        dataclasses.replace(
+            file,
+            companions=_companions(file, ids),
+            csv=_csv(source),
+            encoding=source.encoding or "",
+            records=source.records,
+        )
         for file in files
         if file.source not in ids
     ]
+
+
+def _csv(source: SourceSpec) -> CsvSpec | None:
+    """Return how files of CSV are written; `source.encoding` holds where `source.csv` names none."""
+    if source.encoding is None or (source.csv is not None and source.csv.encoding is not None):
+        return source.csv
+    return (source.csv or CsvSpec()).model_copy(update={"encoding": source.encoding})
 
 
 def _feeds_arranged(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:

@@ -112,7 +112,7 @@ def _blocks(
     base: str, path: str, compression: str, dialect: Dialect, start: int = 0, end: int | None = None
 ) -> Iterator[bytes]:
     """Yield bytes `start` to `end` of a file's text, in an encoding whose line breaks are one byte."""
-    return utf8_blocks(base, path, compression, dialect.encoding, start, end)
+    return utf8_blocks(base, path, compression, dialect.encoding if dialect.is_wide else "", start, end)
 
 
 def _header(part: Part, dialect: Dialect, fields: Fields) -> list[str]:
@@ -159,7 +159,7 @@ def _record(
         return reject("malformed", f"the header has {len(header)} cells, this row has {len(row)}")
     if any("\udc80" <= char <= "\udcff" for cell in row if not cell.isascii() for char in cell):
         shown = "UTF-8" if dialect.encoding == "utf-8" else dialect.encoding
-        return reject("encoding", f"not {shown} (source.csv.encoding names another encoding)")
+        return reject("encoding", f"not {shown} (source.encoding names another encoding)")
     cells: dict[str, Any] = {
         name: cell for name, cell in zip(header, row, strict=True) if cell and cell not in dialect.missing
     }

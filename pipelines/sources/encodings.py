@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from charset_normalizer import from_bytes
-
+from scannery.pipelines.sources.legacy_encodings import likely_encoding
 from scannery.pipelines.sources.parts import DamagedError
 from scannery.pipelines.sources.streams import read_blocks, section_of
 
-__all__ = ["MAX_WIDE_PARTS", "SAMPLE_BYTES", "find_encoding", "guessed_text", "is_wide", "marked_encoding",
-           "utf8_blocks", "wide_encoding"]  # fmt: skip
+__all__ = ["MAX_WIDE_PARTS", "SAMPLE_BYTES", "decoded_text", "encoding_of", "find_encoding", "is_wide",
+           "marked_encoding", "utf8_blocks"]  # fmt: skip
 
 SAMPLE_BYTES = 1 << 18
 MAX_WIDE_PARTS = 64
@@ -22,9 +21,6 @@ _ENOUGH_LINES = 2000
 
 _MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
           codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # fmt: skip
-_LEGACY = ["cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp932", "euc_jp", "gb18030", "big5", "euc_kr",
-           "koi8_r", "mac_roman", "cp850"]  # fmt: skip
-"""Encodings of spreadsheets and databases, from before UTF-8."""
 _CONTROLS = bytes({*range(32)} - {*b"\t\n\r\f\x1a\x1b"})
 """Bytes that no text has in an encoding of one byte for a letter."""
 
@@ -44,55 +40,66 @@ def marked_encoding(head: bytes) -> str | None:
     return None
 
 
-def wide_encoding(blocks: Iterator[bytes]) -> str:
-    """Return the encoding of a file that is UTF-16 or UTF-32; empty for another one.
+def encoding_of(blocks: Iterator[bytes], given: str) -> str:
+    """Return the encoding of a file that is UTF-16 or UTF-32, else the given one; empty for UTF-8.
 
     Raises:
         OSError, DamagedError: as `read_blocks`.
 
     """
     encoding = marked_encoding(next(blocks, b"")[:200])
-    return encoding if encoding is not None and is_wide(encoding) else ""
+    return encoding if encoding is not None and is_wide(encoding) else given
 
 
-def guessed_text(data: bytes) -> tuple[str, str] | None:
-    """Return a text that is not UTF-8, and its encoding; None if it is damaged UTF-8, or no text.
+def decoded_text(data: bytes, given: str = "") -> tuple[str, str]:
+    """Return the text of a whole file, and how it was read, where that could be wrong; else an empty text.
 
     Args:
-        data: the whole text.
+        data: the bytes of the file.
+        given: its encoding, if that is known.
+
+    Raises:
+        UnicodeDecodeError: it has not the given encoding, or is no text.
 
     """
-    _, encoding, is_guessed = find_encoding(iter([data]))
-    if encoding == "utf-8" or (is_guessed and len(data.translate(None, _CONTROLS)) < len(data)):
-        return None
+    marked = marked_encoding(data[:200])
+    if given and not is_wide(marked or ""):
+        return data.decode(given).removeprefix("\ufeff"), ""
     try:
-        return data.decode(encoding).removeprefix("\ufeff"), encoding
+        return data.decode(marked or "utf-8").removeprefix("\ufeff"), ""
     except UnicodeDecodeError:
-        return None
+        _, encoding, is_guessed = find_encoding(iter([data + b"\n"]))
+        has_controls = len(data.translate(None, _CONTROLS)) < len(data)
+        if has_controls and not is_wide(encoding):
+            raise
+        text = data.decode(encoding, "replace").removeprefix("\ufeff")
+        if is_guessed:
+            return text, f"text that is not UTF-8 as {encoding}"
+        return text, f"bytes that are not {encoding.upper()} as U+FFFD"
 
 
 def utf8_blocks(
     base: str, path: str, compression: str, encoding: str, start: int = 0, end: int | None = None
 ) -> Iterator[bytes]:
-    """Yield bytes `start` to `end` of a file's text; of UTF-16 and UTF-32 those of its text in UTF-8.
+    """Yield bytes `start` to `end` of a file's text in UTF-8; an empty encoding is UTF-8, as read.
 
     Raises:
         OSError, DamagedError: as `read_blocks`; also where the text ends within a character.
 
     """
-    if not is_wide(encoding):
+    if encoding in ("", "utf-8"):
         return read_blocks(base, path, compression, start, end)
     return section_of(_transcoded(read_blocks(base, path, compression), encoding), start, end)
 
 
 def _transcoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    """Yield the bytes of UTF-16 or UTF-32 as those of UTF-8.
+    """Yield the bytes of a text as those of UTF-8.
 
     Raises:
         DamagedError: the text ends within a character.
 
     """
-    decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
+    decoder = codecs.getincrementaldecoder(encoding)("surrogatepass" if is_wide(encoding) else "strict")
     try:
         for block in blocks:
             yield decoder.decode(block).encode("utf-8", "surrogatepass")
@@ -128,7 +135,7 @@ def find_encoding(blocks: Iterator[bytes], given: str | None = None) -> tuple[by
     # A few bad lines among good ones are damage, and cost their own records.
     if len(bad) <= good:
         return head[:SAMPLE_BYTES], "utf-8", False
-    return head[:SAMPLE_BYTES], _legacy_encoding(bad), True
+    return head[:SAMPLE_BYTES], likely_encoding(b"\n".join(bad)), True
 
 
 def _and_then(head: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -156,16 +163,10 @@ def _add_lines(block: bytes, bad: list[bytes]) -> int:
             line.decode()
             good += 1
         except UnicodeDecodeError:
-            bad.append(line[:2000])
+            # One broken byte in a long line of UTF-8 is damage, too: no other text makes so many of its sequences.
+            letters = [character for character in line.decode("utf-8", "replace") if character > "\x7f"]
+            if 2 * letters.count("\ufffd") < len(letters):
+                good += 1
+            else:
+                bad.append(line[:2000])
     return good
-
-
-def _legacy_encoding(lines: Sequence[bytes]) -> str:
-    sample = b"\n".join(lines)[: 1 << 16]
-    best = from_bytes(sample, cp_isolation=_LEGACY).best()
-    try:
-        western = sample.decode("cp1252")
-    except UnicodeDecodeError:
-        return best.encoding if best is not None else "latin-1"
-    # Of encodings that make the same text of a sample, the one of most spreadsheets.
-    return "cp1252" if best is None or str(best) == western else best.encoding

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.sources import lines
-from scannery.pipelines.sources.encodings import MAX_WIDE_PARTS, utf8_blocks, wide_encoding
+from scannery.pipelines.sources.encodings import MAX_WIDE_PARTS, encoding_of, utf8_blocks
 from scannery.pipelines.sources.json_recovery import Effort, TooBrokenError, end_of_broken, first_key_of
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
@@ -179,7 +179,7 @@ def split(file: InputFile, compression: str, limit: int) -> Iterator[Part]:
         SpecConflictError: the spec's path to the records does not fit the file.
 
     """
-    encoding = wide_encoding(utf8_blocks(file.base, file.path, compression, ""))
+    encoding = encoding_of(utf8_blocks(file.base, file.path, compression, ""), file.encoding)
     if encoding:
         limit = max(limit, file.size_bytes // MAX_WIDE_PARTS)
     scanner = _Scanner(_text_blocks(file, compression, encoding))

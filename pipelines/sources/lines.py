@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
-from scannery.pipelines.sources.encodings import MAX_WIDE_PARTS, utf8_blocks, wide_encoding
+from scannery.pipelines.sources.encodings import MAX_WIDE_PARTS, encoding_of, utf8_blocks
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import lines_of, read_blocks
@@ -29,7 +29,7 @@ def split(file: InputFile, compression: str, limit: int) -> Iterator[Part]:
 
     encoding = ""
     try:
-        encoding = wide_encoding(read_blocks(file.base, file.path, compression))
+        encoding = encoding_of(read_blocks(file.base, file.path, compression), file.encoding)
         if encoding:
             limit = max(limit, file.size_bytes // MAX_WIDE_PARTS)
         for block in utf8_blocks(file.base, file.path, compression, encoding):

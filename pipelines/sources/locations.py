@@ -73,6 +73,9 @@ class InputFile:
     csv: CsvSpec | None = None
     """How the spec says that files of CSV are written."""
 
+    encoding: str = ""
+    """How the spec says that the characters of text formats are written; empty: as the file shows."""
+
     records: str | None = None
     """Where the spec says that a JSON file has its records."""
 

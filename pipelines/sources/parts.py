@@ -38,7 +38,8 @@ class Part:
     format: str
     compression: str = ""
     dialect: str = ""
-    """How a file of CSV is written; of JSON its encoding, and whether its objects are in no list; empty: as usual."""
+    """How a file of CSV is written; of JSON its encoding, and whether its objects are in no list; of texts and HTML the
+    encoding that the spec names; empty: as usual."""
 
     start: int = 0
     """First byte (lines, CSV; after decompression) or first row (Parquet, Avro)."""

@@ -13,13 +13,15 @@ from hashlib import blake2b
 
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.sources.documents import document_record, has_bad_front_matter, markdown_fields
-from scannery.pipelines.sources.encodings import guessed_text, marked_encoding
+from scannery.pipelines.sources.encodings import decoded_text
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import read_blocks, read_whole
 
 __all__ = ["read", "split"]
 
+_ENCODED = frozenset({"text", "markdown", "html"})
+"""Formats that do not say how their characters are written, or may say it wrongly."""
 BAD_FRONT_MATTER = "front matter that is not valid YAML or TOML"
 
 
@@ -33,7 +35,7 @@ def split(file: InputFile, format: str, compression: str) -> Iterator[Part]:
     except DamagedError:
         digest.update(b"damaged")
     yield Part(base=file.base, path=file.path, format=format, compression=compression, size_bytes=size,
-               digest=digest.hexdigest())  # fmt: skip
+               digest=digest.hexdigest(), dialect=file.encoding if format in _ENCODED else "")  # fmt: skip
 
 
 def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
@@ -48,33 +50,17 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
         if len(data) > MAX_RECORD_BYTES:
             yield _reject(part, "too_large", f"the text is longer than {MAX_RECORD_BYTES} bytes", data)
             return
-        text, notes = _decoded(data)
+        text, note = decoded_text(data, part.dialect)
     except UnicodeDecodeError as error:
-        yield _reject(part, "encoding", f"not UTF-8: {error.reason} at byte {error.start}", data)
+        shown = part.dialect or "UTF-8"
+        yield _reject(part, "encoding", f"not {shown}: {error.reason} at byte {error.start}", data)
         return
+    notes = (f"file: {note}",) if note else ()
     if part.format != "markdown":
         yield dataclasses.replace(document_record(part, {"text": text}), notes=notes)
         return
     ignored = (BAD_FRONT_MATTER,) if has_bad_front_matter(text) else ()
     yield dataclasses.replace(document_record(part, markdown_fields(text)), ignored=ignored, notes=notes)
-
-
-def _decoded(data: bytes) -> tuple[str, tuple[str, ...]]:
-    """Return the text of a file, and a note if its encoding is not UTF-8.
-
-    Raises:
-        UnicodeDecodeError: it is damaged UTF-8, or no text.
-
-    """
-    try:
-        if marked_encoding(data[:200]) in (None, "utf-8"):
-            return data.decode("utf-8-sig"), ()
-        found = guessed_text(data)
-        return data.decode("utf-8-sig") if found is None else found[0], ()
-    except UnicodeDecodeError:
-        if (found := guessed_text(data)) is None:
-            raise
-        return found[0], (f"file: text that is not UTF-8 as {found[1]}",)
 
 
 def _reject(part: Part, reason: str, message: str, data: bytes) -> DeadLetter:

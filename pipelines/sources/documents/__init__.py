@@ -42,9 +42,8 @@ TEXT_SHARE = {"html": 0.2, "pdf": 0.05, "docx": 0.1, "epub": 0.3, "notebook": 0.
 """About how much of a file is its text, for estimates."""
 
 _PACKAGES = {"html": "lxml", "docx": "lxml", "epub": "lxml", "feed": "lxml", "pdf": "pypdf"}
-_FROM_BYTES: dict[str, Callable[[bytes], Document]] = {"html": read_html, "notebook": read_notebook}
 _FROM_FILE: dict[str, Callable[[BinaryIO], Document]] = {"docx": read_docx, "epub": read_epub}
-FORMATS = frozenset({"pdf", *_FROM_BYTES, *_FROM_FILE})
+FORMATS = frozenset({"pdf", "html", "notebook", *_FROM_FILE})
 
 
 def check_packages(formats: Sequence[str]) -> None:
@@ -105,7 +104,7 @@ def _document(part: Part) -> Document:
     data = read_whole(part)
     if len(data) > MAX_RECORD_BYTES:
         raise DocumentError("too_large", f"the file is larger than {MAX_RECORD_BYTES} bytes")
-    return _FROM_BYTES[part.format](data)
+    return read_html(data, part.dialect) if part.format == "html" else read_notebook(data)
 
 
 def _reject(part: Part, reason: str, message: str) -> DeadLetter:

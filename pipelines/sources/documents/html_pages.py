@@ -63,8 +63,8 @@ _WINDOWS = {
 }
 
 
-def read_html(data: bytes) -> Document:
-    """Return the main content of a page.
+def read_html(data: bytes, encoding: str = "") -> Document:
+    """Return the main content of a page; `encoding` is that of its bytes, if it is known.
 
     Raises:
         DocumentError: the page is too large, or its elements nest too deep.
@@ -72,7 +72,7 @@ def read_html(data: bytes) -> Document:
     """
     from lxml import etree
 
-    root = _parsed(data)
+    root = _parsed(data, encoding or None)
     if root is None:
         return Document(text="")
     metas = _metas(root)

@@ -146,5 +146,5 @@ def test_a_few_bytes_that_are_not_utf8_do_not_change_the_encoding(tmp_path):
     assert read(path) == [
         ["1", "gut ü"],
         ["2", "gut ä"],
-        ["not UTF-8 (source.csv.encoding names another encoding)"],
+        ["not UTF-8 (source.encoding names another encoding)"],
     ]
