@@ -20,6 +20,7 @@ from scannery.pipelines.sources import (
     lines,
     managed,
     texts,
+    transcripts,
     word_vectors,
 )
 from scannery.pipelines.sources.batches import Batch, one_by_one
@@ -91,6 +92,7 @@ def _arranged(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]
             csv=_csv(source),
             encoding=source.encoding or "",
             records=source.records,
+            may_be_transcript=source.text in ("text", ["text"]) and source.records is None,
         )
         for file in files
         if file.source not in ids
@@ -207,6 +209,9 @@ def split_file(file: InputFile, limit: int) -> Iterator[Part]:
         limit = max(limit, file.size_bytes * TYPICAL_COMPRESSION // MAX_COMPRESSED_PARTS)
     try:
         stamp = _stamp(file)
+        is_json = format == "jsonl" and _is_json(file)
+        if is_json and file.may_be_transcript and transcripts.is_transcript(file, compression):
+            format = "transcript"
         for part in _split(file, format, compression, limit):
             # A feed names its companions itself.
             yield dataclasses.replace(part, stamp=_stamp(part) if format == "feed" else stamp)
@@ -269,6 +274,8 @@ def _read(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
         yield from managed.read(part, fields)
     elif part.format == "feed":
         yield from feeds.read(part)
+    elif part.format in transcripts.FORMATS:
+        yield from transcripts.read(part)
     elif part.format in documents.FORMATS:
         yield from documents.read(part)
     else:
@@ -285,16 +292,19 @@ def _split(file: InputFile, format: str, compression: str, limit: int) -> Iterat
     by_rows = {"parquet": columns.split_parquet, "arrow": arrow_files.split, "avro": columns.split_avro}
     if format in by_rows:
         return by_rows[format](file, limit)
-    # Of a file without an ending, only reading it tells whether it is a list.
-    is_json = file.sniffed is not None or ".json" in PurePosixPath(file.path.lower()).suffixes
     in_order = {
-        "jsonl": json_documents.split if is_json else lines.split,
+        "jsonl": json_documents.split if _is_json(file) else lines.split,
         "vec": word_vectors.split,
         "feed": feeds.split,
     }
     if format in in_order:
         return in_order[format](file, compression, limit)
     return texts.split(file, format, compression)
+
+
+def _is_json(file: InputFile) -> bool:
+    # Of a file without an ending, only reading it tells whether it is a list.
+    return file.sniffed is not None or ".json" in PurePosixPath(file.path.lower()).suffixes
 
 
 def _stamp(file: InputFile | Part) -> str:

@@ -22,14 +22,16 @@ SUFFIXES = {
     ".avro": "avro",
     ".npy": "npy", ".npz": "npz", ".fvecs": "fvecs", ".bvecs": "bvecs", ".ivecs": "ivecs",
     ".fbin": "fbin", ".ibin": "ibin", ".u8bin": "u8bin", ".i8bin": "i8bin", ".vec": "vec",
-    ".txt": "text", ".text": "text", ".vtt": "text", ".srt": "text", ".md": "markdown", ".markdown": "markdown",
+    ".txt": "text", ".text": "text", ".vtt": "text", ".srt": "text", ".sbv": "text", ".lrc": "text",
+    ".ttml": "ttml", ".dfxp": "ttml", ".json3": "transcript", ".md": "markdown", ".markdown": "markdown",
     ".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf", ".docx": "docx", ".epub": "epub",
     ".ipynb": "notebook", ".rss": "feed", ".atom": "feed", ".xml": "feed",
 }  # fmt: skip
 """File name endings and their formats; an ending of a compression may follow those of text, JSON lines and CSV."""
 
 COMPRESSIONS = {".gz": "gz", ".gzip": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
-COMPRESSIBLE = frozenset({"jsonl", "csv", "tsv", "vec", "text", "markdown", "html", "notebook", "feed"})
+COMPRESSIBLE = frozenset({"jsonl", "csv", "tsv", "vec", "text", "markdown", "html", "notebook", "feed", "ttml",
+                          "transcript"})  # fmt: skip
 
 _UNPACK = "unpack it, and name the folder"
 _PICKLE = "may run code when it is loaded; write its table as Parquet, or its vectors with `numpy.save`"

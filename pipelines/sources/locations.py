@@ -79,6 +79,9 @@ class InputFile:
     records: str | None = None
     """Where the spec says that a JSON file has its records."""
 
+    may_be_transcript: bool = False
+    """Whether a JSON file that is a transcript is read as one: the spec's text is that of files."""
+
     fetch: tuple[str, ...] = ()
     """Hosts that files named by this one may be fetched from (feeds)."""
 

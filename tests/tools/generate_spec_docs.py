@@ -63,6 +63,7 @@ EXAMPLES: dict[str, Any] = {
     "source.max_errors": "1%",
     "chunk.headings": True,
     "source.records": "data.items",
+    "source.encoding": "windows-1252",
     "source.csv": {"delimiter": ";", "encoding": "latin-1"},
     "csv.delimiter": ";",
     "csv.quote": "'",

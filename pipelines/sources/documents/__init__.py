@@ -41,7 +41,7 @@ FILE_FIELDS = ("id", "path", "name", "folder")
 TEXT_SHARE = {"html": 0.2, "pdf": 0.05, "docx": 0.1, "epub": 0.3, "notebook": 0.3}
 """About how much of a file is its text, for estimates."""
 
-_PACKAGES = {"html": "lxml", "docx": "lxml", "epub": "lxml", "feed": "lxml", "pdf": "pypdf"}
+_PACKAGES = {"html": "lxml", "docx": "lxml", "epub": "lxml", "feed": "lxml", "ttml": "lxml", "pdf": "pypdf"}
 _FROM_FILE: dict[str, Callable[[BinaryIO], Document]] = {"docx": read_docx, "epub": read_epub}
 FORMATS = frozenset({"pdf", "html", "notebook", *_FROM_FILE})
 

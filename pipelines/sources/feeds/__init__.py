@@ -98,13 +98,13 @@ def _entries(part: Part) -> tuple[list[Entry], str | None]:
 
 
 def _fields(part: Part, entry: Entry) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the fields of an entry, and why it has no transcript, if it names one."""
+    """Return the fields of an entry, and what of it could not be read, such as a transcript that it names."""
     if not entry.transcripts:
-        return entry.fields, ()
+        return entry.fields, entry.problems
     found = transcript_of(entry.transcripts, part.base, part.path, part.fetch)
     if found.text is None or not found.text.strip():
-        return entry.fields, (found.problem or "transcript: empty",)
-    return {**entry.fields, "text": found.text}, ()
+        return entry.fields, (*entry.problems, found.problem or "transcript: empty")
+    return {**entry.fields, "text": found.text}, entry.problems
 
 
 def _local(part: Part, entry: Entry) -> Iterator[str]:

@@ -28,6 +28,10 @@ _NAMESPACES = ("http://www.w3.org/2005/Atom", "http://purl.org/rss/1.0/", "http:
 """Namespaces of RSS and Atom themselves, whose names are used without them here."""
 
 
+_FIRST_YEAR, _LAST_YEAR = 1, 9999
+"""Times of these years stand for none, and may have no time in another zone."""
+
+
 @dataclass(frozen=True)
 class Transcript:
     """A transcript that an episode names (`podcast:transcript`)."""
@@ -43,6 +47,8 @@ class Entry:
 
     fields: dict[str, Any]
     transcripts: tuple[Transcript, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What of it could not be read."""
 
 
 def is_feed(beginning: bytes) -> bool:
@@ -115,6 +121,7 @@ def _entry(entry: Any, about: dict[str, Any], site: str | None) -> Entry:
     link = _link(entry, site)
     url = enclosure.get("url") or enclosure.get("href")
     description = _description(entry)
+    published, problems = _time(entry, "pubDate", "published", f"{_DC}date", "updated")
     fields = {
         **about,
         "id": _text(entry, "guid") or _text(entry, "id") or link or url,
@@ -122,7 +129,7 @@ def _entry(entry: Any, about: dict[str, Any], site: str | None) -> Entry:
         "text": description,
         "description": description,
         "link": link,
-        "published": _time(entry, "pubDate", "published", f"{_DC}date", "updated"),
+        "published": published,
         "author": _text(entry, f"{_ITUNES}author") or _author(entry) or about.get("podcast_author"),
         "duration_s": _duration_s(_text(entry, f"{_ITUNES}duration")),
         "season": _number(_text(entry, f"{_ITUNES}season")),
@@ -140,7 +147,9 @@ def _entry(entry: Any, about: dict[str, Any], site: str | None) -> Entry:
         for one in entry.iterchildren()
         if isinstance(one.tag, str) and one.tag.endswith("}transcript") and one.get("url")
     )
-    return Entry({key: value for key, value in fields.items() if value not in (None, "", [])}, transcripts)
+    return Entry(
+        {key: value for key, value in fields.items() if value not in (None, "", [])}, transcripts, problems
+    )
 
 
 def _content(element: Any) -> str:
@@ -213,18 +222,24 @@ def _absolute(link: str, base: str | None) -> str:
         return link
 
 
-def _time(entry: Any, *names: str) -> str | None:
-    """Return the first time as ISO 8601; as it is written if it is no known form."""
+def _time(entry: Any, *names: str) -> tuple[str | None, tuple[str, ...]]:
+    """Return the first time as ISO 8601, and what is wrong with those that are none.
+
+    A field that is no time would cost the episode, where the index has times of it.
+    """
+    problems: list[str] = []
     for name in names:
         text = _text(entry, name)
         if text is None:
             continue
         try:
             found = time_in_text(text)
-        except ValueError:
-            return text
-        return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).isoformat()
-    return None
+            if _FIRST_YEAR < found.year < _LAST_YEAR:
+                return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).isoformat(), ()
+        except (ValueError, OverflowError):
+            pass
+        problems.append(f"{name.rpartition('}')[2]}: not a time")
+    return None, tuple(problems)
 
 
 def _duration_s(text: str | None) -> int | None:

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from scannery.pipelines.sources.documents.document import DocumentError
 from scannery.pipelines.sources.documents.html_pages import read_html
+from scannery.pipelines.sources.encodings import decoded_text
 from scannery.pipelines.sources.feeds.feed_records import Transcript
 from scannery.pipelines.sources.feeds.fetching import FetchError, fetch
 from scannery.pipelines.sources.locations import leaves_folder, open_bytes
+from scannery.pipelines.sources.transcripts import text_of_json, text_of_ttml
 
 __all__ = ["MAX_TRANSCRIPT_BYTES", "Found", "local_path", "transcript_of"]
 
 MAX_TRANSCRIPT_BYTES = 16 * 2**20
 
 _TYPES = {"text/vtt": "vtt", "application/x-subrip": "srt", "application/srt": "srt", "text/srt": "srt",
-          "application/json": "json", "text/html": "html", "text/plain": "txt"}  # fmt: skip
+          "application/json": "json", "application/ttml+xml": "ttml",
+          "text/html": "html", "text/plain": "txt"}  # fmt: skip
 _ENDINGS = {
     ".vtt": "vtt",
     ".srt": "srt",
     ".json": "json",
+    ".ttml": "ttml",
+    ".sbv": "srt",
     ".html": "html",
     ".htm": "html",
     ".txt": "txt",
     ".md": "txt",
 }
-_BEST = ("vtt", "srt", "json", "html", "txt")
+_CONVERTED = {"json": text_of_json, "ttml": text_of_ttml}
+_BEST = ("vtt", "srt", "json", "ttml", "html", "txt")
 """Formats by how much they tell: times and speakers first."""
 
 
@@ -121,36 +125,9 @@ def _content(transcript: Transcript, base: str, feed: str, allowed: Sequence[str
 def _readable(data: bytes, kind: str) -> str:
     if kind == "html":
         return read_html(data).text
-    if kind == "json":
-        return _from_json(data)
+    if kind in _CONVERTED:
+        return _CONVERTED[kind](data)
     try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return data.decode("cp1252", "replace")
-
-
-def _from_json(data: bytes) -> str:
-    """Return a transcript in the JSON of podcasts as WebVTT, which has times and speakers."""
-    try:
-        segments = json.loads(data)["segments"]
-        cues = [cue for segment in segments if (cue := _cue(segment))]
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise DocumentError("malformed", f"not a transcript: {error!r:.100}") from error
-    return "WEBVTT\n\n" + "\n\n".join(cues) if cues else ""
-
-
-def _cue(segment: dict[str, Any]) -> str | None:
-    text = " ".join(str(segment.get("body") or "").split()).replace("-->", "→")
-    if not text:
-        return None
-    start_s = float(segment.get("startTime") or 0)
-    end_s = float(segment.get("endTime") or start_s)
-    speaker = " ".join(str(segment.get("speaker") or "").translate({60: None, 62: None}).split())[:200]
-    voice = f"<v {speaker}>" if speaker else ""
-    return f"{_clock(start_s)} --> {_clock(end_s)}\n{voice}{text}"
-
-
-def _clock(seconds: float) -> str:
-    milliseconds = max(0, round(seconds * 1000))
-    minutes, rest = divmod(milliseconds, 60_000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}.{rest % 1000:03}"
+        return decoded_text(data)[0]
+    except UnicodeDecodeError as error:
+        raise DocumentError("encoding", f"no text: {error.reason} at byte {error.start}") from error

@@ -106,6 +106,23 @@ def test_relative_links_marked_titles_and_zones_are_resolved(tmp_path):
     assert fields[2]["published"] == "2024-03-01T06:00:00+01:00"
 
 
+@pytest.mark.parametrize(
+    "time", ["Someday", "Fri, 32 Mar 2024 06:00:00 +0100", "0001-01-01T00:00:00Z", "9999-12-31"]
+)
+@pytest.mark.parametrize("other", ["", "<dc:date>2024-03-02T06:00:00Z</dc:date>"])
+def test_a_wrong_time_costs_no_episode(tmp_path, time, other):
+    (tmp_path / "a.rss").write_text(
+        '<rss xmlns:dc="http://purl.org/dc/elements/1.1/" xmlns:itunes="http://www.itunes.com/dtds/podcast-1.0.dtd">'
+        f"<channel><title>A</title><item><guid>1</guid><title>B</title><pubDate>{time}</pubDate>{other}"
+        "<itunes:duration>soon</itunes:duration></item><item><guid>2</guid><title>C</title></item></channel></rss>"
+    )
+    records, letters = read(tmp_path)
+    assert not letters and [one.fields["id"] for one in records] == ["1", "2"]
+    assert records[0].fields.get("published") == ("2024-03-02T06:00:00+00:00" if other else None)
+    assert records[0].ignored == (() if other else ("pubDate: not a time",))
+    assert "duration_s" not in records[0].fields
+
+
 def test_entities_of_html_and_bare_ampersands_are_read(tmp_path):
     (tmp_path / "a.rss").write_text(
         "<rss><channel><item><guid>1</guid><title>R&D caf&eacute;</title></item></channel></rss>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 
-from scannery.pipelines.sources.legacy_encodings import likely_encoding
+from scannery.pipelines.sources.encodings.legacy_encodings import likely_encoding
 from scannery.pipelines.sources.parts import DamagedError
 from scannery.pipelines.sources.streams import read_blocks, section_of
 

@@ -1,0 +1,75 @@
+"""Transcripts that are no text: the JSON of speech recognition, and TTML; a file is a record, as WebVTT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from scannery.pipelines.dead_letters import DeadLetter
+from scannery.pipelines.sources.documents import document_record
+from scannery.pipelines.sources.documents.document import DocumentError
+from scannery.pipelines.sources.encodings import decoded_text
+from scannery.pipelines.sources.locations import InputFile
+from scannery.pipelines.sources.parts import DamagedError, Part, Record
+from scannery.pipelines.sources.streams import read_blocks, read_whole
+from scannery.pipelines.sources.transcripts.json_layouts import may_be_transcript, segments_of
+from scannery.pipelines.sources.transcripts.segments import as_webvtt
+from scannery.pipelines.sources.transcripts.timed_text import segments_of_ttml
+
+__all__ = ["FORMATS", "MAX_TRANSCRIPT_BYTES", "is_transcript", "read", "text_of_json", "text_of_ttml"]
+
+FORMATS = frozenset({"transcript", "ttml"})
+MAX_TRANSCRIPT_BYTES = 64 * 2**20
+"""A larger file is no transcript: the words of a day with their times take 20 MB."""
+
+
+def is_transcript(file: InputFile, compression: str) -> bool:
+    """Return whether a file of JSON is a transcript, and no file of records."""
+    if file.size_bytes > MAX_TRANSCRIPT_BYTES:
+        return False
+    data = b""
+    try:
+        for block in read_blocks(file.base, file.path, compression):
+            data += block
+            if len(data) > MAX_TRANSCRIPT_BYTES:
+                return False
+        return may_be_transcript(data) and bool(segments_of(json.loads(decoded_text(data)[0])))
+    except (DamagedError, OSError, ValueError, RecursionError):
+        return False
+
+
+def read(part: Part) -> Iterator[Record | DeadLetter]:
+    """Yield the file as one record: `id`, `path`, `name`, `folder` and `text`."""
+    try:
+        text_of = text_of_ttml if part.format == "ttml" else text_of_json
+        yield document_record(part, {"text": text_of(read_whole(part))})
+    except DamagedError as error:
+        yield DeadLetter(reason="damaged_file", source=part.source, message=str(error), id=part.path)
+    except DocumentError as error:
+        yield DeadLetter(reason=error.reason, source=part.source, message=str(error), id=part.path)
+
+
+def text_of_json(data: bytes) -> str:
+    """Return a transcript in JSON as WebVTT.
+
+    Raises:
+        DocumentError: it has none of the known layouts.
+
+    """
+    try:
+        segments = segments_of(json.loads(decoded_text(data)[0]))
+    except (ValueError, RecursionError) as error:
+        raise DocumentError("malformed", f"not a transcript: {error!r:.100}") from error
+    if segments is None:
+        raise DocumentError("malformed", "not a transcript: no list of texts with times")
+    return as_webvtt(segments)
+
+
+def text_of_ttml(data: bytes) -> str:
+    """Return a transcript in TTML as WebVTT.
+
+    Raises:
+        DocumentError: it is no XML.
+
+    """
+    return as_webvtt(segments_of_ttml(data))

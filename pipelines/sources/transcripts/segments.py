@@ -1,0 +1,91 @@
+"""Segments of a transcript, made of words or whole, and the WebVTT that they become."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+__all__ = ["Segment", "as_webvtt", "of_words", "seconds_in"]
+
+_PAUSE_S, _LONG_S = 2.0, 10.0
+"""Words after a pause begin a segment, and so does a sentence after this time."""
+_CLOCK = re.compile(r"(?:(\d{1,4}):)?(\d{1,3}):(\d{1,2}(?:[.,]\d+)?)")
+_ISO = re.compile(r"PT(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?")
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)?")
+
+
+class Segment(NamedTuple):
+    """Words that are spoken together, by one speaker."""
+
+    start_s: float
+    end_s: float
+    text: str
+    speaker: str | None = None
+
+
+def seconds_in(value: object) -> float | None:
+    """Return the seconds in a number, a text (`1.5`, `1.5s`, `00:01,500`, `PT1.5S`) or an object of Google's API."""
+    if isinstance(value, dict) and value and set(value) <= {"seconds", "nanos"}:
+        seconds, nanos = seconds_in(value.get("seconds", 0)), seconds_in(value.get("nanos", 0))
+        return None if seconds is None or nanos is None else seconds + nanos / 1e9
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value) if math.isfinite(value) and 0 <= value < 1e12 else None
+    return _seconds_in_text(value.strip()) if isinstance(value, str) and len(value) <= 40 else None
+
+
+def _seconds_in_text(text: str) -> float | None:
+    if found := _NUMBER.fullmatch(text):
+        return float(found[1]) * _UNITS[found[2] or ""]
+    if found := _CLOCK.fullmatch(text):
+        return int(found[1] or 0) * 3600 + int(found[2]) * 60 + float(found[3].replace(",", "."))
+    if text != "PT" and (found := _ISO.fullmatch(text)):
+        return int(found[1] or 0) * 3600 + int(found[2] or 0) * 60 + float(found[3] or 0)
+    return None
+
+
+def of_words(words: Iterable[Segment]) -> list[Segment]:
+    """Return words as segments: a new one for each speaker, after a pause, and at sentences after ten seconds.
+
+    Args:
+        words: in order; each with the space in front of it, if it has one.
+
+    """
+    segments: list[Segment] = []
+    for word in words:
+        last = segments[-1] if segments else None
+        if (
+            last is None
+            or (word.speaker or last.speaker) != last.speaker
+            or word.start_s - last.end_s > _PAUSE_S
+            or (word.start_s - last.start_s > _LONG_S and last.text.rstrip()[-1:] in ".!?。！？")
+            or word.start_s - last.start_s > 2 * _LONG_S
+        ):
+            segments.append(word)
+        else:
+            segments[-1] = last._replace(end_s=max(last.end_s, word.end_s), text=last.text + word.text)
+    return segments
+
+
+def as_webvtt(segments: Sequence[Segment]) -> str:
+    """Return segments as WebVTT, which has times and speakers; an empty text for none."""
+    cues = [cue for segment in segments if (cue := _cue(segment))]
+    return "WEBVTT\n\n" + "\n\n".join(cues) if cues else ""
+
+
+def _cue(segment: Segment) -> str | None:
+    text = " ".join(segment.text.split()).replace("-->", "→")
+    if not text:
+        return None
+    speaker = " ".join((segment.speaker or "").translate({60: None, 62: None}).split())[:200]
+    voice = f"<v {speaker}>" if speaker else ""
+    end_s = max(segment.start_s, segment.end_s)
+    return f"{_clock(segment.start_s)} --> {_clock(end_s)}\n{voice}{text}"
+
+
+def _clock(seconds: float) -> str:
+    milliseconds = min(max(0, round(seconds * 1000)), 3_599_999_999)
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}.{rest % 1000:03}"
