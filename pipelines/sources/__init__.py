@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from scannery.indexer.spec.spec import CsvSpec, SourceFormat, SourceSpec
@@ -253,33 +253,30 @@ def read_batches(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLe
         raise InputChangedError(f"{part.source} changed while it was read; run the build again")
 
 
+_Reader = Callable[[Part, Fields], Iterator[Batch | Record | DeadLetter]]
+_FIELD_READERS: dict[str, _Reader] = {
+    "jsonl": lines.read,
+    json_documents.FORMAT: json_documents.read,
+    "parquet": columns.read_parquet,
+    "arrow": arrow_files.read,
+    "vec": word_vectors.read,
+    **dict.fromkeys(delimited.DELIMITERS, delimited.read),
+    **dict.fromkeys(arrays.FORMATS, arrays.read),
+    **dict.fromkeys(managed.FORMATS, managed.read),
+}
+_WHOLE_READERS: dict[str, Callable[[Part], Iterator[Batch | Record | DeadLetter]]] = {
+    "avro": columns.read_avro,
+    "feed": feeds.read,
+    **dict.fromkeys(transcripts.FORMATS, transcripts.read),
+    **dict.fromkeys(documents.FORMATS, documents.read),
+}
+"""Readers of formats whose records have all of their fields."""
+
+
 def _read(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
-    if part.format == "jsonl":
-        yield from lines.read(part, fields)
-    elif part.format == json_documents.FORMAT:
-        yield from json_documents.read(part, fields)
-    elif part.format in delimited.DELIMITERS:
-        yield from delimited.read(part, fields)
-    elif part.format == "parquet":
-        yield from columns.read_parquet(part, fields)
-    elif part.format == "arrow":
-        yield from arrow_files.read(part, fields)
-    elif part.format == "vec":
-        yield from word_vectors.read(part, fields)
-    elif part.format == "avro":
-        yield from columns.read_avro(part)
-    elif part.format in arrays.FORMATS:
-        yield from arrays.read(part, fields)
-    elif part.format in managed.FORMATS:
-        yield from managed.read(part, fields)
-    elif part.format == "feed":
-        yield from feeds.read(part)
-    elif part.format in transcripts.FORMATS:
-        yield from transcripts.read(part)
-    elif part.format in documents.FORMATS:
-        yield from documents.read(part)
-    else:
-        yield from texts.read(part, fields)
+    if part.format in _WHOLE_READERS:
+        return _WHOLE_READERS[part.format](part)
+    return _FIELD_READERS.get(part.format, texts.read)(part, fields)
 
 
 def _split(file: InputFile, format: str, compression: str, limit: int) -> Iterator[Part]:
