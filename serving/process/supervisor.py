@@ -116,12 +116,14 @@ class Supervisor(Generic[ConfigT, SharedT]):
         self._ready_pipe = os.pipe()
         self._pid = os.getpid()
         self._signals = Signals(_SIGNALS)
+        self._ports = ExitStack()
+        """Sockets that reserve the ports of the server."""
         self._slots = SharedSlots(slots)
         self._neighbours = Neighbours(slots)
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
-        with ExitStack() as ports:
+        with self._ports as ports:
             port = ports.enter_context(closing(reserved(self._config.listen)))
             host, _ = split_address(self._config.listen)
             address = joined_address(host, port.getsockname()[1])
@@ -193,6 +195,8 @@ class Supervisor(Generic[ConfigT, SharedT]):
         status = 1
         try:
             die_with_parent(self._pid)
+            # A worker that drains after the supervisor was killed must not keep the ports from the next server.
+            self._ports.close()
             # Stop signals stay blocked for `await_stop`. Threads inherit the mask.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - set(STOP_SIGNALS))
             signal.signal(signal.SIGHUP, signal.SIG_IGN)

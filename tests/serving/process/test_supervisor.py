@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
+import grpc
 import numpy as np
 import pytest
 
@@ -167,6 +169,35 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):  # it may end between open and read
         return False
+
+
+def _can_listen(address: str) -> bool:
+    host, port = address.split(":")
+    with socket.socket() as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind((host, int(port)))
+            candidate.listen()
+        except OSError:
+            return False
+        return True
+
+
+def test_a_worker_that_drains_without_its_supervisor_keeps_no_port(library: Path) -> None:
+    with started(library) as (process, address), grpc.insecure_channel(address) as channel:
+        [worker] = children(process.pid)
+        ended = threading.Event()
+        stream = channel.stream_stream("/scannery.v1.SearchService/SearchStream")
+        # Open without a request until the event is set, so that there is something to drain.
+        running = stream(request for request in (b"",) if ended.wait(60) and False)
+        wait_until(lambda: answers(address))
+        process.kill()
+        process.wait()
+        wait_until(lambda: _can_listen(address), 8)
+        assert _runs(worker)
+        ended.set()
+        running.cancel()
+        wait_until(lambda: not _runs(worker))
 
 
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.long), "2"])
