@@ -69,6 +69,9 @@ class Backend(Protocol):
     def replace(self, key: str, data: bytes, known: bytes | None) -> None:
         """Write an object if its bytes are `known` (None: it does not exist), else raise AlreadyExistsError."""
 
+    def turn_into(self, key: str, target: str, data: bytes) -> None:
+        """Rename an object, and replace its bytes by fewer ones, perhaps with spaces behind them."""
+
     def size(self, key: str) -> int:
         """Return the size of an object in bytes."""
 

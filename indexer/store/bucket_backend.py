@@ -209,6 +209,11 @@ class BucketBackend:
             raise StoreError(f"{key}: wanted bytes {start} to {end}, got {len(data)} of {end - start}")
         return data
 
+    def turn_into(self, key: str, target: str, data: bytes) -> None:
+        """Write an object, and delete another one (`Store.turn_into`)."""
+        self.write(target, data, only_if_absent=False)
+        self.delete(key)
+
     def size(self, key: str) -> int:
         """Return the size of an object in bytes."""
         with _object_errors(key):

@@ -156,6 +156,21 @@ class Store:
         """
         self._backend.replace(_checked(key), data, known)
 
+    def turn_into(self, key: str, target: str, data: bytes) -> None:
+        """Make a small JSON object of a larger object, which is gone afterwards; possible on a disk without space.
+
+        Args:
+            key: of the larger object.
+            target: key of the small one.
+            data: JSON; spaces may follow it.
+
+        Raises:
+            NotFoundError: the larger object does not exist.
+
+        """
+        self._backend.turn_into(_checked(key), _checked(target), data)
+        self._note(target)
+
     def size(self, key: str) -> int:
         """Return the size of an object in bytes; NotFoundError if it does not exist."""
         return self._backend.size(_checked(key))

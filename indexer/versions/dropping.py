@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from scannery.indexer.errors import InUseError, NotFoundError
+from scannery.indexer.errors import InUseError, NotFoundError, StoreError
 from scannery.indexer.spec.spec import INDEX_NAME
 from scannery.indexer.store.folder_backend import sync_folder
 from scannery.indexer.store.object_store import Store, StoredObject
@@ -70,7 +70,7 @@ def drop_index(
         _check_unused(store, index)
     token = uuid.uuid4().hex
     content = {"token": token, "dropped_at": datetime.now(timezone.utc).isoformat()}
-    store.write(tombstone_key(index), json.dumps(content).encode())
+    _mark_dropped(store, index, json.dumps(content).encode())
     also()
     gone: list[StoredObject] = []
     while going := [item for item in store.list(index) if item.key != tombstone_key(index)]:
@@ -86,6 +86,16 @@ def drop_index(
     _finish(store, index, token)
     size_bytes = sum(item.size_bytes for item in gone)
     return DropReport(index=index, versions=len(versions), files=len(gone), size_bytes=size_bytes)
+
+
+def _mark_dropped(store: Store, index: str, content: bytes) -> None:
+    try:
+        store.write(tombstone_key(index), content)
+    except StoreError:  # the disk is full, perhaps: a drop is to make room
+        keys = [item.key for item in store.list(f"{index}/versions") if item.size_bytes >= len(content)]
+        if not keys:
+            raise
+        store.turn_into(keys[-1], tombstone_key(index), content)
 
 
 def _check_unused(store: Store, index: str) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import scannery
+from scannery.indexer import Store
+from scannery.live.maintenance.drop import drop
 from tests.live.model import DIMENSIONS, make_store, random_row
 from tests.live.torture import ServerProcess
 from tests.served import serving
@@ -75,6 +77,22 @@ def test_a_full_disk_refuses_writes_until_there_is_room(disk: Path) -> None:
         assert index.get(["n100"], fields=[]) != [None]
     with scannery.connect(store) as client:
         assert None not in client.index("live").get(written, fields=[])
+
+
+def fill(disk: Path) -> None:
+    """Leave not a byte on a disk."""
+    with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(b"x" * 4096)
+
+
+def test_an_index_can_be_dropped_from_a_full_disk(disk: Path) -> None:
+    store = Store.open(make_store(disk, some_rows(30)))
+    with scannery.connect(store.uri) as client:
+        client.index("live").upsert([{"id": "new", "vector": VECTOR}])
+    fill(disk)
+    drop(store, "live")
+    assert store.folders() == []
 
 
 @contextmanager
