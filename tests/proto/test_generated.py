@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.tools.generate_protos import FOREIGN_PACKAGES, PACKAGE, ROOT, generate
+from tests.tools.generate_protos import COMMENTS, FOREIGN_PACKAGES, PACKAGE, ROOT, generate
 
 
 def test_committed_code_is_what_the_protos_generate(tmp_path: Path) -> None:
@@ -16,6 +16,7 @@ def test_committed_code_is_what_the_protos_generate(tmp_path: Path) -> None:
     assert sorted(committed) == sorted(generated), "run `make proto`"
     differing = [name for name, content in generated.items() if committed[name] != content]
     assert differing == [], "run `make proto`"
+    assert (tmp_path / COMMENTS).read_bytes() == (source / COMMENTS).read_bytes(), "run `make proto`"
 
 
 def test_proto_folder_is_no_python_package() -> None:

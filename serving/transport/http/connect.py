@@ -10,10 +10,12 @@ import base64
 import gzip
 import json
 import zlib
-from functools import lru_cache
-from typing import TypeVar
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, TypeVar, cast
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -23,13 +25,14 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.transport.http.head import too_long
 from scannery.serving.transport.http.json_errors import json_error
 from scannery.serving.transport.lifecycle import decoded
-from scannery.v1.types_pb2 import ErrorDetail
+from scannery.v1.types_pb2 import ErrorDetail, Vector
 
 __all__ = [
     "GZIPPED",
     "HTTP_STATUS",
     "MAX_JSON_BYTES",
     "MIN_GZIP_BYTES",
+    "always_written",
     "code_name",
     "compressed",
     "decoded_json",
@@ -67,6 +70,18 @@ MIN_GZIP_BYTES = 1 << 10
 GZIPPED = (("content-encoding", "gzip"), ("vary", "accept-encoding"))
 """Headers of a compressed answer."""
 _READ_BYTES = 1 << 20
+
+_EMPTY: dict[int, object] = {
+    FieldDescriptor.CPPTYPE_INT32: 0,
+    FieldDescriptor.CPPTYPE_UINT32: 0,
+    FieldDescriptor.CPPTYPE_INT64: "0",
+    FieldDescriptor.CPPTYPE_UINT64: "0",
+    FieldDescriptor.CPPTYPE_FLOAT: 0.0,
+    FieldDescriptor.CPPTYPE_DOUBLE: 0.0,
+    FieldDescriptor.CPPTYPE_BOOL: False,
+}
+_OTHER_FORM = Vector.DESCRIPTOR.fields_by_name["values"].full_name
+"""Answers have the numbers of a vector in its other field."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -128,8 +143,59 @@ def decoded_json(kind: type[MessageT], data: bytes) -> MessageT:
 
 
 def encoded_json(kind: type[Message], data: bytes) -> bytes:
-    """Return a serialised message as JSON."""
-    return json_format.MessageToJson(kind.FromString(data), indent=None, ensure_ascii=False).encode()
+    """Return a serialised message as JSON, with the fields that `always_written` names."""
+    message = kind.FromString(data)
+    value = json_format.MessageToDict(message)
+    _complete(cast(Descriptor, kind.DESCRIPTOR), value)
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def always_written(field: FieldDescriptor) -> bool:
+    """Return whether answers in JSON have a field also if it is 0, false or empty.
+
+    Programs compute with numbers and go through lists and maps: without them a score of 0 is sorted as not-a-number, an
+    answer without hits is an error. Protobuf leaves them out. Empty texts are left out here, too.
+    """
+    if field.full_name == _OTHER_FORM:
+        return False
+    return bool(field.is_repeated) or (not field.has_presence and field.cpp_type in _EMPTY)
+
+
+def _complete(kind: Descriptor, value: dict[str, Any]) -> None:
+    """Add the fields that `always_written` names to the JSON of a message, and to the messages in it."""
+    empty, nested = _fields(kind)
+    for name, make in empty:
+        if name not in value:
+            value[name] = make()
+    for name, message, is_map in nested:
+        inner = value.get(name)
+        if inner is not None:
+            each = inner.values() if is_map else inner if isinstance(inner, list) else (inner,)
+            for item in each:
+                _complete(message, item)
+
+
+@lru_cache(maxsize=256)
+def _fields(
+    kind: Descriptor,
+) -> tuple[list[tuple[str, Callable[[], object]]], list[tuple[str, Descriptor, bool]]]:
+    """Return the fields to write always, each with what makes its empty value, and the fields with messages."""
+    empty: list[tuple[str, Callable[[], object]]] = []
+    nested: list[tuple[str, Descriptor, bool]] = []
+    for field in kind.fields:
+        message = field.message_type
+        is_map = message is not None and message.GetOptions().map_entry
+        if always_written(field):
+            make = (
+                dict if is_map else list if field.is_repeated else partial(_EMPTY.__getitem__, field.cpp_type)
+            )
+            empty.append((field.json_name, make))
+        if message is not None and is_map:
+            message = message.fields_by_name["value"].message_type
+        # Those of Google have forms of their own.
+        if message is not None and not message.full_name.startswith("google."):
+            nested.append((field.json_name, message, is_map))
+    return empty, nested
 
 
 @lru_cache

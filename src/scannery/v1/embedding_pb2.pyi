@@ -75,7 +75,7 @@ class EmbedRequest(_message.Message):
     """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1 to 1000. A query has 1 to 32768 bytes and is not only white space, a document has at most 1 MiB. Text beyond the
+        """Required. 1 to 1000. A query has 1 to 32768 bytes and is not only white space, a document has at most 1 MiB. Text beyond the
         encoder's limit in tokens is cut off.
         """
 

@@ -109,7 +109,7 @@ class Upsert(_message.Message):
     CONDITION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def datapoint(self) -> _types_pb2.Datapoint:
-        """`id` and either `text` or `vector` are required, except with `update_mask`. A text is cut by the spec and encoded by
+        """Required. `id` and either `text` or `vector` are required, except with `update_mask`. A text is cut by the spec and encoded by
         the index's encoder; the passages of a document are replaced together.
         """
 
@@ -148,12 +148,12 @@ class UpsertRequest(_message.Message):
     UPSERTS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     request_id: _builtins.str
     """Makes a retry harmless: a request with the same id within an hour gets the first answer again. At most 64 bytes."""
     @_builtins.property
     def upserts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Upsert]:
-        """1 to 1000, ids distinct."""
+        """Required. 1 to 1000, ids distinct."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class DeleteRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CONDITIONS_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     request_id: _builtins.str
     """As in UpsertRequest."""
     @_builtins.property
@@ -344,7 +344,7 @@ class GetIndexRequest(_message.Message):
 
     INDEX_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     def __init__(
         self,
         *,
@@ -393,7 +393,7 @@ class CreateIndexRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     KEEP_EXISTING_FIELD_NUMBER: _builtins.int
     spec_json: _builtins.str
-    """The spec as JSON, with the keys of SPEC.yaml; at most 1 MiB. Its models must be those of an index that is served, or
+    """Required. The spec as JSON, with the keys of SPEC.yaml; at most 1 MiB. Its models must be those of an index that is served, or
     of the server's options: a request never chooses what a server loads.
     """
     dimensions: _builtins.int
@@ -454,9 +454,9 @@ class AlterIndexRequest(_message.Message):
     CHANGES_JSON_FIELD_NUMBER: _builtins.int
     IF_VERSION_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     changes_json: _builtins.str
-    """The keys of SPEC.yaml that change, as JSON, merged into the spec: mappings key by key, other values replaced. Allowed
+    """Required. The keys of SPEC.yaml that change, as JSON, merged into the spec: mappings key by key, other values replaced. Allowed
     are new attributes, `dynamic: true`, `vectors: optional`, `target_recall`, `search`, `live` and `reranker`; at most
     1 MiB.
     """
@@ -510,7 +510,7 @@ class DropIndexRequest(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     MISSING_OK_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index; not an alias."""
+    """Required. Name of the index; not an alias."""
     missing_ok: _builtins.bool
     """No error if there is none."""
     def __init__(
@@ -558,9 +558,9 @@ class SetAliasRequest(_message.Message):
     ALIAS_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     alias: _builtins.str
-    """The alias: a name as of an index, which no index has."""
+    """Required. The alias: a name as of an index, which no index has."""
     index: _builtins.str
-    """The index; not an alias."""
+    """Required. The index; not an alias."""
     def __init__(
         self,
         *,
@@ -606,7 +606,7 @@ class DeleteAliasRequest(_message.Message):
     ALIAS_FIELD_NUMBER: _builtins.int
     MISSING_OK_FIELD_NUMBER: _builtins.int
     alias: _builtins.str
-    """The alias."""
+    """Required. The alias."""
     missing_ok: _builtins.bool
     """No error if there is none."""
     def __init__(
@@ -719,7 +719,7 @@ class DeleteWhereRequest(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     limit: _builtins.int
     """Most datapoints of this batch, 1 to 10000; absent: 1000. A batch of changes may have fewer, since it has a limit in bytes."""
     until_sequence: _builtins.int
@@ -838,7 +838,7 @@ class UpdateWhereRequest(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     limit: _builtins.int
     """As in DeleteWhereRequest."""
     until_sequence: _builtins.int
@@ -1230,7 +1230,7 @@ class GetKeptQueriesRequest(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     limit: _builtins.int
     """Most queries to return, 1 to 10000; absent: 10000."""
     def __init__(

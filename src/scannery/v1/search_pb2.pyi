@@ -156,7 +156,7 @@ class QueryGroup(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Query]:
-        """1 to 64, without groups and sparse vectors."""
+        """Required. 1 to 64, without groups and sparse vectors."""
 
     @_builtins.property
     def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -374,7 +374,7 @@ class Snippet(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     WORDS_FIELD_NUMBER: _builtins.int
     start: _builtins.int
-    """The sentence: its first character in the hit's `text`."""
+    """The sentence: its first character in the hit's `text`, counted in Unicode code points."""
     end: _builtins.int
     """One past its last character."""
     score: _builtins.float
@@ -403,7 +403,7 @@ Global___Snippet: _TypeAlias = Snippet  # noqa: Y015
 
 @_typing.final
 class TextSpan(_message.Message):
-    """Some characters of a text."""
+    """Some characters of a text, counted in Unicode code points (JavaScript and Java count UTF-16)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -436,7 +436,7 @@ class Crowding(_message.Message):
     MAX_PER_GROUP_FIELD_NUMBER: _builtins.int
     GROUP_BY_FIELD_NUMBER: _builtins.int
     max_per_group: _builtins.int
-    """Most hits of a group, 1 to 10000."""
+    """Required. Most hits of a group, 1 to 10000."""
     group_by: _builtins.str
     """The attribute (not a string_list) whose value is the group; empty: `document_id`. Each datapoint without the
     attribute is a separate group.
@@ -654,7 +654,7 @@ class SearchRequest(_message.Message):
     QUERY_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     @_builtins.property
     def query(self) -> Global___Query:
         """Required."""
@@ -772,7 +772,7 @@ class SearchManyRequest(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     WHERE_EACH_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     @_builtins.property
     def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Query]:
         """1 to 1000 queries; queries × (k + offset) at most 100000. The hits of one answer have at most 256 MiB."""
@@ -998,14 +998,14 @@ class GetRequest(_message.Message):
     RETURN_VECTOR_FIELD_NUMBER: _builtins.int
     MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     return_vector: _builtins.bool
     """Also return the vectors as written (not scaled to length 1)."""
     min_sequence: _builtins.int
     """As in SearchOptions."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1 to 1000 ids; repeated ones are answered repeatedly."""
+        """Required. 1 to 1000 ids; repeated ones are answered repeatedly."""
 
     @_builtins.property
     def return_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1076,7 +1076,7 @@ class CountRequest(_message.Message):
     WHERE_FIELD_NUMBER: _builtins.int
     MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     min_sequence: _builtins.int
     """As in SearchOptions."""
     @_builtins.property
@@ -1140,9 +1140,9 @@ class FacetsRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     attribute: _builtins.str
-    """An attribute, declared or dynamic, or `document_id`."""
+    """Required. An attribute, declared or dynamic, or `document_id`."""
     limit: _builtins.int
     """Most values to return, 1 to 10000; absent: 100."""
     min_sequence: _builtins.int
@@ -1250,9 +1250,9 @@ class AttributeStatsRequest(_message.Message):
     QUANTILES_FIELD_NUMBER: _builtins.int
     MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     attribute: _builtins.str
-    """As in FacetsRequest."""
+    """Required. As in FacetsRequest."""
     min_sequence: _builtins.int
     """As in SearchOptions."""
     @_builtins.property
@@ -1389,7 +1389,7 @@ class ScanRequest(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
     index: _builtins.str
-    """Name of the index."""
+    """Required. Name of the index."""
     return_vector: _builtins.bool
     """Also return the vectors as written (not scaled to length 1)."""
     page_size: _builtins.int
@@ -1449,7 +1449,7 @@ class OrderBy(_message.Message):
     FIELD_FIELD_NUMBER: _builtins.int
     DESCENDING_FIELD_NUMBER: _builtins.int
     field: _builtins.str
-    """A declared attribute (not a string_list or geo), `id`, `document_id`, or a dynamic attribute: of the latter numbers come
+    """Required. A declared attribute (not a string_list or geo), `id`, `document_id`, or a dynamic attribute: of the latter numbers come
     before strings, strings before booleans, and lists and objects after those in both directions. Datapoints without the
     attribute come last, equal ones by id.
     """

@@ -404,7 +404,7 @@ class Datapoint(_message.Message):
     DYNAMIC_JSON_FIELD_NUMBER: _builtins.int
     VECTORS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """1 to 512 bytes, no control characters. Unique in the index."""
+    """Required. 1 to 512 bytes, no control characters. Unique in the index."""
     document_id: _builtins.str
     """The passage's document; equal to `id` if documents are not cut. 1 to 512 bytes."""
     text: _builtins.str
@@ -414,7 +414,9 @@ class Datapoint(_message.Message):
     payload_json: _builtins.str
     """JSON that is only returned. At most 1 MiB. Of a key that an object has twice, the last value stays."""
     text_start: _builtins.int
-    """First character of the passage in the document's text: text[text_start:text_end] is the passage."""
+    """First character of the passage in the document's text, counted in Unicode code points, as all offsets are:
+    text[text_start:text_end] is the passage.
+    """
     text_end: _builtins.int
     """One past its last character."""
     time_start_s: _builtins.float
@@ -526,14 +528,14 @@ class Condition(_message.Message):
     OPERATOR_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
     field: _builtins.str
-    """1 to 63 bytes; of a dynamic attribute 1 to 256. There, a name with dots is also a path into objects: `source.page` is the
+    """Required. 1 to 63 bytes; of a dynamic attribute 1 to 256. There, a name with dots is also a path into objects: `source.page` is the
     key `page` of the attribute `source`, of datapoints that have no attribute of this very name.
     """
     operator: Global___Operator.ValueType
     """Required."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___Value]:
-        """One value; for IN, NIN and ALL 1 to 4096; for EXISTS and EMPTY one bool; for GEO_RADIUS and GEO_BOX two. The type must fit the
+        """Required. One value; for IN, NIN and ALL 1 to 4096; for EXISTS and EMPTY one bool; for GEO_RADIUS and GEO_BOX two. The type must fit the
         attribute; a dynamic attribute takes any type, and values of other types do not match. Null equals "not set".
         """
 
@@ -561,7 +563,7 @@ class FilterList(_message.Message):
     FILTERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def filters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Filter]:
-        """1 to 256."""
+        """Required. 1 to 256."""
 
     def __init__(
         self,

@@ -465,7 +465,8 @@ def test_the_description_is_that_of_the_methods(server: Server, http: Http) -> N
     assert set(document["paths"]) == set(server._lifecycle.methods.methods)
     schemas = document["components"]["schemas"]
     references = set(_references(document))
-    assert {reference.rpartition("/")[2] for reference in references} == set(schemas)
+    named = {*schemas, *document["components"]["responses"]}
+    assert {reference.rpartition("/")[2] for reference in references} == named
     # What the server says and takes is what the schemas say.
     for path, request_bytes in REQUESTS:
         operation = document["paths"][path]["post"]
@@ -480,7 +481,103 @@ def test_the_description_is_that_of_the_methods(server: Server, http: Http) -> N
             validator.validate(value)
     error = {"$ref": "#/components/schemas/connect.Error", "components": document["components"]}
     Draft202012Validator(error).validate(http.post(SEARCH, b"\xff").json)
-    assert "security" not in document
+    assert document["security"] == [{"bearer": []}, {}]
+
+
+def test_the_description_is_enough_for_generated_clients(http: Http) -> None:
+    """The rules of linters that other people use, which need a network to be run."""
+    document = http.ask("GET", "/openapi.json").json
+    components = document["components"]
+    assert document["servers"] == [{"url": "/", "description": "The server that gives this description."}]
+    assert components["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    names = set()
+    for path, item in document["paths"].items():
+        operation = item["post"]
+        names.add(operation["operationId"])
+        assert operation["summary"], path
+        assert operation["description"], path
+        assert operation["responses"].keys() >= {"200", "400", "401", "404", "413", "429", "default"}
+        assert set(operation["tags"]) <= {tag["name"] for tag in document["tags"] if tag["description"]}
+    assert len(names) == len(document["paths"])
+    assert "Retry-After" in components["responses"]["429"]["headers"]
+    for name, schema in components["schemas"].items():
+        assert schema["description"], name
+        assert set(schema.get("required", ())) <= set(schema.get("properties", ())), name
+        for field, about in schema.get("properties", {}).items():
+            assert about["description"], f"{name}.{field}"
+    schemas = components["schemas"]
+    assert schemas["scannery.v1.SearchRequest"]["required"] == ["index", "query"]
+    assert schemas["scannery.v1.UpsertRequest"]["required"] == ["index", "upserts"]
+    assert {"hits", "version", "sequence"} <= set(schemas["scannery.v1.SearchResponse"]["required"])
+    assert "score" in schemas["scannery.v1.Hit"]["required"]
+
+
+def test_what_is_required_is(server: Server, http: Http) -> None:
+    document = http.ask("GET", "/openapi.json").json
+    checked = 0
+    for path, request_bytes in REQUESTS:
+        request = server._lifecycle.methods.methods[path].request.FromString(request_bytes)
+        message = json_format.MessageToDict(request)
+        schema = document["components"]["schemas"][request.DESCRIPTOR.full_name]
+        for name in schema.get("required", ()):
+            refused = http.call(path, {key: value for key, value in message.items() if key != name})
+            assert refused.status in (400, 404), (path, name)
+            checked += 1
+    assert checked >= 6
+
+
+def _empty(value: Any, kind: Any) -> Iterator[str]:
+    """Yield the numbers, booleans, lists and maps that a message has and its JSON does not."""
+    for field in kind.fields:
+        if field.json_name not in value:
+            plain = field.is_repeated or (not field.has_presence and field.cpp_type not in (8, 9))
+            if plain and field.full_name != "scannery.v1.Vector.values":
+                yield field.full_name
+        elif field.message_type is not None and field.message_type.full_name.startswith("scannery."):
+            nested = value[field.json_name]
+            if not field.message_type.GetOptions().map_entry:
+                for item in nested if isinstance(nested, list) else [nested]:
+                    yield from _empty(item, field.message_type)
+
+
+def test_zeros_are_written(server: Server, http: Http) -> None:
+    """A program that computes with a score or goes through hits does not find them missing."""
+    for path, request_bytes in REQUESTS:
+        request = server._lifecycle.methods.methods[path].request.FromString(request_bytes)
+        answer = http.call(path, json_format.MessageToDict(request)).json
+        kind = connect.response_type(path)
+        assert list(_empty(answer, kind.DESCRIPTOR)) == []
+        # It is the message that the other wire has.
+        parsed = json_format.ParseDict(answer, kind())
+        wanted = kind.FromString(over_grpc(server, path, request_bytes)[1])
+        for message in (parsed, wanted):
+            for name in {"stages"} & set(message.DESCRIPTOR.fields_by_name):
+                message.ClearField(name)
+        assert parsed == wanted
+    none = {"condition": {"field": "id", "operator": "OPERATOR_EQ", "values": [{"stringValue": "-"}]}}
+    query = {
+        "index": "library",
+        "query": {"vector": {"values": QUERIES[0].tolist()}},
+        "options": {"where": none},
+    }
+    assert http.call(SEARCH, query).json["hits"] == []
+    counted = http.call("/scannery.v1.SearchService/Count", {"index": "library", "where": none})
+    assert counted.json["count"] == "0"
+
+
+def test_a_score_of_zero_is_a_score() -> None:
+    hit = search_pb2.Hit(
+        datapoint={"id": "a", "attributes": {"place": {"geo_value": {}}, "tags": {"string_list_value": {}}}},
+        snippet={"end": 5, "words": [{"end": 2}]},
+    )
+    data = search_pb2.SearchResponse(hits=[hit]).SerializeToString()
+    [written] = json.loads(connect.encoded_json(search_pb2.SearchResponse, data))["hits"]
+    assert written["score"] == 0
+    assert "denseScore" not in written  # that is not 0: there is none
+    assert (written["snippet"]["start"], written["snippet"]["words"]) == (0, [{"end": 2, "start": 0}])
+    attributes = written["datapoint"]["attributes"]
+    assert attributes["place"] == {"geoValue": {"latitude": 0, "longitude": 0}}
+    assert attributes["tags"] == {"stringListValue": {"values": []}}
 
 
 def _references(value: Any) -> Iterator[str]:

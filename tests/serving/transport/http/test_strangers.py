@@ -129,7 +129,7 @@ def test_floods_of_strangers_take_neither_memory_nor_threads(library: Path, keys
         good = [("authorization", f"Bearer {keys[1]}"), ("content-type", "application/json")]
         with Http(port) as caller:
             assert caller.ask("POST", SEARCH, b"{}", good).status == 400
-            before = _state(worker)
+            before = process_state(worker)
             flood = []
             for method, path, framing in requests:
                 http = Http(port)
@@ -150,7 +150,7 @@ def test_floods_of_strangers_take_neither_memory_nor_threads(library: Path, keys
                 if not ready:
                     time.sleep(0.01)
             assert caller.ask("POST", SEARCH, b"{}", good).status == 400
-            after = _state(worker)
+            after = process_state(worker)
             for http in flood:
                 with suppress(OSError):
                     http.close()
@@ -160,6 +160,7 @@ def test_floods_of_strangers_take_neither_memory_nor_threads(library: Path, keys
     assert sent < len(requests) * (MAX_DROPPED_BYTES + (12 << 20))
 
 
-def _state(pid: int) -> dict[str, int]:
+def process_state(pid: int) -> dict[str, int]:
+    """Return memory in KiB and threads of a process."""
     lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {line[0].rstrip(":"): int(line[1]) for line in lines if line[0] in ("VmRSS:", "Threads:")}
