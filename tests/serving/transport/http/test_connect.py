@@ -566,18 +566,17 @@ def test_zeros_are_written(server: Server, http: Http) -> None:
 
 
 def test_a_score_of_zero_is_a_score() -> None:
-    hit = search_pb2.Hit(
-        datapoint={"id": "a", "attributes": {"place": {"geo_value": {}}, "tags": {"string_list_value": {}}}},
-        snippet={"end": 5, "words": [{"end": 2}]},
-    )
-    data = search_pb2.SearchResponse(hits=[hit]).SerializeToString()
-    [written] = json.loads(connect.encoded_json(search_pb2.SearchResponse, data))["hits"]
+    attributes: dict[str, Any] = {"place": {"geoValue": {}}, "tags": {"stringListValue": {}}}
+    hit = {"datapoint": {"id": "a", "attributes": attributes}, "snippet": {"end": 5, "words": [{"end": 2}]}}
+    message = json_format.ParseDict({"hits": [hit]}, search_pb2.SearchResponse())
+    [written] = json.loads(connect.encoded_json(type(message), message.SerializeToString()))["hits"]
     assert written["score"] == 0
     assert "denseScore" not in written  # that is not 0: there is none
     assert (written["snippet"]["start"], written["snippet"]["words"]) == (0, [{"end": 2, "start": 0}])
-    attributes = written["datapoint"]["attributes"]
-    assert attributes["place"] == {"geoValue": {"latitude": 0, "longitude": 0}}
-    assert attributes["tags"] == {"stringListValue": {"values": []}}
+    assert written["datapoint"]["attributes"] == {
+        "place": {"geoValue": {"latitude": 0, "longitude": 0}},
+        "tags": {"stringListValue": {"values": []}},
+    }
 
 
 def _references(value: Any) -> Iterator[str]:

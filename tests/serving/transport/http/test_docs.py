@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from scannery.embed import Encoder
 from scannery.serving import ServerConfig
 from scannery.serving.transport.http import connect, connection, handler, head, server
 from tests.data import ROOT
+from tests.served import MINILM
 
 PAGE = (ROOT / "docs" / "http.md").read_text()
 
@@ -27,3 +30,10 @@ def test_limits_are_those_of_the_code(tmp_path: Path) -> None:
         f"from {connect.MIN_GZIP_BYTES >> 10} KiB on",
     ):
         assert said in PAGE, said
+
+
+def test_the_embedding_is_that_of_the_model() -> None:
+    match = re.search(r'"embedding": \[(-?[\d.]+), …', PAGE)
+    assert match
+    [vector] = Encoder.load(MINILM, device="cpu").encode_documents(["how do volcanoes form"])
+    assert abs(vector[0] - float(match[1])) < 1e-3  # some processors compute with bfloat16
