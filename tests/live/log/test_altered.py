@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import scannery
-from scannery.client import Index
+from scannery.client import Datapoint, Index
 from scannery.indexer import (
     SegmentCache,
     ShardGroup,
@@ -45,11 +45,21 @@ ADDED: dict[str, dict[str, Any]] = {
     "named vector": {"named_vectors": {"added": {"dimensions": 3}}},
     "dynamic": {"dynamic": True},
 }
-POINTS: dict[str, dict[str, Any]] = {
+POINTS: dict[str, Any] = {
     "attribute": {"attributes": {"added": 7, "stamp": 1}},
     "named vector": {"attributes": {"stamp": 1}, "vectors": {"added": NAMED}},
     "dynamic": {"attributes": {"stamp": 1, "free": "text"}},
 }
+
+
+def new_x(what: str) -> Any:
+    return {"id": "x", "vector": VECTOR} | POINTS[what]
+
+
+def row_x(index: Index) -> Datapoint:
+    [row] = index.get(["x"], vectors=True)
+    assert row is not None
+    return row
 
 
 def by_id(index: Index) -> object:
@@ -93,11 +103,11 @@ def test_a_process_of_the_version_before_keeps_new_columns(
     first, second = actor("s1"), actor(late)
     second.index.stats()
     first.index.alter(**ADDED[what])
-    first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS[what]}])
+    first.index.upsert([new_x(what)])
     write(second.index)
     second.look()
     for each in (second, actor("e1")):
-        [row] = each.index.get(["x"], vectors=True)
+        row = row_x(each.index)
         wanted = POINTS[what]["attributes"] | ({} if write is blind else {"stamp": 2})
         assert row.attributes == wanted
         assert {name: list(vector) for name, vector in row.vectors.items()} == POINTS[what].get("vectors", {})
@@ -106,11 +116,11 @@ def test_a_process_of_the_version_before_keeps_new_columns(
 def test_two_changes_in_a_row_reach_a_writer_of_before(actor: Callable[[str], LocalActor]) -> None:
     first, second = actor("s1"), actor("s2")
     first.index.alter(**ADDED["attribute"])
-    first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+    first.index.upsert([new_x("attribute")])
     first.index.alter(**ADDED["named vector"])
     first.index.update([{"id": "x", "vectors": {"added": NAMED}}])
     by_id(second.index)
-    [row] = second.index.get(["x"], vectors=True)
+    row = row_x(second.index)
     assert row.attributes == {"added": 7, "stamp": 2}
     assert list(row.vectors["added"]) == NAMED
 
@@ -120,17 +130,17 @@ def test_a_seal_does_not_hide_a_change_from_a_writer_of_before(
 ) -> None:
     first, second = actor("s1"), actor("s2")
     first.index.alter(**ADDED["attribute"])
-    first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+    first.index.upsert([new_x("attribute")])
     seal(Store.open(path), "altered")
     by_filter(second.index)
-    [row] = second.index.get(["x"])
+    row = row_x(second.index)
     assert row.attributes == {"added": 7, "stamp": 2}
 
 
 def test_a_follower_shows_no_row_without_its_columns(actor: Callable[[str], LocalActor]) -> None:
     first, second = actor("s1"), actor("s2")
     first.index.alter(**ADDED["attribute"])
-    done = first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+    done = first.index.upsert([new_x("attribute")])
     live = second.catalog.live("altered")
     live.catch_up()
     assert live.superseded
@@ -139,7 +149,7 @@ def test_a_follower_shows_no_row_without_its_columns(actor: Callable[[str], Loca
     assert second.catalog.snapshot(
         "altered", min_sequence=done.sequence, deadline=Deadline.after(10)
     ).sequence
-    assert [row.attributes for row in second.index.get(["x"])] == [POINTS["attribute"]["attributes"]]
+    assert row_x(second.index).attributes == POINTS["attribute"]["attributes"]
 
 
 def test_a_write_that_waits_while_the_columns_change_is_prepared_again(
@@ -151,12 +161,12 @@ def test_a_write_that_waits_while_the_columns_change_is_prepared_again(
     def delayed(writer: Writer, write: Write, deadline: Deadline) -> Answer:
         if changes:
             first.index.alter(**changes.pop())
-            first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+            first.index.upsert([new_x("attribute")])
         return submit(writer, write, deadline)
 
     monkeypatch.setattr(Writer, "submit", delayed)
     by_id(second.index)
-    [row] = second.index.get(["x"])
+    row = row_x(second.index)
     assert row.attributes == {"added": 7, "stamp": 2}
 
 
@@ -168,13 +178,13 @@ def test_a_backup_of_a_version_has_no_log_of_a_later_one(
     def altered(log: SqliteLog, target: Path) -> None:
         if changes:
             first.index.alter(**changes.pop())
-            first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+            first.index.upsert([new_x("attribute")])
         copy(log, target)
 
     monkeypatch.setattr(SqliteLog, "copy_to", altered)
     snapshot(Store.open(path), "altered", Store.open(path.parent / "backup", create=True))
     with scannery.connect(path.parent / "backup") as client:
-        assert client.index("altered").get(["x"])[0].attributes == POINTS["attribute"]["attributes"]
+        assert row_x(client.index("altered")).attributes == POINTS["attribute"]["attributes"]
 
 
 def test_records_of_earlier_releases_fit_any_version(path: Path) -> None:
@@ -230,7 +240,7 @@ def test_a_build_with_a_further_attribute_loses_none_of_its_values(
     (path.parent / "rows.jsonl").write_text(json.dumps({"id": "b", "vector": VECTOR, "stamp": 0, "added": 1}))
     build(altered_spec(spec, ADDED["attribute"]), [str(path.parent / "rows.jsonl")], str(path), before=seal)
     first.look()
-    first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}])
+    first.index.upsert([new_x("attribute")])
     write(second.index)
     rows = second.index.get(["x", "b"])
     assert [row.attributes for row in rows if row] == [{"added": 7, "stamp": 2}, {"added": 1, "stamp": 0}]
@@ -245,7 +255,7 @@ def test_a_leaf_stops_at_the_first_record_of_later_columns(
         before = leaf.leaf_index("altered")
         known = first.index.upsert([{"id": "w", "vector": VECTOR}]).sequence
         first.index.alter(**ADDED["attribute"])
-        done = first.index.upsert([{"id": "x", "vector": VECTOR, **POINTS["attribute"]}]).sequence
+        done = first.index.upsert([new_x("attribute")]).sequence
         before.catch_up()
         assert (before.position, before.superseded) == (known, True)
         assert before.at(known, Deadline.after(10)) is not None

@@ -37,7 +37,7 @@ from tests.model.processes import LIVE
 
 __all__ = ["Round", "run_beside"]
 
-ROUND = 2000
+ROUND = 1000
 """Operations on one store."""
 
 

@@ -290,7 +290,7 @@ class Writer:
             )
             return {name: row}
 
-        point = {**new_point(name, row), **condition}
+        point = new_point(name, row) | condition
         with suppress(scannery.FailedPreconditionError):
             self.write(
                 "conditional",
