@@ -92,7 +92,7 @@ def _arranged(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]
             csv=_csv(source),
             encoding=source.encoding or "",
             records=source.records,
-            may_be_transcript=source.text in ("text", ["text"]) and source.records is None,
+            may_be_transcript=source.text in (None, "text", ["text"]) and source.records is None,
         )
         for file in files
         if file.source not in ids

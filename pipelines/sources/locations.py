@@ -80,7 +80,7 @@ class InputFile:
     """Where the spec says that a JSON file has its records."""
 
     may_be_transcript: bool = False
-    """Whether a JSON file that is a transcript is read as one: the spec's text is that of files."""
+    """Whether a JSON file that is a transcript is read as one: the spec names the text of files, or none yet."""
 
     fetch: tuple[str, ...] = ()
     """Hosts that files named by this one may be fetched from (feeds)."""

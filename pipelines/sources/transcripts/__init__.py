@@ -27,12 +27,14 @@ def is_transcript(file: InputFile, compression: str) -> bool:
     """Return whether a file of JSON is a transcript, and no file of records."""
     if file.size_bytes > MAX_TRANSCRIPT_BYTES:
         return False
-    data = b""
+    blocks, size = list[bytes](), 0
     try:
         for block in read_blocks(file.base, file.path, compression):
-            data += block
-            if len(data) > MAX_TRANSCRIPT_BYTES:
+            blocks.append(block)
+            size += len(block)
+            if size > MAX_TRANSCRIPT_BYTES:
                 return False
+        data = b"".join(blocks)
         return may_be_transcript(data) and bool(segments_of(json.loads(decoded_text(data)[0])))
     except (DamagedError, OSError, ValueError, RecursionError):
         return False
