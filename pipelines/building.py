@@ -94,8 +94,9 @@ def build(
             all records below 1. None: as `source.max_errors` of the spec says.
         queries: a file of queries as users will ask them (tuning/tuning_queries.py). The index is tuned for these
             instead of queries made from its own rows. They are stored and used by later builds.
-        before: called with the store and the name of an index that exists, before the build reads its version. The
-            command line seals live updates there, so that the build replaces them.
+        before: called with the store and the name of an index that exists, before the build reads its version. Give
+            `scannery.live.maintenance.seal.seal`, as the command does, where live updates may be in a log: those that
+            are not sealed win over rows of the build, although they are older. This room knows no logs.
         until: `embed` stops after the units are embedded, and makes no version. A later build without it finds them
             done, so that the segments can be built on other machines. None: the whole build.
         accelerator: Dataflow only: accelerator of the machines that embed, such as

@@ -278,12 +278,85 @@ def assert_closed(policy: dict[str, Any], metadata: dict[str, Any]) -> None:
     assert "namespaceSelector" in metrics["from"][0]
 
 
+def image_extras() -> set[str]:
+    return set(
+        re.findall(r"^ARG EXTRAS=([\w,-]+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)[0].split(",")
+    )
+
+
+def environment_of(node: Any) -> dict[str, str]:
+    """Return all variables that a manifest or compose file sets, with their values or the hints beside them."""
+    if isinstance(node, list):
+        pairs = {each["name"]: str(each) for each in node if isinstance(each, dict) and "name" in each}
+        return pairs | {name: text for each in node for name, text in environment_of(each).items()}
+    if isinstance(node, dict):
+        own = node.get("environment", {})
+        own = own if isinstance(own, dict) else dict(one.partition("=")[::2] for one in own)
+        inner = {name: text for each in node.values() for name, text in environment_of(each).items()}
+        return {**inner, **{str(name): str(value) for name, value in own.items()}}
+    if isinstance(node, str) and "kind: " in node:  # a patch
+        return environment_of(yaml.safe_load(node))
+    return {}
+
+
+EXTRA_OF = {"SCANNERY_LOG": "postgres", "OTEL_": "otel"}
+"""The extra that reads what a variable names. Logs of images are in PostgreSQL: their file systems are read-only."""
+
+
+def test_the_image_has_the_extras_that_its_files_need() -> None:
+    files = [
+        *DEPLOY.glob("compose*.yaml"),
+        *DEPLOY.glob("kubernetes/*.yaml"),
+        *DEPLOY.glob("kustomize/**/*.yaml"),
+    ]
+    variables = {name for file in files for name in environment_of(loaded(str(file.relative_to(DEPLOY))))}
+    assert "SCANNERY_LOG" in variables
+    needed = {extra for name in variables for start, extra in EXTRA_OF.items() if name.startswith(start)}
+    needed |= {"postgres" for file in files if "postgresql://" in file.read_text()}
+    # Examples and the demo's model.
+    assert needed | {"minilm"} <= image_extras()
+
+
+def test_what_compose_mounts_for_monitoring_is_complete() -> None:
+    [compose] = loaded("compose.yaml")
+    services = {
+        name: each for name, each in compose["services"].items() if each.get("profiles") == ["monitoring"]
+    }
+    for service in services.values():
+        mounts = [volume.split(":") for volume in service["volumes"]]
+        for source, *_ in mounts:
+            assert (DEPLOY / source).exists() if source.startswith(".") else source in compose["volumes"]
+        if service.get(
+            "ports"
+        ):  # a port of a container is published only through a network that is not internal
+            assert "default" in service["networks"]
+    ports = {name: each["ports"][0].rsplit(":", 1)[1] for name, each in services.items()}
+    assert ports == {"prometheus": "9090", "alertmanager": "9093", "grafana": "3000"}
+    [prometheus] = loaded("prometheus.yaml")
+    [manager] = prometheus["alerting"]["alertmanagers"]
+    assert manager["static_configs"][0]["targets"] == [f"alertmanager:{ports['alertmanager']}"]
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in services["prometheus"]["volumes"]}
+    assert all(f"/etc/prometheus/{name}" in mounted for name in prometheus["rule_files"])
+    [alerts] = loaded("alertmanager.yaml")
+    assert alerts["route"]["receiver"] in {receiver["name"] for receiver in alerts["receivers"]}
+    # Grafana finds its data source, and the dashboard where the provider looks.
+    [source] = loaded("grafana/datasources/prometheus.yaml")[0]["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", f"http://prometheus:{ports['prometheus']}")
+    [provider] = loaded("grafana/dashboards/scannery.yaml")[0]["providers"]
+    targets = {volume.split(":")[1]: volume.split(":")[0] for volume in services["grafana"]["volumes"]}
+    assert targets[f"{provider['options']['path']}/scannery.json"] == "./grafana.json"
+    assert {"/etc/grafana/provisioning/datasources", "/etc/grafana/provisioning/dashboards"} <= targets.keys()
+    dashboard = json.loads((DEPLOY / "grafana.json").read_text())
+    assert {one["query"] for one in dashboard["templating"]["list"]} == {source["type"]}
+
+
 def test_the_image_and_the_compose_files_start_what_there_is() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     assert options_in(dockerfile.split("ENTRYPOINT")[1]) <= options_of("serve")
-    extras = re.findall(r"'\.\[([\w,]+)\]'", dockerfile)[0].split(",")
-    project = (ROOT / "pyproject.toml").read_text()
-    assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras)
+    assert image_extras() <= {
+        *re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    }
+    assert '".[$EXTRAS]"' in dockerfile
     ports = re.findall(r"EXPOSE (.*)", dockerfile)[0].split()
     [compose], [encoder] = loaded("compose.yaml"), loaded("compose.encoder.yaml")
     server = compose["services"]["scannery"]

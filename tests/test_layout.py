@@ -50,6 +50,7 @@ def test_each_room_is_linked_exactly_once():
     assert links == {room: Path("../..") / room for room in ROOMS}
     assert {path.name for path in package.iterdir()} - {"__pycache__"} == {
         "__init__.py",
+        "__main__.py",
         "py.typed",
         "testing.py",
         "v1",

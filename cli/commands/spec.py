@@ -67,8 +67,15 @@ def init(
     if str(output) == "-":
         typer.echo(draft.text, nl=False)
         return
-    output.write_text(draft.text, encoding="utf-8")
     _print(draft.report, str(output))
+    # Last: a command that fails leaves no draft.
+    is_new = not output.exists()
+    try:
+        output.write_text(draft.text, encoding="utf-8")
+    except OSError:
+        if is_new:
+            output.unlink(missing_ok=True)
+        raise
     shown = " ".join(data)
     console().print(
         f"Next: scannery build {output} --input {shown} --store ./store", soft_wrap=True, markup=False

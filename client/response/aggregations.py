@@ -49,8 +49,15 @@ class Facets(list[Facet]):
         return pa.table({"value": pa.array(values) if values else pa.array([], pa.string()), "count": counts})
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a data frame with the columns of `to_arrow`. Needs `pandas`."""
-        return self.to_arrow().to_pandas()
+        """Return a data frame with the columns of `to_arrow`.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed: it is the extra `pandas`.
+
+        """
+        from scannery.client.response.arrow import frame
+
+        return frame(self.to_arrow())
 
     def _repr_html_(self) -> str:
         from scannery.client.response.notebook import facets_view

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from scannery.client.response.results import Datapoint, Hit
 
-__all__ = ["datapoints_table", "hits_table"]
+__all__ = ["datapoints_table", "frame", "hits_table"]
 
 _FIELDS: dict[str, pa.DataType] = {
     "id": pa.string(),
@@ -119,3 +121,19 @@ def _is_place(value: object) -> bool:
 
 
 _PLACE = pa.struct([("lat", pa.float64()), ("lon", pa.float64())])
+
+
+def frame(table: pa.Table) -> pd.DataFrame:
+    """Return a table as a data frame.
+
+    Raises:
+        ModuleNotFoundError: pandas is not installed.
+
+    """
+    try:
+        import pandas  # noqa: F401 -- Arrow's error does not say what to install
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "to_pandas needs pandas, which is not installed: pip install pandas", name="pandas"
+        ) from error
+    return table.to_pandas()

@@ -259,8 +259,15 @@ class Hits(list[Hit]):
         return hits_table(self)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the hits as a data frame, with the columns of `to_arrow`. Needs `pandas`."""
-        return self.to_arrow().to_pandas()
+        """Return the hits as a data frame, with the columns of `to_arrow`.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed: it is the extra `pandas`.
+
+        """
+        from scannery.client.response.arrow import frame
+
+        return frame(self.to_arrow())
 
     def _repr_html_(self) -> str:
         from scannery.client.response.notebook import hits_view

@@ -275,3 +275,16 @@ def test_a_sample_of_a_large_input_says_so(tmp_path, capsys, spec):
 def test_the_schema(capsys):
     status, out = run(capsys, "schema")
     assert (status, json.loads(out)) == (0, spec_json_schema())
+
+
+def test_a_failed_draft_is_not_left_behind(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text(
+        "id,text\n" + "".join(f"{n},bees and owls number {n}\n" for n in range(5))
+    )
+    monkeypatch.setattr("scannery.cli.commands.spec._print", _raising)
+    assert main(["spec", "init", str(tmp_path / "a.csv"), "-o", str(tmp_path / "spec.yaml")]) != 0
+    assert not (tmp_path / "spec.yaml").exists()
+
+
+def _raising(*_: object) -> None:
+    raise OSError("no space left")
