@@ -25,15 +25,18 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def _compiled(function: FunctionT) -> FunctionT:
-    """Return the function compiled, from numba's cache on disk if only this user can write there."""
+    """Return the function compiled, from numba's cache on disk if only this user can write there.
+
+    It must not raise: numba does not release the arguments of a call that ends with an exception.
+    """
     try:
-        kernel = numba.njit(cache=True, nogil=True)(function)
+        kernel = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
         folder = Path(str(kernel.stats.cache_path))
         if folder.parent == Path(function.__code__.co_filename).parent or is_ours(folder):
             return cast("FunctionT", kernel)
     except (RuntimeError, OSError):  # no cache folder can be written
         pass
-    return cast("FunctionT", numba.njit(nogil=True)(function))
+    return cast("FunctionT", numba.njit(nogil=True, error_model="numpy")(function))
 
 
 @_compiled

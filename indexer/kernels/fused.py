@@ -45,6 +45,9 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 def compiled(function: FunctionT, *, fastmath: bool = True, brief: bool = False) -> FunctionT:
     """Return the function compiled by numba, from its cache on disk if that is private.
 
+    It must not raise: numba does not release the arguments of a call that ends with an exception, so their memory is
+    lost. Failures are values that it returns. A division by zero does not raise, but gives infinity, NaN, or 0.
+
     Args:
         function: takes arrays and numbers.
         fastmath: whether sums may be reordered.
@@ -53,14 +56,18 @@ def compiled(function: FunctionT, *, fastmath: bool = True, brief: bool = False)
             tenth of a server's cost per query.
 
     """
-    allowed = _FASTMATH if fastmath else False
+    options: dict[str, Any] = {
+        "nogil": not brief,
+        "fastmath": _FASTMATH if fastmath else False,
+        "error_model": "numpy",
+    }
     try:
-        kernel = numba.njit(cache=True, nogil=not brief, fastmath=allowed)(function)
+        kernel = numba.njit(cache=True, **options)(function)
         if keeps_code(Path(str(kernel.stats.cache_path)), Path(function.__code__.co_filename)):
             return cast("FunctionT", kernel)
     except (RuntimeError, OSError):  # no cache folder can be written
         pass
-    return cast("FunctionT", numba.njit(nogil=not brief, fastmath=allowed)(function))
+    return cast("FunctionT", numba.njit(**options)(function))
 
 
 def _add_bm25(

@@ -290,9 +290,8 @@ def rescore(
 
 
 @compiled
-def hash_rows(vectors_ND: np.ndarray, hashes_N: np.ndarray) -> None:
-    """Write a hash of each vector (float32) to `hashes_N` (uint64); 0 and -0 are equal."""
-    words_ND = vectors_ND.view(np.uint32)
+def hash_rows(words_ND: np.ndarray, hashes_N: np.ndarray) -> None:
+    """Write a hash of each vector (uint32 of its float32) to `hashes_N` (uint64); 0 and -0 are equal."""
     for row in range(words_ND.shape[0]):
         total = np.uint64(0)
         for component in range(words_ND.shape[1]):

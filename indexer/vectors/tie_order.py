@@ -66,7 +66,7 @@ def find_twins(vectors_ND: np.ndarray, ranks_N: np.ndarray) -> np.ndarray:
     from scannery.indexer.kernels import row_kernels  # compiles on import: only where it is needed
 
     hashes_N = np.empty(len(vectors_ND), np.uint64)
-    row_kernels.hash_rows(vectors_ND, hashes_N)
+    row_kernels.hash_rows(vectors_ND.view(np.uint32), hashes_N)
     order_N = np.lexsort((ranks_N, hashes_N))
     new_N = np.concatenate([[True], hashes_N[order_N][1:] != hashes_N[order_N][:-1]])
     first_N = order_N[np.flatnonzero(new_N)[np.cumsum(new_N) - 1]]

@@ -60,10 +60,6 @@ _OFFSETS = ("text_start", "text_end", "time_start_s", "time_end_s")
 _NO_VECTORS = np.zeros((0, 0), np.uint8)
 _NOTHING = np.zeros(0, np.uint8)
 _NOTHING.setflags(write=False)  # as the heads of names
-SPARE_BYTES = 4096
-"""Added to the room for hits, which may be larger than those before."""
-MOST_GUESSED_BYTES = 16 << 20
-"""Allocated at most before the size of the hits is known: the hits before may have been far larger."""
 MAX_ANSWER_BYTES = 256 << 20
 """Of the hits of one answer: 100,000 hits with a text of 1 MiB each would take all memory."""
 _NO_VECTORS.setflags(write=False)  # as those of a segment: each kind of array is compiled for apart
@@ -129,8 +125,6 @@ class Hydrator:
         self._fields = fields
         self._group_by = group_by
         self._layouts: dict[int, _Layout] = {}
-        self._hit_bytes = 0
-        """Mean size of the hits of the latest answer."""
 
     def hits(self, rankings: Sequence[Ranking]) -> Written:
         """Return the hits of each query."""
@@ -237,18 +231,14 @@ class Hydrator:
         """Return hits of one segment on the wire, and where each of them starts in a buffer that ends with them."""
         layout, rows_H = self._layout(number, rows_H)
         starts_H = np.empty(len(rows_H), np.int64)
-        size = min(SPARE_BYTES + 2 * self._hit_bytes * len(rows_H), MOST_GUESSED_BYTES, MAX_ANSWER_BYTES)
-        while True:
-            out_B = np.empty(size, np.uint8)
-            try:
-                first = wire_kernels.write_hits(*layout, named_B, rows_H, scores_SH, starts_H, out_B)
-            except BufferError as error:  # these are larger than those before
-                if size >= MAX_ANSWER_BYTES:
-                    raise _too_large() from error
-                size = min(2 * size, MAX_ANSWER_BYTES)
-                continue
-            self._hit_bytes = (size - first) // max(len(rows_H), 1)
-            return out_B[first:], starts_H
+        least, most = wire_kernels.measure_hits(*layout, named_B, rows_H, starts_H)
+        if least > MAX_ANSWER_BYTES:
+            raise _too_large()
+        out_B = np.empty(most, np.uint8)
+        first = wire_kernels.write_hits(*layout, named_B, rows_H, scores_SH.view(np.uint32), starts_H, out_B)
+        if most - first > MAX_ANSWER_BYTES:
+            raise _too_large()
+        return out_B[first:], starts_H
 
     def _layout(self, number: int, rows: np.ndarray) -> tuple[_Layout, np.ndarray]:
         """Return where the fields of a segment lie, and the number that each row has there."""

@@ -8,7 +8,8 @@ A row of `columns_C7` describes a column: its kind, offset and length of its hea
 head precedes the value: the tag of a field, or the key of an attribute.
 
 Buffers are written from the end to the start: the length of a message precedes it, and is known once the message is
-written, so that no pass is needed to measure it. `at` is the offset of the first byte written so far.
+written. `at` is the offset of the first byte written so far. Nothing is checked while writing: `measure_hits` says
+before how much room the hits need. No kernel raises, since numba would never release the arguments of the call.
 
 Shapes: B bytes, C columns, G 0 or 1, H hits, L bounds of lists, N rows, P hits of a part, S scores of a hit,
 V bytes of a vector.
@@ -29,6 +30,7 @@ __all__ = [
     "VALUE_KINDS",
     "add_fields",
     "frame_lists",
+    "measure_hits",
     "put_in_order",
     "write_hits",
 ]
@@ -68,9 +70,13 @@ _LIST_ITEM = _tag(1, _LENGTH)
 _SECONDS, _NANOS = _tag(1, _VARINT), _tag(2, _VARINT)
 _HITS = _tag(1, _LENGTH)
 _MICROS = 1_000_000
+_ABSOLUTE, _INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+"""Mask of the bits of a float32 without its sign, and those of infinity: NaN has more."""
 
-ROOM_BYTES = 128
-"""Free space kept in front of copied bytes; more than all tags, lengths and numbers up to the next copy."""
+ROOM_BYTES = 64
+"""More than the tags, lengths and numbers of a hit apart from the fields of its datapoint."""
+_FIELD_BYTES, _ATTRIBUTE_BYTES, _ITEM_BYTES = 11, 36, 6
+"""Most bytes beside the strings: of a field of a Datapoint, of an attribute, and of an item of a list."""
 
 
 @compiled
@@ -102,9 +108,6 @@ def _put_tag(out_B: np.ndarray, at: int, tag: int, end: int) -> int:
 
 @compiled
 def _put_bytes(out_B: np.ndarray, at: int, from_B: np.ndarray, start: int, size: int) -> int:
-    # Checked here only: all other writes are a few bytes, which fit into ROOM_BYTES.
-    if at - size < ROOM_BYTES:
-        raise BufferError
     copy_bytes(out_B, at - size, from_B, start, size)
     return at - size
 
@@ -147,8 +150,6 @@ def _put_list(
         end = at
         at = _put_text(bytes_B, ints_B, column_7[_INNER], column_7[_VALUES], item, out_B, at)
         at = _put_tag(out_B, at, _LIST_ITEM, end)
-        if at < ROOM_BYTES:  # any number of items may be empty
-            raise BufferError
     return at
 
 
@@ -221,15 +222,26 @@ def _put_field(
 
 
 @compiled
-def _fetch(
-    bytes_B: np.ndarray, ints_B: np.ndarray, columns_C7: np.ndarray, rows_H: np.ndarray, read_H: np.ndarray
-) -> None:
-    """Prefetch: read a byte of each string of the hits, so that it is in the cache when it is copied.
+def measure_hits(
+    bytes_B: np.ndarray,
+    ints_B: np.ndarray,
+    longs_B: np.ndarray,
+    columns_C7: np.ndarray,
+    groups_G7: np.ndarray,
+    heads_B: np.ndarray,
+    vectors_NV: np.ndarray,
+    named_B: np.ndarray,
+    rows_H: np.ndarray,
+    read_H: np.ndarray,
+) -> tuple[int, int]:
+    """Return how many bytes hits have on the wire at least, and at most; arguments as of `write_hits`.
 
-    Rows lie at random addresses. A cache miss takes as long as the copy, but independent reads overlap. The sums in
-    `read_H` (int64) keep the compiler from removing the reads.
+    Also reads a byte of each string, so that it is in the cache when it is copied: rows lie at random addresses, and a
+    cache miss takes as long as the copy, but independent reads overlap. The sums in `read_H` (int64) keep the compiler
+    from removing the reads.
     """
     read_H[:] = 0
+    size = strings = 0
     for hit in range(rows_H.shape[0]):
         for column in range(columns_C7.shape[0]):
             valid, offsets = columns_C7[column, _VALID], columns_C7[column, _OFFSETS]
@@ -239,11 +251,32 @@ def _fetch(
                 read_H[hit] += ints_B[(offsets >> 2) + rows_H[hit]]
     for hit in range(rows_H.shape[0]):
         for column in range(columns_C7.shape[0]):
-            offsets, inner = columns_C7[column, _OFFSETS], columns_C7[column, _INNER]
-            if offsets >= 0 and inner < 0:
-                first = ints_B[(offsets >> 2) + rows_H[hit]]
-                if first < ints_B[(offsets >> 2) + rows_H[hit] + 1]:
-                    read_H[hit] += bytes_B[columns_C7[column, _VALUES] + first]
+            column_size, column_strings = _strings(bytes_B, ints_B, columns_C7[column], rows_H[hit])
+            size, strings = size + column_size, strings + column_strings
+            if column_size > 0 and columns_C7[column, _INNER] < 0:
+                first = ints_B[(columns_C7[column, _OFFSETS] >> 2) + rows_H[hit]]
+                read_H[hit] += bytes_B[columns_C7[column, _VALUES] + first]
+        for group in range(groups_G7.shape[0]):
+            group_size, group_strings = _strings(bytes_B, ints_B, groups_G7[group], rows_H[hit])
+            size, strings = size + group_size, strings + group_strings
+    others = ROOM_BYTES + named_B.shape[0] + _ATTRIBUTE_BYTES * groups_G7.shape[0]
+    for column in range(columns_C7.shape[0]):
+        is_attribute = columns_C7[column, _KIND] > FIELD_DOUBLE
+        others += columns_C7[column, _HEAD_SIZE] + (_ATTRIBUTE_BYTES if is_attribute else _FIELD_BYTES)
+    size += vectors_NV.shape[1] * rows_H.shape[0]
+    return size + 2 * strings, size + _ITEM_BYTES * strings + others * rows_H.shape[0]
+
+
+@compiled
+def _strings(bytes_B: np.ndarray, ints_B: np.ndarray, column_7: np.ndarray, row: int) -> tuple[int, int]:
+    """Return the bytes and the number of the strings that a column has in a row; 0 of other types."""
+    offsets, inner = column_7[_OFFSETS] >> 2, column_7[_INNER] >> 2
+    if column_7[_OFFSETS] < 0 or not _is_set(bytes_B, column_7, row):
+        return 0, 0
+    first, last = ints_B[offsets + row], ints_B[offsets + row + 1]
+    if column_7[_INNER] < 0:
+        return last - first, 1
+    return ints_B[inner + last] - ints_B[inner + first], last - first
 
 
 @compiled
@@ -257,7 +290,7 @@ def write_hits(
     vectors_NV: np.ndarray,
     named_B: np.ndarray,
     rows_H: np.ndarray,
-    scores_SH: np.ndarray,
+    bits_SH: np.ndarray,
     starts_H: np.ndarray,
     out_B: np.ndarray,
 ) -> int:
@@ -275,17 +308,14 @@ def write_hits(
         vectors_NV: float32 vectors as bytes; V = 0 leaves them out.
         named_B: head of the entry of `vector_scores` with the value of `score`, uint8; empty: there is none.
         rows_H: rows of the hits.
-        scores_SH: float32: `score`, and, if S > 1, `dense_score`, `lexical_score` and `rerank_score`; NaN: unset.
+        bits_SH: uint32 of the float32 `score`, and, if S > 1, `dense_score`, `lexical_score` and `rerank_score`; NaN:
+            unset.
         starts_H: output: the offset of each hit, int64.
-        out_B: output, uint8.
-
-    Raises:
-        BufferError: `out_B` is too small.
+        out_B: output, uint8, as large as `measure_hits` says.
 
     """
-    vector_bytes, bits_SH = vectors_NV.shape[1], scores_SH.view(np.uint32)
+    vector_bytes = vectors_NV.shape[1]
     at: int = out_B.shape[0]
-    _fetch(bytes_B, ints_B, columns_C7, rows_H, starts_H)
     for hit in range(rows_H.shape[0] - 1, -1, -1):
         row, end = rows_H[hit], at
         for group in range(groups_G7.shape[0]):
@@ -294,8 +324,8 @@ def write_hits(
                 at = _put_tag(out_B, at, _HIT_GROUP, end)
         if named_B.shape[0] > 0:
             at = _put_bytes(out_B, _put_fixed32(out_B, at, bits_SH[0, hit]), named_B, 0, named_B.shape[0])
-        for kind in range(scores_SH.shape[0] - 1, -1, -1):
-            if not np.isnan(scores_SH[kind, hit]):
+        for kind in range(bits_SH.shape[0] - 1, -1, -1):
+            if bits_SH[kind, hit] & _ABSOLUTE <= _INFINITE:
                 at = _put_fixed32(out_B, at, bits_SH[kind, hit])
                 at = _put_byte(out_B, at, _HIT_SCORE + (kind << 3))
         datapoint_end = at
@@ -308,7 +338,7 @@ def write_hits(
         at = _put_tag(
             out_B, at, _HIT_DATAPOINT, datapoint_end
         )  # which is also the tag of a scan's datapoints
-        if scores_SH.shape[0] > 0:
+        if bits_SH.shape[0] > 0:
             at = _put_tag(out_B, at, _HITS, end)
         starts_H[hit] = at
     return at
