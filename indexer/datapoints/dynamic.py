@@ -21,6 +21,7 @@ from scannery.indexer.strict_json import strict_json
 
 __all__ = [
     "DYNAMIC_COLUMN",
+    "MAX_DEPTH",
     "MAX_DYNAMIC_BYTES",
     "MAX_DYNAMIC_NAMES",
     "MAX_NAME_BYTES",

@@ -10,7 +10,7 @@ Shapes: N rows, P values (those in lists included).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,8 @@ from scannery.indexer.kernels.compilation import COMPILING
 
 __all__ = ["DynamicValues", "Kind", "dynamic_values", "warm_up"]
 
+PIECE_BYTES = 16 << 20
+"""Of the objects; a kernel reads them in about 30 ms."""
 Kind = Literal["bool", "int", "float", "string"]
 """Types of values that can be filtered by."""
 
@@ -43,18 +45,23 @@ class DynamicValues:
     """For each type that occurs: the row of each value, int32 (P,), ascending, and the values, a dictionary array."""
 
 
-def dynamic_values(column: pa.ChunkedArray, name: str) -> DynamicValues:
+def dynamic_values(
+    column: pa.ChunkedArray, name: str, *, check: Callable[[], None] = lambda: None
+) -> DynamicValues:
     """Return the values of an attribute in a `_dynamic` column; of a list, those of its elements that are not null.
 
     A name with dots is also a path into objects: `source.page` is the key `page` of the attribute `source`, in rows
-    that have no attribute of this very name.
+    that have no attribute of this very name. `check` is called every PIECE_BYTES, and ends the work by an exception.
     """
     from scannery.indexer.kernels import json_kernels as kernels  # imports numba: only where it is needed
 
-    if "." in name:
-        column = _lifted(column, name)
-    key_K = _key(name)
-    found = [_found(chunk, key_K) for chunk in column.chunks if len(chunk)]
+    parts = [canonical_json(part).encode() for part in name.split(".")] if "." in name else []
+    keys = (_read_only(canonical_json(name).encode()), _read_only(b"".join(parts)))
+    bounds_L = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    found = []
+    for piece in _pieces(column):
+        check()
+        found.append(_found(piece, *keys, bounds_L))
     kinds_N = np.concatenate([np.zeros(0, np.uint8), *(kinds for kinds, _, _ in found)])
     firsts = np.cumsum([0, *(len(kinds) for kinds, _, _ in found)])[:-1]
     rows_P = np.concatenate(
@@ -76,89 +83,37 @@ def dynamic_values(column: pa.ChunkedArray, name: str) -> DynamicValues:
 def warm_up() -> None:
     """Compile the kernels, or load them from numba's cache."""
     with COMPILING:
-        for name in ("a", "a.b"):
-            dynamic_values(pa.chunked_array([pa.array(['{"a":[1]}', '{"a":{"b":1}}', None])]), name)
+        dynamic_values(pa.chunked_array([pa.array(['{"a":[1]}', '{"a":{"b":1}}', None])]), "a.b")
 
 
-def _lifted(column: pa.ChunkedArray, path: str) -> pa.ChunkedArray:
-    """Return the objects with the value at a path below the path itself, and nothing else; null without one."""
-    front = f"{{{canonical_json(path)}:"
-    return pa.chunked_array(
-        [pc.binary_join_element_wise(front, _at_path(chunk, path), "}", "") for chunk in column.chunks],
-        pa.string(),
-    )
+def _pieces(column: pa.ChunkedArray) -> Iterator[pa.Array]:
+    for chunk in column.chunks:
+        rows = max(1, len(chunk) * PIECE_BYTES // max(chunk.nbytes, 1))
+        for start in range(0, len(chunk), rows):
+            yield chunk.slice(start, rows)
 
 
-def _at_path(objects: pa.Array, path: str) -> pa.Array:
-    """Return the JSON of the values of a key or else of a path; null in rows without either."""
-    first, *rest = path.split(".")
-    inside = _raw(objects, first)
-    for key in rest:
-        if inside.null_count == len(inside):
-            break
-        # Texts, numbers and lists have no keys.
-        inside = _raw(pc.if_else(pc.starts_with(inside, "{"), inside, _null()), key)
-    return pc.coalesce(_raw(objects, path), inside)
-
-
-def _raw(objects: pa.Array, name: str) -> pa.Array:
-    """Return the JSON of the values of a key; null in rows without it."""
-    from scannery.indexer.kernels import json_kernels as kernels
-
-    located = _located(objects, _key(name))
-    if located is None:
-        return pa.nulls(len(objects), pa.string())
-    json_B, offsets_N, kinds_N, starts_N, _ = located
-    ends_N = np.empty(len(objects), np.int32)
-    kernels.find_ends(json_B, offsets_N, kinds_N, starts_N, ends_N)
-    bounds_N = np.concatenate([np.zeros(1, np.int32), np.cumsum(ends_N - starts_N, dtype=np.int32)])
-    out_T = np.empty(int(bounds_N[-1]), np.uint8)
-    kernels.copy_ranges(json_B, starts_N, ends_N, out_T)
-    texts = pa.StringArray.from_buffers(len(objects), pa.py_buffer(bounds_N), pa.py_buffer(out_T))
-    return pc.if_else(pa.array(kinds_N != kernels.MISSING), texts, _null())
-
-
-def _null() -> pa.Scalar:
-    """Return a null. Made with each use, since Arrow looks for pandas when it makes the first one."""
-    return pa.scalar(None, pa.string())
-
-
-def _found(objects: pa.Array, key_K: np.ndarray) -> tuple[np.ndarray, np.ndarray, pa.Array]:
+def _found(
+    objects: pa.Array, key_K: np.ndarray, path_K: np.ndarray, bounds_L: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, pa.Array]:
     """Return what each row has, and the rows and the JSON of the scalars."""
-    from scannery.indexer.kernels import json_kernels as kernels
-
-    located = _located(objects, key_K)
-    if located is None:
-        return np.zeros(len(objects), np.uint8), np.zeros(0, np.int32), pa.array([], pa.large_string())
-    json_B, offsets_N, kinds_N, starts_N, sizes_2 = located
-    count, size = sizes_2.tolist()
-    rows_P, ends_P, out_T = np.empty(count, np.int32), np.empty(count + 1, np.int64), np.empty(size, np.uint8)
-    kernels.copy_values(json_B, offsets_N, kinds_N, starts_N, rows_P, ends_P, out_T)
-    return kinds_N, rows_P, pa.LargeStringArray.from_buffers(count, pa.py_buffer(ends_P), pa.py_buffer(out_T))
-
-
-def _located(
-    objects: pa.Array, key_K: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Return the arguments of `find_values` but the rows that have an object, filled; None without any object."""
     from scannery.indexer.kernels import json_kernels as kernels
 
     rows = len(objects)
     _, offsets, data = objects.buffers()
     if offsets is None or data is None or not data.size:
-        return None
+        return np.zeros(rows, np.uint8), np.zeros(0, np.int32), pa.array([], pa.large_string())
     json_B = _read_only(data)
     offsets_N = _read_only(offsets, np.int32)[objects.offset : objects.offset + rows + 1]
     valid_N = np.zeros(0, bool)
     if objects.null_count:
         valid_N = pc.is_valid(objects).to_numpy(zero_copy_only=False)
     kinds_N, starts_N, sizes_2 = np.empty(rows, np.uint8), np.empty(rows, np.int32), np.zeros(2, np.int64)
-    kernels.find_values(json_B, offsets_N, valid_N, key_K, kinds_N, starts_N, sizes_2)
-    return json_B, offsets_N, kinds_N, starts_N, sizes_2
-
-
-def _key(name: str) -> np.ndarray:
-    return _read_only(canonical_json(name).encode())
+    kernels.find_values(json_B, offsets_N, valid_N, key_K, path_K, bounds_L, kinds_N, starts_N, sizes_2)
+    count, size = sizes_2.tolist()
+    rows_P, ends_P, out_T = np.empty(count, np.int32), np.empty(count + 1, np.int64), np.empty(size, np.uint8)
+    kernels.copy_values(json_B, offsets_N, kinds_N, starts_N, rows_P, ends_P, out_T)
+    return kinds_N, rows_P, pa.LargeStringArray.from_buffers(count, pa.py_buffer(ends_P), pa.py_buffer(out_T))
 
 
 def _typed(rows_P: np.ndarray, tokens: pa.Array) -> dict[Kind, tuple[np.ndarray, pa.Array]]:

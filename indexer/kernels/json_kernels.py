@@ -3,7 +3,8 @@
 The objects are canonical (`datapoints/dynamic.py`): no white space, so a key is found by its bytes. Damaged text gives
 wrong values, but nothing beyond the end of an object is read.
 
-Shapes: B bytes of the objects, K bytes of the key with its quotes, N rows, P values found, T bytes of these.
+Shapes: B bytes of the objects, K bytes of keys with their quotes, L levels of a path, N rows, P values found, T bytes
+of these.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ __all__ = [
     "NESTED",
     "NULL",
     "SCALAR",
-    "copy_ranges",
     "copy_values",
-    "find_ends",
     "find_values",
 ]
 
@@ -93,6 +92,18 @@ def _value_at(json_B: np.ndarray, at: int, end: int, key_K: np.ndarray) -> int:
 
 
 @compiled
+def _value_below(json_B: np.ndarray, at: int, end: int, path_K: np.ndarray, bounds_L: np.ndarray) -> int:
+    """Return where the value at a path starts in an object; -1 if it has no such path."""
+    for level in range(bounds_L.shape[0] - 1):
+        if at >= end or json_B[at] != _OBJECT:  # texts, numbers and lists have no keys
+            return -1
+        at = _value_at(json_B, at, end, path_K[bounds_L[level] : bounds_L[level + 1]])
+        if at < 0:
+            return -1
+    return at
+
+
+@compiled
 def _list_sizes(json_B: np.ndarray, at: int, end: int, sizes_2: np.ndarray) -> bool:
     """Add the number and bytes of the elements of a list, nulls left out; return whether it is flat."""
     count, size = 0, 0
@@ -115,17 +126,21 @@ def find_values(
     offsets_N: np.ndarray,
     valid_N: np.ndarray,
     key_K: np.ndarray,
+    path_K: np.ndarray,
+    bounds_L: np.ndarray,
     kinds_N: np.ndarray,
     starts_N: np.ndarray,
     sizes_2: np.ndarray,
 ) -> None:
-    """Find the value of a key in each row.
+    """Find in each row the value of a key, or else at a path.
 
     Args:
         json_B: the objects, uint8.
         offsets_N: where each starts, and where the last one ends, int32 (N + 1,).
         valid_N: which rows have an object, bool; empty: all.
         key_K: the key as it stands in the objects, uint8.
+        path_K: the keys of the path, one after the other, as they stand there.
+        bounds_L: where each starts in `path_K`, and where the last one ends, int64 (L + 1,); of length 1: no path.
         kinds_N: output: MISSING, NULL, SCALAR, LIST or NESTED, uint8.
         starts_N: output: where the value starts, int32.
         sizes_2: output: the number of scalars in all, those in lists included, and their bytes, int64.
@@ -138,6 +153,8 @@ def find_values(
         if valid_N.shape[0] > 0 and not valid_N[row]:
             continue
         at = _value_at(json_B, offsets_N[row], end, key_K)
+        if at < 0 and bounds_L.shape[0] > 1:
+            at = _value_below(json_B, offsets_N[row], end, path_K, bounds_L)
         if at < 0:
             continue
         starts_N[row] = at
@@ -194,46 +211,3 @@ def copy_values(
             if kinds_N[row] == SCALAR:
                 break
             at = after + 1 if after < end and json_B[after] == _COMMA else after
-
-
-@compiled
-def find_ends(
-    json_B: np.ndarray,
-    offsets_N: np.ndarray,
-    kinds_N: np.ndarray,
-    starts_N: np.ndarray,
-    ends_N: np.ndarray,
-) -> None:
-    """Find where the values end that `find_values` found, of any kind.
-
-    Args:
-        json_B: as for `find_values`; so are `offsets_N`, `kinds_N` and `starts_N`.
-        offsets_N: see there.
-        kinds_N: see there.
-        starts_N: see there; output: 0 in rows without the key.
-        ends_N: output: where each value ends, int32; 0 in rows without the key.
-
-    """
-    for row in range(kinds_N.shape[0]):
-        if kinds_N[row] == MISSING:
-            starts_N[row] = ends_N[row] = 0
-        else:
-            ends_N[row] = _after_value(json_B, starts_N[row], offsets_N[row + 1])
-
-
-@compiled
-def copy_ranges(json_B: np.ndarray, starts_N: np.ndarray, ends_N: np.ndarray, out_T: np.ndarray) -> None:
-    """Copy the bytes of each row, one after the other.
-
-    Args:
-        json_B: the objects, uint8.
-        starts_N: where to begin, int32.
-        ends_N: where to end, int32.
-        out_T: output, uint8.
-
-    """
-    to = 0
-    for row in range(starts_N.shape[0]):
-        for i in range(starts_N[row], ends_N[row]):
-            out_T[to] = json_B[i]
-            to += 1

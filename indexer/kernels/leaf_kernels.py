@@ -245,7 +245,10 @@ def scan_leaves(
     ordered = min(SORTED, leaves)
     sort_leaves(predicted_L, order_L, 0, ordered)
     by_number = numbers_R.shape[0] > 0
-    some_R = np.empty(0 if by_number else sizes_L.max() + 1, np.int64)
+    room = 0
+    for leaf in range(0 if by_number else leaves):
+        room = max(room, sizes_L[leaf] + 1)
+    some_R = np.empty(room, np.int64)
     found, tied, scanned, looked, needed, missed = 0, 0, 0, 0, leaves, 0.0
     looked_score = -np.float32(np.inf)
     for rank in range(leaves):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from scannery.pipelines.peers.pickles import only_plain_pickles
 __all__ = ["open_qdrant"]
 
 UNNAMED = ""
+_MODELS = "qdrant_client.http.models.models"
 DISTANCES: dict[str, Distance] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "squared_l2"}
 
 
@@ -100,7 +102,9 @@ def _client(source: str) -> Any:
         return qdrant.QdrantClient(url=source, api_key=os.environ.get("QDRANT_API_KEY"), timeout=60)
     if not (Path(source) / "meta.json").exists():
         raise InputNotFoundError(f"{source}: is no folder of Qdrant's local mode (it has no meta.json)")
-    with only_plain_pickles(source):  # all points are loaded here
+    library, models = import_module("qdrant_client.local.persistence"), qdrant.models
+    classes = {(_MODELS, kind.__name__): kind for kind in (models.PointStruct, models.SparseVector)}
+    with only_plain_pickles(source, library, classes):  # all points are loaded here
         return qdrant.QdrantClient(path=source)
 
 

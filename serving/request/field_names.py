@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from scannery.indexer import AttributeType
-from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, MAX_NAME_BYTES
+from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, MAX_DEPTH, MAX_NAME_BYTES
 
 __all__ = ["FIXED_FIELDS", "FieldKind", "dynamic_name", "field_name", "is_too_long"]
 
@@ -36,8 +36,8 @@ def field_name(name: str, attributes: Mapping[str, AttributeType], *, dynamic: b
 
 
 def is_too_long(name: str) -> bool:
-    """Return whether no attribute can have this name; such names would fill the caches that have names as keys."""
-    return len(name) > MAX_NAME_BYTES or len(name.encode()) > MAX_NAME_BYTES
+    """Return whether no value can have this name or path; such names would fill the caches that have names as keys."""
+    return len(name) > MAX_NAME_BYTES or len(name.encode()) > MAX_NAME_BYTES or name.count(".") >= MAX_DEPTH
 
 
 def dynamic_name(field: str) -> str | None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from scannery.indexer import AttributeType, IndexSpec, InvalidRecordError, attribute_value
-from scannery.indexer.datapoints.dynamic import MAX_NAME_BYTES, timestamp_text
+from scannery.indexer.datapoints.dynamic import MAX_DEPTH, MAX_NAME_BYTES, timestamp_text
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.limits import (
     MAX_FILTER_CONDITIONS,
@@ -281,7 +281,7 @@ def _compare(message: pb.Condition, name: str, kind: FieldKind, path: str) -> No
 def unknown_name(name: str, known: Mapping[str, object], what: str) -> str:
     """Return "no such `what`" with the most similar known name, or all known names if none is similar."""
     if is_too_long(name):
-        return f"no such {what}; names have at most {MAX_NAME_BYTES} bytes"
+        return f"no such {what}; names have at most {MAX_NAME_BYTES} bytes, and {MAX_DEPTH} levels"
     near = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.5)
     return f"no such {what}; " + (f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}")
 

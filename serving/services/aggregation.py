@@ -133,7 +133,7 @@ def _rows(
         allowed = alive if where is None else snapshot.masks.allowed(segment, where, alive, deadline=deadline)
         if allowed is None or allowed.count:
             mask_N = None if allowed is None else allowed.mask_N
-            yield snapshot.masks.field(segment, field), segment.rows, mask_N
+            yield snapshot.masks.field(segment, field, deadline), segment.rows, mask_N
 
 
 def field_of(name: str, snapshot: Snapshot) -> str:

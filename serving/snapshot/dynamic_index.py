@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,15 +54,18 @@ class DynamicField(NothingMatches):
         }
 
     @classmethod
-    def of(cls, segment: Segment, name: str) -> DynamicField:
-        """Return the index of an attribute of a segment; segments of before the index was dynamic have none."""
+    def of(cls, segment: Segment, name: str, check: Callable[[], None]) -> DynamicField:
+        """Return the index of an attribute of a segment; segments of before the index was dynamic have none.
+
+        `check` is called again and again, and ends the work by an exception.
+        """
         has_any = DYNAMIC_COLUMN in segment.table.column_names
         column = (
             segment.column(DYNAMIC_COLUMN)
             if has_any
             else pa.chunked_array([pa.nulls(segment.rows, pa.string())])
         )
-        return cls(dynamic_values(column, name))
+        return cls(dynamic_values(column, name, check=check))
 
     @property
     def size_bytes(self) -> int:

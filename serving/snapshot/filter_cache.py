@@ -92,6 +92,9 @@ _Key = tuple[str, Node, "weakref.ref[AllowedRows] | None"]
 refers to them weakly, and is never found again once they are freed."""
 
 
+NEVER = Deadline.after(None)
+
+
 class FilterCache:
     """Allowed rows by segment and filter, and the attribute indexes of the fields that filters name.
 
@@ -132,7 +135,7 @@ class FilterCache:
             segment: the segment.
             node: the filter.
             alive: the live rows, of which those are returned that the filter allows; None: all rows.
-            deadline: checked before each index of a field is made.
+            deadline: checked before and while each index of a field is made.
 
         Raises:
             DeadlineError: the deadline passed.
@@ -171,9 +174,7 @@ class FilterCache:
 
         def field(name: str) -> Field:
             if name not in used:
-                if deadline is not None:  # a filter may name many fields, and an index takes up to a second
-                    deadline.check()
-                used[name] = self.field(segment, name)
+                used[name] = self.field(segment, name, deadline)
             return used[name]
 
         rows = few_rows(node, field, most)
@@ -189,23 +190,28 @@ class FilterCache:
         if known is not None:
             self._indexes.recount(key, known.size_bytes)
 
-    def field(self, segment: Segment, name: str) -> Field:
+    def field(self, segment: Segment, name: str, deadline: Deadline | None = None) -> Field:
         """Return the index of a field of a segment, made now if it is not in the cache.
 
         Args:
             segment: the segment.
             name: of the field in filters: see `field_name`.
+            deadline: checked before and while an index is made: a filter may name many fields.
+
+        Raises:
+            DeadlineError: the deadline passed.
 
         """
-        indexed = partial(self._indexed, segment, name)
+        indexed = partial(self._indexed, segment, name, deadline or NEVER)
         return IdField(segment, indexed) if name == "id" else indexed()
 
-    def _indexed(self, segment: Segment, name: str) -> _Indexed:
+    def _indexed(self, segment: Segment, name: str, deadline: Deadline) -> _Indexed:
         key = _key(segment, name)
         known = self._indexes.find(key)
         if known is None:
             # Made without a lock: two threads may make the same, and neither waits.
-            known = _index_of(segment, name)
+            deadline.check()
+            known = _index_of(segment, name, deadline)
             self._indexes.keep(key, known, known.size_bytes)
         return known
 
@@ -217,10 +223,10 @@ def _key(segment: Segment, name: str) -> tuple[str, str]:
     return segment.entry.sha256, f"{name} {segment.table.schema.field(name).type}"
 
 
-def _index_of(segment: Segment, name: str) -> _Indexed:
+def _index_of(segment: Segment, name: str, deadline: Deadline) -> _Indexed:
     attribute = dynamic_name(name)
     if attribute is not None or name not in segment.table.column_names:
         # Segments of before an attribute was declared may have it as a dynamic one, or not at all.
-        return DynamicField.of(segment, attribute or name)
+        return DynamicField.of(segment, attribute or name, deadline.check)
     column = segment.column(name)
     return GeoIndex(column) if pa.types.is_struct(column.type) else AttributePostings(column)

@@ -104,7 +104,9 @@ def key_columns(
     deadline.check()
     if name is None:
         return KeyColumns(ids, values=found)
-    return KeyColumns(ids, dynamic=_dynamic_scalars([dynamic_values(each, name) for each in found]))
+    return KeyColumns(
+        ids, dynamic=_dynamic_scalars([dynamic_values(each, name, check=deadline.check) for each in found])
+    )
 
 
 def ordered_by(columns: KeyColumns, order: RowOrder) -> np.ndarray:

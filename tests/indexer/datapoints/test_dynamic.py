@@ -119,7 +119,9 @@ def test_damaged_objects_are_read_to_their_end_only(text: str) -> None:
         kinds_N, starts_N, sizes_2 = np.zeros(3, np.uint8), np.zeros(3, np.int32), np.zeros(2, np.int64)
         json_B, offsets_N = (np.frombuffer(data, np.uint8), np.frombuffer(offsets, np.int32)[:4])
         key_K = np.frombuffer(b'"a"', np.uint8)
-        values(json_B, offsets_N, np.zeros(0, bool), key_K, kinds_N, starts_N, sizes_2)
+        bounds_L = np.array([0, 3, 6])
+        path_K = np.frombuffer(b'"a""b"', np.uint8)
+        values(json_B, offsets_N, np.zeros(0, bool), key_K, path_K, bounds_L, kinds_N, starts_N, sizes_2)
         count, size = sizes_2.tolist()
         rows_P, ends_P, out_T = (
             np.empty(count, np.int32),
@@ -177,3 +179,58 @@ def test_duckdb_reads_the_column() -> None:
             ("5",),
             (None,),
         ]
+
+
+def below(row: Any, path: str) -> Any:
+    """The value of a key, or else at a path, found by Python; a KeyError if there is none."""
+    if path in row:
+        return row[path]
+    for key in path.split("."):
+        if not isinstance(row, dict):
+            raise KeyError(key)
+        row = row[key]
+    return row
+
+
+KEYS = st.sampled_from(["a", "b", "a.b", '"', "\\", "a.a"])
+TREES = st.recursive(VALUES, lambda inner: st.dictionaries(KEYS, inner, max_size=4), max_leaves=20)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.dictionaries(KEYS, TREES, max_size=4), min_size=1, max_size=6),
+    st.lists(KEYS, min_size=1, max_size=4),
+    st.integers(1, 200),
+)
+def test_the_values_at_a_path_are_those_that_python_finds(
+    rows: list[Any], parts: list[str], piece_bytes: int
+) -> None:
+    path, column = ".".join(parts), column_of(rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scannery.indexer.datapoints.dynamic_values.PIECE_BYTES", piece_bytes)
+        values = dynamic_values(column, path)
+    alone = []
+    for row in rows:
+        try:
+            alone.append({path: below(json.loads(dynamic_json(row) or "{}"), path)})
+        except KeyError:
+            alone.append({})
+    assert {kind: repr(pairs) for kind, pairs in got(values).items()} == {
+        kind: repr(pairs) for kind, pairs in expected(alone, path).items()
+    }
+    assert values.present_N.tolist() == [row.get(path) is not None for row in alone]
+
+
+@pytest.mark.parametrize("name", ["a", "a.b", ".".join("a" * 60)])
+def test_the_work_ends_between_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scannery.indexer.datapoints.dynamic_values.PIECE_BYTES", 100)
+    calls = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        dynamic_values(column_of([{"a": 1}] * 1000), name, check=check)
+    assert len(calls) == 3
