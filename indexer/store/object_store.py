@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from scannery.indexer.errors import AlreadyExistsError, CorruptError, NotFoundError, StoreError, StoreUriError
 from scannery.indexer.local.file_hash import file_sha256
 from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.local.shown_uris import has_credentials, without_credentials
 from scannery.indexer.store.backend import Backend, StoredObject, check_size
 from scannery.indexer.store.bucket_backend import BucketBackend
 from scannery.indexer.store.changes import Changes
@@ -66,12 +67,17 @@ class Store:
         """
         text = str(uri)
         if _REMOTE.match(text):
+            if has_credentials(text):
+                raise StoreUriError(
+                    f"store {without_credentials(text)}: must have no password, keys or options; they belong in "
+                    "environment variables, such as AWS_ACCESS_KEY_ID (all of it is not shown)"
+                )
             return cls(text.rstrip("/"), BucketBackend.from_url(text))
         if text.startswith("file://"):
             text = unquote(urlsplit(text).path)
         elif _SCHEME.match(text):
             raise StoreUriError(
-                f"store {text!r}: unknown scheme; use a folder, file://, gs://, s3:// or az://"
+                f"store {without_credentials(text)!r}: unknown scheme; use a folder, file://, gs://, s3:// or az://"
             )
         root = store_folder(text, create=create)
         return cls(str(root), FolderBackend(root))

@@ -9,10 +9,12 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any, NamedTuple
 
 import numpy as np
+from packaging.markers import Marker
+from packaging.requirements import Requirement
 
 from scannery.indexer import Distance
 from scannery.indexer.spec.named_vectors import MAX_NAMED_VECTORS, VECTOR_NAME
@@ -78,15 +80,39 @@ class PeerCollection:
 
 
 def loaded(module: str, *, system: str) -> Any:
-    """Return a module of a system's own package; MissingPackageError if it is not installed."""
+    """Return a module of a system's own package.
+
+    Raises:
+        MissingPackageError: it is not installed, or older than the extra `import-SYSTEM` asks for.
+
+    """
+    extra = f"import-{system}"
     try:
-        return import_module(module)
+        package = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
             raise
         raise MissingPackageError(
-            f"importing from {system} needs a package of its own: pip install 'scannery[import-{system}]'"
+            f"importing from {system} needs a package of its own: pip install 'scannery[{extra}]'"
         ) from error
+    for requirement in _requirements(extra):
+        version = getattr(package, "__version__", None) or metadata.version(requirement.name)
+        if not requirement.specifier.contains(version, prereleases=True):
+            raise MissingPackageError(
+                f"importing from {system} needs {requirement.name}{requirement.specifier}, and {version} is installed: "
+                f"pip install 'scannery[{extra}]'"
+            )
+    return package
+
+
+def _requirements(extra: str) -> list[Requirement]:
+    """Return what an extra needs, as pyproject.toml declares it."""
+    requirements = map(Requirement, metadata.requires("scannery") or ())
+    return [each for each in requirements if each.marker is not None and _is_of(extra, each.marker)]
+
+
+def _is_of(extra: str, marker: Marker) -> bool:
+    return marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
 
 
 def chosen(given: str | None, names: Collection[str], *, what: str, option: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,14 @@ _OPERATORS = """
 def open_pgvector(source: str, options: PeerOptions, stack: ExitStack) -> PeerCollection:
     """Return a table of a database."""
     psycopg = loaded("psycopg", system="pgvector")
+    connection_options = import_module("scannery.live.log.postgres.connection_options").connection_options
+    if connection_options(source) is None:
+        raise PeerError(
+            "the source cannot be read: it is a connection string, such as postgresql://USER@HOST:PORT/DATABASE, with "
+            "special characters as %XX (it is not shown: it may have a password)"
+        )
     try:
         connection = psycopg.connect(source, connect_timeout=30)
-    except psycopg.ProgrammingError as error:
-        raise PeerError(
-            f"the source must be a connection string, such as postgresql://host/database: {error}"
-        ) from error
     except psycopg.OperationalError as error:
         raise InputNotFoundError(f"the database cannot be reached: {error}") from error
     stack.enter_context(closing(connection))

@@ -233,7 +233,7 @@ class _Parser:
         self._conditions += 1
         self._values += len(message.values)
         _check_limit(self._conditions, MAX_FILTER_CONDITIONS, path, "conditions")
-        _check_limit(self._values, MAX_FILTER_VALUES, path, "values")
+        _check_limit(self._values, MAX_FILTER_VALUES, path, _VALUES)
         name, kind = self._field(message.field, path)
         here = _condition_path(message, path)
         if message.operator == pb.OPERATOR_EXISTS:
@@ -284,6 +284,9 @@ def unknown_name(name: str, known: Mapping[str, object], what: str) -> str:
         return f"no such {what}; names have at most {MAX_NAME_BYTES} bytes, and {MAX_DEPTH} levels"
     near = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.5)
     return f"no such {what}; " + (f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}")
+
+
+_VALUES = "values; ask several times with a part of them, or filter by an attribute that these rows share"
 
 
 def _check_limit(count: int, most: int, path: str, what: str) -> None:

@@ -16,14 +16,22 @@ from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.kernels.fused import compiled
 from scannery.runtime.errors import InvalidRequestError
 
-__all__ = ["MAX_PARTS", "check_parts", "count_parts", "warm_up"]
+__all__ = ["MAX_PARTS", "SMALL_BYTES", "check_parts", "count_parts", "warm_up"]
 
 SMALL_BYTES = 1 << 15
-"""Requests up to this size are decoded without counting: decoding them is always fast."""
+"""Requests up to this size are decoded without counting, and on the event loop: decoding them is always fast."""
 MAX_PARTS = 5_000_000
 """Messages, and strings in lists. The filters of a SearchMany at all of its limits have about this many values."""
 MAX_OWN_PARTS = 8192
 """Parts in lists of the request message itself; a SearchMany at its limits has 2,000."""
+MAX_FIELD_PARTS = 16_384
+"""Parts in one item of a list of the request, and in all fields that are no lists; a filter at its limits has 8,448."""
+LARGE_FIELDS = frozenset(
+    f"scannery.v1.{name}"
+    for name in ("LeafSearchRequest", "SearchStreamRequest", "UpdateWhereRequest", "UpsertRequest")
+)
+"""Requests one field of which may have as many parts as the whole: a SearchManyRequest, a list of strings, the words of
+all queries."""
 MAX_DEPTH = 100
 """Nesting limit of protobuf."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
@@ -44,13 +52,16 @@ def check_parts(kind: type[Message], data: bytes | bytearray) -> None:
     if len(data) <= SMALL_BYTES:
         return
     name = kind.DESCRIPTOR.full_name
-    found = _count_parts(np.frombuffer(data, np.uint8), _kinds(kind.DESCRIPTOR), MAX_PARTS, MAX_OWN_PARTS)
+    most_of_field = MAX_PARTS if name in LARGE_FIELDS else MAX_FIELD_PARTS
+    found = _count_parts(
+        np.frombuffer(data, np.uint8), *_kinds(kind.DESCRIPTOR), MAX_PARTS, MAX_OWN_PARTS, most_of_field
+    )
     if found < 0:
         raise InvalidRequestError(f"the request is not a {name}")
     if found > MAX_PARTS:
         raise InvalidRequestError(
-            f"the {name} has too many parts: its lists may have {MAX_OWN_PARTS} items, "
-            f"and {MAX_PARTS} including nested items"
+            f"the {name} has too many parts: its lists may have {MAX_OWN_PARTS} items, a filter or another field "
+            f"{most_of_field} values and parts, and all together {MAX_PARTS}"
         )
 
 
@@ -58,21 +69,22 @@ def count_parts(kind: type[Message], data: bytes, most: int) -> int:
     """Return the number of parts of an encoded message, 0 if it is small; more than `most`: too many; -1: invalid."""
     if len(data) <= SMALL_BYTES:
         return 0
-    found: int = _count_parts(np.frombuffer(data, np.uint8), _kinds(kind.DESCRIPTOR), most, most)
+    found: int = _count_parts(np.frombuffer(data, np.uint8), *_kinds(kind.DESCRIPTOR), most, most, most)
     return found
 
 
 def warm_up() -> None:
     """Compile the counter, so that no request waits for it."""
     with COMPILING:
-        _count_parts(np.zeros(0, np.uint8), np.zeros((1, 1), np.int64), 1, 1)
+        _count_parts(np.zeros(0, np.uint8), np.zeros((1, 1), np.int64), np.zeros(1, bool), 1, 1, 1)
 
 
 @lru_cache
-def _kinds(root: Descriptor) -> np.ndarray:
-    """Return the kind of each field, int64 (message types, highest field number + 1); the root message is row 0.
+def _kinds(root: Descriptor) -> tuple[np.ndarray, np.ndarray]:
+    """Return the kind of each field, int64 (message types, highest field number + 1), and which of the root are lists.
 
-    0: not counted; -1: a string or bytes in a list; n > 0: a message whose type is row n - 1.
+    The root message is row 0. Kinds are 0: not counted; -1: a string or bytes in a list; n > 0: a message whose type is
+    row n - 1.
     """
     messages = _messages(root)
     numbers = {message.full_name: number for number, message in enumerate(messages)}
@@ -81,7 +93,9 @@ def _kinds(root: Descriptor) -> np.ndarray:
     for message in messages:
         for field in message.fields:
             kinds_TF[numbers[message.full_name], field.number] = _kind(field, numbers)
-    return kinds_TF
+    lists_F = np.zeros(most + 1, bool)
+    lists_F[[field.number for field in root.fields if field.is_repeated]] = True
+    return kinds_TF, lists_F
 
 
 def _messages(root: Descriptor) -> list[Descriptor]:
@@ -140,12 +154,23 @@ def _field(data_B: np.ndarray, at: int, end: int) -> tuple[int, int, int]:
 
 
 @compiled
-def _count_parts(data_B: np.ndarray, kinds_TF: np.ndarray, most: int, most_own: int) -> int:
-    """Return the number of parts; `most` + 1 if there are too many; -1 if the data is not a valid message."""
+def _count_parts(
+    data_B: np.ndarray,
+    kinds_TF: np.ndarray,
+    lists_F: np.ndarray,
+    most: int,
+    most_own: int,
+    most_of_field: int,
+) -> int:
+    """Return the number of parts; `most` + 1 if there are too many; -1 if the data is not a valid message.
+
+    A field that is no list counts as often as it occurs: the decoder joins all of them.
+    """
     ends_D, types_D = np.zeros(MAX_DEPTH + 1, np.int64), np.zeros(MAX_DEPTH + 1, np.int64)
     ends_D[0] = len(data_B)
-    depth = at = parts = own = 0
-    while parts <= most and own <= most_own:
+    depth = at = parts = own = of_item = of_others = 0
+    in_list = False
+    while parts <= most and own <= most_own and max(of_item, of_others) <= most_of_field:
         while depth > 0 and at == ends_D[depth]:
             depth -= 1
         if at == ends_D[depth]:
@@ -156,7 +181,12 @@ def _count_parts(data_B: np.ndarray, kinds_TF: np.ndarray, most: int, most_own: 
             return -1
         if kind != 0:
             parts += 1
-            own += depth == 0
+            if depth == 0:
+                own, of_item, in_list = own + 1, 0, lists_F[number]
+            if in_list:
+                of_item += 1
+            else:
+                of_others += 1
         if kind > 0:
             depth += 1
             ends_D[depth], types_D[depth] = at + size, kind - 1

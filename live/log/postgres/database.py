@@ -18,12 +18,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from scannery.indexer import StoreError
 from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.mutation_log import LogRefusedError, LogUnavailableError
+from scannery.live.log.postgres.connection_options import connection_options
 from scannery.live.log.postgres.errors import RETRY_S, translated_errors
 from scannery.live.log.postgres.positions import Positions
 from scannery.live.log.postgres.schema import check_server
@@ -66,14 +66,12 @@ class Database:
             LogRefusedError: the URL cannot be read.
 
         """
-        try:
-            given = conninfo_to_dict(location.url)
-        except psycopg.ProgrammingError:
-            # The message of libpq, and so the cause, may quote the password.
+        given = connection_options(location.url)
+        if given is None:
             raise LogRefusedError(
                 "the URL of the mutation logs cannot be read: it is postgresql://USER@HOST:PORT/DATABASE, with "
                 "special characters as %XX"
-            ) from None
+            )
         self._options: dict[str, Any] = _DEFAULTS | given
         place = f"{given.get('host') or 'localhost'}:{given.get('port') or 5432}"
         self.where = f"postgresql://{place}/{given.get('dbname') or given.get('user') or ''}"

@@ -25,6 +25,7 @@ from scannery.runtime.errors import OverloadedError, UnauthenticatedError, Unsup
 from scannery.serving.config import ListenConfig
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.search import PreparedQuery, answers_of
+from scannery.serving.request.part_count import SMALL_BYTES
 from scannery.serving.request.query import ByText
 from scannery.serving.request.search_template import template_of
 from scannery.serving.scheduling.admission import Ticket
@@ -263,7 +264,8 @@ class Handler:
             self._check_caller(exchange)
         CURRENT.set(exchange.principal)
         self._begin(exchange)
-        if head.path == SEARCH and not head.json and not head.gzipped and not tracing.on():
+        is_small = len(exchange.body) <= SMALL_BYTES
+        if head.path == SEARCH and is_small and not head.json and not head.gzipped and not tracing.on():
             try:
                 if self._add_to_batch(exchange, batches):
                     return

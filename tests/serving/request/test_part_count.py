@@ -18,8 +18,15 @@ from scannery.serving import Server
 from scannery.serving.request.filter import parse_filter
 from scannery.serving.request.part_count import MAX_OWN_PARTS, SMALL_BYTES
 from scannery.serving.transport.lifecycle import decoded
-from scannery.v1.index_pb2 import UpsertRequest
-from scannery.v1.search_pb2 import GetRequest, SearchManyRequest, SearchRequest
+from scannery.v1.index_pb2 import DeleteWhereRequest, UpsertRequest
+from scannery.v1.search_pb2 import (
+    CountRequest,
+    FacetsRequest,
+    GetRequest,
+    ScanRequest,
+    SearchManyRequest,
+    SearchRequest,
+)
 from scannery.v1.types_pb2 import Filter, FilterList, Value
 from tests.served import LIBRARY, serving
 
@@ -90,6 +97,27 @@ def test_parts_within_parts_are_counted() -> None:
     data = field(3, field(2, inner))
     with pytest.raises(InvalidRequestError, match="too many parts"):
         decoded(SearchRequest, data)
+
+
+VALUES = field(number_of(Filter, "condition"), b"\x1a\x00" * 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (SearchRequest, field(3, field(2, VALUES))),
+        (SearchRequest, field(3, field(2, field(number_of(Filter, "condition"), b"\x1a\x00" * 9_000))) * 2),
+        (SearchManyRequest, field(number_of(SearchManyRequest, "where_each"), VALUES)),
+        *(
+            (kind, field(number_of(kind, "where"), VALUES))
+            for kind in (CountRequest, FacetsRequest, ScanRequest, DeleteWhereRequest)
+        ),
+    ],
+)
+def test_a_filter_has_a_limit_of_its_own(kind: type[Message], data: bytes) -> None:
+    """A million values were decoded, while nobody else was answered, and refused by the parser of filters."""
+    with pytest.raises(InvalidRequestError, match="a filter or another field 16384 values"):
+        decoded(kind, data)
 
 
 def test_what_follows_the_limits_passes() -> None:

@@ -120,7 +120,7 @@ FUZZ = """
 import random, resource
 from scannery.pipelines.errors import PeerError
 from scannery.pipelines.peers.pickles import plain_value
-from tests.pipelines.test_pickles import REFUSED, VALUES, pickle
+from tests.pipelines.peers.test_pickles import REFUSED, VALUES, pickle
 
 rng, read = random.Random(SEED), 0
 seeds = [pickle.dumps(value, protocol) for value, _ in VALUES for protocol in (3, 4, 5)]
