@@ -85,7 +85,7 @@ def is_record_file(file: str) -> bool:
 
     suffixes = [suffix.lower() for suffix in Path(file).suffixes]
     kinds = {SUFFIXES.get(suffix) for suffix in suffixes[-2:]}
-    return not kinds.isdisjoint({"jsonl", "csv", "tsv", "parquet", "avro"})
+    return not kinds.isdisjoint({"jsonl", "csv", "tsv", "parquet", "arrow", "avro"})
 
 
 def _read_file(file: str, spec: IndexSpec, more: frozenset[str]) -> Iterator[FileRecord]:
