@@ -7,13 +7,16 @@ Such keys get a prefix here, and lose it when they are read. It has no dot: dots
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["attribute_name", "renamed", "to_attributes", "to_metadata"]
+__all__ = ["CONTENT", "attribute_name", "content_digest", "renamed", "to_attributes", "to_metadata"]
 
 PREFIX = "metadata:"
-_TAKEN = ("id", "document_id")
+CONTENT = "content:digest"
+"""Attribute with the digest of a text, for filters by the whole text, which is no attribute. It is no metadata."""
+_TAKEN = ("id", "document_id", CONTENT)
 
 
 def attribute_name(key: str) -> str:
@@ -26,6 +29,11 @@ def attribute_name(key: str) -> str:
     return PREFIX + key if is_taken or key.startswith((PREFIX, "$")) else key
 
 
+def content_digest(text: str) -> str:
+    """Return what the attribute CONTENT has for a text."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
 def to_attributes(metadata: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the attributes of a datapoint for metadata."""
     # What is no text is refused by the client, with the name of the field.
@@ -34,7 +42,7 @@ def to_attributes(metadata: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def to_metadata(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata that `to_attributes` was given; lists and mappings are not copied."""
-    return {name.removeprefix(PREFIX): value for name, value in attributes.items()}
+    return {name.removeprefix(PREFIX): value for name, value in attributes.items() if name != CONTENT}
 
 
 def renamed(where: Any) -> Any:

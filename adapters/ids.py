@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-__all__ = ["pages"]
+__all__ = ["MAX_ITEMS", "pages"]
 
-PAGE = 1000
-"""Most ids of a call."""
+MAX_ITEMS = 1000
+"""Most ids or datapoints of a call."""
 
 
 def pages(ids: Iterable[str]) -> Iterator[list[str]]:
@@ -17,5 +17,5 @@ def pages(ids: Iterable[str]) -> Iterator[list[str]]:
     [1000, 500]
     """
     listed = list(ids)
-    for first in range(0, len(listed), PAGE):
-        yield listed[first : first + PAGE]
+    for first in range(0, len(listed), MAX_ITEMS):
+        yield listed[first : first + MAX_ITEMS]

@@ -279,7 +279,8 @@ class ScanneryDocumentStore(MetadataQueries):
 
     def _points(self, documents: Iterable[Document], *, if_absent: bool) -> Iterator[Any]:
         sparse = bool(self._connection.info.spec.get("source", {}).get("sparse_vector"))
-        return (point(each, sparse=sparse, if_absent=if_absent) for each in documents)
+        dynamic = self._dynamic
+        return (point(each, sparse=sparse, dynamic=dynamic, if_absent=if_absent) for each in documents)
 
     def _deletion(self, ids: list[str]) -> dict[str, Any]:
         # Where texts are cut into passages, what was written under an id is a document.

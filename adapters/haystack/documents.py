@@ -12,7 +12,7 @@ from typing import Any
 
 from haystack.dataclasses import ByteStream, Document, SparseEmbedding
 
-from scannery.adapters.attributes import to_attributes, to_metadata
+from scannery.adapters.attributes import CONTENT, content_digest, to_attributes, to_metadata
 from scannery.client import Datapoint, Hit
 from scannery.client.response.results import stated
 
@@ -32,12 +32,13 @@ def checked_documents(documents: object) -> list[Document]:
     return found
 
 
-def point(document: Document, *, sparse: bool, if_absent: bool) -> dict[str, Any]:
+def point(document: Document, *, sparse: bool, dynamic: bool, if_absent: bool) -> dict[str, Any]:
     """Return the datapoint of a document.
 
     Args:
         document: its score is left out.
         sparse: whether the index takes sparse vectors.
+        dynamic: whether the index takes attributes that are not declared, and with them the digest of the content.
         if_absent: write it only if there is no datapoint of this id.
 
     """
@@ -45,6 +46,8 @@ def point(document: Document, *, sparse: bool, if_absent: bool) -> dict[str, Any
     made: dict[str, Any] = {"id": document.id, "attributes": to_attributes(document.meta)}
     if document.content is not None:
         made["text"] = document.content
+        if dynamic:
+            made["attributes"][CONTENT] = content_digest(document.content)
         if not document.content:  # stored as no text
             payload["content"] = ""
     if document.embedding is not None:

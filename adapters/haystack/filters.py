@@ -2,6 +2,9 @@
 
 Values of metadata keep their types: `"1"`, `1` and `True` are three values, and `1` equals `1.0`. A list matches if one
 of its elements does. Dates are texts in ISO 8601, compared as texts, unless the index declares a timestamp.
+
+The content of a document is compared by its digest, which documents have as an attribute: whether it is a text, or one
+of several.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 
 from haystack.errors import FilterError
 
-from scannery.adapters.attributes import attribute_name
+from scannery.adapters.attributes import CONTENT, attribute_name, content_digest
 from scannery.client import InvalidArgumentError
 from scannery.client.request.filters import build_filter
 
@@ -22,8 +25,9 @@ __all__ = ["required_where", "to_where"]
 _EVERYTHING: dict[str, Any] = {"id": {"$exists": True}}
 _NOTHING: dict[str, Any] = {"id": {"$exists": False}}
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([Tt ]|$)")
-_FIELDS = ("content", "blob", "score", "embedding", "sparse_embedding")
+_FIELDS = ("blob", "score", "embedding", "sparse_embedding")
 """Fields of a document that no filter sees."""
+_CONTENT_OPERATORS = ("==", "!=", "in", "not in")
 
 
 def to_where(filters: Any, *, dynamic: bool = True) -> dict[str, Any] | None:
@@ -77,7 +81,22 @@ def _comparison(filters: Mapping[str, Any], dynamic: bool) -> dict[str, Any]:
     translate = _OPERATORS.get(operator) if isinstance(operator, str) else None
     if translate is None:
         raise FilterError(f"unknown operator {operator!r:.80}; it must be one of {', '.join(_OPERATORS)}")
+    if filters["field"] == "content":
+        return translate(CONTENT, _digests(operator, value, dynamic))
     return translate(_name(filters["field"], dynamic), value)
+
+
+def _digests(operator: str, value: Any, dynamic: bool) -> Any:
+    """Return what the digests of contents are compared with."""
+    if not dynamic:
+        raise FilterError("documents of an index without dynamic attributes cannot be filtered by 'content'")
+    if operator not in _CONTENT_OPERATORS:
+        raise FilterError(
+            f"'content' has no order; its operator must be one of {', '.join(_CONTENT_OPERATORS)}, got {operator!r}"
+        )
+    if isinstance(value, list):
+        return [content_digest(each) if isinstance(each, str) else each for each in value]
+    return content_digest(value) if isinstance(value, str) else value
 
 
 def _name(field: Any, dynamic: bool) -> str:
@@ -86,7 +105,7 @@ def _name(field: Any, dynamic: bool) -> str:
     if field == "id":
         return field
     if field in _FIELDS:
-        raise FilterError(f"documents cannot be filtered by {field!r}, only by 'id' and 'meta.…'")
+        raise FilterError(f"documents cannot be filtered by {field!r}, only by 'id', 'content' and 'meta.…'")
     key = field.removeprefix("meta.")
     return attribute_name(key) if dynamic else key
 

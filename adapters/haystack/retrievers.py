@@ -35,26 +35,26 @@ class _Retriever:
             raise TypeError(
                 f"document_store: must be a ScanneryDocumentStore, got {type(document_store).__name__}"
             )
-        self._store = document_store
-        self._filters = filters
-        self._top_k = _positive(top_k)
-        self._policy = (
+        self.document_store = document_store
+        self.filters = filters
+        self.top_k = _positive(top_k)
+        self.filter_policy = (
             FilterPolicy.from_str(filter_policy) if isinstance(filter_policy, str) else filter_policy
         )
-        self._return_embedding = return_embedding
-        self._options = dict(search_options or {})
+        self.return_embedding = return_embedding
+        self.search_options = dict(search_options or {})
         self._own = own
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the retriever, and those of its store."""
         written: dict[str, Any] = default_to_dict(
             self,
-            document_store=self._store.to_dict(),
-            filters=self._filters,
-            top_k=self._top_k,
-            filter_policy=self._policy.value,
-            return_embedding=self._return_embedding,
-            search_options=self._options,
+            document_store=self.document_store.to_dict(),
+            filters=self.filters,
+            top_k=self.top_k,
+            filter_policy=self.filter_policy.value,
+            return_embedding=self.return_embedding,
+            search_options=self.search_options,
             **self._own,
         )
         return written
@@ -72,27 +72,27 @@ class _Retriever:
         self, query: Any, top_k: int | None, filters: dict[str, Any] | None, **options: Any
     ) -> dict[str, list[Document]]:
         arguments = self._arguments(top_k, filters, options)
-        return self._found(self._store.hits(query, **arguments))
+        return self._found(self.document_store.hits(query, **arguments))
 
     async def _search_async(
         self, query: Any, top_k: int | None, filters: dict[str, Any] | None, **options: Any
     ) -> dict[str, list[Document]]:
         arguments = self._arguments(top_k, filters, options)
-        return self._found(await self._store.hits_async(query, **arguments))
+        return self._found(await self.document_store.hits_async(query, **arguments))
 
     def _arguments(
         self, top_k: int | None, filters: dict[str, Any] | None, options: dict[str, Any]
     ) -> dict[str, Any]:
         return {
             **options,
-            **self._options,
-            "return_vectors": self._return_embedding,
-            "top_k": self._top_k if top_k is None else _positive(top_k),
-            "filters": apply_filter_policy(self._policy, self._filters, filters),
+            **self.search_options,
+            "return_vectors": self.return_embedding,
+            "top_k": _positive(self.top_k if top_k is None else top_k),
+            "filters": apply_filter_policy(self.filter_policy, self.filters, filters),
         }
 
     def _found(self, hits: Hits) -> dict[str, list[Document]]:
-        return {"documents": [document(hit, with_embedding=self._return_embedding) for hit in hits]}
+        return {"documents": [document(hit, with_embedding=self.return_embedding) for hit in hits]}
 
 
 @component

@@ -14,7 +14,7 @@ from langchain_core.vectorstores.utils import maximal_marginal_relevance
 from typing_extensions import Self
 
 from scannery.adapters.connection import Connection
-from scannery.adapters.ids import pages
+from scannery.adapters.ids import MAX_ITEMS, pages
 from scannery.adapters.langchain.documents import checked_ids, document, points
 from scannery.adapters.langchain.searches import deletions, query_of, relevance, search_options
 from scannery.client import Client, Hits, InvalidArgumentError
@@ -82,13 +82,16 @@ class ScanneryVectorStore(VectorStore):
         metadatas: Iterable[dict[str, Any]] | None = None,
         *,
         ids: Iterable[str | None] | None = None,
+        batch_size: int | None = None,
         **kwargs: Any,
     ) -> list[str]:
         """Insert or replace texts, and return their ids; a random one where none is given.
 
-        They are written in batches of `batch_size`, each of which is written completely or not at all.
+        They are written in batches of `batch_size`, that of the store unless one is given, and at most 1,000. Each is
+        written completely or not at all.
         """
         _check_known(kwargs)
+        batch_size = self._batch_of(batch_size)
         texts = list(texts)
         known = checked_ids(ids, len(texts))
         if texts:
@@ -96,7 +99,7 @@ class ScanneryVectorStore(VectorStore):
             batch = points(texts, metadatas, known, vectors)
             index = self._connection.index()
             self._check_encodes()
-            index.upsert_many(batch, batch_size=self._batch_size)
+            index.upsert_many(batch, batch_size=batch_size)
         return known
 
     async def aadd_texts(
@@ -105,10 +108,12 @@ class ScanneryVectorStore(VectorStore):
         metadatas: Iterable[dict[str, Any]] | None = None,
         *,
         ids: Iterable[str | None] | None = None,
+        batch_size: int | None = None,
         **kwargs: Any,
     ) -> list[str]:
         """Do the same as `add_texts`."""
         _check_known(kwargs)
+        batch_size = self._batch_of(batch_size)
         texts = list(texts)
         known = checked_ids(ids, len(texts))
         if texts:
@@ -116,7 +121,7 @@ class ScanneryVectorStore(VectorStore):
             batch = points(texts, metadatas, known, vectors)
             index = await self._connection.aindex()
             self._check_encodes()
-            await index.upsert_many(batch, batch_size=self._batch_size)
+            await index.upsert_many(batch, batch_size=batch_size)
         return known
 
     def delete(self, ids: Sequence[str] | None = None, **kwargs: Any) -> bool:
@@ -322,6 +327,10 @@ class ScanneryVectorStore(VectorStore):
             return {**self._new, "encoder": self._encoder or _only_encoder(client)}
         dimensions = self._dimensions or len(self.embedding.embed_query("dimensions"))
         return {**self._new, "dimensions": dimensions}
+
+    def _batch_of(self, size: int | None) -> int:
+        """Return how many documents are written in one call; LangChain's indexing may ask for any number."""
+        return self._batch_size if size is None else min(size, MAX_ITEMS)
 
     def _check_encodes(self) -> None:
         """Raise InvalidArgumentError for texts that nothing makes vectors of: no search by meaning would find them."""

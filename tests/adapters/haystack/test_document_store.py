@@ -176,7 +176,6 @@ def test_logic(mixed: ScanneryDocumentStore, filters: dict[str, Any], expected: 
         {"field": "meta.value", "operator": "like", "value": 1},
         {"field": "meta.value", "operator": [], "value": 1},
         {"field": 3, "operator": "==", "value": 1},
-        {"field": "content", "operator": "==", "value": "int"},
         {"field": "meta.value", "operator": "==", "value": [1]},
         {"field": "meta.value", "operator": "==", "value": float("nan")},
         {"field": "meta.value", "operator": ">", "value": True},
