@@ -91,7 +91,16 @@ class Operations:
         self._document.change(lambda resources: self._add(resources, id, record))
         return _operation(record, id)
 
-    def begin(self, call: Call, resource: str, *, index: str, metadata: Message, work: Work) -> pb.Operation:
+    def begin(
+        self,
+        call: Call,
+        resource: str,
+        *,
+        index: str,
+        metadata: Message,
+        work: Work,
+        commit: Callable[[], object] = lambda: None,
+    ) -> pb.Operation:
         """Begin an operation, and return it.
 
         Args:
@@ -100,6 +109,7 @@ class Operations:
             index: as of `finished`.
             metadata: at the beginning.
             work: runs in a thread as the caller; returns the response; its errors become that of the operation.
+            commit: changes what goes with it, once there is room for the operation; its errors end the call.
 
         Raises:
             OverloadedError: MAX_RUNNING operations wait in this process.
@@ -115,6 +125,7 @@ class Operations:
                 self._beat.start()
         record = self._record(call, resource, index, metadata)
         try:
+            commit()
             self._document.change(lambda resources: self._add(resources, id, record))
         except BaseException:
             self._forget(id)

@@ -41,7 +41,7 @@ from scannery.serving.vertex.v1.descriptions import (
     masked,
     timestamp,
 )
-from scannery.serving.vertex.v1.registry import ENDPOINTS, Registry
+from scannery.serving.vertex.v1.registry import ENDPOINTS, Registry, is_being_deleted
 from scannery.vertex.v1 import endpoint_pb2 as pb
 from scannery.vertex.v1 import index_pb2, operations_pb2
 
@@ -263,6 +263,10 @@ class EndpointMethods:
                 )
             # The index may have been deleted meanwhile.
             self._registry.find(given.index, "deployed_index.index", resources=resources)
+            if is_being_deleted(resources, index.name.id):
+                raise ConditionError(
+                    f"deployed_index.index: {given.index!r:.300} is being deleted", field="deployed_index.index"
+                )
             endpoint["deployed"][given.id] = record
             endpoint["updated_s"] = time.time()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 from google.protobuf.empty_pb2 import Empty
@@ -22,6 +22,7 @@ from scannery.runtime.errors import (
     ConditionError,
     InvalidRequestError,
     ServingError,
+    UnknownResourceError,
     UnsupportedError,
 )
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
@@ -29,7 +30,9 @@ from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.etags import check_etag, etag_of
 from scannery.serving.vertex.shared.names import (
     ResourceName,
+    is_visible,
     new_id,
+    parse_name,
     parse_parent,
 )
 from scannery.serving.vertex.shared.pages import page_of
@@ -52,6 +55,7 @@ from scannery.serving.vertex.v1.index_settings import (
 )
 from scannery.serving.vertex.v1.registry import (
     BATCH,
+    DELETIONS,
     ENDPOINTS,
     INDEX_KIND,
     INDEXES,
@@ -67,6 +71,8 @@ _LOG = logging.getLogger(__name__)
 __all__ = ["IndexMethods"]
 
 _CHANGEABLE = ("display_name", "description", "labels", "metadata")
+UNDO_S = 30.0
+"""As long as an index that cannot be described is tried to be dropped again."""
 
 
 class IndexMethods:
@@ -117,10 +123,12 @@ class IndexMethods:
         }
         try:
             self._facade.state.change(lambda found: found.setdefault(INDEXES, {}).update({name.id: record}))
+            return self._ended(name, call, pb.CreateIndexOperationMetadata, contents)
         except (IndexerError, ServingError):
-            self._facade.engine.drop_index(name.id, call.deadline, missing_ok=True)
+            # The caller does not learn its id, and would create another one beside it.
+            with suppress(IndexerError, ServingError):
+                self._drop(name.id, Deadline.after(UNDO_S))
             raise
-        return self._ended(name, call, pb.CreateIndexOperationMetadata, contents)
 
     def get(self, request: pb.GetIndexRequest, call: Call) -> pb.Index:
         """Return an index."""
@@ -182,32 +190,62 @@ class IndexMethods:
         if "display_name" in paths:
             check_texts(given, "index")
         check_description(given.description, "index.description")
-        self._facade.state.change(change)
-        return self._ended(found.name, call, pb.UpdateIndexOperationMetadata, contents)
+        return self._ended(
+            found.name,
+            call,
+            pb.UpdateIndexOperationMetadata,
+            contents,
+            commit=lambda: self._facade.state.change(change),
+        )
 
     def delete(self, request: pb.DeleteIndexRequest, call: Call) -> operations_pb2.Operation:
         """Delete an index with all its datapoints; one that is deployed is refused."""
-        found = self._registry.find(request.name)
-        id = found.name.id
+        name = self._deleted_name(request.name)
 
-        def check_undeployed(resources: Resources) -> None:
-            if places := _deployments(resources, id):
+        def begin(resources: Resources) -> None:
+            if places := _deployments(resources, name.id):
                 where = ", ".join(f"{place.index_endpoint} ({place.deployed_index_id})" for place in places)
                 raise ConditionError(
                     f"name: the index is deployed at {where}; undeploy it first", field="name"
                 )
-            resources.get(INDEXES, {}).pop(id, None)
+            resources.setdefault(DELETIONS, {})[name.id] = time.time()
 
-        # First the description: from then on the index cannot be deployed.
-        self._facade.state.change(check_undeployed)
-        self._facade.engine.drop_index(id, call.deadline, missing_ok=True)
+        self._facade.state.change(begin)
+        try:
+            self._drop(name.id, call.deadline)
+        except BaseException:
+            with suppress(IndexerError, ServingError):
+                self._facade.state.change(lambda found: found[DELETIONS].pop(name.id, None))
+            raise
         return self._facade.operations.finished(
             call,
-            str(found.name),
-            index=id,
+            str(name),
+            index=name.id,
             metadata=pb.DeleteOperationMetadata(generic_metadata=_times()),
             response=Empty(),
         )
+
+    def _deleted_name(self, text: str) -> ResourceName:
+        """Return the name of an index that exists, or whose deletion was cut short before its description was gone."""
+        resources = self._facade.state.read()
+        try:
+            return self._registry.find(text, resources=resources).name
+        except UnknownResourceError:
+            name = parse_name(text, INDEX_KIND, "name")
+            record = resources.get(INDEXES, {}).get(name.id)
+            if record is None or record["parent"] != name.parent or not is_visible(name.id):
+                raise
+            return name
+
+    def _drop(self, id: str, deadline: Deadline) -> None:
+        """Drop an index, and then forget its description: one that is refused, or cut short, loses nothing."""
+        self._facade.engine.drop_index(id, deadline, missing_ok=True)
+
+        def forget(resources: Resources) -> None:
+            for kind in (INDEXES, DELETIONS):
+                resources.get(kind, {}).pop(id, None)
+
+        self._facade.state.change(forget)
 
     def _listed(self, id: str, resources: Resources) -> KnownIndex | None:
         try:
@@ -218,15 +256,31 @@ class IndexMethods:
             return None
 
     def _ended(
-        self, name: ResourceName, call: Call, kind: type[Any], contents: Contents | None
+        self,
+        name: ResourceName,
+        call: Call,
+        kind: type[Any],
+        contents: Contents | None,
+        *,
+        commit: Callable[[], object] = lambda: None,
     ) -> operations_pb2.Operation:
-        """Return an operation with the index as its result; with contents, it ends when they are written."""
+        """Return an operation with the index as its result; with contents, it ends when they are written.
+
+        Args:
+            name: of the index.
+            call: that began it.
+            kind: of its metadata.
+            contents: to write; None: none.
+            commit: changes the description; called when nothing can refuse the operation any more.
+
+        """
 
         def described(deadline: Deadline) -> pb.Index:
             return self.get(pb.GetIndexRequest(name=str(name)), Call(call.api, deadline))
 
         metadata = kind(generic_metadata=_times())
         if contents is None:
+            commit()
             return self._facade.operations.finished(
                 call, str(name), index=name.id, metadata=metadata, response=described(call.deadline)
             )
@@ -245,7 +299,7 @@ class IndexMethods:
         with ExitStack() as unless_begun:
             unless_begun.callback(target.close)
             begun = self._facade.operations.begin(
-                call, str(name), index=name.id, metadata=metadata, work=work
+                call, str(name), index=name.id, metadata=metadata, work=work, commit=commit
             )
             unless_begun.pop_all()
         return begun
@@ -302,6 +356,7 @@ def _record_of(found: KnownIndex, now_s: float) -> dict[str, Any]:
         "update_method": STREAM,
         "created_s": created_s,
         "updated_s": now_s,
+        "index_id": found.manifest.index_id,
     }
 
 

@@ -21,11 +21,26 @@ from scannery.serving.vertex.v1.distances import measure_of
 from scannery.serving.vertex.v1.index_settings import IndexSettings, parse_settings
 from scannery.vertex.v1 import index_pb2 as pb
 
-__all__ = ["BATCH", "ENDPOINTS", "INDEXES", "INDEX_KIND", "STREAM", "KnownIndex", "Registry", "opened"]
+__all__ = [
+    "BATCH",
+    "DELETIONS",
+    "ENDPOINTS",
+    "INDEXES",
+    "INDEX_KIND",
+    "STREAM",
+    "KnownIndex",
+    "Registry",
+    "is_being_deleted",
+    "opened",
+]
 
 INDEXES = "indexes"
 """Kind of resources: descriptions of indexes."""
 ENDPOINTS = "endpoints"
+DELETIONS = "deletions"
+"""Kind of resources: when the deletion of an index began, in seconds since 1970. Meanwhile it cannot be deployed."""
+DELETION_S = 600.0
+"""Age of a deletion that counts no more: its server was killed. Long, since the clocks of two servers differ."""
 COLLECTIONS = "collections"
 """Kind of resources of API v2 (v2/collections.py), by the names of their indexes."""
 INDEX_KIND = "indexes"
@@ -114,8 +129,15 @@ class Registry:
             return None
         if not manifest.dimensions:
             return None
+        if record is not None and record.get("index_id", manifest.index_id) != manifest.index_id:
+            record = None  # of an index that had this name before
         parent = record["parent"] if record else ""
         return KnownIndex(ResourceName(parent, INDEX_KIND, id), manifest, record)
+
+
+def is_being_deleted(resources: Resources, index: str) -> bool:
+    """Return whether a deletion of an index has begun, and not been refused."""
+    return time.time() - resources.get(DELETIONS, {}).get(index, 0.0) < DELETION_S
 
 
 def opened(facade: Facade, index: str) -> Snapshot:

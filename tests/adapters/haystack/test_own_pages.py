@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from haystack import AsyncPipeline, Pipeline, component
+from haystack import Pipeline, component
 from haystack.components.joiners import DocumentJoiner
 from haystack.components.preprocessors import DocumentCleaner, DocumentSplitter
 from haystack.components.writers import DocumentWriter
@@ -176,7 +176,8 @@ def test_a_pipeline_cleans_splits_embeds_and_writes_with_each_policy(
 async def test_a_pipeline_asks_by_embedding_and_words_and_joins(store: ScanneryDocumentStore):
     store.write_documents(LengthEmbedder().run(DOCUMENTS)["documents"])
 
-    def added(pipeline: Any) -> Any:
+    def asking() -> Any:
+        pipeline = Pipeline()
         pipeline.add_component("embedder", LengthEmbedder())
         pipeline.add_component("dense", ScanneryEmbeddingRetriever(store, top_k=2))
         pipeline.add_component("words", ScanneryTextRetriever(store))
@@ -187,9 +188,9 @@ async def test_a_pipeline_asks_by_embedding_and_words_and_joins(store: ScanneryD
         return pipeline
 
     asked = {"embedder": {"text": "Wasps"}, "words": {"query": "bees"}}
-    found = added(Pipeline()).run(asked)["joiner"]["documents"]
+    found = asking().run(asked)["joiner"]["documents"]
     assert {"wasps", "bees", "same"} <= set(ids(found))
-    waited = await added(AsyncPipeline()).run_async(asked)
+    waited = await asking().run_async(asked)
     assert ids(waited["joiner"]["documents"]) == ids(found)
     await store.close_async()
 
