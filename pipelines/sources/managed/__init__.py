@@ -11,9 +11,12 @@ record is refused.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
+import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -38,6 +41,12 @@ FORMATS = frozenset({"managed-json", "managed-csv", "managed-avro", "managed-del
 _ENDINGS = {".json": "json", ".csv": "csv", ".avro": "avro"}
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 _DELETE = "delete"
+MAX_DICTIONARY_BYTES = 1 << 20
+"""Line that is read as a dictionary of Python if it is not JSON."""
+# Every string matches, also one without an end: a match that fails at the end of the text would be tried at each quote.
+_PYTHON_TOKEN = re.compile(
+    r"""'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|\b(?:True|False|None)\b""", re.DOTALL
+)
 
 
 def arrange(files: Sequence[InputFile]) -> list[InputFile]:
@@ -116,7 +125,7 @@ def raw_records(part: Part) -> Iterator[Record | DeadLetter]:
         return lines.read_lines(part, _parse_id)
     if part.format == "managed-avro":
         return columns.read_avro(part)
-    return lines.read_lines(part, lines.json_record if part.format == "managed-json" else csv_record)
+    return lines.read_lines(part, _parse_object if part.format == "managed-json" else csv_record)
 
 
 def deletes_of(file: InputFile) -> Iterator[str]:
@@ -142,6 +151,26 @@ def _deleted(base: str, paths: tuple[str, ...], stamp: str) -> frozenset[str]:
 
 def _is_delete(path: str) -> bool:
     return PurePosixPath(path).parent == PurePosixPath(_DELETE)
+
+
+def _parse_object(line: bytes, source: str, number: int) -> Record | DeadLetter:
+    """Return the object of a line, also as Python prints a dictionary, which the service takes for JSON."""
+    record = lines.json_record(line, source, number)
+    if isinstance(record, Record) or record.reason != "malformed" or len(line) > MAX_DICTIONARY_BYTES:
+        return record
+    if not (text := line.decode("utf-8-sig")).lstrip().startswith("{'"):
+        return record
+    try:
+        json_text = _PYTHON_TOKEN.sub(_json_token, text)
+    except (SyntaxError, ValueError):  # a string without an end, or an escape that is none
+        return record
+    rewritten = lines.json_record(json_text.encode("utf-8", "surrogatepass"), source, number)
+    return rewritten if isinstance(rewritten, Record) else record
+
+
+def _json_token(token: re.Match[str]) -> str:
+    value = ast.literal_eval(token[0])  # a string, or True, False or None: nothing is nested
+    return json.dumps(value)
 
 
 def _parse_id(line: bytes, source: str, number: int) -> Record | DeadLetter:

@@ -106,8 +106,8 @@ def _record(item: Record, format: str, deleted: set[str]) -> ContentsRecord:
     id = item.fields.get("id")
     if format == "managed-delete":
         return ContentsRecord(source=item.source, deleted_id=str(id))
-    if isinstance(id, str) and id in deleted:
-        return _problem(item.reject("deleted_id", "id: a file in delete/ names it too", id=id))
+    if id is not None and str(id) in deleted:
+        return _problem(item.reject("deleted_id", "id: a file in delete/ names it too", id=str(id)))
     return ContentsRecord(source=item.source, fields=item.fields)
 
 

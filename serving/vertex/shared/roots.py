@@ -10,25 +10,27 @@ from scannery.runtime.errors import InvalidRequestError
 
 __all__ = ["check_still_below", "folder_below", "is_within", "place_below"]
 
+_WILDCARD = re.compile(r"[*?\[]")
 _REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://[A-Za-z0-9][A-Za-z0-9._@-]*(?:/[^/?#%\\*\[\x00-\x1f]+)*/?")
 
 
-def folder_below(uri: str, roots: tuple[str, ...], field: str) -> str:
+def folder_below(uri: str, roots: tuple[str, ...], field: str, *, or_file: bool = False) -> str:
     """Return the folder that a URI names, if it is below a root: a path without links, or a URI of a bucket.
 
     Args:
         uri: of the request.
         roots: paths and URIs.
         field: of the request, for the error.
+        or_file: whether it may also be a file.
 
     Raises:
         InvalidRequestError: it is not, or there is no such folder. The message does not tell which.
 
     """
     place = place_below(uri, roots, field)
-    if "://" not in place and not Path(place).is_dir():  # also: no pattern
-        raise _outside(uri, field)
-    return place
+    if "://" in place or Path(place).is_dir() or (or_file and _is_file(place)):  # also: no pattern
+        return place
+    raise _outside(uri, field)
 
 
 def place_below(uri: str, roots: tuple[str, ...], field: str) -> str:
@@ -63,6 +65,11 @@ def check_still_below(place: str, roots: tuple[str, ...], field: str) -> None:
 def is_within(place: str, folder: str) -> bool:
     """Return whether a place is a folder, or below it; both without links."""
     return place.rstrip("/") == folder.rstrip("/") or place.startswith(f"{folder.rstrip('/')}/")
+
+
+def _is_file(path: str) -> bool:
+    # A file of such a name would be taken for a pattern by those who look for files.
+    return Path(path).is_file() and not _WILDCARD.search(path)
 
 
 def _local(uri: str) -> str:

@@ -7,6 +7,8 @@
 | COSINE_DISTANCE | cosine | 1 - cosine, rising |
 | SQUARED_L2_DISTANCE | squared_l2 | the squared distance, rising |
 | SQUARED_L2_DISTANCE, UNIT_L2_NORM | cosine | 2 - 2 · cosine, rising |
+
+A query of zeros has the cosine 0 with everything: it finds what its filter allows, by id.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from scannery.serving.vertex.v1.datapoints import crowding_tag, foreign_datapoin
 from scannery.serving.vertex.v1.distances import Measure, measure_of
 from scannery.serving.vertex.v1.endpoints import Deployment, Deployments
 from scannery.serving.vertex.v1.index_settings import parse_settings
-from scannery.serving.vertex.v1.queries import DEFAULT_NEIGHBORS, Kind, Searched, Target, searched
+from scannery.serving.vertex.v1.queries import DEFAULT_NEIGHBORS, Searched, Target, searched
 from scannery.serving.vertex.v1.registry import opened
 from scannery.v1 import search_pb2 as own
 from scannery.v1 import types_pb2
@@ -65,7 +65,7 @@ class Matches:
         ]
         hits = self._hits(deployment.index, asked, deadline)
         return [
-            [_neighbor(hit, one.kind, measure, full=full) for hit in found]
+            [_neighbor(hit, one, measure, full=full) for hit in _ordered(one, found)]
             for one, found in zip(asked, hits, strict=True)
         ]
 
@@ -223,7 +223,12 @@ def _with_vectors(query: Query, vectors: Mapping[str, types_pb2.Datapoint]) -> I
     return found
 
 
-def _neighbor(hit: own.Hit, kind: Kind, measure: Measure, *, full: bool) -> Neighbor:
+def _ordered(query: Searched, hits: Sequence[own.Hit]) -> Sequence[own.Hit]:
+    """Return hits in the order of the answer: those of a query without a direction are equally far, so by id."""
+    return hits if query.has_direction else sorted(hits, key=lambda hit: hit.datapoint.id)
+
+
+def _neighbor(hit: own.Hit, query: Searched, measure: Measure, *, full: bool) -> Neighbor:
     neighbor = Neighbor()
     if full:
         neighbor.datapoint.CopyFrom(foreign_datapoint(hit.datapoint))
@@ -231,9 +236,9 @@ def _neighbor(hit: own.Hit, kind: Kind, measure: Measure, *, full: bool) -> Neig
         neighbor.datapoint.datapoint_id = hit.datapoint.id
         if tag := crowding_tag(hit.datapoint):
             neighbor.datapoint.crowding_tag.crowding_attribute = tag
-    if kind == "dense":
-        neighbor.distance = measure.reported(hit.score)
-    elif kind == "sparse":
+    if query.kind == "dense":
+        neighbor.distance = measure.reported(hit.score if query.has_direction else 0.0)
+    elif query.kind == "sparse":
         neighbor.sparse_distance = hit.score
     else:
         # 0 where one of the two rankings has not found it.

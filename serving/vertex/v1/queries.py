@@ -53,6 +53,8 @@ class Searched:
     options: own.SearchOptions
     """Without the filter."""
     where: types_pb2.Filter | None
+    has_direction: bool = True
+    """False: zeros, whose cosine with every datapoint counts as 0: any of those that are allowed are the nearest."""
 
 
 def searched(query: Query, point: IndexDatapoint, target: Target, path: str) -> Searched:
@@ -71,14 +73,20 @@ def searched(query: Query, point: IndexDatapoint, target: Target, path: str) -> 
     """
     kind, alpha = _kind(query, point, f"{path}.rrf.alpha")
     front = f"{path}.datapoint"
-    asked = own.Query()
+    asked, has_direction = own.Query(), True
     if kind != "sparse":
         _check_vector(point, target, f"{front}.feature_vector")
         asked.vector.values.extend(point.feature_vector)
+    if kind == "dense" and target.spec.distance == "cosine" and not any(point.feature_vector):
+        has_direction, asked.vector.values[0] = False, 1.0
     if kind != "dense":
         asked.sparse_vector.CopyFrom(sparse_vector(point.sparse_embedding, f"{front}.sparse_embedding"))
     return Searched(
-        kind, asked, _options(query, kind, alpha, target, path), filter_of(point, target.spec, front)
+        kind,
+        asked,
+        _options(query, kind, alpha, target, path),
+        filter_of(point, target.spec, front),
+        has_direction,
     )
 
 

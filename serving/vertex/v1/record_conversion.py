@@ -30,9 +30,11 @@ class RefusedRecordError(Exception):
 def to_datapoint(fields: Mapping[str, Any]) -> IndexDatapoint:
     """Return the datapoint of a record; raises RefusedRecordError. Keys that the layout does not have are ignored."""
     id = fields.get("id")
-    if not isinstance(id, str) or not id:
-        raise RefusedRecordError("id: must be a string that is not empty", "INVALID_EMBEDDING_ID")
-    point = IndexDatapoint(datapoint_id=id)
+    if not isinstance(id, (str, int)) or isinstance(id, bool) or id == "":
+        raise RefusedRecordError(
+            f"id: must be a string that is not empty, or an integer, got {id!r:.80}", "INVALID_EMBEDDING_ID"
+        )
+    point = IndexDatapoint(datapoint_id=str(id))
     point.feature_vector.extend(_numbers(fields.get("embedding"), "embedding", "INVALID_EMBEDDING"))
     _add_sparse(point, fields.get("sparse_embedding"))
     for entry in _entries(fields.get("restricts"), "restricts", ("allow", "deny")):

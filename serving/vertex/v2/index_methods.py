@@ -123,7 +123,16 @@ class IndexMethods:
 
 def _check(index: pb.Index, collection: Collection) -> None:
     """Raise InvalidRequestError for an index that does not fit its collection."""
-    collection.schema.dense_field(index.index_field, "index.index_field")
+    schema = collection.schema
+    if index.index_field not in (*schema.dense, *filter(None, [schema.sparse])):
+        known = ", ".join(sorted(filter(None, [*schema.dense, schema.sparse]))) or "it has none"
+        raise InvalidRequestError.at(
+            "index.index_field", f"must be a vector field of the collection ({known}), got {index.index_field!r:.80}"
+        )
+    if index.index_field == schema.sparse and index.distance_metric == pb.COSINE_DISTANCE:
+        raise InvalidRequestError.at(
+            "index.distance_metric", "must be DOT_PRODUCT: sparse vectors are compared by it"
+        )
     if index.distance_metric not in pb.DistanceMetric.values():
         raise InvalidRequestError.at("index.distance_metric", f"is unknown: {index.distance_metric}")
 

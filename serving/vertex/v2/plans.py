@@ -1,4 +1,7 @@
-"""How a dense field is searched: by an index or exactly, and by which distance."""
+"""How a vector field is searched: by an index or exactly, and by which distance.
+
+A sparse field is always searched exactly, by dot product; an index of it is a name only.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ LEAST_RECALL, GREATEST_RECALL = 0.5, 0.999
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How one dense field is searched. Immutable."""
+    """How one field is searched. Immutable."""
 
     metric: int
     """A DistanceMetric: which distances are returned."""
@@ -64,7 +67,7 @@ class Plan:
 
 
 def planned(collection: Collection, field: str, hint: v2_pb.SearchHint, metric: int, path: str) -> Plan:
-    """Return how a dense field is searched.
+    """Return how a field is searched.
 
     Args:
         collection: the collection.
@@ -117,7 +120,7 @@ def _fitting(collection: Collection, field: str, metric: int) -> CollectionIndex
 
 def _by_index(collection: Collection, index: CollectionIndex, field: str, path: str) -> Plan:
     # Dot products of vectors of length 1 are cosines.
-    scaled = index.unit_length and collection.distances[field] == "cosine"
+    scaled = index.unit_length and collection.distances.get(field) == "cosine"
     inner = not scaled and _is_inner(collection, field, index.metric, path)
     return Plan(
         metric=index.metric, inner_product=inner, index=collection.name.index_name(index.id), exact=False
@@ -126,12 +129,14 @@ def _by_index(collection: Collection, index: CollectionIndex, field: str, path: 
 
 def _is_inner(collection: Collection, field: str, metric: int, path: str) -> bool:
     """Return whether vectors that are kept for cosine are compared by dot product; UnsupportedError for the reverse."""
-    if collection.distances[field] == "cosine":
+    if collection.distances.get(field) == "cosine":
         return metric == pb.DOT_PRODUCT
     if metric == pb.COSINE_DISTANCE:
+        why = "sparse vectors are compared by dot product"
+        if field in collection.distances:
+            why = "the vectors of this collection are kept for dot products (label scannery-distance)"
         raise UnsupportedError(
-            f"{path}.distance_metric: the vectors of this collection are kept for dot products (label "
-            "scannery-distance), so cosine is not supported",
+            f"{path}.distance_metric: {why}, so cosine is not supported",
             field=f"{path}.distance_metric",
         )
     return False

@@ -36,7 +36,7 @@ MAX_TOP_K = 10_000
 MAX_NAMED = 200
 _OWN_FIELDS = frozenset({"title", "text", "payload", "offsets"})
 MAX_SEEN = 10_000
-"""Data objects with words of a query that are looked at for those that have them in the named fields."""
+"""Data objects with a word of a query that are looked at for those that have all of them in a named field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Asked:
     space: str = ""
     """Of a dense search: the vector of our index."""
     plan: Plan | None = None
-    """Of a dense search."""
+    """Of a search by vector."""
     sparse: SparseVector | None = None
     """Of a sparse search."""
     text: str = ""
     """Of a search by words."""
     fields: tuple[str, ...] = field(default=())
-    """Of the data, that must have one of the words."""
+    """Of the data, one of which must have all words."""
 
 
 class Searcher:
@@ -178,7 +178,8 @@ class Searcher:
                     f"must be the sparse field ({schema.sparse or 'there is none'}), got {given.search_field!r:.80}",
                 )
             sparse = parsed_sparse(given.sparse_vector, f"{path}.sparse_vector")
-            return Asked(top_k=top_k, output=output, where=where, sparse=sparse)
+            plan = planned(collection, schema.sparse, given.search_hint, given.distance_metric, path)
+            return Asked(top_k=top_k, output=output, where=where, sparse=sparse, plan=plan)
         if kind is None:
             raise InvalidRequestError.at(f"{path}.vector_type", "must be vector or sparse_vector")
         dense = schema.dense_field(given.search_field, f"{path}.search_field")
@@ -249,7 +250,7 @@ class Searcher:
         skip: int,
         most: int,
     ) -> list[Found]:
-        """Return the data objects that have a word of the query in one of the named fields."""
+        """Return the data objects that have all words of the query in one of the named fields."""
         spec = self._facade.catalog.manifest(collection.index).spec.lexical
         if spec is None:
             raise LexicalUnavailableError("text_search: the collection has no words", field="text_search")
@@ -257,7 +258,8 @@ class Searcher:
         words = set(analyser.terms(asked.text))
         kept: list[Found] = []
         for each in self._worded(collection, asked, request, call, skip + most):
-            if words.intersection(analyser.terms(searched_text(each.stored.data, asked.fields))):
+            texts = (searched_text(each.stored.data, [name]) for name in asked.fields)
+            if any(words.issubset(analyser.terms(text)) for text in texts):
                 kept.append(each)
                 if len(kept) == skip + most:
                     break

@@ -1,6 +1,8 @@
 """Data objects as lines of files.
 
 {"id": …, "data": {…}, "vectors": {FIELD: {"dense": {"values": […]}}, OTHER: {"sparse": {…}}}, "etag": …}
+
+A vector may also be its content, without `dense` or `sparse`: `[…]`, `{"values": […]}`, `{"values": […], "indices": […]}`.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection as Names
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from google.protobuf.struct_pb2 import Struct
 
@@ -60,8 +62,10 @@ def parsed_line(fields: Mapping[str, Any], collection: Collection, source: str) 
         if name not in LINE_FIELDS:
             raise InvalidRequestError.at(f"{name:.80}", f"is not one of {', '.join(LINE_FIELDS)}")
     identifier, etag = fields.get("id"), fields.get("etag") or ""
+    if isinstance(identifier, int) and not isinstance(identifier, bool):
+        identifier = str(identifier)
     if not isinstance(identifier, str):
-        raise InvalidRequestError.at("id", f"must be a string, got {identifier!r:.80}")
+        raise InvalidRequestError.at("id", f"must be a string or an integer, got {identifier!r:.80}")
     if not isinstance(etag, str):
         raise InvalidRequestError.at("etag", f"must be a string, got {etag!r:.80}")
     checked_id(identifier, "id", strict=False)
@@ -107,20 +111,26 @@ def _data(value: Any) -> dict[str, Any]:
     return struct_of(struct, "data")
 
 
+def _is_object(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping)
+
+
 def _vector(value: Any, path: str) -> pb.Vector:
     """Return a vector; `parsed_vectors` compares it with the schema."""
-    kind, content = (
-        next(iter(value.items())) if isinstance(value, Mapping) and len(value) == 1 else ("", None)
-    )
-    if kind not in _KINDS or not isinstance(content, Mapping) or {*content} - {*_KINDS[kind]}:
+    kind, content = next(iter(value.items())) if _is_object(value) and len(value) == 1 else ("", value)
+    if kind not in _KINDS:
+        kind, content = "sparse" if _is_object(value) and "indices" in value else "dense", value
+    if kind == "dense" and isinstance(content, list):
+        content = {"values": content}
+    if not _is_object(content) or not {"values"} <= {*content} <= {*_KINDS[kind]}:
         raise InvalidRequestError.at(
             path, f'must be {{"dense": {{"values": […]}}}} or {{"sparse": {{"values": […], "indices": […]}}}}, '
-            f"got {value!r:.80}",
+            f"or such a value without its kind, or a list of numbers, got {value!r:.80}",
         )  # fmt: skip
     try:
         if kind == "dense":
-            return pb.Vector(dense=pb.DenseVector(values=content.get("values", ())))
-        sparse = pb.SparseVector(values=content.get("values", ()), indices=content.get("indices", ()))
+            return pb.Vector(dense=pb.DenseVector(values=content["values"]))
+        sparse = pb.SparseVector(values=content["values"], indices=content.get("indices", ()))
         return pb.Vector(sparse=sparse)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequestError.at(path, f"must have lists of numbers: {error}") from error

@@ -82,7 +82,8 @@ class TransferMethods:
         if not request.HasField("gcs_import"):
             raise InvalidRequestError.at("gcs_import", "is required")
         given = request.gcs_import
-        contents = folder_below(given.contents_uri, self._facade.config.contents, "gcs_import.contents_uri")
+        roots = self._facade.config.contents
+        contents = folder_below(given.contents_uri, roots, "gcs_import.contents_uri", or_file=True)
         errors = self._place(given.error_uri, "gcs_import.error_uri")
         output = self._place(given.output_uri, "gcs_import.output_uri") if given.output_uri else ""
         for field, place in (("error_uri", errors), ("output_uri", output)):
@@ -91,7 +92,7 @@ class TransferMethods:
                     f"gcs_import.{field}",
                     "must not be in contents_uri: its files would be imported next time",
                 )
-        return ImportPlaces(contents, errors, output, self._facade.config.contents)
+        return ImportPlaces(contents, errors, output, roots)
 
     def _export_place(self, request: pb.ExportDataObjectsRequest) -> str:
         if not request.HasField("gcs_destination"):
