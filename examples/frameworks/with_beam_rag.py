@@ -1,5 +1,6 @@
 """Apache Beam's RAG package: one pipeline that writes texts, and one that enriches questions with them.
 
+    pip install 'scannery[beam-rag]'
     python examples/frameworks/with_beam_rag.py [TARGET]
 
 TARGET is a server (`localhost:7077`) or a folder, by default `./store`. Workers on several machines need a server.
@@ -10,11 +11,13 @@ from __future__ import annotations
 import sys
 
 import apache_beam as beam
-from apache_beam.ml.rag.ingestion.base import VectorDatabaseWriteTransform
 from apache_beam.ml.rag.types import EmbeddableItem
-from apache_beam.transforms.enrichment import Enrichment
 
 from scannery.adapters.beam_rag import ScanneryVectorSearch, ScanneryVectorWriterConfig
+
+# isort: split
+# After the handler, which says what to install if a package that this needs is absent.
+from apache_beam.transforms.enrichment import Enrichment
 
 TEXTS = {
     "bees": "Bees dance to tell each other where the flowers are.",
@@ -42,7 +45,7 @@ def main(target: str) -> None:
     )
     with beam.Pipeline() as pipeline:
         texts = pipeline | beam.Create([item(text, name) for name, text in TEXTS.items()])
-        texts | VectorDatabaseWriteTransform(config)
+        texts | config.create_write_transform()
 
     search = ScanneryVectorSearch(target, "beam", k=1, mode="hybrid")
     with beam.Pipeline() as pipeline:

@@ -230,6 +230,9 @@ class WorkerContext:
     alters: SharedMarks = field(default_factory=SharedMarks)
     """Changed by the worker that alters an index, so that the others open the new version before they use it."""
 
+    documents: SharedMarks = field(default_factory=SharedMarks)
+    """Changed by the worker that changes a document of a facade, so that the others read it before they answer."""
+
     recall: SharedTable = field(default_factory=SharedTable)
     """What the workers have found about the recall of each index, and the settings that follow from it."""
 

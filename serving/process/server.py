@@ -89,7 +89,9 @@ class Server(BaseServer):
         self._cold = preloaded.cold
         self._catalog = _catalog(config, preloaded, context, self._recall, self._leaves)
         service = None if config.role == "leaf" else self._service(context)
-        self._facade = self._opened_facade(service) if config.vertex and service is not None else None
+        self._facade = (
+            self._opened_facade(service, context) if config.vertex and service is not None else None
+        )
         super().__init__(
             config,
             self._leaf_service() if service is None else self._public_methods(service),
@@ -178,14 +180,14 @@ class Server(BaseServer):
             texts_are_dense=self._texts_are_dense,
         )
 
-    def _opened_facade(self, service: Service) -> Facade:
+    def _opened_facade(self, service: Service, context: WorkerContext) -> Facade:
         """Return what the handlers of the managed service's APIs work with."""
         assert self.config.vertex is not None
         own, store = self.config.vertex, self._catalog.store
         return Facade(
             engine=Engine(service, self._offer),
             catalog=self._catalog,
-            state=JsonDocument(store),
+            state=JsonDocument(store, marks=context.documents),
             operations=Operations(JsonDocument(store, OPERATIONS_KEY)),
             config=own,
             address=lambda: own.address or self.address,

@@ -14,12 +14,13 @@ from typing import Any, TypeAlias
 
 from scannery.indexer import NotFoundError, Store
 from scannery.indexer.store.json_object import JsonObject
+from scannery.runtime.shared_marks import SharedMarks
 
 __all__ = ["RESOURCES_KEY", "JsonDocument", "Resources"]
 
 RESOURCES_KEY = "vertex.json"
 RECENT_S = 0.5
-"""A query may use resources as they were this long ago."""
+"""A query may use resources as they were this long ago, as far as other servers of the store have changed them."""
 
 Resources: TypeAlias = dict[str, dict[str, Any]]
 """Resources as JSON values, by kind and id."""
@@ -29,17 +30,24 @@ class JsonDocument:
     """A JSON document in a store, of resources by kind and id. Safe to use from several threads and processes."""
 
     def __init__(
-        self, store: Store, key: str = RESOURCES_KEY, *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        key: str = RESOURCES_KEY,
+        *,
+        marks: SharedMarks | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Name the object, which need not exist.
 
         Args:
             store: where it is.
             key: its name.
+            marks: that the workers of this server share: what one of them changes, the others know at once.
             clock: returns seconds.
 
         """
         self._store, self._key, self._clock = store, key, clock
+        self._marks, self._mark = marks or SharedMarks(), -1
         self._object = JsonObject(store, key, "resources", dict)
         self._lock = threading.Lock()
         self._known: Resources = {}
@@ -54,15 +62,21 @@ class JsonDocument:
 
         """
         with self._lock:
-            self._checked_at_s = self._clock()
+            # Before the store is read: what changes from now on is read the next time.
+            checked_at_s, mark = self._clock(), self._marks.of(self._key)
             stamp = self._current_stamp()
             if stamp != self._stamp:
                 self._known, self._stamp = self._object.read(), stamp
+            self._checked_at_s, self._mark = checked_at_s, mark
             return self._known
 
     def recent(self) -> Resources:
-        """Return the resources as they were at most RECENT_S ago, mostly without access to the store."""
-        if self._stamp is not None and self._clock() - self._checked_at_s <= RECENT_S:
+        """Return the resources as they were at most RECENT_S ago, mostly without access to the store.
+
+        What a worker of this server has changed is there at once.
+        """
+        is_recent = self._clock() - self._checked_at_s <= RECENT_S
+        if self._stamp is not None and is_recent and self._mark == self._marks.of(self._key):
             return self._known
         return self.read()
 
@@ -84,8 +98,10 @@ class JsonDocument:
             change(after)
             return after
 
-        _, after = self._object.change(changed)
-        self._checked_at_s = float("-inf")  # what this process did is visible here at once
+        try:
+            _, after = self._object.change(changed)
+        finally:  # also if it fails after the object was written
+            self._marks.change(self._key)
         return after
 
     def _current_stamp(self) -> str:

@@ -265,7 +265,8 @@ class EndpointMethods:
             self._registry.find(given.index, "deployed_index.index", resources=resources)
             if is_being_deleted(resources, index.name.id):
                 raise ConditionError(
-                    f"deployed_index.index: {given.index!r:.300} is being deleted", field="deployed_index.index"
+                    f"deployed_index.index: {given.index!r:.300} is being deleted",
+                    field="deployed_index.index",
                 )
             endpoint["deployed"][given.id] = record
             endpoint["updated_s"] = time.time()

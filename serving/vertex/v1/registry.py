@@ -137,7 +137,8 @@ class Registry:
 
 def is_being_deleted(resources: Resources, index: str) -> bool:
     """Return whether a deletion of an index has begun, and not been refused."""
-    return time.time() - resources.get(DELETIONS, {}).get(index, 0.0) < DELETION_S
+    began_s: float = resources.get(DELETIONS, {}).get(index, 0.0)
+    return time.time() - began_s < DELETION_S
 
 
 def opened(facade: Facade, index: str) -> Snapshot:

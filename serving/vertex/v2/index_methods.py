@@ -127,7 +127,8 @@ def _check(index: pb.Index, collection: Collection) -> None:
     if index.index_field not in (*schema.dense, *filter(None, [schema.sparse])):
         known = ", ".join(sorted(filter(None, [*schema.dense, schema.sparse]))) or "it has none"
         raise InvalidRequestError.at(
-            "index.index_field", f"must be a vector field of the collection ({known}), got {index.index_field!r:.80}"
+            "index.index_field",
+            f"must be a vector field of the collection ({known}), got {index.index_field!r:.80}",
         )
     if index.index_field == schema.sparse and index.distance_metric == pb.COSINE_DISTANCE:
         raise InvalidRequestError.at(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -213,3 +215,25 @@ def test_handlers_are_sent_to_workers(target: str, written: str) -> None:
     with handler:
         [(_, found)] = handler(query("A beehive in winter"))
     assert found["id"] == ["bees-1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("ScanneryVectorWriterConfig", ""),
+        ("ScanneryVectorSearch", "needs the package google-api-core: pip install 'scannery[beam-rag]'"),
+    ],
+)
+def test_only_the_enrichment_needs_the_extra(name: str, error: str) -> None:
+    code = f"import sys; sys.modules['google.api_core'] = None; from scannery.adapters.beam_rag import {name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode == 0, done.stderr.strip().endswith(error)) == (not error, True)
+
+
+def test_writing_logs_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = ScanneryVectorWriterConfig(target=str(tmp_path / "store"), index="rag", dimensions=2)
+    with run() as pipeline:
+        item = EmbeddableItem.from_text("words", id="a")
+        item.embedding = Embedding(dense_embedding=[1.0, 0.0])
+        pipeline | beam.Create([item]) | config.create_write_transform()
+    assert not [record.message for record in caplog.records if "type hint" in record.message]

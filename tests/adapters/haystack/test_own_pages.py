@@ -1,4 +1,4 @@
-"""What Haystack's own pages do with a document store: pipelines that index and ask, filters by content, public settings."""
+"""What Haystack's own pages do with a document store: pipelines that index and ask, filters by content, settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ from scannery.adapters.haystack import (
 )
 from tests.adapters.targets import fresh_name
 
-CONTENTS = {"bees": "Bees make honey.", "same": "Bees make honey.", "wasps": "Wasps", "empty": "", "none": None}
+CONTENTS = {
+    "bees": "Bees make honey.",
+    "same": "Bees make honey.",
+    "wasps": "Wasps",
+    "empty": "",
+    "none": None,
+}
 DOCUMENTS = [
     Document(id=name, content=content, meta={"length": len(content or ""), "content:digest": name})
     for name, content in CONTENTS.items()

@@ -1,4 +1,4 @@
-"""What LangChain's own pages do with a vector store: its indexing API, retrievers, stores made of documents, selectors."""
+"""What LangChain's own pages do with a vector store: its indexing API, retrievers, stores of documents, selectors."""
 
 from __future__ import annotations
 

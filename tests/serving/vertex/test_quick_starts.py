@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.json_format import MessageToDict
 
 from scannery.vertex.v2 import collections_pb2, search_pb2
 from tests.serving.vertex.collection_client import (
@@ -217,7 +218,7 @@ def test_contents_as_notebooks_write_them(caller: CollectionCaller, folder: Path
     assert list(points[2].feature_vector) == [2.0, 1.0]
     if kind == "dictionaries":
         assert list(points[2].restricts[0].allow_list) == ["It's \"2\" 'or' \\ True None ünï"]
-        metadata = dict(points[2].embedding_metadata)
+        metadata = MessageToDict(points[2].embedding_metadata)
         assert (metadata["none"], metadata["yes"], metadata["no"]) == (None, True, False)
         assert metadata["deep"][0]["a"] == 'b"c'
 

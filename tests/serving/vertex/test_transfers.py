@@ -140,7 +140,7 @@ WRONG = {
     "size": ({"id": "a", "data": {"title": "x"}, "vectors": {"plot": dense(1)}}, "must have 3 components"),
     "field": ({"id": "a", "data": {"title": "x"}, "vectors": {"none": dense(1)}}, "vectors.none"),
     "text": ({"id": "a", "data": {"title": "x"}, "vectors": {"plot": dense("1", 2, 3)}}, "lists of numbers"),  # type: ignore[arg-type]
-    "bare": ({"id": "a", "data": {"title": "x"}, "vectors": {"plot": [1, 2, 3]}}, "vectors.plot: must be"),
+    "bare": ({"id": "a", "data": {"title": "x"}, "vectors": {"plot": "1, 2, 3"}}, "vectors.plot: must be"),
     "zeros": ({"id": "a", "data": {"title": "x"}, "vectors": {"plot": dense(0, 0, 0)}}, "zero"),
     "huge": ('{"id": "a", "data": {"title": "x"}, "vectors": {"plot": {"dense": {"values": [1e999, 0, 0]}}}}', ""),
     "kind": ({"id": "a", "data": {"title": "x"}, "vectors": {"words": dense(1, 2, 3)}}, "sparse"),
@@ -194,7 +194,8 @@ def test_places_outside_of_the_roots_are_refused(caller: CollectionCaller, folde
     write_lines(folder / "outside" / "x.jsonl", [{"id": "a"}])
     (root / "link").symlink_to(folder / "outside")
     places = [folder / "outside", root / "link", root / ".." / "outside", "gs://bucket/x", "in", "", "/"]
-    for place in [*places, root / "in" / "x.jsonl", root / "missing"]:
+    files = [folder / "outside" / "x.jsonl", root / "link" / "x.jsonl", root / "in" / "x*.jsonl"]
+    for place in [*places, *files, root / "missing"]:
         with pytest.raises(grpc.RpcError, match="gcs_import.contents_uri") as caught:
             caller.import_from("here", place, root / "errors")  # type: ignore[arg-type]
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -17,7 +17,9 @@ import pytest
 from scannery.indexer import Store
 from scannery.serving.catalog.server_catalog import LOOK_WAIT_S, ServerCatalog
 from scannery.vertex.v1 import endpoint_pb2, index_pb2, operations_pb2, private_pb2
+from scannery.vertex.v2 import collections_pb2
 from tests.serving.process.test_supervisor import started
+from tests.serving.vertex.collection_client import CollectionCaller, dense, dimensions
 from tests.serving.vertex.facade_client import PARENT, V1, Caller, facade, ids_of, write_lines
 
 CALLERS = 8
@@ -30,6 +32,10 @@ class Connected(Caller):
     def __init__(self, address: str) -> None:
         self.channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
         self.metadata = ()
+
+
+class ConnectedCollections(CollectionCaller, Connected):
+    """A caller of API v2 with a connection of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -133,22 +139,54 @@ def test_every_worker_answers_for_an_operation_and_shows_its_result(
         eventually(lambda: ids_of(caller.find(endpoint, query, id="operation")[0]) == ["new"])  # noqa: B023
 
 
-def test_what_one_worker_has_undeployed_no_worker_answers_for_long(callers: list[Caller]):
+ROUNDS = 5
+"""Each is a chance to meet a worker that does not know yet."""
+
+
+def test_what_one_worker_has_undeployed_no_worker_answers(callers: list[Caller]):
     index = callers[0].create_index().name
-    endpoint = callers[0].deploy(index, "gone")
-    request = endpoint_pb2.UndeployIndexRequest(index_endpoint=endpoint, deployed_index_id="gone")
-    callers[0].begin("IndexEndpointService", "UndeployIndex", request)
+    query = {"datapoint": {"feature_vector": [1, 2, 3, 4]}}
+    for attempt in range(ROUNDS):
+        id = f"gone_{attempt}"
+        endpoint = callers[0].deploy(index, id)
+        for caller in callers:
+            caller.find(endpoint, query, id=id)
+        request = endpoint_pb2.UndeployIndexRequest(index_endpoint=endpoint, deployed_index_id=id)
+        callers[0].begin("IndexEndpointService", "UndeployIndex", request)
+        for caller in callers:
+            with pytest.raises(grpc.RpcError) as caught:
+                caller.find(endpoint, query, id=id)
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
-    def is_gone(caller: Caller) -> bool:
-        try:
-            caller.find(endpoint, {"datapoint": {"feature_vector": [1, 2, 3, 4]}}, id="gone")
-        except grpc.RpcError as error:
-            assert error.code() is grpc.StatusCode.NOT_FOUND
-            return True
-        return False
 
-    for caller in callers:
-        eventually(lambda: is_gone(caller))  # noqa: B023
+def test_every_worker_knows_at_once_what_one_has_changed_of_a_collection(addresses: tuple[str, str, Path]):
+    """New indexes are searched by name, and new schemas refuse."""
+    with ExitStack() as stack:
+        callers = [stack.enter_context(ConnectedCollections(addresses[0])) for _ in range(CALLERS)]
+        parent = f"{PARENT}/collections/changing"
+        schema: dict[str, Any] = {"type": "object", "properties": {}}
+        callers[0].create("changing", data_schema=schema, vector_schema=dimensions(v0=2))
+        callers[0].write("changing", {"a": {"vectors": {"v0": dense(1, 0)}}})
+        for attempt in range(1, ROUNDS):
+            for caller in callers:  # each worker has just read the state
+                caller.read("changing", "a")
+            request = {
+                "parent": parent,
+                "index_id": f"i{attempt}",
+                "index": {"index_field": "v0", "dense_scann": {}},
+            }
+            callers[0].operate("CreateIndex", request, collections_pb2.CreateIndexRequest)
+            search = {"search_field": "v0", "vector": {"values": [1, 0]}}
+            hint = {"index_hint": {"name": f"{parent}/indexes/i{attempt}"}}
+            for caller in callers:
+                caller.search("changing", vector_search={**search, "search_hint": hint})
+
+            schema["properties"][f"p{attempt}"] = {"type": "integer"}
+            change = {"collection": {"name": parent, "data_schema": schema}}
+            callers[0].operate("UpdateCollection", change, collections_pb2.UpdateCollectionRequest)
+            for number, caller in enumerate(callers):
+                with pytest.raises(grpc.RpcError, match=f"data.p{attempt}: must be integer"):
+                    caller.write("changing", {f"w{number}": {"data": {f"p{attempt}": "text"}}})
 
 
 def test_the_private_endpoint_is_at_its_port_in_every_worker(

@@ -2,7 +2,7 @@
 
 {"id": …, "data": {…}, "vectors": {FIELD: {"dense": {"values": […]}}, OTHER: {"sparse": {…}}}, "etag": …}
 
-A vector may also be its content, without `dense` or `sparse`: `[…]`, `{"values": […]}`, `{"values": […], "indices": […]}`.
+A vector may also be without `dense` or `sparse`: `[…]`, `{"values": […]}`, `{"values": […], "indices": […]}`.
 """
 
 from __future__ import annotations
