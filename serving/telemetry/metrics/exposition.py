@@ -1,4 +1,4 @@
-"""Serves metrics over HTTP: `GET /metrics` only.
+"""Serves metrics over HTTP: GET and HEAD of `/metrics` only.
 
 One thread serves all connections, each for one request and at most a few seconds, so slow callers block no others.
 
@@ -105,8 +105,8 @@ class MetricsServer:
     def _answer(self, request: bytes) -> bytes:
         method, _, rest = request.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
-        if method != b"GET":
-            status, body = "405 Method Not Allowed", b"only GET\n"
+        if method not in (b"GET", b"HEAD"):
+            status, body = "405 Method Not Allowed\r\nAllow: GET, HEAD", b"only GET and HEAD\n"
         elif path != b"/metrics":
             status, body = "404 Not Found", b"see /metrics\n"
         else:
@@ -115,7 +115,7 @@ class MetricsServer:
             f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        return head.encode() + body
+        return head.encode() + (b"" if method == b"HEAD" else body)
 
     def _metrics(self) -> tuple[str, bytes]:
         try:
