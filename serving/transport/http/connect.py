@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 
+from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.transport.http.head import too_long
 from scannery.serving.transport.http.json_errors import json_error
@@ -142,11 +143,15 @@ def decoded_json(kind: type[MessageT], data: bytes) -> MessageT:
     return decoded(kind, message.SerializeToString())
 
 
-def encoded_json(kind: type[Message], data: bytes) -> bytes:
-    """Return a serialised message as JSON, with the fields that `always_written` names."""
+def encoded_json(kind: type[Message], data: bytes, deadline: Deadline) -> bytes:
+    """Return a serialised message as JSON, with the fields that `always_written` names; raises DeadlineError."""
+    # Each step of a large one takes seconds.
     message = kind.FromString(data)
+    deadline.check()
     value = json_format.MessageToDict(message)
+    deadline.check()
     _complete(cast(Descriptor, kind.DESCRIPTOR), value)
+    deadline.check()
     return json.dumps(value, ensure_ascii=False).encode()
 
 

@@ -416,7 +416,7 @@ class Handler:
         if exchange.openai is not None:
             body = exchange.openai.answer(response)
         elif head.json:
-            body = connect.encoded_json(connect.response_type(head.path), response)
+            body = connect.encoded_json(connect.response_type(head.path), response, exchange.deadline)
         headers: Headers = ()
         if head.accepts_gzip and MIN_GZIP_BYTES <= len(body) <= max(max_gzip_bytes, MIN_GZIP_BYTES):
             body, headers = connect.compressed(body), GZIPPED
