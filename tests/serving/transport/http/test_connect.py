@@ -17,6 +17,7 @@ from google.protobuf import json_format
 from jsonschema import Draft202012Validator
 
 from scannery.client.request import calls
+from scannery.runtime.deadline import Deadline
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
 from scannery.serving.transport.http import connect
@@ -569,7 +570,9 @@ def test_a_score_of_zero_is_a_score() -> None:
     attributes: dict[str, Any] = {"place": {"geoValue": {}}, "tags": {"stringListValue": {}}}
     hit = {"datapoint": {"id": "a", "attributes": attributes}, "snippet": {"end": 5, "words": [{"end": 2}]}}
     message = json_format.ParseDict({"hits": [hit]}, search_pb2.SearchResponse())
-    [written] = json.loads(connect.encoded_json(type(message), message.SerializeToString()))["hits"]
+    [written] = json.loads(
+        connect.encoded_json(type(message), message.SerializeToString(), Deadline.after(60))
+    )["hits"]
     assert written["score"] == 0
     assert "denseScore" not in written  # that is not 0: there is none
     assert (written["snippet"]["start"], written["snippet"]["words"]) == (0, [{"end": 2, "start": 0}])
