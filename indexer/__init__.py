@@ -1,7 +1,7 @@
 """Vectors to segments: the on-disk format, ScaNN, versions and the store."""
 
 from scannery.indexer.datapoints.column_rules import SizeLimits
-from scannery.indexer.datapoints.conforming import conformed
+from scannery.indexer.datapoints.columns.conforming import conformed
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.named_vectors import (
     NAMED_TYPE,

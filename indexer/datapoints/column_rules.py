@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.conversions import FLOAT_AS_ID, NUMBER_AS_TEXT, json_text, plain_text
-from scannery.indexer.datapoints.converted_columns import column_of_ids, converted_column
+from scannery.indexer.datapoints.columns.converted import column_of_ids, converted_column
+from scannery.indexer.datapoints.columns.plain import python_values
 from scannery.indexer.datapoints.dynamic import dynamic_json
 from scannery.indexer.datapoints.schema import (
     ARROW_TYPES,
@@ -231,7 +232,7 @@ def sizes_of(texts: pa.Array) -> np.ndarray:
 
 def listed(values: Any) -> Sequence[Any]:
     """Return values as Python has them."""
-    found: Sequence[Any] = values.to_pylist() if isinstance(values, pa.Array) else values
+    found: Sequence[Any] = python_values(values) if isinstance(values, pa.Array) else values
     return found
 
 

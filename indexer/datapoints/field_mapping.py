@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -19,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.columns.plain import python_rows, python_values
 from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, NOT_DYNAMIC, parsed_dynamic
 from scannery.indexer.datapoints.field_paths import FieldExpression, join_texts
 from scannery.indexer.datapoints.named_vectors import vector_column
@@ -87,10 +87,10 @@ class MappedField:
             return column
         if column is not None and len(self.expressions) == 1:
             own = self.expressions[0].text
-            return [self.value({own: value}) for value in column.to_pylist()]
+            return [self.value({own: value}) for value in python_values(column)]
         names = {name for one in self.expressions for name in one.names}
         needed = batch.select([name for name in batch.schema.names if name in names])
-        records = needed.to_pylist() if needed.num_columns else [{}] * rows
+        records = python_rows(needed) if needed.num_columns else [{}] * rows
         return [self.value(record) for record in records]
 
     def _found(self, record: Mapping[str, Any]) -> Any:
@@ -201,19 +201,13 @@ class FieldMapping:
         return {**found, **exported}
 
     def others_of(self, batch: pa.RecordBatch) -> list[dict[str, Any] | InvalidRecordError]:
-        """Return `others` of each row of a batch; null and NaN stand for no value there."""
+        """Return `others` of each row of a batch; null stands for no value there."""
         names = [name for name in batch.schema.names if self.is_other(name)]
         if not names:
             return [{} for _ in range(batch.num_rows)]
-        own = _in_microseconds(batch.select(names))
-        rows = own.to_pylist()
-        for column in own.schema:
-            if pa.types.is_map(column.type) and _is_string(column.type.key_type):
-                for row in rows:
-                    row[column.name] = None if row[column.name] is None else dict(row[column.name])
         return [
-            self.others({name: value for name, value in row.items() if not _is_missing(value)})
-            for row in rows
+            self.others({name: value for name, value in row.items() if value is not None})
+            for row in python_rows(batch.select(names))
         ]
 
     def apply(self, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,36 +255,6 @@ class FieldMapping:
             | ({"vectors": vectors} if vectors else {})
             | ({"attributes": attributes} if attributes else {})
         )
-
-
-def _in_microseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with times to the microsecond: Arrow makes Python's objects of nanoseconds by pandas only."""
-    columns = [
-        column if (kind := _micros(column.type)) == column.type else column.cast(kind, safe=False)
-        for column in batch.columns
-    ]
-    return pa.record_batch(columns, names=batch.schema.names)
-
-
-def _micros(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    if pa.types.is_duration(kind) and kind.unit == "ns":
-        return pa.duration("us")
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return make(kind.value_field.with_type(_micros(kind.value_type)))
-    if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(_micros(each.type)) for each in kind])
-    return kind
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_missing(value: object) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _raise_all(errors: Sequence[InvalidRecordError]) -> None:
@@ -424,7 +388,7 @@ def _sparse(value: object, *, name: str) -> object:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_text_or_bytes(kind: pa.DataType) -> bool:

@@ -96,8 +96,6 @@ def _at(value: Any, parts: Sequence[str]) -> Any:
         return value
     if isinstance(value, str):
         value = _described(value)
-    if isinstance(value, list) and value and all(isinstance(item, tuple) for item in value):
-        value = dict(value)  # Arrow's maps
     if isinstance(value, Mapping):
         most = min(len(parts), MAX_DOTTED_PARTS)
         sizes = (size for size in range(most, 0, -1) if ".".join(parts[:size]) in value)

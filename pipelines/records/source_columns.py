@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.column_rules import Values
+from scannery.indexer.datapoints.columns.plain import python_values
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN, vector_value
 from scannery.indexer.datapoints.validation import NO_NAMES, Field, Rejected, Validated, validate
@@ -72,7 +73,7 @@ def validate_batch(
         values = mapped.values(batch.columns)
         if column == "embedding" and isinstance(values, pa.Array):
             vectors_ND = as_matrix(values)
-            values = values.to_pylist() if vectors_ND is None else vectors_ND
+            values = python_values(values) if vectors_ND is None else vectors_ND
         fields[column] = Field(mapped.name, values)
     return _validated(len(batch), fields, spec, dimensions, given, named)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.columns.plain import python_rows
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources.parts import Record
 
@@ -25,7 +26,7 @@ class Batch:
     """Neighbouring rows of a file, few enough for two copies in memory."""
 
     columns: pa.RecordBatch
-    """Columns as in the file, under its names, before any validation."""
+    """Plain columns (`plain_batch`), under the names of the file, before any validation."""
 
     vector: str | None
     """Name of the spec's vector column."""
@@ -117,7 +118,7 @@ def _dicts(columns: pa.RecordBatch, rows: int) -> Iterator[Mapping[str, Any] | E
         yield from ({} for _ in range(rows))
         return
     try:
-        yield from columns.to_pylist()
+        yield from python_rows(columns)
     except (ValueError, OverflowError, pa.ArrowException) as error:
         if rows == 1:
             yield error

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scannery.indexer.datapoints.columns.kinds import has_json_form
+from scannery.indexer.datapoints.columns.plain import unreadable
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources.batches import Batch
 from scannery.pipelines.sources.locations import InputFile, open_bytes
@@ -24,6 +28,7 @@ __all__ = [
     "sliced",
     "split_avro",
     "split_parquet",
+    "unreadable_rows",
 ]
 
 BATCH_ROWS = 4096
@@ -53,13 +58,19 @@ def split_avro(file: InputFile, limit: int) -> Iterator[Part]:
 
 
 def read_parquet(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
-    """Yield the rows of a part in order, with the columns that `fields` names."""
+    """Yield the rows of a part in order, with the columns that `fields` names.
+
+    A row is a dead letter if the spec names a column of a type that cannot be read.
+    """
     row = part.first
     try:
-        with open_bytes(part.base, part.path) as raw:
-            file = _parquet(raw)
-            _, others = chosen_columns(file.schema_arrow, fields)
-            for columns in _batches(file, part, fields):
+        with _opened(part) as files:
+            schema = files[0].schema_arrow
+            if letters := unreadable_rows(part, schema, fields):
+                yield from letters
+                return
+            names, others = chosen_columns(schema, fields)
+            for columns in _batches(files, part, names):
                 yield Batch(columns, fields.vector, part.source, row, others)
                 row += columns.num_rows
     except (pa.ArrowException, DamagedError, OSError) as error:
@@ -95,34 +106,92 @@ def _parquet(raw: BinaryIO) -> pq.ParquetFile:
         raise DamagedError(f"not a readable Parquet file: {error}") from error
 
 
-def _batches(file: pq.ParquetFile, part: Part, fields: Fields) -> Iterator[pa.RecordBatch]:
-    columns, _ = chosen_columns(file.schema_arrow, fields)
-    begin = 0
-    for group in range(file.metadata.num_row_groups):
-        rows = file.metadata.row_group(group).num_rows
+@contextlib.contextmanager
+def _opened(part: Part) -> Iterator[list[pq.ParquetFile]]:
+    """Yield the file, and where it has lists of a fixed size, once more with these as plain lists.
+
+    Arrow reads no nulls among lists of a fixed size. What says that a list is one is the Arrow schema that writers leave
+    beside Parquet's own; without it, durations and zones were lost, so the other columns are read with it.
+    """
+    with contextlib.ExitStack() as opened:
+        raw = opened.enter_context(open_bytes(part.base, part.path))
+        files = [_parquet(raw)]
+        if any(map(_has_fixed_lists, files[0].schema_arrow.types)):
+            again = opened.enter_context(open_bytes(part.base, part.path))
+            files.append(pq.ParquetFile(again, metadata=_own_metadata(again), page_checksum_verification=True))
+        yield files
+
+
+def _own_metadata(raw: BinaryIO) -> pq.FileMetaData:
+    """Return the metadata of a file without the Arrow schema."""
+    raw.seek(-8, io.SEEK_END)
+    end = raw.read(8)
+    raw.seek(-8 - int.from_bytes(end[:4], "little"), io.SEEK_END)
+    footer = raw.read()[:-8].replace(b"ARROW:schema", b"other:schema")
+    return pq.read_metadata(io.BytesIO(b"PAR1" + footer + end))
+
+
+def _has_fixed_lists(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_fixed_lists(kind.storage_type)
+    inner = (kind.field(place).type for place in range(kind.num_fields))
+    return bool(pa.types.is_fixed_size_list(kind)) or any(map(_has_fixed_lists, inner))
+
+
+def unreadable_rows(part: Part, schema: pa.Schema, fields: Fields) -> list[DeadLetter]:
+    """Return a dead letter for each row if the spec names a column of a type that cannot be read; none otherwise."""
+    problems = {field.name: problem for field in schema if (problem := unreadable(field))}
+    name = next((name for name in schema.names if name in problems and name in fields.names), None)
+    if name is None:
+        return []
+    rows = range(part.first, part.first + (part.end or 0) - part.start)
+    return [
+        DeadLetter(reason="malformed", source=part.source, row=row, field=name,
+                   message=f"{name}: {problems[name]}")
+        for row in rows
+    ]  # fmt: skip
+
+
+def _batches(files: Sequence[pq.ParquetFile], part: Part, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    begin, metadata = 0, files[0].metadata
+    for group in range(metadata.num_row_groups):
+        rows = metadata.row_group(group).num_rows
         first, last = max(part.start - begin, 0), min((part.end or 0) - begin, rows)
         if first < last:
-            yield from sliced(file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns), first, last)
+            yield from sliced(_of_group(files, group, names), first, last)
         begin += rows
+
+
+def _of_group(files: Sequence[pq.ParquetFile], group: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield a row group in batches, each column from the last of the files that can read it."""
+    schema = files[0].schema_arrow
+    fixed = {field.name for field in schema if _has_fixed_lists(field.type)}
+    parts = [[name for name in names if name not in fixed], [name for name in names if name in fixed]]
+    own = [(file, part) for file, part in zip(files, parts, strict=False) if part or file is files[0]]
+    batches = [file.iter_batches(BATCH_ROWS, row_groups=[group], columns=part) for file, part in own]
+    for pieces in zip(*batches, strict=True):
+        if len({piece.num_rows for piece in pieces}) > 1:
+            raise DamagedError("its columns have different numbers of rows")
+        columns = [column for piece in pieces for column in piece.columns]
+        yield pa.record_batch(columns, names=[name for piece in pieces for name in piece.schema.names])
 
 
 def chosen_columns(schema: pa.Schema, fields: Fields) -> tuple[list[str], tuple[str, ...]]:
     """Return the names of the columns that are read, and of those that the spec does not name."""
     own = dataclasses.replace(fields, whole=False)
+    can_be_read = {field.name: unreadable(field) is None for field in schema}
     is_named = {
         field.name: field.name in fields.names
-        or (own.reads(field.name) and (_has_json_form(field.type) or not fields.dynamic))
+        or (
+            own.reads(field.name)
+            and can_be_read[field.name]
+            and (has_json_form(field.type) or not fields.dynamic)
+        )
         for field in schema
     }
     others = tuple(name for name in schema.names if not is_named[name])
-    return [name for name in schema.names if fields.whole or is_named[name]], others
-
-
-def _has_json_form(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind):
-        return all(_has_json_form(kind.field(place).type) for place in range(kind.num_fields))
-    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-    return not (binary or pa.types.is_duration(kind))
+    wanted = can_be_read if fields.whole else is_named
+    return [name for name in schema.names if wanted[name]], others
 
 
 def sliced(batches: Iterable[pa.RecordBatch], first: int, last: int) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from scannery.indexer.datapoints.conforming import conformed
+from scannery.indexer.datapoints.columns.conforming import conformed
 from scannery.indexer.datapoints.declaring import with_declared
 from scannery.indexer.datapoints.named_vectors import (
     NAMED_TYPE,

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer.datapoints.conforming import conformed
+from scannery.indexer.datapoints.columns.conforming import conformed
 from scannery.indexer.datapoints.named_vectors import vector_column
 from scannery.indexer.datapoints.vector_presence import is_vectorless, parts_by_vector, unfilled
 from scannery.indexer.errors import AlreadyExistsError

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from scannery.indexer import parse_spec, vectors_of, written_schema
-from scannery.indexer.datapoints.conforming import conformed
+from scannery.indexer.datapoints.columns.conforming import conformed
 from scannery.indexer.datapoints.vector_presence import (
     filled,
     has_vector,

@@ -31,10 +31,6 @@ _UTC_MICROS = pa.timestamp("us", tz="UTC")
 
 def converted_column(values: pa.Array, kind: AttributeType, notes: Counter[str]) -> pa.Array | None:
     """Return a column as the type of an attribute, and count what could be wrong in `notes`; None if it cannot."""
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-        if pa.types.is_string(values.type) and kind == "string":
-            return values
     found: Counter[str] = Counter()
     try:
         converted = _CONVERTERS[kind](values, found)
@@ -49,10 +45,8 @@ def converted_column(values: pa.Array, kind: AttributeType, notes: Counter[str])
 
 
 def column_of_ids(values: pa.Array) -> pa.Array | None:
-    """Return a column of whole numbers or of a dictionary as ids; None for others."""
+    """Return a column of whole numbers as ids; None for others."""
     try:
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
         if pa.types.is_floating(values.type):
             values = _whole(values)
         is_known = pa.types.is_integer(values.type) or pa.types.is_string(values.type)
@@ -109,8 +103,6 @@ def _string_lists(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
     if not (pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)):
         return None
     inner = kind.value_type
-    if pa.types.is_dictionary(inner):
-        inner = inner.value_type
     if not (pa.types.is_string(inner) or pa.types.is_large_string(inner)):
         return None
     lists = values.cast(pa.list_(pa.string()))
