@@ -105,8 +105,9 @@ check: $(VENV)/.ready  ## Format, lint, imports, types.
 proto: $(VENV)/.ready  ## Regenerate src/scannery/v1 from proto/.
 	$(BIN)/python -m tests.tools.generate_protos src
 
-spec-docs: $(VENV)/.ready  ## Regenerate docs/spec.md and docs/spec.schema.json from indexer/spec.
+spec-docs: $(VENV)/.ready  ## Regenerate docs/spec.md, docs/spec.schema.json and docs/columns.md from the code.
 	$(BIN)/python -m tests.tools.generate_spec_docs
+	$(BIN)/python -m tests.tools.generate_column_docs
 
 sync: $(VENV)/.ready  ## Regenerate the synchronous halves of the client from the asynchronous ones.
 	$(BIN)/python -m tests.tools.generate_sync client

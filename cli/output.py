@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import json
+import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -55,8 +56,17 @@ def print_json(value: object) -> None:
 
 def json_text(value: object, *, indent: int | None = None) -> str:
     """Return a value as JSON; what controls a terminal is escaped, other characters are as they are."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with texts in place of infinite numbers, as exports have them: JSON has no number for those."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 _CONTROLS = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")

@@ -1,12 +1,27 @@
-"""JSON of requests, in which a key that an object has twice is an error: one of its two values would be lost."""
+"""JSON that is read exactly: without keys that are lost, and without numbers that become infinite."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
-__all__ = ["strict_json"]
+__all__ = ["exact_json", "strict_json"]
+
+
+def exact_json(text: str) -> Any:
+    """Return what a text in JSON says; a number that no float can hold, such as 1e400, as a decimal.
+
+    Python makes an infinity of it, as of the word `Infinity`, which some writers use for one.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON, or nested too deeply.
+
+    """
+    value = json.loads(text)
+    return json.loads(text, parse_float=_number) if _has_infinity(value) else value
 
 
 def strict_json(text: str) -> Any:
@@ -18,6 +33,23 @@ def strict_json(text: str) -> Any:
 
     """
     return _DECODER.decode(text)
+
+
+def _has_infinity(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isinf(value)
+    if isinstance(value, Mapping):
+        return any(map(_has_infinity, value.values()))
+    if isinstance(value, list) and value:
+        if isinstance(value[0], float):  # a vector, mostly
+            return math.inf in value or -math.inf in value
+        return any(map(_has_infinity, value))
+    return False
+
+
+def _number(digits: str) -> float | Decimal:
+    number = float(digits)
+    return Decimal(digits) if math.isinf(number) else number
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

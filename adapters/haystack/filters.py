@@ -1,7 +1,7 @@
 """Filters of Haystack as those of the SDK.
 
 Values of metadata keep their types: `"1"`, `1` and `True` are three values, and `1` equals `1.0`. A list matches if one
-of its elements does. Dates are texts in ISO 8601, compared as texts, unless the index declares a timestamp.
+of its elements does. Dates are texts in ISO 8601, and compared as instants.
 
 The content of a document is compared by its digest, which documents have as an attribute: whether it is a text, or one
 of several.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -247,7 +246,9 @@ def _assignment(text: str, kinds: Mapping[str, str]) -> tuple[str, Any]:
     if kinds.get(name) in ("string", "timestamp"):
         return name, value
     try:
-        return name, json.loads(value)
+        from scannery.indexer.strict_json import exact_json
+
+        return name, exact_json(value)
     except ValueError:
         if name in kinds:
             raise typer.BadParameter(

@@ -6,18 +6,14 @@ pandas and polars. These libraries are not imported, and `pyarrow`, which reads 
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
-import math
-import numbers
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.named_vectors import with_vectors
+from scannery.client.request.values import plain_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,13 +154,15 @@ def _frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
 
 
 def _plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
-    plain = ((str(name), _plain(value)) for name, value in row.items())
+    plain = ((str(name), plain_value(value)) for name, value in row.items())
     return {name: value for name, value in plain if value is not None}
 
 
 def _batch_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    from scannery.indexer.datapoints.columns.plain import plain
+
     columns = {
-        name: _column(batch.column(place))
+        name: _column(plain(batch.column(place)))
         for place, name in enumerate(batch.schema.names)
         if not _is_index(name)
     }
@@ -174,40 +172,16 @@ def _batch_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 
 def _column(array: pa.Array) -> list[Any]:
-    """Return the values of a column, None where there is none."""
+    """Return the values of a plain column, None where there is none."""
     import pyarrow as pa
 
-    kind = array.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return _extension_column(array)
-    if pa.types.is_dictionary(kind):
-        # Not by Arrow, which decodes no dictionary of string views (polars).
-        words = _column(array.dictionary)
-        return [None if place is None else words[place] for place in array.indices.to_pylist()]
-    if _is_vector(kind):
+    from scannery.indexer.datapoints.columns.plain import python_values
+
+    if _is_vector(array.type):
         return _float_lists(array)
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        # Python's datetimes hold microseconds; the attribute does, too.
-        array = array.cast(pa.timestamp("us", kind.tz), safe=False)
-    if pa.types.is_struct(kind) and any(_is_vector(field.type) for field in kind):
+    if pa.types.is_struct(array.type) and any(_is_vector(field.type) for field in array.type):
         return _structs(array)
-    if pa.types.is_map(kind):
-        return [None if pairs is None else _plain(dict(pairs)) for pairs in array.to_pylist()]
-    return [_plain(value) for value in array.to_pylist()]
-
-
-def _extension_column(array: pa.Array) -> list[Any]:
-    """Return the values of a column of a type that Arrow does not have itself."""
-    name = array.type.extension_name
-    if name == "arrow.uuid":
-        values = array.storage.to_pylist()
-        return [None if value is None else str(uuid.UUID(bytes=value)) for value in values]
-    if name == "pandas.period":  # stored as a count of periods since 1970, not of seconds
-        import pandas as pd
-
-        places, freq = array.storage.to_pylist(), array.type.freq
-        return [None if place is None else _plain(pd.Period(ordinal=place, freq=freq)) for place in places]
-    return _column(array.storage)
+    return [plain_value(value) for value in python_values(array)]
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -243,54 +217,6 @@ def _float_lists(array: pa.Array) -> list[Any]:
         return [value.values.to_numpy() if value.is_valid else None for value in array]
     sizes = array.value_lengths().to_numpy(zero_copy_only=False)
     return list(np.split(flat.to_numpy(), np.cumsum(sizes)[:-1])) if len(sizes) else []
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as datapoints have it, None for what stands for nothing."""
-    if type(value).__name__ == "Period" and hasattr(value, "start_time"):
-        value = value.start_time
-    for kinds, convert in _CONVERSIONS:
-        if isinstance(value, kinds):
-            return convert(value)
-    # pandas' NA and NaT have no common class; NaT is a datetime that is not equal to itself.
-    return None if type(value).__name__ in ("NAType", "NaTType") else value
-
-
-def _datetime(value: dt.datetime) -> dt.datetime | None:
-    if type(value).__name__ == "NaTType":
-        return None
-    return value.to_pydatetime(warn=False) if hasattr(value, "to_pydatetime") else value
-
-
-def _decimal(value: decimal.Decimal) -> int | float | None:
-    if not value.is_finite():
-        return None if value.is_nan() else float(value)
-    return int(value) if value == value.to_integral_value() else float(value)
-
-
-def _numpy(value: np.generic) -> Any:
-    if isinstance(value, np.datetime64):
-        return None if np.isnat(value) else value.astype("datetime64[us]").item()
-    return _plain(value.item())
-
-
-def _array(value: np.ndarray) -> Any:
-    # Arrays of numbers are vectors; others are lists, of strings say.
-    return value if value.dtype.kind in "fiu" else [_plain(item) for item in value.tolist()]
-
-
-_CONVERSIONS: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
-    ((str, bool, bytes), lambda value: value),
-    ((np.generic,), _numpy),
-    ((float,), lambda value: None if math.isnan(value) else value),
-    ((decimal.Decimal,), _decimal),
-    ((numbers.Integral,), int),
-    ((uuid.UUID,), str),
-    ((dt.datetime,), _datetime),
-    ((np.ndarray,), _array),
-    ((Mapping,), lambda value: {name: _plain(item) for name, item in value.items()}),
-    ((list, tuple), lambda value: [_plain(item) for item in value]),
-)
 
 
 def _is_index(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -17,6 +18,7 @@ from scannery.client.request.identifiers import Identifier, as_identifier
 from scannery.client.request.named_vectors import build_vectors, packed_vector
 from scannery.client.request.queries import build_sparse
 from scannery.client.request.unicode import not_unicode
+from scannery.client.request.values import plain_value
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, StringList, Value, ValueList
 
@@ -173,8 +175,9 @@ def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
         if point[name] is not None:
             _set(message, name, as_identifier(point[name], f"{path}.datapoint.{name}"), path)
     for name in _PLAIN & point.keys():
-        if point[name] is not None:
-            _set(message, name, point[name], path)
+        value = point[name] if isinstance(point[name], str) else plain_value(point[name])
+        if value is not None:
+            _set(message, name, _text(value) if name in ("title", "text") else value, path)
     _add_vectors(message, point, f"{path}.datapoint")
     attributes = point.get("attributes") or {}
     if not isinstance(attributes, Mapping):
@@ -187,7 +190,7 @@ def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
             raise not_unicode(f"{path}.datapoint.attributes", error) from error
     if point.get("payload") is not None:
         try:
-            message.payload_json = _json(point["payload"], f"{path}.datapoint.payload_json")
+            message.payload_json = _json(plain_value(point["payload"]), f"{path}.datapoint.payload_json")
         except UnicodeEncodeError as error:
             raise not_unicode(f"{path}.datapoint.payload_json", error) from error
     return message
@@ -203,6 +206,19 @@ def _add_vectors(message: Datapoint, point: Mapping[str, Any], path: str) -> Non
         message.sparse_vector.CopyFrom(build_sparse(point["sparse_vector"], path=f"{path}.sparse_vector"))
 
 
+def _text(value: Any) -> Any:
+    """Return the text of a number or time, as builds make it; other values as they are."""
+    if isinstance(value, str):
+        return value
+    # Imported late: texts need none of it.
+    from scannery.indexer.datapoints.conversions import plain_text
+
+    try:
+        return plain_text(value)
+    except (TypeError, ValueError):
+        return value  # which is refused as it is
+
+
 def _set(message: Datapoint, name: str, value: Any, path: str) -> None:
     field = f"{path}.datapoint.{name}"
     try:
@@ -215,9 +231,11 @@ def _set(message: Datapoint, name: str, value: Any, path: str) -> None:
 
 
 def _value(value: Any, path: str) -> Value:
+    value = plain_value(value)
     if isinstance(value, np.ndarray):
-        # `tolist` makes integers of nanoseconds.
-        value = list(value) if value.dtype.kind == "M" and value.ndim else value.tolist()
+        value = plain_value(value.tolist())
+    if isinstance(value, float) and math.isinf(value):  # a float of an index, unlike a bound of a filter
+        return Value(float_value=value)
     if isinstance(value, (list, tuple, set, frozenset)):
         return _list_value(value, path)
     if isinstance(value, Mapping):
@@ -229,7 +247,7 @@ def _list_value(items: Collection[Any], path: str) -> Value:
     if any(isinstance(item, _NESTED) for item in items):
         return _nested_value(list(items), path)
     if not all(isinstance(item, str) for item in items):
-        values = [build_value(item, path=f"{path}[{i}]") for i, item in enumerate(items)]
+        values = [_value(item, f"{path}[{i}]") for i, item in enumerate(items)]
         return Value(list_value=ValueList(values=values))
     try:
         return Value(string_list_value=StringList(values=items))
@@ -266,12 +284,8 @@ def _attribute_part(value: Any) -> Any:
 
 def _jsonable(value: Any) -> Any:
     # What tables and frames hold beside JSON's own types.
-    if isinstance(value, np.datetime64):
-        return None if np.isnat(value) else value.astype("datetime64[us]").item().isoformat()
-    if isinstance(value, np.ndarray) and value.dtype.kind == "M" and value.ndim:
-        return list(value)
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.tolist()
+    if isinstance(value, np.ndarray):
+        return plain_value(value.tolist())
     if isinstance(value, (dt.date, dt.datetime)):
         return value.isoformat()
     raise TypeError(f"a {type(value).__name__} has no form in JSON")

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer.datapoints.conversions import FLOAT_AS_ID, NUMBER_AS_TEXT, json_text, plain_text
 from scannery.indexer.datapoints.columns.converted import column_of_ids, converted_column
 from scannery.indexer.datapoints.columns.plain import python_values
+from scannery.indexer.datapoints.conversions import FLOAT_AS_ID, NUMBER_AS_TEXT, json_text
 from scannery.indexer.datapoints.dynamic import dynamic_json
 from scannery.indexer.datapoints.schema import (
     ARROW_TYPES,
@@ -25,6 +25,7 @@ from scannery.indexer.datapoints.schema import (
     converted_value,
     encodable,
     identifier,
+    text_value,
 )
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeType
@@ -84,7 +85,7 @@ def text_rule(tidy: Tidy, most: int | None, notes: Notes) -> Rule:
 
     def one(value: object, name: str) -> str | None:
         if not isinstance(value, str):
-            value = _text_of(value, name)
+            value = text_value(value, field=name)
             notes[NUMBER_AS_TEXT] += 1
         _check_bytes([encodable(value, field=name)], most, name, "text")
         return tidy(value)
@@ -98,13 +99,6 @@ def text_rule(tidy: Tidy, most: int | None, notes: Notes) -> Rule:
         return given if tidied == texts else pa.array(tidied, pa.string())
 
     return Rule(pa.string(), one, whole)
-
-
-def _text_of(value: object, name: str) -> str:
-    try:
-        return plain_text(value)
-    except (TypeError, ValueError) as error:
-        raise invalid("text", name, f"must be a string, got {type(value).__name__}") from error
 
 
 def payload_rule(most: int | None) -> Rule:
@@ -220,7 +214,7 @@ def _typed(values: Values, kind: AttributeType) -> pa.Array | None:
     except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):  # an integer too large, a lone surrogate
         return None
     if kind == "float" and pc.any(pc.is_nan(typed)).as_py():
-        return None
+        typed = pc.if_else(pc.is_nan(typed), pa.scalar(None, typed.type), typed)
     return None if kind == "string_list" and pc.list_flatten(typed).null_count else typed
 
 

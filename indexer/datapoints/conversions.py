@@ -11,7 +11,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -39,10 +39,13 @@ __all__ = [
     "Converted",
     "convert",
     "epoch_note",
+    "is_nan",
     "json_text",
     "plain_text",
 ]
 
+MAX_JSON_DIGITS = 308
+"""A float has no more digits before its point."""
 INT64 = range(-(2**63), 2**63)
 TRUTH_WORDS = (
     ("true", "false"), ("yes", "no"), ("y", "n"), ("t", "f"), ("on", "off"), ("ja", "nein"), ("oui", "non"),
@@ -54,10 +57,11 @@ _WORDS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
 _LISTED = re.compile(r"[,;|]")
 
 NUMBER_AS_TEXT = "a number as text"
-LONG_DECIMAL = "a decimal number with more digits than a float has"
+LONG_DECIMAL = "a number with more digits than a float has"
 FLOAT_AS_ID = "a whole number with decimals (such as 7.0) as an id"
 WHOLE_AS_INT = "a whole number with decimals (such as 7.0) as an integer"
 ONE_AS_BOOL = "1 or 0 as true or false"
+NAN_TEXT = "a text such as NaN as no value"
 ZERO_DATE = "a date of zeros (such as 0000-00-00) as no value"
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _FIRST_SECOND, _LAST_USUAL_SECOND = 100_000_000, 4_102_444_800
@@ -72,7 +76,7 @@ class Converted(NamedTuple):
 
 
 def convert(value: object, kind: AttributeType) -> Converted:
-    """Return a value, which is not None, as the type of an attribute.
+    """Return a value as the type of an attribute; None for NaN.
 
     Raises:
         TypeError, ValueError, OverflowError, RecursionError, OSError: it does not fit.
@@ -80,7 +84,12 @@ def convert(value: object, kind: AttributeType) -> Converted:
     """
     if isinstance(value, np.generic):
         value = value.astype("datetime64[us]").item() if isinstance(value, np.datetime64) else value.item()
-    return _CONVERTERS[kind](value)
+    return Converted(None) if value is None or is_nan(value) else _CONVERTERS[kind](value)
+
+
+def is_nan(value: object) -> bool:
+    """Return whether a value is NaN, which stands for no value: it has no order, so no filter could find it."""
+    return isinstance(value, (float, Decimal)) and math.isnan(value)
 
 
 def plain_text(value: object) -> str:
@@ -99,14 +108,35 @@ def plain_text(value: object) -> str:
 
 
 def json_text(value: object) -> str:
-    """Return a value as JSON, with times and UUIDs as text. TypeError, ValueError or RecursionError for others."""
-    return _TO_JSON(value)
+    """Return a value as JSON, with times and UUIDs as text, and NaN as null.
+
+    TypeError, ValueError or RecursionError for others.
+    """
+    try:
+        return _TO_JSON(value)
+    except ValueError:
+        return _TO_JSON(_without_nan(value))
+
+
+def _without_nan(value: object) -> object:
+    """Return a value with null in place of each NaN."""
+    if isinstance(value, Mapping):
+        return {name: _without_nan(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return None if is_nan(value) else value
 
 
 def json_value(value: object) -> object:
     """Return a value that JSON has no type for as one that it has; TypeError or ValueError for others."""
     if isinstance(value, Decimal):
+        if not value.is_finite() or abs(value.adjusted()) > MAX_JSON_DIGITS:
+            raise ValueError(f"a number must be finite and within ±1e{MAX_JSON_DIGITS}")
         return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
     if isinstance(value, np.ndarray):
         return value.tolist()
     return value.item() if isinstance(value, np.generic) else plain_text(value)
@@ -134,7 +164,9 @@ def _string_list(value: object) -> Converted:
         value = [value] if found is None else found
     if isinstance(value, (set, frozenset)):
         value = sorted(value, key=str)
-    if isinstance(value, (list, tuple, np.ndarray)):
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
         return Converted([plain_text(item) for item in value], note)
     raise TypeError
 
@@ -188,6 +220,8 @@ def _whole(value: float | Decimal) -> int:
 
 
 def _float(value: object) -> Converted:
+    if isinstance(value, dt.timedelta):
+        return Converted(value.total_seconds(), "a duration as seconds")
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
         raise TypeError
     if isinstance(value, str) and "_" in value:
@@ -200,10 +234,12 @@ def _float(value: object) -> Converted:
             raise
         return Converted(float(priced.value), priced.note)
     if math.isnan(number):
-        raise ValueError  # NaN has no order, so no filter could find it
-    if math.isinf(number) and isinstance(value, str) and any(char.isdigit() for char in value):
+        return Converted(None, NAN_TEXT)
+    if math.isinf(number) and any(char.isdigit() for char in str(value)):
         raise OverflowError  # 1e400
-    is_cut = isinstance(value, Decimal) and Decimal(repr(number)) != value
+    is_cut = (isinstance(value, Decimal) and Decimal(repr(number)) != value) or (
+        isinstance(value, int) and int(number) != value
+    )
     return Converted(number, LONG_DECIMAL if is_cut else None)
 
 

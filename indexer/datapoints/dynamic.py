@@ -188,8 +188,8 @@ class _Exactly:
         """Return a value as JSON keeps it."""
         check = _CHECKS.get(type(value))
         if check is not None:
-            if value != value:  # NaN: no value, as in columns
-                return None
+            if type(value) is float and math.isnan(value):
+                return None  # as in columns
             check(value, path)
             return value
         if depth > MAX_DEPTH:
@@ -237,7 +237,9 @@ def _check_float(value: float, path: str) -> None:
 
 
 def _key(name: object, path: str) -> str:
-    if isinstance(name, int) and not isinstance(name, bool):  # as JSON writes them, and maps of Arrow have them
+    if isinstance(name, int) and not isinstance(
+        name, bool
+    ):  # as JSON writes them, and maps of Arrow have them
         return str(name)
     if not isinstance(name, str):
         raise _invalid(path, f"keys must be strings, got {name!r:.80}")

@@ -18,12 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.columns.kinds import kind_of
 from scannery.indexer.datapoints.columns.plain import python_rows, python_values
 from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, NOT_DYNAMIC, parsed_dynamic
 from scannery.indexer.datapoints.field_paths import FieldExpression, join_texts
 from scannery.indexer.datapoints.named_vectors import vector_column
 from scannery.indexer.datapoints.prices import without_currency
-from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, attribute_value, identifier
+from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, attribute_value, identifier, text_value
 from scannery.indexer.datapoints.text_values import (
     decimal_number,
     formatted_time,
@@ -70,13 +71,11 @@ class MappedField:
 
     def value(self, record: Mapping[str, Any]) -> Any:
         """Return the value in a record, None without one; the error, as `validate` takes it, if it cannot be read."""
-        found = self._found(record)
-        if self.separator is not None:
-            found = join_texts(found, self.separator)
-        if found is None or self.convert is None:
-            return found
         try:
-            return self.convert(found)
+            found = self._found(record)
+            if self.separator is not None:
+                found = join_texts(found, self.separator)
+            return found if found is None or self.convert is None else self.convert(found)
         except InvalidRecordError as error:
             return error
 
@@ -97,13 +96,13 @@ class MappedField:
         if not self.expressions:
             return self.constant
         if len(self.expressions) > 1:
-            texts = [join_texts(one.value(record), self.separator or "") for one in self.expressions]
+            texts = [one.part(record, self.separator or "") for one in self.expressions]
             return texts if any(text is not None for text in texts) else None
         (one,) = self.expressions
         return None if self.must_be_complete and not one.is_complete(record) else one.value(record)
 
     def _works_on(self, kind: pa.DataType) -> bool:
-        lists = self.separator is not None and (pa.types.is_list(kind) or pa.types.is_large_list(kind))
+        lists = self.separator is not None and kind_of(kind) == "list"
         return lists or (self.convert is not None and self.takes(kind))
 
     def _column(self, batch: pa.RecordBatch) -> pa.Array | None:
@@ -237,6 +236,8 @@ class FieldMapping:
                     values[column] = identifier(value, field=self.name(column))
                 elif column in self._types:
                     values[column] = attribute_value(value, self._types[column], field=self.name(column))
+                elif column in ("title", "text"):
+                    values[column] = text_value(value, field=self.name(column))
             except InvalidRecordError as error:
                 errors.append(error)
         _raise_all(errors)

@@ -17,7 +17,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scannery.indexer.datapoints.conversions import plain_text
+from scannery.indexer.datapoints.conversions import is_nan, plain_text
+from scannery.indexer.errors import InvalidRecordError
 
 __all__ = ["FieldExpression", "join_texts"]
 
@@ -58,17 +59,33 @@ class FieldExpression:
         return {self.text} | paths | {name for one in self.inner for name in one.names}
 
     def value(self, record: Mapping[str, Any]) -> Any:
-        """Return the value in a record; None if there is none. Templates give text: missing fields are left out."""
+        """Return the value in a record; None if there is none, or NaN. Templates give text, without missing fields.
+
+        Raises:
+            InvalidRecordError: a field of a template holds what has no text, such as an object.
+
+        """
         if self.is_name or self.text in record:
-            return record.get(self.text)
-        return self._filled(record) if self.inner else _at(record, self.parts)
+            found = record.get(self.text)
+        else:
+            found = self._filled(record) if self.inner else _at(record, self.parts)
+        return None if is_nan(found) else found
+
+    def part(self, record: Mapping[str, Any], separator: str) -> str | None:
+        """Return the value in a record as a part of a text, items of a list joined; raises as `value`."""
+        value = join_texts(self.value(record), separator)
+        try:
+            return None if value is None else plain_text(value)
+        except (TypeError, ValueError) as error:
+            what = f"must be a text, number or time as a part of a text, got {type(value).__name__}"
+            raise InvalidRecordError(f"{self.text}: {what}", reason="text", field=self.text) from error
 
     def is_complete(self, record: Mapping[str, Any]) -> bool:
         """Return whether all fields of a template have values, as an id needs it."""
         return self.text in record or all(one.value(record) is not None for one in self.inner)
 
     def _filled(self, record: Mapping[str, Any]) -> str | None:
-        texts = [join_texts(one.value(record), ", ") for one in self.inner]
+        texts = [one.part(record, ", ") for one in self.inner]
         if all(text is None for text in texts):
             return None
         given = iter(texts)
@@ -76,8 +93,7 @@ class FieldExpression:
         def replaced(found: re.Match[str]) -> str:
             if found[1] is None:
                 return found[0][0]
-            text = next(given)
-            return text if isinstance(text, str) else "" if text is None else plain_text(text)
+            return next(given) or ""
 
         return _BRACES.sub(replaced, self.text).strip() or None
 
@@ -88,7 +104,10 @@ def join_texts(value: Any, separator: str) -> Any:
         return value
     if not all(item is None or isinstance(item, (str, int, float)) for item in value):
         return value
-    return separator.join(plain_text(item) for item in value if item is not None and item != "") or None
+    return (
+        separator.join(plain_text(item) for item in value if not (item is None or item == "" or is_nan(item)))
+        or None
+    )
 
 
 def _at(value: Any, parts: Sequence[str]) -> Any:

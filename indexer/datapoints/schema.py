@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer.datapoints.conversions import Converted, convert
+from scannery.indexer.datapoints.conversions import Converted, convert, plain_text
 from scannery.indexer.datapoints.named_vectors import NAMED_TYPE, vector_column
 from scannery.indexer.datapoints.places import GEO_TYPE, place_problem
 from scannery.indexer.datapoints.prices import without_currency
@@ -35,6 +35,7 @@ __all__ = [
     "datapoint_schema",
     "encodable",
     "identifier",
+    "text_value",
     "vector_value",
     "vectors_of",
     "written_schema",
@@ -134,6 +135,11 @@ def identifier(value: object, *, field: str) -> str:
 
     Integers are accepted, whole floats as integers (pandas writes 7.0 for 7), and UUIDs.
     """
+    if isinstance(value, (float, np.floating)) and abs(float(value)) >= 2**53:
+        what = (
+            f"must be an exact number, which a float of 2**53 or more is not, got {_shown(value)}; write text"
+        )
+        raise _invalid("id", field, what)
     if isinstance(value, (float, Decimal, np.floating)) and math.isfinite(value) and value == int(value):
         value = int(value)
     elif isinstance(value, (np.integer, uuid.UUID)):
@@ -148,6 +154,14 @@ def identifier(value: object, *, field: str) -> str:
     if not text.isprintable() and any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in text):
         raise _invalid("id", field, f"must not contain control characters, got {_shown(value)}")
     return text
+
+
+def text_value(value: object, *, field: str) -> str:
+    """Return `value` as a text: numbers as JSON writes them, times in ISO 8601, bytes if they are UTF-8."""
+    try:
+        return plain_text(value)
+    except (TypeError, ValueError) as error:
+        raise _invalid("text", field, f"must be a string, got {type(value).__name__}") from error
 
 
 def vector_value(value: object, dimensions: int | None, *, field: str, distance: str = "dot") -> np.ndarray:

@@ -13,6 +13,7 @@ import math
 import re
 import tokenize
 from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -149,8 +150,10 @@ def epoch_time(number: Any, unit: str) -> dt.datetime:
     if isinstance(number, float) and not math.isfinite(number):
         raise ValueError("not finite")
     exact = number if isinstance(number, (int, Decimal)) else Decimal(float(number))
-    micros = exact // 1000 if unit == "ns" else exact * UNITS[unit]
-    return EPOCH + dt.timedelta(microseconds=round(micros))
+    micros = Fraction(exact) / 1000 if unit == "ns" else exact * UNITS[unit]
+    # Digits are cut towards the past, as nanoseconds are everywhere; a float is seldom the number that was meant.
+    whole = math.floor(micros) if exact is number else round(micros)
+    return EPOCH + dt.timedelta(microseconds=whole)
 
 
 def time_in_text(text: str) -> dt.datetime:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer.datapoints.columns.plain import python_rows
+from scannery.indexer.datapoints.columns.plain import plain_batch, python_rows
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources.parts import Record
 
@@ -26,7 +26,7 @@ class Batch:
     """Neighbouring rows of a file, few enough for two copies in memory."""
 
     columns: pa.RecordBatch
-    """Plain columns (`plain_batch`), under the names of the file, before any validation."""
+    """Columns under the names of the file, before any validation; they become plain ones (`plain_batch`)."""
 
     vector: str | None
     """Name of the spec's vector column."""
@@ -39,6 +39,10 @@ class Batch:
 
     others: tuple[str, ...] = ()
     """Names of columns of the file that the spec does not name; they were not read."""
+
+    def __post_init__(self) -> None:
+        """Make the columns plain; pa.ArrowInvalid if one is of a type that has no plain form."""
+        object.__setattr__(self, "columns", plain_batch(self.columns))
 
     def __len__(self) -> int:
         return int(self.columns.num_rows)

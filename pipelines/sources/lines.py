@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
+from scannery.indexer.strict_json import exact_json
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.sources.encodings import MAX_WIDE_PARTS, encoding_of, utf8_blocks
 from scannery.pipelines.sources.locations import InputFile
@@ -91,7 +92,7 @@ def json_record(line: bytes, source: str, number: int) -> Record | DeadLetter:
     if len(line) > MAX_RECORD_BYTES:
         return reject("too_large", f"the line is longer than {MAX_RECORD_BYTES} bytes")
     try:
-        record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        record = exact_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except UnicodeDecodeError as error:
         return reject("encoding", f"not UTF-8: {error.reason} at byte {error.start} of the line")
     except (ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.instants import comparable
 from scannery.serving.engine.value_counts import ORDERED, ValueCount, ValueCounts
 
 __all__ = ["TypeStats", "type_stats"]
@@ -38,10 +39,12 @@ def type_stats(kinds: Sequence[ValueCounts], shares: Sequence[float], *, declare
     Args:
         kinds: the counts of the values.
         shares: of quantiles, each 0 to 1.
-        declared: whether the field has one type; else its integers and floats are described together, as numbers.
+        declared: whether the field has one type; else its integers and floats are described together, as numbers, and
+            strings that are times are in the order of time.
 
     """
-    return [_stats(name, parts, shares) for name, parts in _groups(kinds, declared=declared)]
+    groups = _groups(kinds, declared=declared)
+    return [_stats(name, parts, shares, declared=declared) for name, parts in groups]
 
 
 def _groups(kinds: Sequence[ValueCounts], *, declared: bool) -> Iterator[tuple[str, list[ValueCounts]]]:
@@ -52,11 +55,11 @@ def _groups(kinds: Sequence[ValueCounts], *, declared: bool) -> Iterator[tuple[s
     yield from sorted(groups.items())
 
 
-def _stats(name: str, parts: Sequence[ValueCounts], shares: Sequence[float]) -> TypeStats:
+def _stats(name: str, parts: Sequence[ValueCounts], shares: Sequence[float], *, declared: bool) -> TypeStats:
     total = sum(part.total for part in parts)
     if parts[0].kind not in ORDERED:
         return TypeStats(name, total, 0, None, None, [])
-    ordered = _Ordered(parts)
+    ordered = _Ordered(parts, declared=declared)
     # A share as a decimal: 0.07 of 100 values are 7, and not 8, which the product of floats would be rounded up to.
     ranks = [max(1, math.ceil(Decimal(repr(share)) * total)) for share in shares]
     distinct = sum(len(part.values) for part in parts)
@@ -73,11 +76,12 @@ def _stats(name: str, parts: Sequence[ValueCounts], shares: Sequence[float]) -> 
 class _Ordered:
     """The distinct values of some types that compare with each other, ascending."""
 
-    def __init__(self, parts: Sequence[ValueCounts]) -> None:
+    def __init__(self, parts: Sequence[ValueCounts], *, declared: bool) -> None:
         self._parts = parts
         self._counts = np.concatenate([part.counts_V for part in parts])
         if len(parts) == 1:
-            self._order_V = pc.array_sort_indices(_sortable(parts[0].values)).to_numpy().astype(np.int64)
+            values = _sortable(parts[0].values, declared=declared)
+            self._order_V = pc.array_sort_indices(values).to_numpy().astype(np.int64)
         else:
             self._order_V = np.lexsort(_number_keys(parts))
         self._up_to_V = np.cumsum(self._counts[self._order_V])
@@ -97,8 +101,11 @@ class _Ordered:
         return self.at(int(np.searchsorted(self._up_to_V, rank)))
 
 
-def _sortable(values: pa.Array) -> pa.Array:
-    return values.cast(pa.int8()) if pa.types.is_boolean(values.type) else values
+def _sortable(values: pa.Array, *, declared: bool) -> pa.Array:
+    if pa.types.is_boolean(values.type):
+        return values.cast(pa.int8())
+    is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    return comparable(values) if is_text and not declared else values
 
 
 def _number_keys(parts: Sequence[ValueCounts]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

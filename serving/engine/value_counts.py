@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.instants import comparable
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.engine.wire_tables import read_table, table_bytes
@@ -78,11 +79,15 @@ class ValueCount(NamedTuple):
     rows: int
 
 
-def counted(segments: Iterable[tuple[Field, int, np.ndarray | None]]) -> FieldCounts:
+def counted(
+    segments: Iterable[tuple[Field, int, np.ndarray | None]], *, declared: bool = True
+) -> FieldCounts:
     """Count the values of a field.
 
     Args:
         segments: of each segment the index of the field, N, and the rows to count, bool (N,); None: all rows.
+        declared: whether the field has one type; strings of others that are the same time are one value, of which the
+            least spelling is told.
 
     """
     parts: dict[ValueKind, list[ValueCounts]] = {}
@@ -96,16 +101,16 @@ def counted(segments: Iterable[tuple[Field, int, np.ndarray | None]]) -> FieldCo
             found = _of_run(run, mask_N)
             if len(found.counts_V):
                 parts.setdefault(run.kind, []).append(found)
-    return FieldCounts([_merged(each) for each in parts.values()], rows, missing)
+    return FieldCounts([_merged(each, declared=declared) for each in parts.values()], rows, missing)
 
 
-def merged(parts: Sequence[FieldCounts]) -> FieldCounts:
-    """Return the sum of the counts of a field among several sets of rows."""
+def merged(parts: Sequence[FieldCounts], *, declared: bool = True) -> FieldCounts:
+    """Return the sum of the counts of a field among several sets of rows; `declared` as of `counted`."""
     kinds: dict[ValueKind, list[ValueCounts]] = {}
     for each in (each for part in parts for each in part.kinds):
         kinds.setdefault(each.kind, []).append(each)
     rows, missing = sum(part.rows for part in parts), sum(part.missing for part in parts)
-    return FieldCounts([_merged(each) for each in kinds.values()], rows, missing)
+    return FieldCounts([_merged(each, declared=declared) for each in kinds.values()], rows, missing)
 
 
 def encoded(counts: FieldCounts) -> LeafCounts:
@@ -165,10 +170,24 @@ def _of_run(run: ValueRuns, mask_N: np.ndarray | None) -> ValueCounts:
     return ValueCounts(run.kind, run.values.filter(pa.array(has_V)), counts_V[has_V])
 
 
-def _merged(parts: Sequence[ValueCounts]) -> ValueCounts:
+def _merged(parts: Sequence[ValueCounts], *, declared: bool) -> ValueCounts:
     """Return the sum of the counts of several segments."""
-    if len(parts) == 1:
-        return parts[0]
+    joined = _joined(parts) if len(parts) > 1 else parts[0]
+    return joined if declared or joined.kind != "string" else _by_instant(joined)
+
+
+def _by_instant(counts: ValueCounts) -> ValueCounts:
+    """Return counts of strings with one value for all spellings of a time."""
+    texts = comparable(counts.values)
+    if texts is counts.values:
+        return counts
+    columns = {"text": texts, "value": counts.values, "rows": counts.counts_V}
+    found = pa.table(columns).group_by("text").aggregate([("value", "min"), ("rows", "sum")])
+    values = found.column("value_min").combine_chunks()
+    return ValueCounts("string", values, found.column("rows_sum").to_numpy())
+
+
+def _joined(parts: Sequence[ValueCounts]) -> ValueCounts:
     kind = parts[0].kind
     counts = np.concatenate([part.counts_V for part in parts])
     if kind not in ORDERED:

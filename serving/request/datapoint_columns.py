@@ -5,7 +5,6 @@ Shapes: U datapoints of a request, D dimensions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -191,9 +190,7 @@ def _plain(path: str, message: Value) -> object:
             path, "lists of other values than strings, and nested values, are for undeclared attributes"
         )
     if field != "timestamp_value":
-        value = getattr(message, field)
-        bad = isinstance(value, float) and not math.isfinite(value)
-        return _invalid(path, f"must be finite, got {value}") if bad else value
+        return getattr(message, field)
     try:
         return message.timestamp_value.ToDatetime()
     except (ValueError, OverflowError):

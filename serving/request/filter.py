@@ -7,6 +7,7 @@ Semantics, for a row and a condition on the attribute `a`:
   values equals an element.
 - Null as a value stands for "not set": `{"a": None}` is `{"a": {"$exists": false}}`.
 - A dynamic attribute takes values of any type. It matches values of the same kind only: string, number or boolean.
+  Strings that are times in ISO 8601 are compared as instants, and a timestamp with those only (datapoints/instants.py).
 - `$not` matches exactly the rows that its filter does not match, rows without the attribute included. So the tree
   writes `$ne` as `$not` of `$eq`, and `$nin` as `$not` of `$in`.
 - Order is numeric, by time, or for strings by Unicode code point.
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from scannery.indexer import AttributeType, IndexSpec, InvalidRecordError, attribute_value
-from scannery.indexer.datapoints.dynamic import MAX_DEPTH, MAX_NAME_BYTES, timestamp_text
+from scannery.indexer.datapoints.dynamic import MAX_DEPTH, MAX_NAME_BYTES
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.limits import (
     MAX_FILTER_CONDITIONS,
@@ -344,6 +345,8 @@ def _typed(message: pb.Value, kind: FieldKind, path: str) -> Scalar:
     if kind == "float" and given == "int_value" and float(message.int_value) != message.int_value:
         return message.int_value  # between two floats: compared exactly, and equal to none
     value = _datetime(message, path) if given == "timestamp_value" else getattr(message, given)
+    if isinstance(value, float) and math.isnan(value):
+        raise InvalidRequestError.at(path, "must be a number, got NaN; null stands for no value")
     element: AttributeType = "string" if kind == "string_list" else kind
     try:
         typed: Scalar = attribute_value(value, element, field=path)
@@ -353,10 +356,10 @@ def _typed(message: pb.Value, kind: FieldKind, path: str) -> Scalar:
 
 
 def _any_scalar(message: pb.Value, path: str) -> Scalar:
-    """Return a value to compare a dynamic attribute with; timestamps as the text that they are kept as."""
+    """Return a value to compare a dynamic attribute with."""
     given = message.WhichOneof("kind")
     if given == "timestamp_value":
-        return timestamp_text(_datetime(message, path))
+        return _datetime(message, path)
     if given not in _SCALARS:
         raise InvalidRequestError.at(
             path, f"must be a string, a number, true or false, got {_shown(message)}"

@@ -14,7 +14,7 @@ from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.attribute_stats import TypeStats, type_stats
 from scannery.serving.engine.value_counts import FieldCounts, ValueCount, counted, most_frequent
-from scannery.serving.request.field_names import field_name
+from scannery.serving.request.field_names import dynamic_name, field_name
 from scannery.serving.request.filter import Node, parse_filter, unknown_name
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.snapshot.attribute_index import Field
@@ -121,7 +121,8 @@ def count_values(snapshot: Snapshot, name: str, where: Node | None, deadline: De
         DeadlineError: the deadline passed.
 
     """
-    return counted(_rows(snapshot, field_of(name, snapshot), where, deadline))
+    field = field_of(name, snapshot)
+    return counted(_rows(snapshot, field, where, deadline), declared=dynamic_name(field) is None)
 
 
 def _rows(

@@ -2,6 +2,7 @@
 
 Values are compared within their kind: strings with strings, numbers with numbers, booleans with booleans. Integers and
 floats are kept apart, so that each value comes back as it was written, and compared exactly: 2**53 + 1 is not 2.0**53.
+Strings that are times are compared as instants (instants.py); their spelling matters to $prefix and the like only.
 
 Shapes: N rows of a segment, P values (those in lists included).
 """
@@ -19,6 +20,7 @@ import pyarrow as pa
 from scannery.indexer import Segment
 from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, timestamp_text
 from scannery.indexer.datapoints.dynamic_values import DynamicValues, dynamic_values
+from scannery.indexer.datapoints.instants import comparable_text, instants
 from scannery.serving.request.filter import Truth
 from scannery.serving.request.match_conditions import MatchOperator
 from scannery.serving.snapshot.attribute_index import (
@@ -52,6 +54,18 @@ class DynamicField(NothingMatches):
             kind: AttributePostings.of_values(found.rows, rows_P, values)
             for kind, (rows_P, values) in found.by_kind.items()
         }
+        self._spelled = self._parts.get("string")
+        """The strings as they are written."""
+        self._times: AttributePostings | None = None
+        """Those that are times."""
+        if self._spelled is not None:
+            rows_P, values = found.by_kind["string"]
+            texts, is_time_V = instants(values.dictionary)
+            if is_time_V.any():
+                in_utc = pa.DictionaryArray.from_arrays(values.indices, texts)
+                self._parts["string"] = AttributePostings.of_values(found.rows, rows_P, in_utc)
+                own = np.flatnonzero(is_time_V[values.indices.to_numpy()])
+                self._times = AttributePostings.of_values(found.rows, rows_P[own], in_utc.take(pa.array(own)))
 
     @classmethod
     def of(cls, segment: Segment, name: str, check: Callable[[], None]) -> DynamicField:
@@ -71,7 +85,8 @@ class DynamicField(NothingMatches):
     def size_bytes(self) -> int:
         """Memory that this takes."""
         own = self._present_N.nbytes + self.lists.nbytes + self._nested.nbytes
-        return int(own + sum(part.size_bytes for part in self._parts.values()))
+        parts = {*self._parts.values(), *self._written(), *([] if self._times is None else [self._times])}
+        return int(own + sum(part.size_bytes for part in parts))
 
     def part(self, kind: ValueKind) -> AttributePostings | None:
         """Return the index of the values of one type; None if there are none."""
@@ -122,12 +137,12 @@ class DynamicField(NothingMatches):
 
     def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
         """Return which rows have a string, by itself or in a list, that matches."""
-        strings = self._parts.get("string")
+        strings = self._spelled
         return super().matches(operator, value) if strings is None else strings.matches(operator, value)
 
     def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
         """Return the numbers of these rows, if they are few."""
-        strings = self._parts.get("string")
+        strings = self._spelled
         return (
             super().few_matches(operator, value, most)
             if strings is None
@@ -157,11 +172,16 @@ class DynamicField(NothingMatches):
 
     def runs(self) -> Sequence[ValueRuns]:
         """Return the distinct values with their rows: of each exact type, and all nested values as one."""
-        runs = [run for part in self._parts.values() for run in part.runs()]
+        runs = [run for part in self._written() for run in part.runs()]
         if len(self._nested):
             bounds = np.array([0, len(self._nested)], np.int64)
             runs.append(ValueRuns("other", pa.nulls(1), bounds, self._nested))
         return runs
+
+    def _written(self) -> list[AttributePostings]:
+        """Return the index of each type, of strings as they are written."""
+        parts = {**self._parts} if self._spelled is None else {**self._parts, "string": self._spelled}
+        return list(parts.values())
 
     def _wanted(self, values: Iterable[Any]) -> Iterator[tuple[AttributePostings, list[Any]]]:
         """Return the parts that may have some of the values, and these as each part has them."""
@@ -174,9 +194,12 @@ class DynamicField(NothingMatches):
     def _bounds(self, operator: Operator, value: Any) -> Iterator[tuple[AttributePostings, Operator, Any]]:
         """Return the parts that may have values on this side of a value, and the bound as each part has it."""
         if isinstance(value, dt.datetime):
-            value = timestamp_text(value)
+            if self._times is not None:
+                yield self._times, operator, timestamp_text(value)
+            return
         if isinstance(value, str):
-            bounds: Mapping[ValueKind, tuple[Operator, Any] | None] = {"string": (operator, value)}
+            text = comparable_text(value)
+            bounds: Mapping[ValueKind, tuple[Operator, Any] | None] = {"string": (operator, text)}
         else:
             bounds = {"int": _int_bound(operator, value), "float": _float_bound(operator, value)}
         for kind, bound in bounds.items():
@@ -192,7 +215,7 @@ def _equal_values(value: Any) -> Iterator[tuple[ValueKind, Any]]:
     if isinstance(value, (bool, Truth)):
         yield "bool", bool(value.value) if isinstance(value, Truth) else value
     elif isinstance(value, str):
-        yield "string", value
+        yield "string", comparable_text(value)
     elif isinstance(value, dt.datetime):
         yield "string", timestamp_text(value)
     elif isinstance(value, int):

@@ -48,6 +48,8 @@ def column_of_ids(values: pa.Array) -> pa.Array | None:
     """Return a column of whole numbers as ids; None for others."""
     try:
         if pa.types.is_floating(values.type):
+            if (pc.max(pc.abs(values)).as_py() or 0) >= 2**53:
+                return None  # which is no exact number
             values = _whole(values)
         is_known = pa.types.is_integer(values.type) or pa.types.is_string(values.type)
         return values.cast(pa.string()) if is_known else None
@@ -71,6 +73,9 @@ def _ints(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
 def _floats(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
     if pa.types.is_integer(values.type):
         return values.cast(pa.float64())
+    if pa.types.is_duration(values.type):
+        notes["a duration as seconds"] += len(values) - values.null_count
+        return pc.divide(values.cast(pa.int64()).cast(pa.float64()), float(_PER_SECOND[values.type.unit]))
     if not pa.types.is_decimal(values.type):
         return None
     floats = values.cast(pa.float64())
@@ -117,7 +122,7 @@ def _timestamps(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
     if pa.types.is_timestamp(kind):
         if not _lie_within_years(values.cast(pa.int64()), kind.unit):
             return None
-        return values.cast(pa.timestamp("us", tz=kind.tz), safe=False).cast(_UTC_MICROS)
+        return values.cast(pa.timestamp("us", tz=kind.tz)).cast(_UTC_MICROS)
     return _epochs(values.cast(pa.int64()), notes) if pa.types.is_integer(kind) else None
 
 

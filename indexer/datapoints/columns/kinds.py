@@ -1,7 +1,8 @@
-"""What a column of each kind may become at each place of a datapoint: the one table that conversions and docs follow.
+"""What a column of each kind may become at each place of a datapoint.
 
 Kinds are those of plain columns (plain.py). A kind that a place has no entry for is refused there, row by row, with a
-message that names the column, its type and what the place takes.
+message that names the field. docs/columns.md is made of this table, and a test holds all conversions to it: each type
+of Arrow at each place.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-__all__ = ["PLACES", "ColumnKind", "Place", "check_kind", "has_json_form", "kind_of", "takes"]
+__all__ = ["KINDS", "PLACES", "ColumnKind", "Place", "has_json_form", "kind_of", "takes"]
 
 ColumnKind = Literal[
     "null", "bool", "int", "float", "decimal", "text", "bytes", "date", "time", "timestamp", "duration", "list",
@@ -89,7 +90,7 @@ PLACES: Mapping[Place, Mapping[ColumnKind, str]] = {
     },
     "geo": {"text": "latitude,longitude", "struct": "lat and lon", "map": "lat and lon"},
     "dynamic": _JSON,
-    "payload": {**_JSON, "text": "JSON in it"},
+    "payload": {**_JSON, "text": "JSON in it", "bytes": "a text, if UTF-8"},
     "vector": {"text": "JSON in it", "bytes": "by `vector_bytes`", "list": "of numbers"},
     "sparse_vector": {"text": "JSON in it", "struct": "indices and values", "map": "weights by index"},
 }
@@ -103,14 +104,7 @@ def takes(place: Place, kind: ColumnKind) -> bool:
 
 def kind_of(type: pa.DataType) -> ColumnKind:
     """Return the kind of a plain column."""
-    return next(kind for kind, is_kind in _KINDS if is_kind(type))
-
-
-def check_kind(type: pa.DataType, place: Place, name: str) -> str | None:
-    """Return why no value of a plain column can be used at a place; None if its kind fits."""
-    if takes(place, kind_of(type)):
-        return None
-    return f"{name}: a column of type {type!s:.80} cannot be {_ARTICLES[place]}; it takes {', '.join(PLACES[place])}"
+    return next(kind for kind, is_kind in KINDS.items() if is_kind(type))
 
 
 def has_json_form(type: pa.DataType) -> bool:
@@ -127,42 +121,21 @@ def _either(*checks: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], b
     return lambda type: any(check(type) for check in checks)
 
 
-_KINDS: tuple[tuple[ColumnKind, Callable[[pa.DataType], bool]], ...] = (
-    ("null", pa.types.is_null),
-    ("bool", pa.types.is_boolean),
-    ("int", pa.types.is_integer),
-    ("float", pa.types.is_floating),
-    ("decimal", pa.types.is_decimal),
-    ("text", _either(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)),
-    ("date", pa.types.is_date),
-    ("time", pa.types.is_time),
-    ("timestamp", pa.types.is_timestamp),
-    ("duration", pa.types.is_duration),
-    ("struct", pa.types.is_struct),
-    ("map", pa.types.is_map),
-    (
-        "bytes",
-        _either(
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_fixed_size_binary,
-            pa.types.is_binary_view,
-        ),
+KINDS: Mapping[ColumnKind, Callable[[pa.DataType], bool]] = {
+    "null": pa.types.is_null,
+    "bool": pa.types.is_boolean,
+    "int": pa.types.is_integer,
+    "float": pa.types.is_floating,
+    "decimal": pa.types.is_decimal,
+    "text": _either(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    "bytes": _either(
+        pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view
     ),
-    ("list", lambda type: type.num_fields == 1),
-)
-_ARTICLES: Mapping[Place, str] = {
-    "id": "an id",
-    "text": "a text",
-    "string": "a string",
-    "string_list": "a list of strings",
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "timestamp": "a timestamp",
-    "geo": "a place",
-    "dynamic": "an undeclared attribute",
-    "payload": "a payload",
-    "vector": "a vector",
-    "sparse_vector": "a sparse vector",
+    "date": pa.types.is_date,
+    "time": pa.types.is_time,
+    "timestamp": pa.types.is_timestamp,
+    "duration": pa.types.is_duration,
+    "struct": pa.types.is_struct,
+    "map": pa.types.is_map,
+    "list": lambda type: type.num_fields == 1,
 }

@@ -16,7 +16,7 @@ types, nanoseconds, half floats; each may lie inside of another. Everything behi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,9 @@ __all__ = ["plain", "plain_batch", "python_rows", "python_values", "unreadable"]
 def unreadable(field: pa.Field) -> str | None:
     """Return why the columns of a field cannot be read, and what to do; None where they can."""
     kind = _without_form(field.type)
-    if (field.metadata or {}).get(b"ARROW:extension:name") == b"pandas.period" and not _is_extension(field.type):
+    if (field.metadata or {}).get(b"ARROW:extension:name") == b"pandas.period" and not _is_extension(
+        field.type
+    ):
         kind = "pandas.period, and pandas is not installed"  # what is left of it is a number
     if kind is None:
         return None
@@ -38,35 +40,22 @@ def unreadable(field: pa.Field) -> str | None:
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with each column as `plain` returns it."""
+    """Return a batch with each column as `plain` returns it.
+
+    Raises:
+        pa.ArrowInvalid: a column is of a type that has no plain form; the message is that of `unreadable`.
+
+    """
+    for field in batch.schema:
+        if problem := unreadable(field):
+            raise pa.ArrowInvalid(f"{field.name}: {problem}")
     return pa.record_batch([plain(column) for column in batch.columns], names=batch.schema.names)
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """Return a column in the types that the module names; a column that has them is returned as it is.
-
-    Raises:
-        pa.ArrowException: the column is of a type that `unreadable` names.
-
-    """
-    kind = array.type
-    if _is_extension(kind):
-        return _stored(array)
-    if pa.types.is_dictionary(kind):
-        return plain(array.dictionary).take(array.indices)
-    if pa.types.is_run_end_encoded(kind):
-        rows = np.arange(array.offset, array.offset + len(array))
-        runs = np.searchsorted(array.run_ends.to_numpy(zero_copy_only=False), rows, side="right")
-        return plain(array.values).take(pa.array(runs))
-    if pa.types.is_struct(kind):
-        return _struct(array)
-    if pa.types.is_map(kind):
-        return _map(array)
-    if _is_list(kind):
-        return _list(array)
-    if pa.types.is_floating(kind):
-        return _without_nan(array)
-    return _scalars(array)
+    """Return a column in the types that the module names; a column that has them is returned as it is."""
+    form = next((form for is_form, form in _FORMS if is_form(array.type)), None)
+    return array if form is None else form(array)
 
 
 def python_values(array: pa.Array) -> list[Any]:
@@ -127,7 +116,9 @@ def _stored(array: pa.Array) -> pa.Array:
         import uuid
 
         values = stored.to_pylist()
-        return pa.array([None if each is None else str(uuid.UUID(bytes=each)) for each in values], pa.string())
+        return pa.array(
+            [None if each is None else str(uuid.UUID(bytes=each)) for each in values], pa.string()
+        )
     if name == "arrow.bool8":
         return stored.cast(pa.bool_())
     if name == "pandas.period":  # stored as a count of periods since 1970, not of seconds
@@ -145,7 +136,9 @@ def _struct(array: pa.Array) -> pa.Array:
     inner = [plain(column) for column in own]
     if all(one is other for one, other in zip(own, inner, strict=True)):
         return array
-    named = [field.with_type(column.type).with_nullable(True) for field, column in zip(fields, inner, strict=True)]
+    named = [
+        field.with_type(column.type).with_nullable(True) for field, column in zip(fields, inner, strict=True)
+    ]
     return pa.StructArray.from_arrays(inner, fields=named, mask=pc.is_null(array))
 
 
@@ -179,29 +172,25 @@ def _without_nan(array: pa.Array) -> pa.Array:
     return pc.if_else(is_nan, pa.scalar(None, array.type), array) if pc.any(is_nan).as_py() else array
 
 
-def _scalars(array: pa.Array) -> pa.Array:
+def _runs(array: pa.Array) -> pa.Array:
+    rows = np.arange(array.offset, array.offset + len(array))
+    runs = np.searchsorted(array.run_ends.to_numpy(zero_copy_only=False), rows, side="right")
+    return plain(array.values).take(pa.array(runs))
+
+
+def _timestamps(array: pa.Array) -> pa.Array:
     kind = array.type
-    if pa.types.is_string_view(kind):
-        return array.cast(pa.string())
-    if pa.types.is_binary_view(kind):
-        return array.cast(pa.binary())
-    if pa.types.is_timestamp(kind):
-        zone = kind.tz if kind.tz is None or _is_zone(kind.tz) else "UTC"
-        if kind.unit == "ns":
-            return _in_micros(array, pa.timestamp("us", zone))
-        return array if zone == kind.tz else array.cast(pa.timestamp(kind.unit, zone))
-    if pa.types.is_duration(kind) and kind.unit == "ns":
-        return _in_micros(array, pa.duration("us"))
-    if pa.types.is_time64(kind) and kind.unit == "ns":
-        return _in_micros(array, pa.time64("us"))
-    return array
+    zone = kind.tz if kind.tz is None or _is_zone(kind.tz) else "UTC"
+    if kind.unit == "ns":
+        return _in_micros(array, pa.timestamp("us", zone))
+    return array if zone == kind.tz else array.cast(pa.timestamp(kind.unit, zone))
 
 
 def _is_zone(name: str) -> bool:
     """Return whether Python has a time zone."""
     try:
         pa.scalar(0, pa.timestamp("us", name)).as_py()
-    except (ValueError, OSError, pa.ArrowException):
+    except (KeyError, ValueError, OSError, pa.ArrowException):
         return False
     return True
 
@@ -210,3 +199,20 @@ def _in_micros(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return nanoseconds as microseconds, rounded down. Arrow's own cast rounds towards 1970."""
     nanos = pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     return pa.array(nanos // 1000, mask=np.asarray(pc.is_null(array))).cast(kind)
+
+
+_FORMS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array]], ...] = (
+    (_is_extension, _stored),
+    (pa.types.is_dictionary, lambda array: plain(array.dictionary).take(array.indices)),
+    (pa.types.is_run_end_encoded, _runs),
+    (pa.types.is_struct, _struct),
+    (pa.types.is_map, _map),
+    (_is_list, _list),
+    (pa.types.is_floating, _without_nan),
+    (pa.types.is_string_view, lambda array: array.cast(pa.string())),
+    (pa.types.is_binary_view, lambda array: array.cast(pa.binary())),
+    (pa.types.is_timestamp, _timestamps),
+    (lambda kind: kind == pa.duration("ns"), lambda array: _in_micros(array, pa.duration("us"))),
+    (lambda kind: kind == pa.time64("ns"), lambda array: _in_micros(array, pa.time64("us"))),
+)
+"""What makes a column of a type plain; types that are not listed are."""

@@ -2,8 +2,8 @@
 
 A dynamic attribute may have a value of another type in each row. Numbers come before strings, and strings before
 booleans; with the greatest first this is reversed, too. Integers and floats are compared exactly: 2**53 + 1 is greater
-than 2.0**53. Lists and objects have no order: their rows come after those in both directions, and before the rows that
-do not have the attribute, or have null.
+than 2.0**53. Strings that are times are compared as instants (instants.py). Lists and objects have no order: their rows
+come after those in both directions, and before the rows that do not have the attribute, or have null.
 
 Shapes: R rows of all segments, P values of one type.
 """
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer import DYNAMIC_COLUMN, Segment
 from scannery.indexer.datapoints.dynamic_values import DynamicValues, Kind, dynamic_values
+from scannery.indexer.datapoints.instants import comparable
 from scannery.runtime.deadline import Deadline
 from scannery.serving.request.field_names import dynamic_name
 from scannery.serving.request.scan import RowOrder
@@ -267,7 +268,9 @@ _MOST = 2**63 - 1
 
 def _coded_strings(parts: Sequence[Scalars]) -> tuple[np.ndarray, np.ndarray]:
     ((places_P, values),) = parts
-    return places_P, _string_codes(values)
+    encoded = values.cast(pa.large_string()).combine_chunks().dictionary_encode()
+    texts = comparable(encoded.dictionary)
+    return places_P, _string_codes(pa.chunked_array([texts.take(encoded.indices)]))
 
 
 def _coded_bools(parts: Sequence[Scalars]) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.root_catalog import RootCatalog
 from scannery.serving.contract import LEAF_COUNT
 from scannery.serving.engine.value_counts import decoded, merged
+from scannery.serving.request.field_names import dynamic_name
 from scannery.serving.request.filter import parse_filter
 from scannery.serving.services.aggregation import Aggregation, CountedValues, field_of
 from scannery.serving.services.root.states import States
@@ -39,9 +40,9 @@ class RootAggregation(Aggregation):
 
     def _values(self, request: FacetsRequest | AttributeStatsRequest, deadline: Deadline) -> CountedValues:
         def counted(snapshot: Snapshot) -> CountedValues:
-            field_of(request.attribute, snapshot)
+            declared = dynamic_name(field_of(request.attribute, snapshot)) is None
             found = self._counted(snapshot, request.where, request.attribute, deadline)
-            return CountedValues(merged([decoded(each) for each in found]), snapshot)
+            return CountedValues(merged([decoded(each) for each in found], declared=declared), snapshot)
 
         return self._states.read(request.index, request.min_sequence, deadline, counted)
 

@@ -23,6 +23,7 @@ from scannery.pipelines.records.source_columns import validate_batch
 from scannery.pipelines.records.unit_rows import Item, own_rows
 from scannery.pipelines.sources import Batch
 from tests.data import clustered
+from tests.indexer.datapoints.columns.column_types import COLUMNS
 from tests.pipelines.conftest import letters_of, manifest_of, run
 
 ATTRIBUTES = {"s": "string", "l": "string_list", "i": "int", "f": "float", "b": "bool", "t": "timestamp"}
@@ -168,6 +169,13 @@ EDGES = {
 def test_both_ways_make_the_same_of_what_is_odd(name, distance):
     for values in EDGES[name]:
         check([batch_of(good_columns(len(values)) | {name: values})], SPEC | {"distance": distance})
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_both_ways_make_the_same_of_every_type(name: str) -> None:
+    array = COLUMNS[name].array
+    for column in good_columns(len(array)):
+        check([batch_of(good_columns(len(array)) | {column: array})])
 
 
 def good_columns(rows: int) -> dict[str, pa.Array]:

@@ -1,0 +1,73 @@
+"""Values of records and frames → values as datapoints have them: Python's own, without what stands for nothing."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import numbers
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["plain_value"]
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value as datapoints have it, None for what stands for nothing: NaN, and pandas' NA and NaT.
+
+    NumPy's scalars are Python's; decimals are integers where they are whole, else floats; UUIDs and times of day are
+    texts, durations seconds, and periods the time when they begin. Arrays of numbers stay arrays.
+    """
+    if type(value).__name__ == "Period" and hasattr(value, "start_time"):
+        value = value.start_time
+    for kinds, convert in _CONVERSIONS:
+        if isinstance(value, kinds):
+            return convert(value)
+    # pandas' NA and NaT have no common class; NaT is a datetime that is not equal to itself.
+    return None if type(value).__name__ in ("NAType", "NaTType") else value
+
+
+def _datetime(value: dt.datetime) -> dt.datetime | None:
+    if type(value).__name__ == "NaTType":
+        return None
+    return value.to_pydatetime(warn=False) if hasattr(value, "to_pydatetime") else value
+
+
+def _decimal(value: decimal.Decimal) -> int | float | None:
+    if not value.is_finite():
+        return None if value.is_nan() else float(value)
+    return int(value) if value == value.to_integral_value() else float(value)
+
+
+def _numpy(value: np.generic) -> Any:
+    if isinstance(value, np.datetime64):
+        return None if np.isnat(value) else value.astype("datetime64[us]").item()
+    if isinstance(value, np.timedelta64):
+        return None if np.isnat(value) else plain_value(value.astype("timedelta64[us]").item())
+    return plain_value(value.item())
+
+
+def _array(value: np.ndarray) -> Any:
+    # Arrays of numbers are vectors; others are lists, of strings say.
+    if value.dtype.kind in "fiu":
+        return value
+    return [plain_value(item) for item in (value if value.dtype.kind in "mM" else value.tolist())]
+
+
+_CONVERSIONS: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
+    ((str, bool, bytes), lambda value: value),
+    ((np.generic,), _numpy),
+    ((float,), lambda value: None if math.isnan(value) else value),
+    ((decimal.Decimal,), _decimal),
+    ((numbers.Integral,), int),
+    ((uuid.UUID,), str),
+    ((dt.datetime,), _datetime),
+    ((dt.time,), lambda value: value.isoformat()),
+    ((dt.timedelta,), lambda value: value.total_seconds()),
+    ((np.ndarray,), _array),
+    ((Mapping,), lambda value: {name: plain_value(item) for name, item in value.items()}),
+    ((list, tuple), lambda value: [plain_value(item) for item in value]),
+)

@@ -1,0 +1,1 @@
+"""Tests of scannery.indexer.datapoints.columns."""
