@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources.batches import Batch
-from scannery.pipelines.sources.columns import BATCH_ROWS, chosen_columns, sliced
+from scannery.pipelines.sources.columns import BATCH_ROWS, chosen_columns, sliced, unreadable_rows
 from scannery.pipelines.sources.locations import InputFile, open_bytes
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part
 from scannery.pipelines.sources.ranges import content_tag, row_ranges
@@ -46,6 +46,9 @@ def read(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
     try:
         with open_bytes(part.base, part.path) as raw:
             schema = _schema(raw)
+            if letters := unreadable_rows(part, schema, fields):
+                yield from letters
+                return
             names, others = chosen_columns(schema, fields)
             for batch in sliced(_batches(raw, names), part.start, part.end or 0):
                 for start in range(0, batch.num_rows, BATCH_ROWS):

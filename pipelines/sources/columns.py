@@ -110,7 +110,7 @@ def _parquet(raw: BinaryIO) -> pq.ParquetFile:
 def _opened(part: Part) -> Iterator[list[pq.ParquetFile]]:
     """Yield the file, and where it has lists of a fixed size, once more with these as plain lists.
 
-    Arrow reads no nulls among lists of a fixed size. What says that a list is one is the Arrow schema that writers leave
+    Arrow reads no nulls among lists of a fixed size. That a list is one is told by the Arrow schema that writers leave
     beside Parquet's own; without it, durations and zones were lost, so the other columns are read with it.
     """
     with contextlib.ExitStack() as opened:
@@ -118,7 +118,9 @@ def _opened(part: Part) -> Iterator[list[pq.ParquetFile]]:
         files = [_parquet(raw)]
         if any(map(_has_fixed_lists, files[0].schema_arrow.types)):
             again = opened.enter_context(open_bytes(part.base, part.path))
-            files.append(pq.ParquetFile(again, metadata=_own_metadata(again), page_checksum_verification=True))
+            files.append(
+                pq.ParquetFile(again, metadata=_own_metadata(again), page_checksum_verification=True)
+            )
         yield files
 
 
