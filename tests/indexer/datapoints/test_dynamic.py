@@ -145,7 +145,7 @@ def test_changes_leave_other_attributes_alone() -> None:
 @pytest.mark.parametrize(
     ("row", "field"),
     [
-        ("[1]", "_dynamic"), ("{", "_dynamic"), ({1: 2}, "1"), ({"a": {1: 2}}, "a"), ({"a": math.inf}, "a"),
+        ("[1]", "_dynamic"), ("{", "_dynamic"), ({1: 2}, "1"), ({"a": {1.5: 2}}, "a"), ({"a": math.inf}, "a"),
         ({"a": [2**63]}, "a[0]"), ({"a": {"b": "\ud800"}}, "a.b"), ({"\ud800": 1}, "\ud800"), ({"a": {1}}, "a"),
         ({"a": 10**5000}, "a"),
     ],

@@ -46,7 +46,7 @@ def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def _sealed(path: Path) -> None:
-    seal(Store(str(path)), "a")
+    seal(Store.open(str(path)), "a")
 
 
 @pytest.mark.parametrize(
