@@ -149,7 +149,7 @@ _Unpickler: Any = pickle._Unpickler
 """In Python: the one in C reserves memory by numbers in the pickle."""
 
 
-class _Reader(_Unpickler):  # type: ignore[misc]
+class _Reader(_Unpickler):
     def __init__(
         self, data: bytes, source: str, classes: Mapping[tuple[str, str], Callable[..., Any]]
     ) -> None:
