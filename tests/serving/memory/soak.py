@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +83,7 @@ def served(folder: Path) -> Iterator[tuple[int, str, str]]:
     """Serve a new store; yield the server's process id, and its addresses of gRPC and HTTP."""
     rng = np.random.default_rng(0)
     sizes = [size for size, rows in zip(SIZES, ROWS, strict=True) for _ in range(rows)]
-    columns = {
+    columns: dict[str, list[Any]] = {
         "text": ["x" * size for size in sizes],
         "size": sizes,
         "show": [f"show {n % 7}" for n in range(len(sizes))],
