@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-.PHONY: demo wheel test test-long torture model kills test-xla test-clients test-cluster test-ray check proto spec-docs sync bench clean
+.PHONY: demo wheel test test-long torture model kills test-xla test-clients test-installed test-cluster test-ray check proto spec-docs sync bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -75,6 +75,12 @@ test-clients: export PYTHONDONTWRITEBYTECODE :=
 test-clients: $(CLIENTS)/.ready  ## Other people's clients and test suites, in an environment of their own.
 	SCANNERY_TEST_CLIENTS=1 HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=src $(CLIENTS)/bin/python -m pytest \
 		-o filterwarnings=default -n 2 --dist loadfile tests/adapters tests/serving/vertex/test_official_*.py
+
+test-installed: export PYTHONDONTWRITEBYTECODE :=
+
+test-installed: $(CLIENTS)/.ready  ## README and the examples, where only what the wheel declares is installed.
+	SCANNERY_TEST_INSTALLED=1 PYTHONPATH=src $(CLIENTS)/bin/python -m pytest \
+		-o filterwarnings=default -n 2 --dist load tests/installed
 
 RAY := .venv-ray
 

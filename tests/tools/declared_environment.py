@@ -1,0 +1,119 @@
+"""Environments that have a wheel and what it declares, and nothing else.
+
+The packages are links to the files of environments that exist, so that nothing is fetched and an environment takes
+seconds. What is missing in a declaration is missing there, as it is for a stranger who installs the wheel.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import Distribution, PathDistribution, distributions
+from pathlib import Path
+from zipfile import Path as ZipPath
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+__all__ = ["Installed", "UndeclaredError", "declared_environment"]
+
+
+class UndeclaredError(Exception):
+    """A requirement cannot be met by the packages that are installed."""
+
+
+class Installed:
+    """The distributions of site-packages folders; that of the first folder counts."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        """Read the names and files of all of them."""
+        self.by_name: dict[str, Distribution] = {}
+        for folder in folders:
+            for each in distributions(path=[str(folder)]):
+                self.by_name.setdefault(canonicalize_name(each.metadata["Name"]), each)
+        self.owners = Counter(top for each in self.by_name.values() for top in _tops(each))
+        """Number of distributions with files below each folder, or of each name."""
+
+
+def declared_environment(
+    folder: Path, wheel: Path, requirements: Sequence[str], installed: Installed
+) -> Path:
+    """Make an environment with a wheel, its requirements and further ones, and return its `bin`.
+
+    Args:
+        folder: of the environment; is created.
+        wheel: what is installed there.
+        requirements: as of `pip install`; those of the wheel's own name choose extras: `scannery[minilm]`.
+        installed: where the files of packages are.
+
+    Raises:
+        UndeclaredError: a requirement is not installed in the wanted version.
+
+    """
+    venv.create(folder, with_pip=False, symlinks=True)
+    root = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    own = PathDistribution(
+        next(each for each in ZipPath(wheel).iterdir() if each.name.endswith(".dist-info"))
+    )
+    known = {**installed.by_name, canonicalize_name(own.metadata["Name"]): own}
+    for each in _closure(requirements, known):
+        if each is not own:
+            _link(each, root, installed.owners)
+    python = folder / "bin" / "python"
+    install = [sys.executable, "-I", "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    # With no variable of this process: PYTHONPATH would show the packages of the repository.
+    subprocess.run([*install, "--no-index", "--no-compile", str(wheel)], check=True, env={"PATH": os.defpath})
+    return python.parent
+
+
+def _closure(requirements: Sequence[str], known: Mapping[str, Distribution]) -> Iterator[Distribution]:
+    """Yield the distributions that requirements need, each once."""
+    waiting = [(Requirement(text), frozenset[str]()) for text in requirements]
+    given: dict[str, set[str]] = {}
+    while waiting:
+        requirement, extras_of_owner = waiting.pop()
+        marker = requirement.marker
+        if marker and not any(marker.evaluate({"extra": extra}) for extra in extras_of_owner or {""}):
+            continue
+        name = canonicalize_name(requirement.name)
+        distribution = known.get(name)
+        if distribution is None:
+            raise UndeclaredError(f"{requirement} is required, and is not installed here")
+        if not requirement.specifier.contains(distribution.version, prereleases=True):
+            raise UndeclaredError(f"{requirement} is required, installed here is {distribution.version}")
+        is_new, extras = name not in given, given.setdefault(name, set())
+        added = requirement.extras - extras
+        extras |= added
+        if is_new:
+            yield distribution
+        if is_new or added:
+            below = frozenset({"", *added}) if is_new else frozenset(added)
+            waiting += [(Requirement(text), below) for text in distribution.requires or ()]
+
+
+def _tops(distribution: Distribution) -> set[str]:
+    """Return the first parts of the files of a distribution, without those outside of site-packages."""
+    return {file.parts[0] for file in distribution.files or ()} - {".."}
+
+
+def _link(distribution: Distribution, root: Path, owners: Mapping[str, int]) -> None:
+    """Link the files of a distribution into a site-packages folder; its scripts are left out.
+
+    A folder that no other distribution has files in is linked as a whole.
+    """
+    shared = set()
+    for top in _tops(distribution):
+        if owners[top] > 1:
+            shared.add(top)
+        else:
+            (root / top).symlink_to(str(distribution.locate_file(top)))
+    for file in distribution.files or ():
+        if file.parts[0] in shared:
+            link = root / file
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.exists():  # some packages name the same file
+                link.symlink_to(str(distribution.locate_file(file)))
