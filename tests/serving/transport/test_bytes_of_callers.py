@@ -37,6 +37,9 @@ def server(
         index.upsert([{"id": i, "vector": [1.0, 0.0], "text": "x" * (LARGE // 3)} for i in range(3)])
     security = SecurityConfig(keys_file=str(keys[0].path))
     with serving(store, security=security, memory_budget=BUDGET, recall_share=0) as server:
+        with Http(server.http_port, timeout_s=300) as first:  # which compiles kernels
+            first.send(posted(keys[1]["good"], "json", str(len(SEARCHED)), SEARCHED))
+            assert first.response().status == 200
         yield server
         eventually(lambda: idle(server) and server._lifecycle.bytes.held == 0)
 
