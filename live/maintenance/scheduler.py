@@ -36,6 +36,7 @@ from scannery.live.log.location import LOG_VARIABLE, DatabaseUrl, LogRoot
 from scannery.live.maintenance.filling import FillDetector
 from scannery.live.maintenance.locks import SharedLock, Task, TaskLock, TaskLocks
 from scannery.live.maintenance.merge_policy import due
+from scannery.live.maintenance.task_slots import TaskSlots
 from scannery.live.memtable import LiveState
 from scannery.runtime.retry import Backoff
 
@@ -53,9 +54,11 @@ _TAIL_BYTES = 2000
 
 
 MAX_TASKS = max(2, len(os.sched_getaffinity(0)))
-"""Most tasks that this process runs at once: each takes 200 MB, and hundreds of indexes may have rows
-of the same age."""
-_SLOTS = threading.BoundedSemaphore(MAX_TASKS)
+"""Most seals that this process runs at once, and most other tasks: each takes 200 MB, and hundreds of indexes may have
+rows of the same age."""
+_OTHER_SLOTS = TaskSlots(MAX_TASKS)
+_SLOTS: dict[Task, TaskSlots] = {"seal": TaskSlots(MAX_TASKS), "merge": _OTHER_SLOTS, "gc": _OTHER_SLOTS}
+"""Seals do not wait for merges: one may take hours, and without seals the memory fills until writes are refused."""
 
 
 _DETACHED: list[subprocess.Popen[bytes]] = []
@@ -138,13 +141,14 @@ class _Run:
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     lock: SharedLock
+    slots: TaskSlots
     since_s: float
 
     def release(self) -> None:
         """Let go of what belongs to the run, but not of its process."""
+        self.slots.give_back()
         self.output.close()
         self.lock.release()
-        _SLOTS.release()
 
 
 class Maintenance:
@@ -218,8 +222,11 @@ class Maintenance:
                 tasks.append("merge")
             if _gc_due(self._locks.path("gc"), state.manifest.spec.live.gc_every_s):
                 tasks.append("gc")
-            for task in tasks:
-                self._start(task, state, filling=filling and task != "gc")
+            for task, slots in _SLOTS.items():
+                if task in tasks:
+                    self._start(task, state, filling=filling and task != "gc")
+                else:
+                    slots.leave((self, task))
             if tasks or self._runs:
                 return 0.0
             return min(SWEEP_S, state.manifest.spec.live.seal_age_s - age_s) if state.mutations else SWEEP_S
@@ -250,6 +257,8 @@ class Maintenance:
 
         """
         with self._lock:
+            for task, slots in _SLOTS.items():
+                slots.leave((self, task))
             if finish:
                 self._detach()
             for run in self._runs.values():
@@ -281,13 +290,13 @@ class Maintenance:
     def _start(self, task: Task, state: LiveState, *, filling: bool = False) -> None:
         if task in self._runs or not self._backoff[task].due or self._was_held(task):
             return
-        if not _SLOTS.acquire(blocking=False):
+        if not _SLOTS[task].take((self, task)):
             return
         try:
             self._start_in_slot(task, state, filling)
         finally:
             if task not in self._runs:
-                _SLOTS.release()
+                _SLOTS[task].give_back()
 
     def _start_in_slot(self, task: Task, state: LiveState, filling: bool) -> None:
         try:
@@ -333,7 +342,7 @@ class Maintenance:
         except BaseException:
             output.close()
             raise
-        return _Run(process, output, lock.shared, self._clock())
+        return _Run(process, output, lock.shared, _SLOTS[task], self._clock())
 
     def _reap(self, task: Task) -> None:
         run = self._runs[task]
@@ -341,9 +350,11 @@ class Maintenance:
         if status is None:
             return
         del self._runs[task]
-        run.output.seek(0)
-        output = run.output.read()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
-        run.release()
+        try:
+            run.output.seek(0)
+            output = run.output.read()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
+        finally:
+            run.release()
         seconds = self._clock() - run.since_s
         if status:
             self._failed(task, f"ended with status {status}: {output}", seconds)

@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import scannery
 from scannery.indexer import Store, list_versions
 from scannery.live.maintenance import scheduler
 from scannery.live.maintenance.scheduler import PROGRAM
+from scannery.live.maintenance.task_slots import TaskSlots
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from tests.data import ROOT
 from tests.live.model import make_store, random_row
@@ -101,7 +101,7 @@ def test_many_indexes_that_are_due_at_once_are_sealed_a_few_at_a_time(
     with scannery.connect(tmp_path / "store", create=True) as client:
         for name in names:
             client.create_index(name, dimensions=2).upsert([{"id": "a", "vector": [1, 0]}])
-    monkeypatch.setattr(scheduler, "_SLOTS", threading.BoundedSemaphore(1))
+    monkeypatch.setitem(scheduler._SLOTS, "seal", TaskSlots(1))
     monkeypatch.setattr(scheduler, "seal_due", lambda state, age_s, *, filling: state.mutations > 0)
     catalog = ServerCatalog(Store.open(tmp_path / "store"))
     most = 0
