@@ -96,7 +96,7 @@ def _read_file(file: str, spec: IndexSpec, more: frozenset[str]) -> Iterator[Fil
         spec = spec.model_copy(update={"source": spec.source.model_copy(update={"format": "auto"})})
     fields = Fields.of(spec)
     fields = dataclasses.replace(fields, names=fields.names | more)
-    for found in arrange(find_files([file]), spec.source):
+    for found in arrange(find_files([file]), spec.source, fields):
         for part in split_file(found, PART_BYTES):
             for item in read_part(part, fields):
                 yield _found(item) if isinstance(item, Record) else _failed(item)

@@ -38,7 +38,7 @@ from scannery.pipelines.planning.input_parts import CutMemory
 from scannery.pipelines.planning.planned_encoder import planned_encoders, recipe_of
 from scannery.pipelines.planning.worker_resources import UNEVEN, row_size, segment_memory
 from scannery.pipelines.report import BuildReport
-from scannery.pipelines.sources import InputFile, Part, arrange, find_files, ids_to_delete
+from scannery.pipelines.sources import Fields, InputFile, Part, arrange, find_files, ids_to_delete
 from scannery.pipelines.stages.update import ShardChange, write_deletes
 from scannery.pipelines.state.job import Job, Mode
 from scannery.pipelines.state.progress import ProgressCallback
@@ -118,7 +118,7 @@ def build(
     gone = {identifier(value, field="deletes") for value in deletes}
     _check_mode(mode, inputs, gone)
     _check_until(until, inputs)
-    files = arrange(find_files(inputs, store=store_uri), spec.source) if inputs else []
+    files = arrange(find_files(inputs, store=store_uri), spec.source, Fields.of(spec)) if inputs else []
     gone |= (
         ids_to_delete(files) if mode == "upsert" else set()
     )  # a full build removes all ids without a record

@@ -41,7 +41,7 @@ from scannery.pipelines.planning.worker_resources import (
     segment_disk,
     segment_memory,
 )
-from scannery.pipelines.sources import Part, arrange, find_files
+from scannery.pipelines.sources import Fields, Part, arrange, find_files
 from scannery.pipelines.state.job import Mode
 from scannery.pipelines.state.work_units import BYTES_PER_TOKEN, expected_rows, group
 
@@ -167,7 +167,7 @@ def estimate(
         raise ModeError(f"workers must be at least 1, got {workers}", field="workers")
     spec = spec if isinstance(spec, IndexSpec) else parse_spec(spec)
     check_engine(runner, runner_options, [*inputs, store_uri], accelerator=accelerator)
-    files = arrange(find_files(inputs, store=store_uri), spec.source)
+    files = arrange(find_files(inputs, store=store_uri), spec.source, Fields.of(spec))
     parent = _parent(store_uri, spec.index)
     spec = with_headings(spec, parent, files)
     parts, limit = cut_input(files, spec, None)

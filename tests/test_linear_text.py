@@ -97,6 +97,14 @@ def test_transcripts(piece: str, in_cues: bool) -> None:
     check_linear(spoken_text, lambda size: front + made(piece, size) + "x")
 
 
+def test_cues_of_many_lines() -> None:
+    def cues(size: int) -> str:
+        lines = made("a\n", size // 2)
+        return f"{CUE}{lines}b\n\n{CUE}{lines}"
+
+    check_linear(spoken_text, cues)
+
+
 @pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
 def test_chunking(piece: str, chunker: Chunker) -> None:
     check_linear(chunker.split, lambda size: made(piece, size) + "x")

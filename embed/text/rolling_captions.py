@@ -14,6 +14,8 @@ __all__ = ["Cue", "CueLine", "repeated_spans"]
 
 _GAP_S = 0.5
 """A cue that begins later than this after the end of the one before does not roll on."""
+_MOST_LINES = 16
+"""Lines of a cue that are compared: what rolls shows few, and cues of many lines would take quadratic time."""
 _FLASH_S = 0.1
 """A cue as short as this cannot be read: it only clears a line."""
 
@@ -61,7 +63,7 @@ def _overlap(before: Cue, cue: Cue) -> _Overlap:
     if not before.start_s <= cue.start_s <= before.end_s + _GAP_S:
         return _Overlap([], False)
     old, new = [line.words for line in before.lines], [line.words for line in cue.lines]
-    for size in range(min(len(old), len(new)), 0, -1):
+    for size in range(min(len(old), len(new), _MOST_LINES), 0, -1):
         if old[-size:] == new[:size]:
             is_changed = [line.source for line in before.lines[-size:]] != [
                 line.source for line in cue.lines[:size]

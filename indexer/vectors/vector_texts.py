@@ -6,6 +6,7 @@
 array([0.1, 0.2])  the `repr` of NumPy and PyTorch
 {0.1,-0.2}         PostgreSQL
 0.1 -0.2           and with `,`, `;`, `|` or tabs between the numbers
+0,1 -0,2           with decimal commas
 zczMPc3MTL4=       the bytes of float32 in base64, as OpenAI's API sends them
 """
 
@@ -25,6 +26,8 @@ _CALL = re.compile(r"(?:\w+\.)?(?:array|tensor)\(")
 _SCALAR = re.compile(r"(?:np|numpy)\.float\d+\(([^()]*)\)")
 _BRACKETS = {"[": "]", "{": "}", "(": ")"}
 _GAP = re.compile(r"\s*[,;|]\s*|\s+")
+_OTHER_GAP = re.compile(r"[;|\s]+")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d*(?:,\d+)?(?:[eE][-+]?\d+)?")
 _NUMBERS = re.compile(r"[-+0-9.eE,;|\snaifNAIFty]+")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{8,}={0,2}")
 _PLAUSIBLE = (1e-12, 1e6)
@@ -85,8 +88,11 @@ def vector_in_base64(text: str, kind: str | None = None) -> np.ndarray | None:
 
 
 def _numbers(text: str) -> np.ndarray | None:
-    has_decimal_commas = ";" in text and "," in text  # 0,1;0,2
-    words = text.replace(",", ".").split(";") if has_decimal_commas else _GAP.split(text)
+    words = _GAP.split(text)
+    if "," in text:
+        apart = [word for word in _OTHER_GAP.split(text) if word]
+        if ";" in text or (len(apart) > 1 and all(map(_DECIMAL_COMMA.fullmatch, apart))):
+            words = [word.replace(",", ".") for word in apart]
     try:
         return np.array([float(word) for word in words], np.float64)
     except ValueError:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
+from scannery.indexer.datapoints.field_paths import FieldExpression
 from scannery.indexer.spec.spec import CsvSpec, SourceFormat, SourceSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError
@@ -55,8 +56,13 @@ MAX_COMPRESSED_PARTS = 64
 TYPICAL_COMPRESSION = 4
 
 
-def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
+def arrange(files: Sequence[InputFile], source: SourceSpec, fields: Fields | None = None) -> list[InputFile]:
     """Return the files with records, each with its companions (files of ids, or of ids to delete).
+
+    Args:
+        files: of the input.
+        source: of the spec.
+        fields: that the whole spec reads, if it is known.
 
     Raises:
         UnknownFormatError: no source reads files of this type; at most five are named.
@@ -67,10 +73,12 @@ def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
     files = [
         file if format_of(file.path) else dataclasses.replace(file, sniffed=format_in(file)) for file in files
     ]
-    return [*_arranged([file for file in files if not file.problem], source), *unread]
+    if fields is None:
+        fields = Fields(source.id, None, frozenset(FieldExpression(source.id).names), {})
+    return [*_arranged([file for file in files if not file.problem], source, fields), *unread]
 
 
-def _arranged(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
+def _arranged(files: Sequence[InputFile], source: SourceSpec, fields: Fields) -> list[InputFile]:
     if source.text_format == "html":
         documents.check_packages(["html"])
     if source.format == "managed":
@@ -93,6 +101,7 @@ def _arranged(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]
             encoding=source.encoding or "",
             records=source.records,
             may_be_transcript=source.text in (None, "text", ["text"]) and source.records is None,
+            fields=fields,
         )
         for file in files
         if file.source not in ids

@@ -9,6 +9,7 @@ Each is added to records and to batches alike, so that no reader knows of them. 
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -106,7 +107,8 @@ class _Made:
             return {GENERATED_ID: f"{self._path}:{number}"}
         if self._fields.generated_id == "content":
             without = {GENERATED_ID, *(FILE_FIELDS if is_file else ())}
-            return {GENERATED_ID: _digest({name: own[name] for name in own if name not in without})}
+            with contextlib.suppress(RecursionError):  # then the record has no id, and is refused
+                return {GENERATED_ID: _digest({name: own[name] for name in own if name not in without})}
         return {}
 
 
@@ -125,8 +127,12 @@ def _with_vector(own: Mapping[str, Any], columns: NumberedColumns) -> dict[str, 
     if not numbers or columns.field in own:
         return dict(own)
     rest = {name: value for name, value in own.items() if columns.number(name) is None}
-    # A number that is missing is refused: the others would move.
-    vector = [_number(own.get(numbers.get(number, ""))) for number in range(min(numbers), max(numbers) + 1)]
+    first, last = min(numbers), max(numbers)
+    # A number that is missing is refused: the others would move. One is enough: there may be a million.
+    vector = [
+        _number(own.get(numbers.get(number, "")))
+        for number in range(first, min(last, first + len(numbers)) + 1)
+    ]
     return {**rest, columns.field: vector}
 
 

@@ -20,6 +20,7 @@ from obstore.store import ObjectStore, from_url
 
 from scannery.indexer.spec.spec import CsvSpec, SourceFormat
 from scannery.pipelines.errors import InputNotFoundError
+from scannery.pipelines.sources.parts import Fields
 
 __all__ = [
     "ClosedFolder",
@@ -81,6 +82,9 @@ class InputFile:
 
     may_be_transcript: bool = False
     """Whether a JSON file that is a transcript is read as one: the spec names the text of files, or none yet."""
+
+    fields: Fields | None = None
+    """What the spec reads of a record, where that is known: JSON with its id and other fields is no transcript."""
 
     fetch: tuple[str, ...] = ()
     """Hosts that files named by this one may be fetched from (feeds)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from datetime import date, datetime, time
 from typing import Any
@@ -15,6 +16,12 @@ __all__ = ["front_matter", "has_bad_front_matter", "markdown_title", "read_noteb
 MOST_FIELDS = 256
 MOST_DEPTH = 32
 """Nesting of front matter."""
+_MOST_BITS = 1024
+"""Of a whole number: larger ones cannot be written in decimal."""
+_LONG_KEY = re.compile(
+    rf"(?:(?:\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|(?<![\w-])[\w-]+)[ \t]*\.[ \t]*){{{MOST_DEPTH}}}"
+)
+"""A key of TOML that nests deep: reading it takes time quadratic in its parts."""
 
 
 def front_matter(text: str) -> dict[str, Any]:
@@ -37,13 +44,13 @@ def _front_matter(text: str) -> dict[str, Any] | None:
             fields = _toml(content.strip("+"))
         else:
             fields = json.loads(content) if content.startswith("{") else _yaml(content.strip("-."))
+        if fields is None:
+            return {}
+        if not isinstance(fields, dict):
+            return None
+        return {str(key): _plain(value) for key, value in [*fields.items()][:MOST_FIELDS]}
     except (ValueError, RecursionError):
         return None
-    if fields is None:
-        return {}
-    if not isinstance(fields, dict):
-        return None
-    return {str(key): _plain(value) for key, value in [*fields.items()][:MOST_FIELDS]}
 
 
 def _toml(content: str) -> object:
@@ -51,6 +58,8 @@ def _toml(content: str) -> object:
         raise ValueError("TOML is read from Python 3.11 on")
     import tomllib
 
+    if _LONG_KEY.search(content) is not None:
+        raise ValueError("TOML with a key that nests deep")
     return tomllib.loads(content)
 
 
@@ -61,7 +70,8 @@ def _yaml(content: str) -> object:
     try:
         if _is_simple(content):
             return yaml.load(content, Loader=_loader())
-    except yaml.YAMLError as error:
+    # The others are raised for a value that its tag does not fit, such as `!!bool 7`.
+    except (yaml.YAMLError, LookupError, AttributeError, TypeError, OverflowError) as error:
         raise ValueError("not YAML") from error
     raise ValueError("YAML with aliases, or that nests deep")
 
@@ -81,14 +91,20 @@ def _is_simple(content: str) -> bool:
     return True
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: YAML and TOML have dates."""
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a value as JSON has it: YAML and TOML have dates; raises ValueError for what no index can keep."""
+    if depth > MOST_DEPTH:
+        raise ValueError("front matter that nests deep")
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ValueError("front matter with a number that is too large")
     if isinstance(value, (date, datetime, time)):
         return value.isoformat()
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple, set)):
-        return [_plain(one) for one in value]
+        return {str(key): _plain(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, set):
+        value = sorted(value, key=str)  # their order is that of hashes, which differ in each process
+    if isinstance(value, (list, tuple)):
+        return [_plain(one, depth + 1) for one in value]
     return value
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from scannery.indexer.datapoints.field_paths import FieldExpression
 from scannery.pipelines.dead_letters import DeadLetter
-from scannery.pipelines.sources.documents import document_record
+from scannery.pipelines.sources.documents import FILE_FIELDS, document_record
 from scannery.pipelines.sources.documents.document import DocumentError
 from scannery.pipelines.sources.encodings import decoded_text
 from scannery.pipelines.sources.locations import InputFile
-from scannery.pipelines.sources.parts import DamagedError, Part, Record
+from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import read_blocks, read_whole
 from scannery.pipelines.sources.transcripts.json_layouts import may_be_transcript, segments_of
 from scannery.pipelines.sources.transcripts.segments import as_webvtt
@@ -35,9 +37,24 @@ def is_transcript(file: InputFile, compression: str) -> bool:
             if size > MAX_TRANSCRIPT_BYTES:
                 return False
         data = b"".join(blocks)
-        return may_be_transcript(data) and bool(segments_of(json.loads(decoded_text(data)[0])))
+        if not may_be_transcript(data):
+            return False
+        document = json.loads(decoded_text(data)[0])
+        return not (file.fields and _has_records(document, file.fields)) and bool(segments_of(document))
     except (DamagedError, OSError, ValueError, RecursionError):
         return False
+
+
+def _has_records(document: Any, fields: Fields) -> bool:
+    """Return whether JSON has records of a spec: objects with its id and, if there is one alone, more than a text."""
+    ids = FieldExpression(fields.id).names
+    if isinstance(document, list):
+        return fields.generated_id is not None or any(
+            isinstance(one, Mapping) and not ids.isdisjoint(one) for one in document
+        )
+    if not isinstance(document, Mapping) or ids.isdisjoint(document):
+        return False
+    return any(fields.reads(name) for name in document if name not in (*FILE_FIELDS, "text"))
 
 
 def read(part: Part) -> Iterator[Record | DeadLetter]:

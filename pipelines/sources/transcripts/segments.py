@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -32,7 +31,9 @@ def seconds_in(value: object) -> float | None:
         seconds, nanos = seconds_in(value.get("seconds", 0)), seconds_in(value.get("nanos", 0))
         return None if seconds is None or nanos is None else seconds + nanos / 1e9
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value) if math.isfinite(value) and 0 <= value < 1e12 else None
+        return (
+            float(value) if 0 <= value < 1e12 else None
+        )  # of an integer, the size first: a huge one is no float
     return _seconds_in_text(value.strip()) if isinstance(value, str) and len(value) <= 40 else None
 
 
@@ -53,20 +54,29 @@ def of_words(words: Iterable[Segment]) -> list[Segment]:
         words: in order; each with the space in front of it, if it has one.
 
     """
-    segments: list[Segment] = []
+    runs: list[list[Segment]] = []
+    end_s, mark = 0.0, ""
     for word in words:
-        last = segments[-1] if segments else None
+        first = runs[-1][0] if runs else None
         if (
-            last is None
-            or (word.speaker or last.speaker) != last.speaker
-            or word.start_s - last.end_s > _PAUSE_S
-            or (word.start_s - last.start_s > _LONG_S and last.text.rstrip()[-1:] in ".!?。！？")
-            or word.start_s - last.start_s > 2 * _LONG_S
+            first is None
+            or (word.speaker or first.speaker) != first.speaker
+            or word.start_s - end_s > _PAUSE_S
+            or (word.start_s - first.start_s > _LONG_S and mark in ".!?。！？")
+            or word.start_s - first.start_s > 2 * _LONG_S
         ):
-            segments.append(word)
+            runs.append([word])
+            end_s, mark = word.end_s, word.text.rstrip()[-1:]
         else:
-            segments[-1] = last._replace(end_s=max(last.end_s, word.end_s), text=last.text + word.text)
-    return segments
+            runs[-1].append(word)
+            end_s, mark = max(end_s, word.end_s), word.text.rstrip()[-1:] or mark
+    return [_joined(run) for run in runs]
+
+
+def _joined(words: Sequence[Segment]) -> Segment:
+    return words[0]._replace(
+        end_s=max(word.end_s for word in words), text="".join(word.text for word in words)
+    )
 
 
 def as_webvtt(segments: Sequence[Segment]) -> str:

@@ -10,8 +10,8 @@ from scannery.pipelines.sources.transcripts.segments import Segment, seconds_in
 
 __all__ = ["segments_of_ttml"]
 
-_TICKS = re.compile(r"(\d+)t")
-_FRAMES = re.compile(r"(\d+):(\d\d):(\d\d):(\d{2,3})")
+_TICKS = re.compile(r"(\d{1,18})t")
+_FRAMES = re.compile(r"(\d{1,6}):(\d\d):(\d\d):(\d{2,3})")
 
 
 def segments_of_ttml(data: bytes) -> list[Segment]:

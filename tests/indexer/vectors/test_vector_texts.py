@@ -36,6 +36,9 @@ FORMS = {
     "semicolons": ";".join(map(str, NUMBERS)),
     "bars": "|".join(map(str, NUMBERS)),
     "decimal commas": ";".join(map(str, NUMBERS)).replace(".", ","),
+    "decimal commas and spaces": " ".join(map(str, NUMBERS)).replace(".", ","),
+    "decimal commas in brackets": f"[{'  '.join(map(str, NUMBERS))}]".replace(".", ","),
+    "decimal commas and tabs": "\t".join(map(str, NUMBERS)).replace(".", ","),
     "base64": base64.b64encode(VECTOR.tobytes()).decode(),
     "base64 for URLs": base64.urlsafe_b64encode(VECTOR.tobytes()).decode(),
 }

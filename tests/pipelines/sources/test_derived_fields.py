@@ -203,6 +203,21 @@ def test_numbered_columns_are_one_vector(tmp_path: Path, format: str, before: st
     assert all(record.fields.keys() <= {"n", f"{before}*"} for record in found)
 
 
+def test_records_that_nest_too_deep_for_a_hash_are_refused_alone(tmp_path: Path):
+    deep = "[" * 400 + "]" * 400
+    (tmp_path / "a.jsonl").write_text(f'{{"t": "a", "d": {deep}}}\n{{"t": "b"}}\n')
+    assert [
+        record.fields.get("_id") is None
+        for record in records_of([tmp_path], id={"from": "content"}, text="t")
+    ] == [True, False]
+
+
+def test_numbers_of_columns_that_are_far_apart_cost_little(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"n": 1, "d0": 1, "d1": 2, "d999999": 3}\n')
+    [record] = records_of([tmp_path], id="n", vector="d*")
+    assert record.fields["d*"] == [1, 2, None, None]
+
+
 def test_a_missing_number_refuses_its_row_alone(tmp_path: Path):
     (tmp_path / "a.csv").write_text("id,d0,d1,d2\na,1,,3\nb,1,2,3\nc,4,5,x\nd,4,5,6\n")
     table = pa.table({"id": ["e", "f"], "d0": [1.0, 2.0], "d1": [None, 2.0], "d2": [0.5, 1.5]})

@@ -24,7 +24,7 @@ from scannery.pipelines.errors import MissingPackageError
 from scannery.pipelines.sources import Fields, Record, arrange, find_files, read_part, split_file
 from scannery.pipelines.sources.documents import pdf_files
 from scannery.pipelines.sources.documents.html_pages import markdown_of, read_html
-from scannery.pipelines.sources.documents.text_documents import front_matter
+from scannery.pipelines.sources.documents.text_documents import front_matter, has_bad_front_matter
 
 SPEC = parse_spec({"index": "i", "source": {"text": "text"}, "encoder": {"model": "m"}})
 
@@ -149,6 +149,29 @@ def test_front_matter_that_nests_takes_linear_time():
     assert front_matter(f"---\na: {'[' * 200_000}\n---\ntext") == {}
     assert front_matter(f"---\na: {'[' * 900}{']' * 900}\n---\ntext") == {}
     assert time.thread_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    "matter",
+    ["+++\nx = 1\n" + ".".join("a" * 30_000) + " = 1\n+++\n",
+     "+++\nx = 1\n[" + ".".join(['"a b"'] * 9_000) + "]\n+++\n",
+     "+++\nx = { " + ".".join(["'a'"] * 9_000) + " = 1 }\n+++\n",
+     "+++\nx = 0x" + "f" * 60_000 + "\n+++\n",
+     '{"a": ' + "[" * 900 + "]" * 900 + "}\n",
+     '{"a": ' + '{"b":' * 400 + "1" + "}" * 400 + "}\n",
+     "---\na: " + "1:" * 20_000 + "1\n---\n",
+     *(f"---\na: {value}\n---\n" for value in ('!!int ""', '!!float ""', "!!bool x", "!!timestamp x"))],
+    ids=range(11),
+)  # fmt: skip
+def test_front_matter_that_is_hostile_has_no_fields(matter):
+    started = time.thread_time()
+    assert front_matter(f"{matter}text") == {}
+    assert has_bad_front_matter(f"{matter}text")
+    assert time.thread_time() - started < 4
+
+
+def test_sets_in_front_matter_have_an_order():
+    assert front_matter("---\na: !!set {c, b, a}\n---\ntext") == {"a": ["a", "b", "c"]}
 
 
 def test_a_page_of_tags_is_refused(tmp_path):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scannery.embed.text.transcripts import find_marks
+from scannery.indexer import parse_spec
 from scannery.indexer.spec.spec import SourceSpec
 from scannery.pipelines.sources import arrange, find_files, one_by_one, read_batches, split_file
 from scannery.pipelines.sources.parts import Fields, Record
 from scannery.pipelines.sources.transcripts import text_of_json, text_of_ttml
+from scannery.pipelines.sources.transcripts.segments import Segment, of_words
 
 TALK = [
     (0.0, 4.0, "Welcome to the garden show."),
@@ -413,9 +416,9 @@ def test_layouts_of_json(name: str, tmp_path: Path) -> None:
     check(record.fields["text"], speaker)
 
 
-def records(folder: Path, source: SourceSpec) -> list[Record]:
-    fields = Fields("id", None, frozenset({"id", "text"}), {})
-    files = arrange(find_files([str(folder)]), source)
+def records(folder: Path, source: SourceSpec, own: Fields | None = None) -> list[Record]:
+    fields = own or Fields("id", None, frozenset({"id", "text"}), {})
+    files = arrange(find_files([str(folder)]), source, own)
     parts = [part for file in files for part in split_file(file, 1 << 20)]
     return [
         record
@@ -438,6 +441,53 @@ def records(folder: Path, source: SourceSpec) -> list[Record]:
 def test_records_are_no_transcript(document: Any, source: SourceSpec, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(document))
     assert all(record.fields.get("path") is None for record in records(tmp_path, source))
+
+
+PASSAGES = [{"guid": f"p{n}", "text": t, "start": s, "end": e} for n, (s, e, t) in enumerate(TALK)]
+EPISODE = {"id": "a", "title": "Bees", "text": WHOLE, "segments": SEGMENTS}
+
+
+@pytest.mark.parametrize(
+    ("document", "spec", "count"),
+    [
+        (PASSAGES, {"source": {"id": "guid", "text": "text"}}, 3),
+        (PASSAGES, {"source": {"id": "{guid}-{start}", "text": "text"}}, 3),
+        (PASSAGES, {"source": {"id": {"from": "row"}, "text": "text"}}, 3),
+        (EPISODE, {"source": {"id": "id", "text": "text", "title": "title"}}, 1),
+        (EPISODE, {"source": {"id": "id", "text": "text"}, "attributes": {"show": {"type": "string", "from": "title"}}}, 1),
+        (EPISODE, {"source": {"id": "id", "text": "text"}, "dynamic": True}, 1),
+        ({**EPISODE, "guid": "a"}, {"source": {"id": "guid", "text": "text"}}, 1),
+    ],
+)  # fmt: skip
+def test_records_with_times_are_no_transcript(
+    document: Any, spec: dict[str, Any], count: int, tmp_path: Path
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    parsed = parse_spec({"index": "a", "encoder": {"model": "m"}, **spec})
+    found = records(tmp_path, parsed.source, Fields.of(parsed))
+    assert [record.fields.get("path") for record in found] == [None] * count
+
+
+@pytest.mark.parametrize("start", [10**400, [[]], {"seconds": {"seconds": 10**400}}, -1, "9" * 5000, True])
+def test_times_that_are_none(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(
+        json.dumps({"id": "a", "segments": [{"text": "a", "start": start}]}), "utf-8"
+    )
+    [record] = records(tmp_path, SourceSpec(text="text"))
+    assert "path" not in record.fields
+
+
+@pytest.mark.parametrize("begin", ["9" * 400 + "t", "9" * 400 + ":00:00:00", "9" * 5000 + "t"])
+def test_times_of_ttml_that_are_none(begin: str) -> None:
+    pytest.importorskip("lxml")
+    assert text_of_ttml(f'<tt><body><p begin="{begin}">a</p></body></tt>'.encode()) == ""
+
+
+def test_words_at_the_same_time_take_linear_time() -> None:
+    started = time.thread_time()
+    [segment] = of_words(Segment(0.0, 0.0, " word" * 40) for _ in range(40_000))
+    assert len(segment.text) == 8_000_000
+    assert time.thread_time() - started < 2
 
 
 def test_ttml() -> None:
