@@ -42,6 +42,7 @@ _HEADED: dict[str, np.dtype[Any]] = {
 """Formats that begin with the numbers of rows and dimensions."""
 FORMATS = ("npy", "npz", *_SIZED, *_HEADED)
 _BLOCK_BYTES = 1 << 22
+_NAMES_OF_IDS = ("id", "ids")
 _MAX_DIMENSIONS = 1 << 20
 _MAX_ID_LINE_BYTES = 65536
 
@@ -85,6 +86,14 @@ def split(file: InputFile, kind: str, limit: int) -> Iterator[Part]:
     except _UnfitError as error:
         yield Part(
             base=file.base, path=file.path, format=kind, problem="malformed", message=str(error), records=0
+        )
+        return
+    if kind == "npz" and not file.companions and (name := _name_of_ids(file)) is not None:
+        message = (
+            f"the ids in the array {name!r} are not read; write them to {file.path}{IDS_SUFFIX}, one per line"
+        )
+        yield Part(
+            base=file.base, path=file.path, format=kind, problem="malformed", message=message, records=0
         )
         return
     rows = _rows_there(layout, size_bytes)
@@ -212,7 +221,7 @@ def _npy_layout(raw: IO[bytes]) -> _Layout:
         shape, by_column, component = header(raw)
     except Exception as error:  # NumPy parses the header as Python, which can raise any error
         raise DamagedError(f"not a readable .npy file: {error}") from error
-    if len(shape) != 2 or shape[1] < 1:
+    if len(shape) != 2 or shape[0] < 0 or not 1 <= shape[1] <= _MAX_DIMENSIONS:
         raise _UnfitError(f"the array must have two dimensions, rows × components, got shape {shape}")
     if component.kind not in "fiu":  # especially objects, which are pickles
         raise _UnfitError(f"the array must hold numbers, got {component}")
@@ -235,6 +244,13 @@ def _opened(base: str, path: str, kind: str) -> Iterator[tuple[IO[bytes], int]]:
                     yield array, entry.file_size
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
             raise DamagedError(f"not a readable .npz file: {error}") from error
+
+
+def _name_of_ids(file: InputFile) -> str | None:
+    """Return the name of an array that must be the ids of the rows, which would else be numbered."""
+    with open_bytes(file.base, file.path) as raw, zipfile.ZipFile(raw) as archive:
+        names = [entry.filename.removesuffix(".npy") for entry in archive.infolist()]
+    return next((name for name in names if name.lower() in _NAMES_OF_IDS), None)
 
 
 def _array_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:

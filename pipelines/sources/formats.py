@@ -79,7 +79,8 @@ def format_of(path: str) -> tuple[str, str] | None:
 def format_in(file: InputFile) -> tuple[str, str] | None:
     """Return format and compression of a file by its first bytes, such as `part-00000` of Spark; None for others.
 
-    Texts are known only if they are JSON: any file can be text.
+    Texts are known only if they are JSON: any file can be text. Without a byte, a file without an ending is JSON lines:
+    Spark and Hadoop write such files of partitions without rows.
     """
     try:
         with open_bytes(file.base, file.path) as raw:
@@ -91,7 +92,9 @@ def format_in(file: InputFile) -> tuple[str, str] | None:
             return format, ""
     compression = next((name for magic, name in _COMPRESSED_MAGIC.items() if head.startswith(magic)), "")
     text = _decompressed(head, compression).removeprefix(b"\xef\xbb\xbf").lstrip()
-    return ("jsonl", compression) if text[:1] in (b"{", b"[") else None
+    has_ending = PurePosixPath(file.path).suffix.lower() not in ("", *COMPRESSIONS)
+    is_empty = not (text or has_ending) and (bool(compression) or not head)
+    return ("jsonl", compression) if text[:1] in (b"{", b"[") or is_empty else None
 
 
 def _decompressed(head: bytes, compression: str) -> bytes:

@@ -18,6 +18,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from numpy.lib.format import write_array_header_1_0
 
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines import InputNotFoundError, UnknownFormatError
@@ -263,12 +264,28 @@ def test_truncated_files_of_vectors_are_dead_letters(tmp_path: Path, name: str, 
     np.testing.assert_array_equal(np.array(vectors, np.float32).reshape(-1, 3), VECTORS[: len(vectors)])
 
 
+def header(shape: tuple[int, int]) -> bytes:
+    sink = io.BytesIO()
+    write_array_header_1_0(sink, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return sink.getvalue() + b"\0" * 80
+
+
+def test_partitions_without_rows_are_no_other_format(tmp_path: Path):
+    (tmp_path / "part-00000").write_bytes(b'{"id": "a"}\n')
+    (tmp_path / "part-00001").write_bytes(b"")
+    (tmp_path / "part-00002.gz").write_bytes(gzip.compress(b""))
+    assert fields_of(items_of(tmp_path, id="id", vector="v")) == [{"id": "a"}]
+
+
 def test_archives_without_one_table_of_numbers(tmp_path: Path):
     (tmp_path / "a.npz").write_bytes(of_npz(more=VECTORS))
     (tmp_path / "b.npz").write_bytes(b"PK not a zip")
     with zipfile.ZipFile(tmp_path / "c.npz", "w") as archive:
         archive.writestr("a.npy", of_npy(np.zeros(3)))
-    for name in ("a.npz", "b.npz", "c.npz"):
+    (tmp_path / "d.npz").write_bytes(of_npz(ids=np.array(["a"] * len(VECTORS))))
+    (tmp_path / "e.npy").write_bytes(header((10**18, 10**18)))
+    (tmp_path / "f.npy").write_bytes(header((-5, 4)))
+    for name in ("a.npz", "b.npz", "c.npz", "d.npz", "e.npy", "f.npy"):
         [letter] = items_of(tmp_path / name, id="id", vector="v")
         assert isinstance(letter, DeadLetter)
 

@@ -444,6 +444,7 @@ def test_records_are_no_transcript(document: Any, source: SourceSpec, tmp_path: 
 
 
 PASSAGES = [{"guid": f"p{n}", "text": t, "start": s, "end": e} for n, (s, e, t) in enumerate(TALK)]
+SHOW = {"show": {"type": "string", "from": "title"}}
 EPISODE = {"id": "a", "title": "Bees", "text": WHOLE, "segments": SEGMENTS}
 
 
@@ -454,7 +455,7 @@ EPISODE = {"id": "a", "title": "Bees", "text": WHOLE, "segments": SEGMENTS}
         (PASSAGES, {"source": {"id": "{guid}-{start}", "text": "text"}}, 3),
         (PASSAGES, {"source": {"id": {"from": "row"}, "text": "text"}}, 3),
         (EPISODE, {"source": {"id": "id", "text": "text", "title": "title"}}, 1),
-        (EPISODE, {"source": {"id": "id", "text": "text"}, "attributes": {"show": {"type": "string", "from": "title"}}}, 1),
+        (EPISODE, {"source": {"id": "id", "text": "text"}, "attributes": SHOW}, 1),
         (EPISODE, {"source": {"id": "id", "text": "text"}, "dynamic": True}, 1),
         ({**EPISODE, "guid": "a"}, {"source": {"id": "guid", "text": "text"}}, 1),
     ],
