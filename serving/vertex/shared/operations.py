@@ -28,6 +28,7 @@ from scannery.serving.security.principal import CURRENT
 from scannery.serving.status import status_for_callers
 from scannery.serving.vertex.shared.calls import Call
 from scannery.serving.vertex.shared.names import is_visible, unknown_resource
+from scannery.serving.vertex.shared.ownership import owns
 from scannery.serving.vertex.shared.state import JsonDocument, Resources
 from scannery.vertex.v1 import operations_pb2 as pb
 
@@ -41,9 +42,9 @@ LOST_AFTER_S = 30.0
 """Age of the time stamp of a running operation whose worker is gone."""
 KEPT_S = 7 * 86400.0
 MAX_KEPT = 1000
-"""Operations of a store; the oldest that have ended are forgotten."""
+"""Operations of a store; beyond it those that have ended are forgotten, the oldest of whom has most first."""
 MAX_KEPT_BYTES = 8 << 20
-"""Of their results, about; beyond it those that have ended are forgotten, the oldest of the index with most first."""
+"""Of their results, about; beyond it operations are forgotten likewise."""
 MAX_RUNNING = 16
 """Operations that run or wait in a process."""
 _KIND = "operations"
@@ -73,21 +74,29 @@ class Operations:
         self._began = self._closing = False
 
     def finished(
-        self, call: Call, resource: str, *, index: str, metadata: Message, response: Message
+        self,
+        call: Call,
+        resource: str,
+        *,
+        index: str,
+        owner: str = "",
+        metadata: Message,
+        response: Message,
     ) -> pb.Operation:
         """Record an operation that has ended, and return it.
 
         Args:
             call: that began it.
             resource: name of the resource; the operation is named below it.
-            index: the caller must see this index to see the operation; empty: anyone may.
+            index: that it is about: who sees the index sees the operation.
+            owner: of the resource, if it is about no index: the owner sees it, and who sees all indexes.
             metadata: of the operation, without times.
             response: its result.
 
         """
         id = secrets.token_hex(16)
         record = self._record(call, resource, index, metadata)
-        record.update(done=True, response=_stored(call, response))
+        record.update(owner=owner, done=True, response=_stored(call, response))
         self._document.change(lambda resources: self._add(resources, id, record))
         return _operation(record, id)
 
@@ -223,13 +232,12 @@ class Operations:
         records = resources.setdefault(_KIND, {})
         records[id] = record
         oldest_s = self._clock() - KEPT_S
-        ended = {key: item for key, item in records.items() if item["done"] and key != id}
-        spare = len(records) - MAX_KEPT
-        for number, key in enumerate(sorted(ended, key=lambda key: ended[key]["created_s"])):
-            if ended[key]["created_s"] < oldest_s or number < spare:
-                del records[key], ended[key]
-        for key in _largest(ended, sum(map(_size, records.values())) - MAX_KEPT_BYTES):
+        for key in [key for key, item in records.items() if item["done"] and item["created_s"] < oldest_s]:
             del records[key]
+        for size, limit in ((_one, MAX_KEPT), (_size, MAX_KEPT_BYTES)):
+            ended = {key: item for key, item in records.items() if item["done"] and key != id}
+            for key in _largest(ended, size, sum(map(size, records.values())) - limit):
+                del records[key]
 
     def _end(
         self, resources: Resources, id: str, call: Call, metadata: Message, result: dict[str, Any]
@@ -248,7 +256,7 @@ class Operations:
 
 
 def _may_see(record: dict[str, Any]) -> bool:
-    return not record["index"] or is_visible(record["index"])
+    return is_visible(record["index"]) if record["index"] else owns(record.get("owner", ""))
 
 
 def _size(record: dict[str, Any]) -> int:
@@ -256,22 +264,28 @@ def _size(record: dict[str, Any]) -> int:
     return sum(len(record[name].get("value", "")) for name in ("metadata", "response") if name in record)
 
 
-def _largest(ended: dict[str, dict[str, Any]], spare_bytes: int) -> Iterator[str]:
-    """Yield operations until they have `spare_bytes`: those of the index with most bytes, the oldest first.
+def _one(record: dict[str, Any]) -> int:
+    return 1
 
-    So a caller with large ones keeps others from nothing.
+
+def _largest(
+    ended: dict[str, dict[str, Any]], size: Callable[[dict[str, Any]], int], spare: int
+) -> Iterator[str]:
+    """Yield operations until their sizes are `spare`: those of the index or owner with most, the oldest first.
+
+    So a caller with many, or large ones, keeps others from nothing.
     """
-    groups = defaultdict[str, list[str]](list)
+    groups = defaultdict[tuple[str, str], list[str]](list)
     for key in sorted(ended, key=lambda key: ended[key]["created_s"], reverse=True):
-        groups[ended[key]["index"]].append(key)
-    sizes = {index: sum(_size(ended[key]) for key in keys) for index, keys in groups.items()}
-    while spare_bytes > 0 and groups:
-        index = max(groups, key=sizes.__getitem__)
-        key = groups[index].pop()
-        if not groups[index]:
-            del groups[index]
-        sizes[index] -= _size(ended[key])
-        spare_bytes -= _size(ended[key])
+        groups[ended[key]["index"], ended[key].get("owner", "")].append(key)
+    sizes = {group: sum(size(ended[key]) for key in keys) for group, keys in groups.items()}
+    while spare > 0 and groups:
+        group = max(groups, key=sizes.__getitem__)
+        key = groups[group].pop()
+        if not groups[group]:
+            del groups[group]
+        sizes[group] -= size(ended[key])
+        spare -= size(ended[key])
         yield key
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.empty_pb2 import Empty
@@ -17,7 +16,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 
 from scannery.indexer import AlreadyExistsError
-from scannery.runtime.errors import ConditionError, InvalidRequestError, OverloadedError, UnsupportedError
+from scannery.runtime.errors import ConditionError, InvalidRequestError, UnsupportedError
 from scannery.serving.config import split_address
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
@@ -28,10 +27,19 @@ from scannery.serving.vertex.shared.names import (
     new_id,
     parse_name,
     parse_parent,
-    unknown_resource,
 )
+from scannery.serving.vertex.shared.ownership import check_count, check_kept, current_owner
 from scannery.serving.vertex.shared.pages import page_of
 from scannery.serving.vertex.shared.state import Resources
+from scannery.serving.vertex.v1.deployments import (
+    ENDPOINT_KIND,
+    changeable_endpoint,
+    is_readable,
+    owner_of,
+    visible_anywhere,
+    visible_deployed,
+    visible_endpoint,
+)
 from scannery.serving.vertex.v1.descriptions import (
     changed_paths,
     check_description,
@@ -45,15 +53,16 @@ from scannery.serving.vertex.v1.registry import ENDPOINTS, Registry, is_being_de
 from scannery.vertex.v1 import endpoint_pb2 as pb
 from scannery.vertex.v1 import index_pb2, operations_pb2
 
-__all__ = ["Deployment", "Deployments", "EndpointMethods"]
+__all__ = ["EndpointMethods"]
 
-_KIND = "indexEndpoints"
 _CHANGEABLE = ("display_name", "description", "labels")
 _DEPLOYED_ID = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}")
 MAX_ENDPOINTS = 1_000
 MAX_DEPLOYED = 10_000
-MAX_KEPT_BYTES = 1 << 16
-"""Of an endpoint or a deployed index. All of them are in one object, which every change writes anew."""
+MAX_ENDPOINT_BYTES = 1 << 14
+MAX_DEPLOYED_BYTES = 1 << 12
+MAX_OWNED_BYTES = 1 << 20
+"""Of the endpoints of an owner with what is deployed there, as JSON: a change of any resource writes all of them."""
 _RESOURCES = (
     "automatic_resources",
     "dedicated_resources",
@@ -64,58 +73,6 @@ _RESOURCES = (
     "deployment_tier",
 )
 """Fields of a deployed index that are kept and returned, and mean nothing here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """An index that is deployed, and that the caller may see."""
-
-    index: str
-    """Name of the index here."""
-    record: Mapping[str, Any] | None
-    """Description of the index; None: it has none."""
-
-
-class Deployments:
-    """Finds deployed indexes. Safe to use from several threads."""
-
-    def __init__(self, facade: Facade) -> None:
-        """Look in the state of a server."""
-        self._facade = facade
-
-    def find(self, endpoint: str, deployed: str) -> Deployment:
-        """Return what is deployed at an endpoint under an id.
-
-        Raises:
-            InvalidRequestError: the endpoint's name is not valid.
-            UnknownResourceError: there is no such endpoint, or nothing is deployed there under this id.
-
-        """
-        name = parse_name(endpoint, _KIND, "index_endpoint")
-        # A deployment that another worker has just made is found at the second look.
-        for resources in (self._facade.state.recent(), self._facade.state.read()):
-            record = resources.get(ENDPOINTS, {}).get(name.id)
-            if record is not None and record["parent"] == name.parent:
-                found = self._visible(record["deployed"].get(deployed), resources)
-                if found is not None:
-                    return found
-        if record is None or record["parent"] != name.parent:
-            raise unknown_resource(endpoint, "index_endpoint")
-        raise unknown_resource(deployed, "deployed_index_id")
-
-    def find_anywhere(self, deployed: str) -> Deployment:
-        """Return what is deployed under an id at any endpoint: ids are unique. Raises UnknownResourceError."""
-        for resources in (self._facade.state.recent(), self._facade.state.read()):
-            for record in resources.get(ENDPOINTS, {}).values():
-                found = self._visible(record["deployed"].get(deployed), resources)
-                if found is not None:
-                    return found
-        raise unknown_resource(deployed, "deployed_index_id")
-
-    def _visible(self, deployed: Mapping[str, Any] | None, resources: Resources) -> Deployment | None:
-        if deployed is None or not is_visible(deployed["index"]):
-            return None
-        return Deployment(deployed["index"], resources.get("indexes", {}).get(deployed["index"]))
 
 
 class EndpointMethods:
@@ -148,15 +105,16 @@ class EndpointMethods:
         """Create an endpoint."""
         parent, given = parse_parent(request.parent), request.index_endpoint
         check_texts(given, "index_endpoint")
-        _check_size(given, "index_endpoint")
+        _check_size(given, MAX_ENDPOINT_BYTES, "index_endpoint")
         if given.encryption_spec.kms_key_name:
             raise UnsupportedError(
                 "index_endpoint.encryption_spec: keys of customers are not supported",
                 field="index_endpoint.encryption_spec",
             )
-        name, now_s = ResourceName(parent, _KIND, new_id()), time.time()
+        name, now_s = ResourceName(parent, ENDPOINT_KIND, new_id()), time.time()
         record = {
             "parent": parent,
+            "owner": (owner := current_owner()),
             "display_name": given.display_name,
             "description": given.description,
             "labels": dict(given.labels),
@@ -171,28 +129,28 @@ class EndpointMethods:
 
         def add(resources: Resources) -> None:
             endpoints = resources.setdefault(ENDPOINTS, {})
-            if len(endpoints) >= MAX_ENDPOINTS:
-                raise OverloadedError(f"the store has {MAX_ENDPOINTS} endpoints, which is the limit")
+            owned = len(_owned(resources, owner))
+            check_count(owned, len(endpoints), MAX_ENDPOINTS, "endpoints exist")
             endpoints[name.id] = record
+            _check_owned(resources, owner, "index_endpoint")
 
         after = self._facade.state.change(add)
-        return self._ended(
-            name, call, pb.CreateIndexEndpointOperationMetadata(), self._described(name, after)
-        )
+        metadata = pb.CreateIndexEndpointOperationMetadata()
+        return self._ended(name, call, metadata, self._described(name, after), owner=owner)
 
     def get(self, request: pb.GetIndexEndpointRequest, call: Call) -> pb.IndexEndpoint:
         """Return an endpoint."""
-        name, resources = parse_name(request.name, _KIND), self._facade.state.read()
-        _record(resources, name)
+        name, resources = parse_name(request.name, ENDPOINT_KIND), self._facade.state.read()
+        visible_endpoint(resources, name)
         return self._described(name, resources)
 
     def list(self, request: pb.ListIndexEndpointsRequest, call: Call) -> pb.ListIndexEndpointsResponse:
         """Return a page of the endpoints of a location."""
         parent, resources = parse_parent(request.parent), self._facade.state.read()
         items = [
-            (id, self._described(ResourceName(parent, _KIND, id), resources))
+            (id, self._described(ResourceName(parent, ENDPOINT_KIND, id), resources))
             for id, record in sorted(resources.get(ENDPOINTS, {}).items())
-            if record["parent"] == parent
+            if record["parent"] == parent and is_readable(record)
         ]
         page, token = page_of(
             filtered(items, request.filter),
@@ -207,7 +165,7 @@ class EndpointMethods:
     def update(self, request: pb.UpdateIndexEndpointRequest, call: Call) -> pb.IndexEndpoint:
         """Change the description of an endpoint."""
         given = request.index_endpoint
-        name = parse_name(given.name, _KIND, "index_endpoint.name")
+        name = parse_name(given.name, ENDPOINT_KIND, "index_endpoint.name")
         paths = changed_paths(request.update_mask, given, _CHANGEABLE)
         check_labels(given.labels, "index_endpoint.labels")
         if "display_name" in paths:
@@ -215,21 +173,24 @@ class EndpointMethods:
         check_description(given.description, "index_endpoint.description")
 
         def change(resources: Resources) -> None:
-            record = _record(resources, name, "index_endpoint.name")
+            record = changeable_endpoint(resources, name, "index_endpoint.name")
             check_etag(given.etag, etag_of(record), "index_endpoint.etag")
             for path in paths:
                 value = getattr(given, path)
                 record[path] = dict(value) if path == "labels" else value
             record["updated_s"] = time.time()
+            _check_owned(resources, owner_of(record), "index_endpoint")
 
         return self._described(name, self._facade.state.change(change))
 
     def delete(self, request: pb.DeleteIndexEndpointRequest, call: Call) -> operations_pb2.Operation:
         """Delete an endpoint; one with deployed indexes is refused."""
-        name = parse_name(request.name, _KIND)
+        name, owner = parse_name(request.name, ENDPOINT_KIND), ""
 
         def change(resources: Resources) -> None:
-            record = _record(resources, name)
+            nonlocal owner
+            record = changeable_endpoint(resources, name)
+            owner = owner_of(record)
             if record["deployed"]:
                 seen = sorted(id for id, each in record["deployed"].items() if is_visible(each["index"]))
                 ids = ", ".join(seen) or "indexes that these credentials are not for"
@@ -237,11 +198,14 @@ class EndpointMethods:
             del resources[ENDPOINTS][name.id]
 
         self._facade.state.change(change)
-        return self._ended(name, call, index_pb2.DeleteOperationMetadata(), Empty())
+        return self._ended(name, call, index_pb2.DeleteOperationMetadata(), Empty(), owner=owner)
 
     def deploy(self, request: pb.DeployIndexRequest, call: Call) -> operations_pb2.Operation:
         """Let an id of an endpoint stand for an index."""
-        name, given = parse_name(request.index_endpoint, _KIND, "index_endpoint"), request.deployed_index
+        name, given = (
+            parse_name(request.index_endpoint, ENDPOINT_KIND, "index_endpoint"),
+            request.deployed_index,
+        )
         _check_deployable(given)
         index = self._registry.find(given.index, "deployed_index.index")
         record = {
@@ -253,11 +217,12 @@ class EndpointMethods:
         }
 
         def change(resources: Resources) -> None:
-            endpoint = _record(resources, name, "index_endpoint")
-            if sum(len(each["deployed"]) for each in resources[ENDPOINTS].values()) >= MAX_DEPLOYED:
-                raise OverloadedError(f"{MAX_DEPLOYED} indexes are deployed, which is the limit")
-            # Private endpoints are asked with the id alone.
-            if any(given.id in each["deployed"] for each in resources[ENDPOINTS].values()):
+            endpoint = changeable_endpoint(resources, name, "index_endpoint")
+            owner = owner_of(endpoint)
+            owned = _deployed_count(_owned(resources, owner))
+            check_count(owned, _deployed_count(resources[ENDPOINTS]), MAX_DEPLOYED, "indexes are deployed")
+            # Private endpoints are asked with the id alone, and look among those that their caller sees.
+            if given.id in endpoint["deployed"] or visible_anywhere(resources, given.id):
                 raise AlreadyExistsError(
                     f"deployed_index.id: {given.id!r} is deployed already", field="deployed_index.id"
                 )
@@ -270,6 +235,7 @@ class EndpointMethods:
                 )
             endpoint["deployed"][given.id] = record
             endpoint["updated_s"] = time.time()
+            _check_owned(resources, owner, "deployed_index")
 
         after = self._facade.state.change(change)
         deployed = self._deployed(given.id, after[ENDPOINTS][name.id]["deployed"][given.id])
@@ -280,27 +246,33 @@ class EndpointMethods:
 
     def undeploy(self, request: pb.UndeployIndexRequest, call: Call) -> operations_pb2.Operation:
         """Take an index back."""
-        name = parse_name(request.index_endpoint, _KIND, "index_endpoint")
+        name, index = parse_name(request.index_endpoint, ENDPOINT_KIND, "index_endpoint"), ""
 
         def change(resources: Resources) -> None:
-            record = _record(resources, name, "index_endpoint")
-            _visible_deployed(record, request.deployed_index_id, "deployed_index_id")
+            nonlocal index
+            record = visible_endpoint(resources, name, "index_endpoint")
+            index = visible_deployed(record, request.deployed_index_id)["index"]
             del record["deployed"][request.deployed_index_id]
             record["updated_s"] = time.time()
 
         self._facade.state.change(change)
-        return self._ended(name, call, pb.UndeployIndexOperationMetadata(), pb.UndeployIndexResponse())
+        metadata = pb.UndeployIndexOperationMetadata()
+        return self._ended(name, call, metadata, pb.UndeployIndexResponse(), index=index)
 
     def mutate(self, request: pb.MutateDeployedIndexRequest, call: Call) -> operations_pb2.Operation:
         """Change what is kept about a deployed index; nothing else changes."""
-        name, given = parse_name(request.index_endpoint, _KIND, "index_endpoint"), request.deployed_index
-        _check_size(given, "deployed_index")
+        name, given = (
+            parse_name(request.index_endpoint, ENDPOINT_KIND, "index_endpoint"),
+            request.deployed_index,
+        )
+        _check_size(given, MAX_DEPLOYED_BYTES, "deployed_index")
 
         def change(resources: Resources) -> None:
-            endpoint = _record(resources, name, "index_endpoint")
-            record = _visible_deployed(endpoint, given.id, "deployed_index.id")
+            endpoint = visible_endpoint(resources, name, "index_endpoint")
+            record = visible_deployed(endpoint, given.id, "deployed_index.id")
             record["resources"] = {**record["resources"], **_resources(given)}
             endpoint["updated_s"] = time.time()
+            _check_owned(resources, owner_of(endpoint), "deployed_index")
 
         after = self._facade.state.change(change)
         record = after[ENDPOINTS][name.id]["deployed"][given.id]
@@ -309,13 +281,20 @@ class EndpointMethods:
         return self._ended(name, call, metadata, response, index=record["index"])
 
     def _ended(
-        self, name: ResourceName, call: Call, metadata: Any, response: Any, *, index: str = ""
+        self,
+        name: ResourceName,
+        call: Call,
+        metadata: Any,
+        response: Any,
+        *,
+        index: str = "",
+        owner: str = "",
     ) -> operations_pb2.Operation:
         now = timestamp(time.time())
         times = operations_pb2.GenericOperationMetadata(create_time=now, update_time=now)
         metadata.generic_metadata.CopyFrom(times)
         return self._facade.operations.finished(
-            call, str(name), index=index, metadata=metadata, response=response
+            call, str(name), index=index, owner=owner, metadata=metadata, response=response
         )
 
     def _described(self, name: ResourceName, resources: Resources) -> pb.IndexEndpoint:
@@ -355,15 +334,13 @@ class EndpointMethods:
         return deployed
 
 
-def _check_size(given: Message, field: str) -> None:
-    if given.ByteSize() > MAX_KEPT_BYTES:
-        raise InvalidRequestError.at(
-            field, f"must have at most {MAX_KEPT_BYTES} bytes, got {given.ByteSize()}"
-        )
+def _check_size(given: Message, limit_bytes: int, field: str) -> None:
+    if given.ByteSize() > limit_bytes:
+        raise InvalidRequestError.at(field, f"must have at most {limit_bytes} bytes, got {given.ByteSize()}")
 
 
 def _check_deployable(given: pb.DeployedIndex) -> None:
-    _check_size(given, "deployed_index")
+    _check_size(given, MAX_DEPLOYED_BYTES, "deployed_index")
     if not _DEPLOYED_ID.fullmatch(given.id):
         raise InvalidRequestError.at(
             "deployed_index.id",
@@ -376,18 +353,16 @@ def _check_deployable(given: pb.DeployedIndex) -> None:
         )
 
 
-def _record(resources: Resources, name: ResourceName, field: str = "name") -> dict[str, Any]:
-    record: dict[str, Any] | None = resources.get(ENDPOINTS, {}).get(name.id)
-    if record is None or record["parent"] != name.parent:
-        raise unknown_resource(name, field)
-    return record
+def _owned(resources: Resources, owner: str) -> dict[str, Any]:
+    return {id: each for id, each in resources[ENDPOINTS].items() if owner_of(each) == owner}
 
 
-def _visible_deployed(endpoint: Mapping[str, Any], id: str, field: str) -> dict[str, Any]:
-    record: dict[str, Any] | None = endpoint["deployed"].get(id)
-    if record is None or not is_visible(record["index"]):
-        raise unknown_resource(id, field)
-    return record
+def _deployed_count(endpoints: Mapping[str, Any]) -> int:
+    return sum(len(each["deployed"]) for each in endpoints.values())
+
+
+def _check_owned(resources: Resources, owner: str, field: str) -> None:
+    check_kept(_owned(resources, owner), MAX_OWNED_BYTES, "all endpoints of their owner", field)
 
 
 def _resources(given: pb.DeployedIndex) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from scannery.serving.vertex.shared.names import (
     parse_name,
     parse_parent,
 )
+from scannery.serving.vertex.shared.ownership import check_kept
 from scannery.serving.vertex.shared.pages import page_of
 from scannery.serving.vertex.shared.state import Resources
 from scannery.serving.vertex.v1.contents import ContentsWriter
@@ -71,6 +72,8 @@ _LOG = logging.getLogger(__name__)
 __all__ = ["IndexMethods"]
 
 _CHANGEABLE = ("display_name", "description", "labels", "metadata")
+MAX_DESCRIBED_BYTES = 1 << 21
+"""Of the descriptions of all indexes, as JSON: every change of any resource writes all of them."""
 UNDO_S = 30.0
 """As long as an index that cannot be described is tried to be dropped again."""
 
@@ -121,8 +124,13 @@ class IndexMethods:
             "created_s": now_s,
             "updated_s": now_s,
         }
+
+        def add(resources: Resources) -> None:
+            resources.setdefault(INDEXES, {})[name.id] = record
+            _check_described(resources)
+
         try:
-            self._facade.state.change(lambda found: found.setdefault(INDEXES, {}).update({name.id: record}))
+            self._facade.state.change(add)
             return self._ended(name, call, pb.CreateIndexOperationMetadata, contents)
         except (IndexerError, ServingError):
             # The caller does not learn its id, and would create another one beside it.
@@ -186,6 +194,7 @@ class IndexMethods:
                 record["labels"] = dict(given.labels)
             record["config"] = {**record["config"], **config}
             record["updated_s"] = time.time()
+            _check_described(resources)
 
         if "display_name" in paths:
             check_texts(given, "index")
@@ -383,6 +392,10 @@ def _deployments(resources: Resources, index: str) -> list[pb.DeployedIndexRef]:
         for deployed_id, deployed in sorted(endpoint["deployed"].items())
         if deployed["index"] == index
     ]
+
+
+def _check_described(resources: Resources) -> None:
+    check_kept(resources[INDEXES], MAX_DESCRIBED_BYTES, "the descriptions of all indexes", "index")
 
 
 def _metadata(content: Mapping[str, Any]) -> Value:

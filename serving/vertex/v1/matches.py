@@ -14,8 +14,8 @@ from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.leaves import most_leaves
 from scannery.serving.vertex.v1.datapoints import crowding_tag, foreign_datapoint, has_sparse
+from scannery.serving.vertex.v1.deployments import Deployment, Deployments
 from scannery.serving.vertex.v1.distances import Measure, measure_of
-from scannery.serving.vertex.v1.endpoints import Deployment, Deployments
 from scannery.serving.vertex.v1.index_settings import parse_settings
 from scannery.serving.vertex.v1.queries import DEFAULT_NEIGHBORS, Searched, Target, searched
 from scannery.serving.vertex.v1.registry import opened

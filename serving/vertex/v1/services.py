@@ -6,7 +6,8 @@ from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.vertex.shared.calls import registered
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.v1.contents import ContentsWriter
-from scannery.serving.vertex.v1.endpoints import Deployments, EndpointMethods
+from scannery.serving.vertex.v1.deployments import Deployments
+from scannery.serving.vertex.v1.endpoints import EndpointMethods
 from scannery.serving.vertex.v1.indexes import IndexMethods
 from scannery.serving.vertex.v1.matches import Matches, MatchMethods
 from scannery.serving.vertex.v1.private import PRIVATE_PACKAGE, PrivateMethods

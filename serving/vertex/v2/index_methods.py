@@ -15,6 +15,7 @@ from scannery.indexer import AlreadyExistsError
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
+from scannery.serving.vertex.shared.ownership import check_kept
 from scannery.serving.vertex.shared.pages import page_of
 from scannery.serving.vertex.v2.collection_methods import check_list, finished
 from scannery.serving.vertex.v2.collections import Collection, Collections, Once, stored_index
@@ -28,6 +29,8 @@ _CHANGEABLE = ("display_name", "description", "labels", "dedicated_infrastructur
 MAX_INDEXES = 100
 MAX_KEPT_BYTES = 1 << 13
 """Of an index: they are kept with their collection."""
+MAX_ALL_BYTES = 1 << 16
+"""Of all indexes of a collection, as JSON: every change of any resource writes all of them."""
 
 
 class IndexMethods:
@@ -61,7 +64,7 @@ class IndexMethods:
         _check(request.index, collection)
         now = self._collections.now_us()
         entry = {"index": _kept(request.index), "created_us": now, "updated_us": now}
-        after = self._put(collection, {**collection.record["indexes"], identifier: entry}, once)
+        after = self._put_one(collection, identifier, entry, once)
         return finished(self._facade, call, "create", name, target, stored_index(after, identifier))
 
     def get(self, request: pb.GetIndexRequest, call: Call) -> pb.Index:
@@ -101,7 +104,7 @@ class IndexMethods:
             "index": _kept(after),
             "updated_us": self._collections.now_us(),
         }
-        changed = self._put(collection, {**collection.record["indexes"], identifier: entry}, once)
+        changed = self._put_one(collection, identifier, entry, once)
         return finished(self._facade, call, "update", name, target, stored_index(changed, identifier))
 
     def delete(self, request: pb.DeleteIndexRequest, call: Call) -> operations_pb2.Operation:
@@ -115,6 +118,13 @@ class IndexMethods:
             rest = {key: each for key, each in collection.record["indexes"].items() if key != identifier}
             self._put(collection, rest, once)
         return finished(self._facade, call, "delete", name, target, Empty())
+
+    def _put_one(
+        self, collection: Collection, identifier: str, entry: dict[str, Any], once: Once
+    ) -> Collection:
+        indexes = {**collection.record["indexes"], identifier: entry}
+        check_kept(indexes, MAX_ALL_BYTES, "all indexes of the collection", "index")
+        return self._put(collection, indexes, once)
 
     def _put(self, collection: Collection, indexes: dict[str, Any], once: Once) -> Collection:
         record = {**collection.record, "indexes": indexes}
