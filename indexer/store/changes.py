@@ -79,7 +79,7 @@ class FolderChanges:
             root: parent of the folders.
 
         """
-        self._root = root
+        self._root, self._path = root, root / CHANGES_FILE
         self._descriptor = -1
         self._words = b""
 
@@ -104,11 +104,12 @@ class FolderChanges:
         try:
             if self._descriptor < 0:
                 self._descriptor = _opened(self._root)
-            elif not os.fstat(self._descriptor).st_nlink:  # it was removed: writers use another one
-                self.close()
+            elif not os.path.samestat(os.lstat(self._path), os.fstat(self._descriptor)):
+                self.close()  # another folder took the place of the root: writers use its file
                 return b""
             return os.pread(self._descriptor, _SIZE_BYTES, 0)
-        except OSError:
+        except OSError:  # it was removed, or a server of files was started anew
+            self.close()
             return b""
 
 

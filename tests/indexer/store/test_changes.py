@@ -66,6 +66,22 @@ def test_a_file_that_is_removed_is_made_anew(tmp_path: Path, changes: FolderChan
     assert changed(changes) == {"podcasts"}
 
 
+def test_a_folder_that_takes_the_place_of_the_root_is_followed(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    reader = FolderChanges(root)
+    reader.changed()
+    root.rename(tmp_path / "old")
+    root.mkdir()
+    for _ in range(2):  # the former file is let go, and the new one read for the first time
+        assert changed(reader) == set()
+    note_change(root, "papers")
+    assert changed(reader) == {"papers"}
+    reader.close()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_root_that_cannot_be_written_has_no_notes(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
