@@ -38,9 +38,9 @@ def attribute_of_other_type(
     columns = attribute_columns(spec)
     wanted = {name: columns[name] for name in names}
     for entry in live.log_entries(manifest.log_sequence):
-        schema = decode(entry.data, sequence=entry.sequence).rows.schema
+        rows = decode(entry.data, sequence=entry.sequence).rows
         for name, kind in wanted.items():
-            if name in schema.names and schema.field(name).type != kind:
+            if rows.num_rows and name in rows.column_names and rows.schema.field(name).type != kind:
                 return name
     return None
 

@@ -38,7 +38,13 @@ from scannery.live.writing.filtered_write import FilteredWrite
 from scannery.live.writing.group_append import append_group
 from scannery.live.writing.group_commit import Write, Writer
 from scannery.live.writing.resolve import named_by
-from scannery.live.writing.resolved_writes import blind_upsert, deletion_in, filtered_in, upsert_in
+from scannery.live.writing.resolved_writes import (
+    blind_upsert,
+    columns_mark,
+    deletion_in,
+    filtered_in,
+    upsert_in,
+)
 from scannery.live.writing.write_views import OWN_ROWS, NamedRows, RowReader, StateMovedError, WriteView
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
@@ -323,6 +329,15 @@ class LiveIndex(Generic[SnapshotT]):
             return self._rows.count(write.wanted, own, deadline), own.sequence
 
         return self._read(count, lambda found: found)
+
+    def mark_columns(self, deadline: Deadline) -> None:
+        """Tell the log of the columns of the open version: no process writes for those before, once this returns.
+
+        Otherwise, rows that a process of the version before writes would lack what the new columns hold, as vectors of
+        their texts. An index without a log gets none by this. Raises as `Writer.submit`.
+        """
+        if self._state.sequence:
+            self._submit(columns_mark(self._state.manifest), deadline)
 
     def check_writable(self) -> None:
         """Check before any work that a write can be accepted.

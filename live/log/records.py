@@ -236,6 +236,8 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool
     if mutation.rows.schema.equals(schema):
         return mutation
     rows = mutation.rows
+    if not rows.num_rows:  # of a deletion, say: no type has to be converted
+        return replace(mutation, rows=schema.empty_table())
     if is_vectorless(rows):
         if manifest.spec.vectors == "required":
             raise FormatError(f"{what}: it has rows without a vector")

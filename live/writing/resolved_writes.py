@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from scannery.indexer import Manifest, written_schema
 from scannery.live.log.mutation_log import Request
-from scannery.live.log.records import encode
+from scannery.live.log.records import Mutation, encode
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.write_request import Deletion
 from scannery.live.writing.filtered_write import FilteredWrite
@@ -13,7 +14,7 @@ from scannery.live.writing.resolve import look_ahead, resolve_deletion, resolve_
 from scannery.live.writing.write_views import WriteView
 from scannery.runtime.deadline import Deadline
 
-__all__ = ["blind_upsert", "deletion_in", "filtered_in", "upsert_in"]
+__all__ = ["blind_upsert", "columns_mark", "deletion_in", "filtered_in", "upsert_in"]
 
 
 def blind_upsert(prepared: PreparedUpsert, request: Request) -> Write:
@@ -21,6 +22,14 @@ def blind_upsert(prepared: PreparedUpsert, request: Request) -> Write:
     resolved = prepared.mutation, prepared.encoded, prepared.mutation.rows.num_rows
     columns = prepared.mutation.columns_version
     return Write(request, len(prepared.encoded), None, columns, lambda group: resolved)
+
+
+def columns_mark(manifest: Manifest) -> Write:
+    """Return the write of a record without rows for the columns of a version."""
+    nothing = written_schema(manifest.spec, manifest.dimensions).empty_table()
+    mutation = Mutation.of(nothing, manifest)
+    resolved = mutation, encode(mutation), 0
+    return Write(Request(""), 0, None, manifest.columns_version, lambda group: resolved)
 
 
 def upsert_in(view: WriteView, prepared: PreparedUpsert, request: Request) -> Write:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from scannery.indexer import (
+    IndexerError,
     IndexSpec,
     InvalidSpecError,
     Manifest,
@@ -21,7 +23,7 @@ from scannery.live.attribute_conflicts import (
 )
 from scannery.live.live_index import LiveIndex
 from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import ConditionError, InvalidRequestError
+from scannery.runtime.errors import ConditionError, InvalidRequestError, ServingError
 from scannery.serving import limits
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.description import index_info
@@ -32,6 +34,8 @@ from scannery.serving.services.vector_spaces import VectorSpaces
 from scannery.v1 import index_pb2 as pb
 
 __all__ = ["Alteration"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class Alteration:
@@ -53,6 +57,7 @@ class Alteration:
         """Publish a version with the changed spec, and open it here; other servers open it within a second."""
         changes = _parsed(request.changes_json)
         live = self._catalog.live(request.index)
+        before = live.state.manifest.version
         named: dict[str, NamedVectorsInfo] = {}
 
         def changed(manifest: Manifest) -> IndexSpec:
@@ -80,8 +85,21 @@ class Alteration:
 
         manifest = alter_index(self._catalog.store, request.index, changed, named=lambda _, name: named[name])
         self._catalog.altered(request.index)
+        if before < manifest.version == manifest.columns_version:
+            self._mark_columns(manifest, deadline)
         aliases = self._catalog.aliases_of(request.index)
         return pb.AlterIndexResponse(index=index_info(manifest, details=True, aliases=aliases))
+
+    def _mark_columns(self, manifest: Manifest, deadline: Deadline) -> None:
+        # The index is altered without it, too; others open the version within a second.
+        try:
+            live = self._catalog.live(manifest.index)
+            if live.state.manifest.version == manifest.version:
+                live.mark_columns(deadline)
+        except (IndexerError, ServingError) as error:
+            _LOG.warning(
+                "index %s: its log does not tell of version %d: %s", manifest.index, manifest.version, error
+            )
 
     def _added_vectors(
         self, manifest: Manifest, spec: IndexSpec, live: LiveIndex[Any]

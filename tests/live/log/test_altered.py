@@ -113,6 +113,37 @@ def test_a_process_of_the_version_before_keeps_new_columns(
         assert {name: list(vector) for name, vector in row.vectors.items()} == POINTS[what].get("vectors", {})
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "point"),
+    [
+        ({"attributes": {"added": "string"}}, ADDED["attribute"], {"attributes": {"added": "text"}}),
+        (
+            ADDED["named vector"],
+            {"named_vectors": {"added": {"dimensions": 4}}},
+            {"vectors": {"added": NAMED}},
+        ),
+    ],
+    ids=["attribute", "named vector"],
+)
+def test_no_process_writes_for_columns_of_before_once_others_are_there(
+    actor: Callable[[str], LocalActor], path: Path, before: Any, after: Any, point: Any
+) -> None:
+    first = actor("s1")
+    first.index.alter(**before)
+    first.look()
+    second = actor("s2")
+    rollback(Store.open(path), "altered", 1)
+    first.look()
+    assert first.index.alter(**after).version == 4
+    with pytest.raises(scannery.InvalidArgumentError, match="added"):
+        second.index.upsert([{"id": "y", "vector": VECTOR} | point])
+    first.look()
+    done = first.index.upsert([{"id": "w", "vector": VECTOR}])
+    assert [row is not None for row in actor("e1").index.get(["x", "y", "w"])] == [True, False, True]
+    first.index.alter(**after)  # changes nothing
+    assert first.index.upsert([{"id": "w", "vector": VECTOR}]).sequence == done.sequence + 1
+
+
 def test_two_changes_in_a_row_reach_a_writer_of_before(actor: Callable[[str], LocalActor]) -> None:
     first, second = actor("s1"), actor("s2")
     first.index.alter(**ADDED["attribute"])
