@@ -131,9 +131,13 @@ class FolderBackend:
     def turn_into(self, key: str, target: str, data: bytes) -> None:
         """Rename an object, and overwrite its bytes in place (`Store.turn_into`)."""
         with _os_errors(key):
-            path = (self.root / key).replace(self.root / target)
-            with path.open("r+b") as file:
-                file.write(data.ljust(os.fstat(file.fileno()).st_size))
+            path = self.root / key
+            with path.open("r+b") as file:  # before it is renamed: perhaps it may not be written
+                status = os.fstat(file.fileno())
+                if status.st_nlink > 1:
+                    raise StoreError(f"{key} is not written to: it is a hard link, perhaps of a backup")
+                path = path.replace(self.root / target)
+                file.write(data.ljust(status.st_size))
                 file.flush()
                 os.fsync(file.fileno())
             sync_folder(path.parent)

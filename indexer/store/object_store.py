@@ -172,6 +172,7 @@ class Store:
 
         Raises:
             NotFoundError: the larger object does not exist.
+            StoreError: it cannot be written, or is a hard link to a file that is also elsewhere.
 
         """
         self._backend.turn_into(_checked(key), _checked(target), data)

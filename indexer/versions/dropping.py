@@ -92,10 +92,14 @@ def _mark_dropped(store: Store, index: str, content: bytes) -> None:
     try:
         store.write(tombstone_key(index), content)
     except StoreError:  # the disk is full, perhaps: a drop is to make room
-        keys = [item.key for item in store.list(f"{index}/versions") if item.size_bytes >= len(content)]
-        if not keys:
+        if store.local_root is None:
             raise
-        store.turn_into(keys[-1], tombstone_key(index), content)
+        keys = [item.key for item in store.list(f"{index}/versions") if item.size_bytes >= len(content)]
+        for key in reversed(keys):
+            with contextlib.suppress(StoreError):
+                store.turn_into(key, tombstone_key(index), content)
+                return
+        raise
 
 
 def _check_unused(store: Store, index: str) -> None:

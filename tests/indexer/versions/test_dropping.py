@@ -22,7 +22,7 @@ from scannery.indexer import (
     read_manifest,
     verify,
 )
-from scannery.indexer.errors import MissingFileError
+from scannery.indexer.errors import MissingFileError, StoreError
 from scannery.indexer.versions.dropping import drop_index
 from scannery.indexer.versions.leases import working
 from scannery.indexer.versions.versions import is_dropped
@@ -197,6 +197,30 @@ def test_drops_creates_and_commits_of_one_name_at_once_leave_a_whole_index_or_no
     with contextlib.suppress(NotFoundError):
         drop_index(store, "t", force=True)
     assert list(tmp_path.joinpath("store").iterdir()) == []
+
+
+@pytest.mark.parametrize("linked", [1, 2])
+def test_a_full_disk_changes_no_manifest_that_is_linked_into_a_backup(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: int
+):
+    publish_next(store, tmp_path, 50)
+    assert store.local_root is not None
+    for version in list_versions(store, "t")[-linked:]:
+        (tmp_path / f"{version}").hardlink_to(store.local_root / "t" / "versions" / f"{version:08}.json")
+    before = {path: path.read_bytes() for path in tmp_path.glob("[12]")}
+
+    def full(*_: object) -> None:
+        raise StoreError("no space left on device")
+
+    monkeypatch.setattr(store, "write", full)
+    if linked == 2:
+        with pytest.raises(StoreError, match="no space"):
+            drop_index(store, "t")
+        assert list_versions(store, "t") == [1, 2]
+    else:
+        drop_index(store, "t")
+        assert list_versions(store, "t") == []
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_gc_leaves_no_empty_folders(store: Store, tmp_path: Path):
