@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ DIMENSIONS = 16
 SIZES = (500, 20_000, 60_000, 1 << 20)
 """Bytes of a text; rows of a size lie in a direction of their own, so that a search finds hits of one size."""
 ROWS = (400, 200, 100, 12)
+NAMES = ("anonymous_mib", "descriptors", "threads")
 SPEC = parse_spec(
     {
         "index": "soaked",
@@ -51,31 +52,41 @@ def vector_near(size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What all processes of a server take together."""
+class Usage:
+    """What a process takes."""
 
-    at_s: float
     anonymous_mib: float
     """Without pages of files, which the kernel takes back."""
     descriptors: int
     threads: int
 
 
-def sample(root: int, began_s: float) -> Sample:
-    """Return what a process and all below it take now."""
-    anonymous_kib = descriptors = threads = 0
-    pending = [root]
-    while pending:
-        folder = Path(f"/proc/{pending.pop()}")
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            rollup = (folder / "smaps_rollup").read_text().splitlines()
-            anonymous_kib += sum(int(line.split()[1]) for line in rollup if line.startswith("Anonymous"))
-            descriptors += len(list((folder / "fd").iterdir()))
-            tasks = list((folder / "task").iterdir())
-            threads += len(tasks)
-            for task in tasks:
-                pending += map(int, (task / "children").read_text().split())
-    return Sample(time.monotonic() - began_s, anonymous_kib / 1024, descriptors, threads)
+@dataclass(frozen=True)
+class Sample:
+    """What the supervisor of a server and its workers take, by process id; tasks of maintenance come and go."""
+
+    at_s: float
+    usage: Mapping[int, Usage]
+
+    def total(self, name: str) -> float:
+        """Return a figure of all processes together."""
+        return float(sum(getattr(each, name) for each in self.usage.values()))
+
+
+def sample(supervisor: int, began_s: float) -> Sample:
+    """Return what a server takes now."""
+    usage = {}
+    for pid in (supervisor, *_children(supervisor)):
+        folder = Path(f"/proc/{pid}")
+        rollup = (folder / "smaps_rollup").read_text().splitlines()
+        anonymous_kib = sum(int(line.split()[1]) for line in rollup if line.startswith("Anonymous"))
+        descriptors, threads = (len(list((folder / name).iterdir())) for name in ("fd", "task"))
+        usage[pid] = Usage(anonymous_kib / 1024, descriptors, threads)
+    return Sample(time.monotonic() - began_s, usage)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @contextlib.contextmanager
@@ -192,10 +203,19 @@ def _wait_for(*addresses: str) -> None:
 
 
 def growth(samples: list[Sample], name: str) -> float:
-    """Return by how much a figure is larger in the last quarter than in the second one; medians of both."""
-    values = [getattr(each, name) for each in samples]
-    quarter = len(values) // 4
-    return statistics.median(values[-quarter:]) - statistics.median(values[quarter : 2 * quarter])
+    """Return by how much a figure of the process that grew most is larger at the end than a while after the beginning.
+
+    Medians of the last quarter and of the second one are compared. The processes are the same in all samples.
+    """
+    pids = samples[0].usage.keys()
+    assert all(each.usage.keys() == pids for each in samples), "a worker ended and was replaced"
+    quarter = len(samples) // 4
+    late, early = samples[-quarter:], samples[quarter : 2 * quarter]
+    return max(
+        statistics.median(getattr(each.usage[pid], name) for each in late)
+        - statistics.median(getattr(each.usage[pid], name) for each in early)
+        for pid in pids
+    )
 
 
 def main() -> None:
@@ -210,13 +230,11 @@ def main() -> None:
     def report(each: Sample) -> None:
         if each.at_s >= last_s[0] + options.minutes * 60 / 30:
             last_s[0] = each.at_s
-            print(
-                f"| {each.at_s / 60:.1f} | {each.anonymous_mib:.0f} | {each.descriptors} | {each.threads} |",
-                flush=True,
-            )
+            figures = (f"{each.total(name):.0f}" for name in NAMES)
+            print(f"| {each.at_s / 60:.1f} | {' | '.join(figures)} |", flush=True)
 
     samples = soak(options.minutes * 60, report, writes=not options.no_writes)
-    print({name: growth(samples, name) for name in ("anonymous_mib", "descriptors", "threads")})
+    print({name: growth(samples, name) for name in NAMES})
 
 
 if __name__ == "__main__":
