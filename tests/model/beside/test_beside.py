@@ -12,7 +12,7 @@ from tests.model.beside.round import run_beside
 from tests.model.beside.rows import Reading, Row, check_reading
 from tests.model.errors import WrongError
 
-SHORT, LONG = 60, 2000
+SHORT, LONG = 60, 1000
 OLD, NEW = Row({"stamp": 1}, {}), Row({"stamp": 2}, {})
 HISTORIES: dict[str, list[tuple[int, Row | None]]] = {"a": [(1, OLD), (3, None)], "b": [(2, NEW)]}
 PRESENT = [frozenset(names) for names in ("", "a", "ab", "b")]
