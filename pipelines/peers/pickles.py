@@ -33,6 +33,8 @@ MAX_GROWTH = 128
 MAX_DEPTH = 100
 """Containers within each other: what reads the values calls itself for each of them."""
 MAX_INT_BITS = 1024
+MAX_ARRAY_DIMENSIONS = 4
+"""Each of size 1 makes a list around every number."""
 DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 """Numbers; none has fields or holds objects."""
 _SOURCE: ContextVar[str | None] = ContextVar("scannery_pickle_source", default=None)
@@ -142,7 +144,9 @@ class _Memo(dict[int, Any]):
             return {key: self._copied(each, depth - 1) for key, each in value.items()}
         if isinstance(value, (list, set, frozenset, tuple)):
             return type(value)(self._copied(each, depth - 1) for each in value)
-        return value.value if isinstance(value, _Unbuilt) else value
+        if isinstance(value, _Unbuilt) and value.value is not value:
+            return self._copied(value.value, depth)
+        return value
 
 
 _Unpickler: Any = pickle._Unpickler
@@ -313,8 +317,8 @@ def _numbers(data: Any, dtype: Any, shape: Any, order: Any = "C") -> Any:
     sizes = tuple(shape) if isinstance(shape, tuple) else (shape,)
     if not data:
         return []
-    if len(sizes) > MAX_DEPTH or any(type(size) is not int or size < 1 for size in sizes):
-        raise ValueError("an array must have sizes above 0")
+    if len(sizes) > MAX_ARRAY_DIMENSIONS or any(type(size) is not int or size < 1 for size in sizes):
+        raise ValueError(f"an array must have at most {MAX_ARRAY_DIMENSIONS} dimensions, with sizes above 0")
     return np.frombuffer(data, dtype).reshape(sizes, order=order).tolist()
 
 

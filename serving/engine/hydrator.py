@@ -186,17 +186,18 @@ class Hydrator:
         first = whole.segments[0]
         if len(self._segments) == 1 or (whole.segments == first).all():
             return self._put_one(int(first), whole.rows, scores_SH, named_B)
-        sizes_H, parts = np.empty(len(whole), np.int64), []
+        sizes_H, parts, size = np.empty(len(whole), np.int64), [], 0
         for number in np.unique(whole.segments).tolist():
             places_P = np.flatnonzero(whole.segments == number)
             part_SP = np.ascontiguousarray(scores_SH[:, places_P])
             part_B, starts_P = self._put_one(number, whole.rows[places_P], part_SP, named_B)
             sizes_H[places_P] = np.diff(starts_P, append=starts_P[0] + len(part_B))
             parts.append((part_B, starts_P, places_P))
+            size += len(part_B)
+            if size > MAX_ANSWER_BYTES:
+                raise _too_large()
         ends_H = np.cumsum(sizes_H)
-        if ends_H[-1] > MAX_ANSWER_BYTES:
-            raise _too_large()
-        out_B = np.empty(ends_H[-1], np.uint8)
+        out_B = np.empty(size, np.uint8)
         for part in parts:
             wire_kernels.put_in_order(*part, ends_H, out_B)
         return out_B, ends_H - sizes_H

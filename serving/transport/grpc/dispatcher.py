@@ -249,7 +249,12 @@ class Dispatcher(GenericHandler):
                     helpers=self._stream_helpers,
                     share=share,
                 )
-                with self._timeouts.watched(stream.end, within_s, admitted):
+                # A caller that does not read its answers does not read the error either.
+                unread_s = within_s + self._config.body_timeout_s
+                with (
+                    self._timeouts.watched(stream.end, within_s, admitted),
+                    self._timeouts.watched(cancelling(context), unread_s),
+                ):
                     yield from stream.answers()
         except (grpc.RpcError, CallerGoneError):
             return  # the caller went away, or gRPC has refused a message over the size limit

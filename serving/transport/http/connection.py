@@ -105,10 +105,13 @@ class Connection(asyncio.Protocol):
         """Release the tickets, requests and buffers of the connection."""
         self.is_open = False
         self._release()
+        for exchange in (*self._waiting, self._parser.drop()):
+            # At once: an error refers to its exchange, so the collector would find the ticket much later.
+            if exchange is not None and exchange.ticket is not None:
+                exchange.ticket.leave()
         self._waiting.clear()
         self._held = b""
         self._count_waiting()
-        self._parser.drop()
         self._handler.lost(self)
 
     def pause_writing(self) -> None:
@@ -219,7 +222,9 @@ class Connection(asyncio.Protocol):
         self._next()
 
     def received(self, exchange: Exchange) -> None:
-        """Queue a complete request."""
+        """Queue a complete request, unless it came behind the last one."""
+        if self._last:
+            return
         self.active_s = time.monotonic()
         exchange.whole = self._read
         self._last |= exchange.close

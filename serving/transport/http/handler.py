@@ -393,6 +393,7 @@ class Handler:
         data = bytes(data)
         if head.gzipped:
             data = connect.decompressed(data, self.max_body_bytes(head))
+            exchange.active.ticket.hold(len(data), exchange.active.lose)
         if head.json:
             data = data.removeprefix(BOM_UTF8)  # as RFC 8259, 8.1 allows
         if exchange.openai is not None:

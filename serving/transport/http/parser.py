@@ -226,6 +226,8 @@ class RequestParser:
                 self._connection.send_continue()
         except Exception as error:  # noqa: BLE001  the table of statuses has every one
             exchange.error = error
+            # Request smuggling: of a refused request in chunks, the end is not certain, however its bytes are split.
+            exchange.close = any(name.lower() == b"transfer-encoding" for name, _ in self._headers)
 
     def _read_head(self) -> Head:
         method, version = self._parser.get_method(), self._parser.get_http_version()

@@ -79,6 +79,15 @@ REFUSED = {
         LIST + b"\x94" + b"".join(b"](h%ch%ce\x94" % (n, n) for n in range(60)) + b".",
         "repeated too often",
     ),
+    "objects of the object before": (
+        b"\x80\x04" + b"".join(
+            b"ccopyreg\n_reconstructor\ncbuiltins\nobject\ncbuiltins\nobject\nN\x87Rq%c}" % n
+            + (b"X\x01\x00\x00\x00ah%csX\x01\x00\x00\x00bh%csb0" % (n - 1, n - 1) if n else b"b0")
+            for n in range(40)
+        ) + b"h\x27.",
+        "repeated too often",
+    ),
+    "an array with many dimensions": (pickle.dumps(np.zeros((1000, *[1] * 30), np.uint8)), "at most 4 dimensions"),
     "a text again and again": (
         b"\x80\x04X\x00\x00\x01\x00" + b"x" * 65536 + b"\x94(" + b"h\x00" * 50_000 + b"l.",
         "repeated too often",

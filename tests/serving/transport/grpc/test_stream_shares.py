@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from scannery.serving.security import KeyFile
 from scannery.serving.transport.grpc import dispatcher
 from scannery.v1 import index_pb2, index_pb2_grpc, search_pb2, search_pb2_grpc
 from scannery.v1.types_pb2 import Datapoint, Vector
+from tests.http1 import eventually
 from tests.served import DIMENSIONS, copied, serving
 
 VECTOR = np.ones(DIMENSIONS, "<f4").tobytes()
@@ -144,6 +146,25 @@ def test_a_stream_whose_key_is_revoked_is_told_so(server: Server, tmp_path: Path
         assert "no longer valid" in (ended.value.details() or "")
         assert time.monotonic() - started_s < 30
         requests.end()
+
+
+def test_a_stream_whose_answers_are_not_read_ends(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = server._grpc._dispatcher
+    config = replace(dispatcher._config, max_request_s=1.0, body_timeout_s=1.0)
+    monkeypatch.setattr(dispatcher, "_config", config)
+    many, open_streams = search(), dispatcher._streams
+    many.search.options.k = 500
+    many.search.options.return_vector = True
+    with grpc.insecure_channel(server.address) as channel:
+        stub = search_pb2_grpc.SearchServiceStub(channel)
+        answers: Any = stub.SearchStream(
+            iter([many] * 1000), metadata=metadata(tmp_path, "reader"), timeout=60
+        )
+        eventually(lambda: open_streams.held == 1)
+        eventually(lambda: open_streams.held == 0)
+        assert answers.is_active() or answers.code() is grpc.StatusCode.CANCELLED
 
 
 def test_streams_are_as_many_as_the_documents_say() -> None:
