@@ -21,6 +21,7 @@ __all__ = [
     "cisi",
     "cranfield",
     "podcast_titles",
+    "stackfaq",
     "xquad_r",
 ]
 
@@ -78,6 +79,25 @@ def cisi() -> Collection:
     return Collection("CISI", tuple(_documents(folder / "CISI.ALL")), queries, judgements)
 
 
+def stackfaq() -> Collection:
+    """Return StackFAQ: answers on web applications, many with code, and questions in other words."""
+    folder = shared_data("ir-stackfaq")
+    documents, queries = (
+        [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+        for name in ("documents.jsonl", "queries.jsonl")
+    )
+    judgements: dict[str, dict[str, int]] = {}
+    for line in (folder / "qrels.tsv").read_text(encoding="utf-8").splitlines():
+        query, _, document, level = line.split("\t")
+        judgements.setdefault(query, {})[document] = int(level)
+    return Collection(
+        "StackFAQ",
+        tuple((each["id"], "", each["text"]) for each in documents),
+        {each["_id"]: each["text"] for each in queries},
+        judgements,
+    )
+
+
 def xquad_r(language: str) -> Collection:
     """Return XQuAD-R in one language: questions, and the sentences of Wikipedia that hold their answers."""
     [data] = _archived(shared_data("ir-xquad-r") / "xquad-r.tar.gz", f"{language}.json")
@@ -112,6 +132,7 @@ COLLECTIONS = {"cranfield": cranfield, "cisi": cisi}
 MORE_COLLECTIONS: dict[str, Callable[[], Collection]] = {
     **COLLECTIONS,
     "podcasts": podcast_titles,
+    "stackfaq": stackfaq,
     **{
         f"xquad-{language}": partial(xquad_r, language)
         for language in ("en", "de", "es", "ru", "el", "tr", "ar", "hi", "vi", "th", "zh")

@@ -50,6 +50,9 @@ PIECES = {
     "bullets": "- 0:12 - ",
     "rolling": f"{CUE}a b\nc d\n\n{CUE}c d\ne f\n\n", "names in cues": f"{CUE}Ann Lee: a\n",
     "numbered": f"1\n{CUE}", "identifiers": f"\n{'x' * 50}\n{CUE}", "entities": "&amp;", "open entities": "&amp",
+    "camel case": "aB", "capitals": "ABc", "parts": "ab_C.", "signs": "C++#@&.", "shades": "\U0001f44d\U0001f3fd",
+    "paths": "a/b", "schemes": "a://", "mails": "a@b.", "slashes": "/\\", "dots and dashes": ".-~",
+    "capitals with marks": "A\u0301", "handles": "@_",
 }  # fmt: skip
 
 
@@ -111,9 +114,14 @@ def test_chunking(piece: str, chunker: Chunker) -> None:
 
 
 @pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_analysis(piece: str, version: Any) -> None:
     check_linear(Analyser(LexicalSpec(analyser=version)).terms, lambda size: made(piece, size))
+
+
+@pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
+def test_queries(piece: str) -> None:
+    check_linear(Analyser(LexicalSpec(analyser=4)).query_terms, lambda size: made(piece, size))
 
 
 @pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)

@@ -1,7 +1,8 @@
 """The words of a segment: term counts per row in its file, and an inverted index of them in the local cache.
 
 In the Parquet file a row has two lists, `_terms` (distinct, sorted) and `_term_counts` (their occurrences in title and
-text). Unpacking a segment inverts them into flat arrays that are memory-mapped: for each term the rows that have it. A
+text). The empty term stands for additional terms (code_words.py): its count is how many do not make the row longer.
+Unpacking a segment inverts the lists into flat arrays that are memory-mapped: for each term the rows that have it. A
 segment does not depend on other segments; queries sum the statistics of the corpus that BM25 needs.
 
 Shapes: N rows of the segment, T distinct terms, P postings (pairs of a term and a row).
@@ -53,6 +54,9 @@ _STARTS = "posting_starts.npy"
 _ROWS = "posting_rows.npy"
 _COUNTS = "posting_counts.npy"
 _LENGTHS = "lengths.npy"
+_ADDITIONAL = ""
+"""The term whose count is the number of terms of a row that are no part of its length."""
+
 _ARRAYS = (_TERM_BYTES, _TERM_STARTS, _STARTS, _ROWS, _COUNTS, _LENGTHS)
 
 
@@ -73,7 +77,7 @@ class Postings:
         self.starts_T = arrays[_STARTS]
         """First posting of each term, int64 (T + 1,)."""
         self.lengths_N = arrays[_LENGTHS]
-        """Number of terms in each row, repetitions included, int32."""
+        """Number of terms in each row without additional ones, repetitions included, int32."""
         self._term_bytes = arrays[_TERM_BYTES]
         self._term_starts = arrays[_TERM_STARTS]
 
@@ -156,7 +160,10 @@ def invert(table: pa.Table) -> dict[str, np.ndarray]:
     numbers_P, terms_T = _numbered(pc.list_flatten(table.column(TERMS_COLUMN)))
     order_P = np.argsort(numbers_P, kind="stable")
     frequencies_T = np.bincount(numbers_P, minlength=len(terms_T))
-    lengths_N = np.bincount(rows_P, weights=counts_P, minlength=table.num_rows)
+    is_additional_P = (numbers_P == 0) & (terms_T[:1] == [_ADDITIONAL])
+    lengths_N = np.bincount(
+        rows_P, weights=np.where(is_additional_P, -counts_P, counts_P), minlength=table.num_rows
+    )
     data_T = [term.encode() for term in terms_T]
     arrays = {
         _ROWS: rows_P[order_P],
@@ -174,15 +181,24 @@ def invert(table: pa.Table) -> dict[str, np.ndarray]:
 def _counted(batch: pa.RecordBatch, analyser: Analyser) -> tuple[pa.Array, pa.Array]:
     columns = (batch.column(name).to_pylist() for name in ("title", "text"))
     # Passages of a document are adjacent, and share its title.
-    of_title = lru_cache(1)(lambda title: Counter(analyser.terms(title)))
+    of_title = lru_cache(1)(analyser.counts)
     counted = [
-        sorted((of_title(title or "") + Counter(analyser.terms(text or ""))).items())
-        for title, text in zip(*columns, strict=True)
+        _row(of_title(title or ""), analyser.counts(text or "")) for title, text in zip(*columns, strict=True)
     ]
     return (
         pa.array([[term for term, _ in row] for row in counted], pa.list_(pa.string())),
         pa.array([[count for _, count in row] for row in counted], pa.list_(pa.int32())),
     )
+
+
+def _row(title: tuple[Counter[str], int], text: tuple[Counter[str], int]) -> list[tuple[str, int]]:
+    """Return the sorted terms and counts of a row, from the counts and lengths of its title and text."""
+    counts = title[0] + text[0]
+    # A row with terms has a length, so that it is one of the rows that statistics count.
+    additional = counts.total() - max(title[1] + text[1], min(counts.total(), 1))
+    if additional:
+        counts[_ADDITIONAL] = additional
+    return sorted(counts.items())
 
 
 def _numbered(terms_P: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:

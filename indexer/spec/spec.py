@@ -196,7 +196,7 @@ class LexicalSpec(SpecModel):
     stop_words: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=10_000)] = []  # noqa: RUF012
     """Words that are not indexed. Frequent words hardly affect scores; without them, queries are faster."""
 
-    analyser: Literal[1, 2, 3] | None = None
+    analyser: Literal[1, 2, 3, 4] | None = None
     """Version of the analyser. Default: an index keeps its version, a new one gets the newest."""
 
     compounds: Compounds = None

@@ -17,7 +17,6 @@ Shapes: Q questions, A weights, H rows of a ranking.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -285,16 +284,15 @@ class _WordSearch:
 
     def score(self, query: str, text: str, statistics: CorpusStatistics) -> float:
         """Return the score that a row with this text would have for a query."""
-        counts = Counter(self._analyser.terms(text))
-        norm = K1 * (1 - B + B * sum(counts.values()) / statistics.average_length)
+        counts, length = self._analyser.counts(text)
+        norm = K1 * (1 - B + B * length / statistics.average_length)
         weights = self._weights(query, statistics)
         return sum(weight * counts[term] / (counts[term] + norm) for term, weight in weights.items())
 
     def _weights(self, text: str, statistics: CorpusStatistics) -> dict[str, float]:
-        counts = Counter(self._analyser.terms(text))
         return {
-            term: count * statistics.idf(term)
-            for term, count in counts.items()
+            term: weight * statistics.idf(term)
+            for term, weight in self._analyser.query_terms(text).items()
             if term in statistics.frequencies
         }
 

@@ -8,7 +8,6 @@ Shapes: M rows that match, T terms.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -66,7 +65,7 @@ class WeightedTerms:
 
 
 QueryTerms: TypeAlias = Mapping[str, float]
-"""How often a query has each term, in the order of the query."""
+"""How often a query has each term, in the order of the query; parts of its words of code weigh less."""
 Words: TypeAlias = QueryTerms | WeightedTerms | WithSparse
 """What a query is searched by: terms without statistics, with them, or a sparse vector."""
 
@@ -215,7 +214,10 @@ def analyser_of(spec: LexicalSpec) -> Analyser:
 
 @lru_cache(maxsize=64)
 def _analyser(
-    language: Language, stop_words: tuple[str, ...], version: Literal[1, 2, 3] | None, parts: tuple[str, ...]
+    language: Language,
+    stop_words: tuple[str, ...],
+    version: Literal[1, 2, 3, 4] | None,
+    parts: tuple[str, ...],
 ) -> Analyser:
     """Return the analyser of an index; kept, since it remembers stems."""
     spec = LexicalSpec(
@@ -227,9 +229,9 @@ def _analyser(
 def _weighted_terms(
     lookup: Lookup, query: Query, mode: str, path: str, analyser: Analyser
 ) -> dict[str, float]:
-    """Return how often a query has each term; of a blend, the weighted mean of its members."""
+    """Return the weight of each term in a query; of a blend, the weighted mean of its members."""
     if isinstance(query, WithWords):
-        return {term: float(count) for term, count in Counter(analyser.terms(query.text)).items()}
+        return analyser.query_terms(query.text)
     weighted: dict[str, float] = {}
     members = members_of(query, path)
     least = min(weight for _, weight, _ in members)
@@ -239,7 +241,7 @@ def _weighted_terms(
         )
     total = sum(weight for _, weight, _ in members)
     for member, weight, place in members:
-        for term, count in Counter(analyser.terms(_text(lookup, member, mode, place))).items():
+        for term, count in analyser.query_terms(_text(lookup, member, mode, place)).items():
             weighted[term] = weighted.get(term, 0.0) + count * weight / total
     return weighted
 

@@ -85,7 +85,7 @@ EXAMPLES: dict[str, Any] = {
     "reranker.max_tokens": 512,
     "lexical.language": "german",
     "lexical.stop_words": ["the", "of"],
-    "lexical.analyser": 3,
+    "lexical.analyser": 4,
     "lexical.compounds": True,
     "scann.exact_below_rows": 50000,
     "scann.leaves": 1000,

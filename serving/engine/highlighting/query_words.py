@@ -28,7 +28,7 @@ __all__ = ["Places", "QueryWords", "texts_of_query", "words_of_query"]
 
 MAX_WORDS: Final = 1_000
 """Of one hit."""
-NEWEST: Final = 3
+NEWEST: Final = 4
 """The analyser of indexes without words."""
 _HAN = regex.compile(r"[\p{Han}]")
 _STEMMED = frozenset(get_args(Language))
@@ -116,17 +116,17 @@ def words_of_query(
 def _weighted(
     texts: Sequence[tuple[str, float]], analyser: Analyser, ignored: frozenset[str]
 ) -> dict[str, float]:
-    """Return the terms of some texts, each with the weight of its text."""
+    """Return the terms of some texts, each with the weight of its text, or of its part of a word."""
     kept: dict[str, float] = {}
     rest: dict[str, float] = {}
     for text, weight in texts:
-        places = list(analyser.places(text))
+        places, own = list(analyser.places(text)), analyser.query_terms(text)
         paired = {place for _, start, end in places if end - start == 2 for place in (start, end - 1)}
         for terms, start, end in places:
             is_part = end - start == 1 and start in paired and _HAN.match(text[start])
             for term in () if is_part else terms:
                 into = rest if term in ignored else kept
-                into[term] = max(into.get(term, 0.0), weight)
+                into[term] = max(into.get(term, 0.0), weight * min(own[term], 1.0))
     return kept or rest
 
 
