@@ -136,11 +136,11 @@ def validate(
     columns |= batch.column(
         "title", functools.partial(text_rule, lambda text: text.strip() or None, limits.title)
     )
-    columns |= batch.column(
-        "text", functools.partial(text_rule, lambda text: text if text.strip() else None, limits.text)
-    )
+    columns |= batch.column("text", functools.partial(text_rule, lambda text: text or None, limits.text))
     columns |= batch.column(SPOKEN_COLUMN, functools.partial(text_rule, lambda text: text, None))
     vectors_ND, has_vector_N = batch.vectors(dimensions, zeros=spec.distance != "cosine", names=[*named])
+    if embeds and "text" in columns and not has_vector_N.all():
+        columns["text"] = _without_blanks(columns["text"], ~has_vector_N)
     if not partial and not has_vector_N.all():
         if spec.vectors == "required":
             batch.check_texts(~has_vector_N, columns, embeds=embeds)
@@ -357,6 +357,14 @@ def _whole_named(values: Values, dimensions: int, distance: str) -> pa.Array | N
 def _is_list_of_numbers(kind: pa.DataType) -> bool:
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     return is_list and bool(pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type))
+
+
+def _without_blanks(texts: pa.Array, embedded_N: np.ndarray) -> pa.Array:
+    """Return texts, null where one that is to be embedded has nothing but blanks."""
+    rows = np.flatnonzero(embedded_N)
+    blank_N = np.zeros(len(texts), bool)
+    blank_N[rows] = [text is not None and not text.strip() for text in texts.take(pa.array(rows)).to_pylist()]
+    return pc.if_else(pa.array(blank_N), pa.scalar(None, texts.type), texts) if blank_N.any() else texts
 
 
 def _spoken(

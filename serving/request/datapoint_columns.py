@@ -291,6 +291,6 @@ def _spans(points: Sequence[Datapoint]) -> dict[str, Field]:
         return {}
     columns = {name: values or [None] * len(points) for name, values in given.items()}
     for row, point in enumerate(points):
-        if point.text.strip() and all(values[row] is None for values in columns.values()):
+        if point.text and all(values[row] is None for values in columns.values()):
             columns["text_start"][row], columns["text_end"][row] = 0, len(point.text)
     return {name: Field(name, values) for name, values in columns.items()}

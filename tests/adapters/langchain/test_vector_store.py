@@ -59,6 +59,13 @@ def circle(target: str) -> Iterator[ScanneryVectorStore]:
     made.close()
 
 
+@pytest.mark.parametrize("text", [" ", "\n\t", "\u3000"])
+def test_texts_of_blanks_come_back(store: ScanneryVectorStore, text: str) -> None:
+    store.add_texts([text], ids=["blank"])
+    assert [document.page_content for document in store.get_by_ids(["blank"])] == [text]
+    assert [document.page_content for document in store.similarity_search("a", k=1)] == [text]
+
+
 def ids(documents: list[Document]) -> list[str | None]:
     return [document.id for document in documents]
 

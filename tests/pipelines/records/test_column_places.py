@@ -128,6 +128,17 @@ def test_values_are_right(place: str) -> None:
     assert made == VALUES[place]
 
 
+@pytest.mark.parametrize("text", [" ", "\n\t", "\u3000", " x "])
+def test_a_text_beside_a_vector_comes_back_exactly(text: str, tmp_path: Any) -> None:
+    assert _built("text", pa.array([text, None])) == text
+    with scannery.connect(str(tmp_path), create=True) as client:
+        index = client.create_index("a", dimensions=2)
+        index.upsert([{"id": "a", "vector": [1.0, 2.0], "text": text}])
+        [point] = index.get(["a"])
+        assert point is not None
+        assert (point.text, point.text_start, point.text_end) == (text, 0, len(text))
+
+
 STRICTER = {
     # Datapoints as records are messages with types of their own: refused there by name, what a build converts.
     "string": {"binary", "binary view", "fixed-size binary", "uint64 beyond int64"},
