@@ -349,8 +349,13 @@ class Handler:
                 deadline = max((exchange.deadline for exchange, _ in batch), key=lambda each: each.at_s)
             answers = answers_of([query for _, query in batch], deadline)
         except Exception as error:  # noqa: BLE001  the table of statuses has every one
-            for exchange, _ in batch:
+            if len(batch) == 1:
+                [(exchange, _)] = batch
                 self._lifecycle.ended(exchange.active, self.refuse(exchange, error))
+                return
+            # One query may be at fault, or all answers together be too large: each one by itself tells.
+            for each in batch:
+                self._answer_batch([each])
             return
         for (exchange, _), response in zip(batch, answers, strict=True):
             try:

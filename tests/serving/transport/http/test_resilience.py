@@ -9,7 +9,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import jwt
@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
+from scannery.serving.engine import hydrator
 from scannery.serving.security import KeyFile
 from scannery.serving.transport.http import handler
 from scannery.serving.transport.http.exchange import Exchange
@@ -124,6 +125,22 @@ def test_an_error_of_our_own_is_internal_and_the_next_request_is_served(
     with Http(server.http_port) as http:
         assert http.post(SEARCH, BODY).status == 200
     assert caplog.text.count("ZeroDivisionError") >= 3
+
+
+def test_answers_that_are_too_large_only_together_are_sent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searches that arrive together run as one batch: its error is not that of each caller."""
+    with ExitStack() as stack:
+        callers = [stack.enter_context(Http(server.http_port)) for _ in range(8)]
+        size = len(callers[0].post(SEARCH, BODY).body)
+        monkeypatch.setattr(hydrator, "MAX_ANSWER_BYTES", size + size // 2)
+        http_server = server._http._server
+        assert http_server is not None
+        http_server._loop.call_soon_threadsafe(time.sleep, 1)
+        for http in callers:
+            http.send(request(SEARCH, BODY, "a"))
+        assert [http.response().status for http in callers] == [200] * 8
 
 
 def test_the_recall_of_searches_over_http_is_estimated(library: Path) -> None:
