@@ -73,10 +73,14 @@ class ServerCatalog(BaseCatalog):
     def open_snapshot(self, name: str) -> Snapshot | None:
         """Return the current snapshot of an index, None if it is not known here; raises as `snapshot`."""
         entry = self._entries.get(name)
-        if entry is None or self._may_be_dropped(entry) or self._may_be_altered(entry):
+        # With few function calls: every search comes here.
+        if (
+            entry is None
+            or entry.drop_mark != self._drops.of(name)
+            or entry.alter_mark != self._alters.of(name)
+        ):
             return None
         live = entry.live
-        # With few function calls: every search comes here.
         return self.snapshot(name) if live is None or not self._may_read(name) else live.snapshot
 
     def drop(self, name: str, deadline: Deadline) -> None:

@@ -60,6 +60,8 @@ _OFFSETS = ("text_start", "text_end", "time_start_s", "time_end_s")
 _NO_VECTORS = np.zeros((0, 0), np.uint8)
 _NOTHING = np.zeros(0, np.uint8)
 _NOTHING.setflags(write=False)  # as the heads of names
+FIRST_BYTES = 1 << 15
+"""Room for hits at first. Larger ones are written once their size is known."""
 MAX_ANSWER_BYTES = 256 << 20
 """Of the hits of one answer: 100,000 hits with a text of 1 MiB each would take all memory."""
 _NO_VECTORS.setflags(write=False)  # as those of a segment: each kind of array is compiled for apart
@@ -232,13 +234,15 @@ class Hydrator:
         """Return hits of one segment on the wire, and where each of them starts in a buffer that ends with them."""
         layout, rows_H = self._layout(number, rows_H)
         starts_H = np.empty(len(rows_H), np.int64)
-        least, most = wire_kernels.measure_hits(*layout, named_B, rows_H, starts_H)
-        if least > MAX_ANSWER_BYTES:
-            raise _too_large()
-        out_B = np.empty(most, np.uint8)
-        first = wire_kernels.write_hits(*layout, named_B, rows_H, scores_SH.view(np.uint32), starts_H, out_B)
-        if most - first > MAX_ANSWER_BYTES:
-            raise _too_large()
+        size, first = FIRST_BYTES, -1
+        while first < 0:
+            out_B = np.empty(size, np.uint8)
+            first, least = wire_kernels.write_hits(
+                *layout, named_B, rows_H, scores_SH.view(np.uint32), starts_H, out_B
+            )
+            if (least if first < 0 else size - first) > MAX_ANSWER_BYTES:
+                raise _too_large()
+            size = max(size, -first)
         return out_B[first:], starts_H
 
     def _layout(self, number: int, rows: np.ndarray) -> tuple[_Layout, np.ndarray]:

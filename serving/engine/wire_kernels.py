@@ -8,7 +8,7 @@ A row of `columns_C7` describes a column: its kind, offset and length of its hea
 head precedes the value: the tag of a field, or the key of an attribute.
 
 Buffers are written from the end to the start: the length of a message precedes it, and is known once the message is
-written. `at` is the offset of the first byte written so far. Nothing is checked while writing: `measure_hits` says
+written. `at` is the offset of the first byte written so far. Nothing is checked while writing: `write_hits` measures
 before how much room the hits need. No kernel raises, since numba would never release the arguments of the call.
 
 Shapes: B bytes, C columns, G 0 or 1, H hits, L bounds of lists, N rows, P hits of a part, S scores of a hit,
@@ -30,7 +30,6 @@ __all__ = [
     "VALUE_KINDS",
     "add_fields",
     "frame_lists",
-    "measure_hits",
     "put_in_order",
     "write_hits",
 ]
@@ -222,15 +221,13 @@ def _put_field(
 
 
 @compiled
-def measure_hits(
+def _measure_hits(
     bytes_B: np.ndarray,
     ints_B: np.ndarray,
-    longs_B: np.ndarray,
     columns_C7: np.ndarray,
     groups_G7: np.ndarray,
-    heads_B: np.ndarray,
-    vectors_NV: np.ndarray,
-    named_B: np.ndarray,
+    vector_bytes: int,
+    named_bytes: int,
     rows_H: np.ndarray,
     read_H: np.ndarray,
 ) -> tuple[int, int]:
@@ -259,11 +256,11 @@ def measure_hits(
         for group in range(groups_G7.shape[0]):
             group_size, group_strings = _strings(bytes_B, ints_B, groups_G7[group], rows_H[hit])
             size, strings = size + group_size, strings + group_strings
-    others = ROOM_BYTES + named_B.shape[0] + _ATTRIBUTE_BYTES * groups_G7.shape[0]
+    others = ROOM_BYTES + named_bytes + _ATTRIBUTE_BYTES * groups_G7.shape[0]
     for column in range(columns_C7.shape[0]):
         is_attribute = columns_C7[column, _KIND] > FIELD_DOUBLE
         others += columns_C7[column, _HEAD_SIZE] + (_ATTRIBUTE_BYTES if is_attribute else _FIELD_BYTES)
-    size += vectors_NV.shape[1] * rows_H.shape[0]
+    size += vector_bytes * rows_H.shape[0]
     return size + 2 * strings, size + _ITEM_BYTES * strings + others * rows_H.shape[0]
 
 
@@ -293,9 +290,10 @@ def write_hits(
     bits_SH: np.ndarray,
     starts_H: np.ndarray,
     out_B: np.ndarray,
-) -> int:
-    """Write each hit as a field `hits` at the end of `out_B`; return the offset of the first.
+) -> tuple[int, int]:
+    """Write each hit as a field `hits` at the end of `out_B`; return the offset of the first, and 0.
 
+    If the hits might not fit, write nothing, and return the bytes that they need at most, negative, and at least.
     Without scores (S = 0), each datapoint is written instead, as a field `datapoints` of a ScanResponse.
 
     Args:
@@ -311,11 +309,17 @@ def write_hits(
         bits_SH: uint32 of the float32 `score`, and, if S > 1, `dense_score`, `lexical_score` and `rerank_score`; NaN:
             unset.
         starts_H: output: the offset of each hit, int64.
-        out_B: output, uint8, as large as `measure_hits` says.
+        out_B: output, uint8.
 
     """
     vector_bytes = vectors_NV.shape[1]
     at: int = out_B.shape[0]
+    # In the same call, which would cost a lone search some microseconds more than the work.
+    least, most = _measure_hits(
+        bytes_B, ints_B, columns_C7, groups_G7, vector_bytes, named_B.shape[0], rows_H, starts_H
+    )
+    if most > at:
+        return -most, least
     for hit in range(rows_H.shape[0] - 1, -1, -1):
         row, end = rows_H[hit], at
         for group in range(groups_G7.shape[0]):
@@ -341,7 +345,7 @@ def write_hits(
         if bits_SH.shape[0] > 0:
             at = _put_tag(out_B, at, _HITS, end)
         starts_H[hit] = at
-    return at
+    return at, 0
 
 
 @compiled

@@ -219,6 +219,8 @@ class Admission:
         ):
             self._burst_left, self._has_refused = self._burst, False
         limit = self._most if self._burst_left else self.limit
+        if self._in_flight < limit / 2:
+            return True
         # Accounts share the limit, and the clients of an account what it may have.
         held = self._accounts.get(account, 0)
         rivals = len(self._accounts) - (held > 0)
@@ -229,7 +231,7 @@ class Admission:
         fair = within or not (rivals or fellows)
         if self._in_flight < limit:
             # Alone, a client may have all of it; with others, no more than its share once half is taken.
-            return fair or self._in_flight < limit / 2
+            return fair
         if within and self._in_flight < with_reserve(self._most):
             # What a client has beyond the limit must not keep others from their share: it was let in because it seemed
             # to be answered soon, and may wait for a body that never comes.
@@ -259,11 +261,12 @@ class Admission:
     def _count(self, ticket: Ticket, weight: int) -> None:
         account, client = ticket.account, (ticket.account, ticket.client)
         before = self._clients.get(client, 0)
-        if before + weight:
-            self._clients[client] = before + weight
+        after = before + weight
+        if after:
+            self._clients[client] = after
         else:
             del self._clients[client]
-        if not before or not before + weight:
+        if not before or not after:
             clients = self._clients_of.get(account, 0) + (1 if weight > 0 else -1)
             if clients:
                 self._clients_of[account] = clients

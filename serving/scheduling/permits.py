@@ -91,7 +91,8 @@ class Permits:
             self._held[account] -= 1
             if not self._held[account]:
                 del self._held[account]
-            self._grant()
+            if self._waiting:
+                self._grant()
 
     def _grant(self) -> None:
         while account := next((each for each in self._waiting if self._may_take(each)), None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Literal, get_args
@@ -28,6 +28,8 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 ALL_INDEXES = "*"
 """Stands for all indexes in key files and tokens."""
 
+_ANONYMOUS = "anonymous"
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -42,15 +44,15 @@ class Principal:
     address: str = ""
     """Where a caller without credentials calls from; empty: it has some, or that is not known."""
 
-    @property
-    def account(self) -> str:
-        """Who the caller is where callers share something (scheduling/budgets.py)."""
-        return self.address or self.name
+    # Fields, since every request reads them several times.
+    account: str = field(init=False, repr=False, compare=False)
+    """Who the caller is where callers share something (scheduling/budgets.py)."""
+    is_anonymous: bool = field(init=False, repr=False, compare=False)
+    """Whether the server requires no credentials."""
 
-    @property
-    def is_anonymous(self) -> bool:
-        """Whether the server requires no credentials."""
-        return self.name == ANONYMOUS.name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "account", self.address or self.name)
+        object.__setattr__(self, "is_anonymous", self.name == _ANONYMOUS)
 
     def may(self, scope: Scope) -> bool:
         """Return whether the caller has the scope."""
@@ -65,7 +67,7 @@ class Principal:
         return [index for index in indexes if self.sees(index)]
 
 
-ANONYMOUS = Principal("anonymous", frozenset(SCOPES))
+ANONYMOUS = Principal(_ANONYMOUS, frozenset(SCOPES))
 """Every caller of a server that requires no credentials."""
 
 _HOST_BITS = 64

@@ -46,7 +46,6 @@ CHECK_AGAIN_AFTER_S = 1.0
 """The credentials are checked again if the body took longer to arrive: they may have expired."""
 CLIENT_KEY = "scannery-client"
 """Metadata key by which programs without credentials share what their address has."""
-"""Metadata key that distinguishes callers without credentials, for fair shares only."""
 
 MIN_IN_FLIGHT = 16
 """Lower bound of the admission limit, for all workers together: noise must not shut out a few callers."""

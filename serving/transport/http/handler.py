@@ -144,8 +144,9 @@ class Handler:
         if head.method == "OPTIONS":  # browsers ask with it before they send credentials
             return
         methods = self._methods_of(head.path)
-        if head.method in methods and not self._pages.has(head.path):
-            if openai.is_path(head.path):
+        is_call = head.path in self._lifecycle.methods.over_http
+        if head.method in methods and (is_call or openai.is_path(head.path)):
+            if not is_call:
                 exchange.openai = openai.call_of(head)
             self._check_caller(exchange)
             return
@@ -160,11 +161,11 @@ class Handler:
 
     def _methods_of(self, path: str) -> tuple[str, ...]:
         """Return the HTTP methods of a path; empty: there is nothing at it."""
-        if self._pages.has(path):
-            return ("GET", "HEAD")
+        if path in self._lifecycle.methods.over_http:
+            return ("POST",)
         if openai.is_path(path):
             return openai.methods_of(path)
-        return ("POST",) if path in self._lifecycle.methods.over_http else ()
+        return ("GET", "HEAD") if self._pages.has(path) else ()
 
     def max_body_bytes(self, head: Head) -> int:
         """Return how long the body of a request may be, also when it is decompressed."""

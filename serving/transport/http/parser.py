@@ -108,6 +108,8 @@ class RequestParser:
         """When the arriving request, or its body, began."""
         self.body_left_bytes = 0
         """Of the body of the arriving request, those to come; 0 if its length is not known, or there is none."""
+        self._max_bytes = 0
+        """Of the body of the arriving request."""
         self.exchange: Exchange | None = None
         """The arriving request, once its head is complete."""
         self._target = b""
@@ -122,30 +124,27 @@ class RequestParser:
 
     def feed(self, data: memoryview) -> None:
         """Parse bytes; raises RefusedError or ServingError if the rest of the request is not to be read."""
+        size = len(data)
         try:
-            self._feed(data)
+            while data:
+                try:
+                    self._parser.feed_data(data)
+                    break
+                except httptools.HttpParserUpgrade as offer:  # to be ignored, as a server may (RFC 9110, 7.8)
+                    data = data[offer.args[0] :]
+                # llhttp takes no body behind an offer: another parser reads what follows.
+                self._offers, head = False, self._head_without_offer()
+                self._parser = httptools.HttpRequestParser(self)
+                self._parser.feed_data(head)
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserError as error:
             raise malformed(f"this is not HTTP/1.1: {error}") from error
-        self._check_unparsed(len(data))
+        self._check_unparsed(size)
         exchange = self.exchange
         if exchange is not None and exchange.error is not None and not self._is_short():
             # Answer without waiting for the body.
             raise exchange.error
-
-    def _feed(self, data: memoryview) -> None:
-        """Parse bytes; ignore offers of other protocols, as a server may (RFC 9110, 7.8)."""
-        while data:
-            try:
-                self._parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as offer:
-                data = data[offer.args[0] :]
-            # llhttp takes no body behind an offer: another parser reads what follows.
-            self._offers, head = False, self._head_without_offer()
-            self._parser = httptools.HttpRequestParser(self)
-            self._parser.feed_data(head)
 
     def _head_without_offer(self) -> bytes:
         """Return the head that was parsed, without the offer."""
@@ -221,7 +220,9 @@ class RequestParser:
             has_body = head.is_chunked or self.body_left_bytes > 0
             if has_body and head.method != "POST":
                 raise malformed(f"a request by {head.method} has no body here, only one by POST")
-            self._check_length(exchange, self.body_left_bytes)
+            self._max_bytes = self._handler.max_body_bytes(head)
+            if self.body_left_bytes > self._max_bytes:
+                raise self._too_long(head)
             if has_body and head.expects_continue:
                 self._connection.send_continue()
         except Exception as error:  # noqa: BLE001  the table of statuses has every one
@@ -254,7 +255,8 @@ class RequestParser:
             return
         size = len(exchange.body) + len(data)
         try:
-            self._check_length(exchange, size)
+            if size > self._max_bytes:
+                raise self._too_long(exchange.head)
             # A small body is read before admission.
             if size > SMALL_BYTES:
                 # Of a body whose length is not known, what has arrived.
@@ -269,10 +271,8 @@ class RequestParser:
                 exchange.body = bytearray(exchange.body)
             exchange.body += data
 
-    def _check_length(self, exchange: Exchange, size: int) -> None:
-        most = self._handler.max_body_bytes(exchange.head)
-        if size > most:
-            raise too_long("a body in JSON" if exchange.head.json else "a body", most)
+    def _too_long(self, head: Head) -> RefusedError:
+        return too_long("a body in JSON" if head.json else "a body", self._max_bytes)
 
     def on_message_complete(self) -> None:
         """Pass the complete request to the connection."""
