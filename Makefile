@@ -19,7 +19,7 @@ demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.
 	$(BIN)/scannery demo
 
 wheel:  ## dist/scannery-VERSION-py3-none-any.whl, to install elsewhere; takes seconds, and no other package but what builds it.
-	rm -f dist/scannery-*.whl
+	rm -rf build dist/scannery-*.whl
 	$(CONSTRAINED) $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 # Three on two cores: a quarter of the time of a test goes into waiting for other processes and for clocks.
@@ -78,9 +78,10 @@ test-clients: $(CLIENTS)/.ready  ## Other people's clients and test suites, in a
 
 test-installed: export PYTHONDONTWRITEBYTECODE :=
 
+# One after the other: calls of the examples have 30 seconds, in which models are loaded.
 test-installed: $(CLIENTS)/.ready  ## README and the examples, where only what the wheel declares is installed.
 	SCANNERY_TEST_INSTALLED=1 PYTHONPATH=src $(CLIENTS)/bin/python -m pytest \
-		-o filterwarnings=default -n 2 --dist load tests/installed
+		-o filterwarnings=default -o timeout=900 tests/installed
 
 RAY := .venv-ray
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,52 +13,59 @@ import pytest
 
 from tests.data import ROOT
 from tests.installed.program import Environment
-from tests.tools.declared_environment import Installed, declared_environment
+from tests.tools.declared_environment import Installed, declared_environment, installed_wheel
 
 if not os.environ.get("SCANNERY_TEST_INSTALLED"):
     collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel, before the packages of the environments of the tests, those of `make test-clients` first."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True)
-    return next(folder.glob("*.whl"))
-
-
-@pytest.fixture(scope="session")
-def installed() -> Installed:
-    """The packages of the environments of the tests, those of `make test-clients` first."""
-    return Installed(Path(folder) for folder in sys.path if folder.endswith("site-packages"))
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    # Not with what an earlier build has left in the repository.
+    base = f"--config-setting=--global-option=build --build-base={folder / 'build'}"
+    subprocess.run([*build, base, str(ROOT)], check=True, capture_output=True)
+    packages = installed_wheel(folder / "env", next(folder.glob("*.whl")))
+    others = (Path(each) for each in sys.path if each.endswith("site-packages"))
+    installed = Installed([packages, *others])
+    # As `make` does after an install: what is compiled first must not count against the first call. What the
+    # repository's environment has compiled of the same source is taken from there: numba compares the contents.
+    for room in (ROOT / "src" / "scannery").iterdir():
+        for kernel in room.resolve().rglob("__pycache__/*.nb[ic]"):
+            copy = packages / "scannery" / room.name / kernel.relative_to(room.resolve())
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(kernel, copy)
+    first = Environment(declared_environment(folder / "first", ["scannery"], installed), folder)
+    first.run("python -m scannery.indexer.warm; python -m scannery.embed.warm")
+    return installed
 
 
 @pytest.fixture
-def environments(wheel: Path, installed: Installed, tmp_path: Path) -> Iterator[Environments]:
-    made = Environments(wheel, installed, tmp_path)
-    yield made
-    made.close()
+def environments(installed: Installed, tmp_path: Path) -> Iterator[Environments]:
+    environments = Environments(installed, tmp_path)
+    yield environments
+    environments.close()
 
 
 class Environments:
-    """Makes environments; their programs run in one empty folder."""
+    """Makes environments; their programs run in one empty folder each."""
 
-    def __init__(self, wheel: Path, installed: Installed, folder: Path) -> None:
-        self._wheel, self._installed, self._folder = wheel, installed, folder
-        self._made: list[Environment] = []
+    def __init__(self, installed: Installed, folder: Path) -> None:
+        self._installed, self._folder = installed, folder
+        self._environments: list[Environment] = []
 
     def make(self, requirements: Sequence[str]) -> Environment:
-        """Return an environment with the wheel and requirements of it or others."""
-        bin = declared_environment(self._folder / "env", self._wheel, requirements, self._installed)
-        work = self._folder / "work"
+        """Return an environment with what requirements need; `scannery` is the wheel."""
+        folder = self._folder / f"{len(self._environments)}"
+        bin = declared_environment(folder / "env", requirements, self._installed)
+        work = folder / "work"
         work.mkdir()
-        environment = Environment(bin, work)
-        self._made.append(environment)
-        # As `make` does after an install: what is compiled and loaded first must not count against the first call.
-        environment.run("python -m scannery.indexer.warm; python -m scannery.embed.warm")
-        return environment
+        self._environments.append(Environment(bin, work))
+        return self._environments[-1]
 
     def close(self) -> None:
         """Stop the servers that run."""
-        for each in self._made:
+        for each in self._environments:
             each.close()

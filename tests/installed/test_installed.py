@@ -64,7 +64,7 @@ def test_an_example_runs_where_its_own_first_lines_are_followed(
     environment = environments.make([README, *named])
     address = _followed(environment, [line for line in lines if not line.startswith("pip ")])
     target = f"http://{address}" if "[URL]" in lines[-1] else address
-    said = environment.run(f"python {program} {target}").stdout
+    said = environment.run(f"python {program} {target}", tries=3)
     assert all(answer in said for answer in ANSWERS[program.name]), said
 
 
@@ -90,7 +90,7 @@ def test_readme(environments: Environments) -> None:
         if block.language == "python":
             file = environment.folder / f"block{number}.py"
             file.write_text(block.text)
-            environment.run(f"python {file}")
+            environment.run(f"python {file}", tries=3)
         elif block.language == "sh" and "make " not in block.text:
             environment.run(block.text)
     environment.run(f"python {ROOT / 'examples' / 'podcasts' / 'prepare.py'} --help")
@@ -98,7 +98,7 @@ def test_readme(environments: Environments) -> None:
 
 def test_modules_need_only_what_the_wheel_declares_or_name_the_extra(environments: Environments) -> None:
     environment = environments.make(["scannery"])
-    failed = json.loads(environment.run(f"python -c '{IMPORTS}'").stdout)
+    failed = json.loads(environment.run(f"python -c '{IMPORTS}'"))
     unexpected = {
         name: error
         for name, error in failed.items()

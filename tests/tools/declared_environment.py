@@ -1,7 +1,8 @@
 """Environments that have a wheel and what it declares, and nothing else.
 
-The packages are links to the files of environments that exist, so that nothing is fetched and an environment takes
-seconds. What is missing in a declaration is missing there, as it is for a stranger who installs the wheel.
+The packages are links to the files of environments that exist, so that nothing is fetched, and what one environment has
+compiled, bytecode and kernels, is there for the next one. What is missing in a declaration is missing there, as it is
+for a stranger who installs the wheel.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import sys
 import venv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import Distribution, PathDistribution, distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from zipfile import Path as ZipPath
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-__all__ = ["Installed", "UndeclaredError", "declared_environment"]
+__all__ = ["Installed", "UndeclaredError", "declared_environment", "installed_wheel"]
 
 
 class UndeclaredError(Exception):
@@ -39,15 +39,22 @@ class Installed:
         """Number of distributions with files below each folder, or of each name."""
 
 
-def declared_environment(
-    folder: Path, wheel: Path, requirements: Sequence[str], installed: Installed
-) -> Path:
-    """Make an environment with a wheel, its requirements and further ones, and return its `bin`.
+def installed_wheel(folder: Path, wheel: Path) -> Path:
+    """Install a wheel by pip into a new environment, without what it requires; return the folder of its packages."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    install = [sys.executable, "-I", "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+    # With no variable of this process: PYTHONPATH would show the packages of the repository.
+    subprocess.run([*install, "--no-index", "--no-compile", str(wheel)], check=True, env={"PATH": os.defpath})
+    return _packages(folder)
+
+
+def declared_environment(folder: Path, requirements: Sequence[str], installed: Installed) -> Path:
+    """Make an environment with what requirements need, and return its `bin`.
 
     Args:
         folder: of the environment; is created.
-        wheel: what is installed there.
-        requirements: as of `pip install`; those of the wheel's own name choose extras: `scannery[minilm]`.
+        requirements: as of `pip install`: `scannery[minilm]`.
         installed: where the files of packages are.
 
     Raises:
@@ -55,19 +62,14 @@ def declared_environment(
 
     """
     venv.create(folder, with_pip=False, symlinks=True)
-    root = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    own = PathDistribution(
-        next(each for each in ZipPath(wheel).iterdir() if each.name.endswith(".dist-info"))
-    )
-    known = {**installed.by_name, canonicalize_name(own.metadata["Name"]): own}
-    for each in _closure(requirements, known):
-        if each is not own:
-            _link(each, root, installed.owners)
-    python = folder / "bin" / "python"
-    install = [sys.executable, "-I", "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
-    # With no variable of this process: PYTHONPATH would show the packages of the repository.
-    subprocess.run([*install, "--no-index", "--no-compile", str(wheel)], check=True, env={"PATH": os.defpath})
-    return python.parent
+    for each in _closure(requirements, installed.by_name):
+        _link(each, _packages(folder), installed.owners)
+        _copy_scripts(each, folder / "bin")
+    return folder / "bin"
+
+
+def _packages(environment: Path) -> Path:
+    return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
 def _closure(requirements: Sequence[str], known: Mapping[str, Distribution]) -> Iterator[Distribution]:
@@ -101,7 +103,7 @@ def _tops(distribution: Distribution) -> set[str]:
 
 
 def _link(distribution: Distribution, root: Path, owners: Mapping[str, int]) -> None:
-    """Link the files of a distribution into a site-packages folder; its scripts are left out.
+    """Link the files of a distribution into a site-packages folder, without its scripts.
 
     A folder that no other distribution has files in is linked as a whole.
     """
@@ -117,3 +119,14 @@ def _link(distribution: Distribution, root: Path, owners: Mapping[str, int]) -> 
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.exists():  # some packages name the same file
                 link.symlink_to(str(distribution.locate_file(file)))
+
+
+def _copy_scripts(distribution: Distribution, bin: Path) -> None:
+    """Copy the scripts in Python of a distribution; they name the Python of their environment in the first line."""
+    for file in distribution.files or ():
+        if file.parent.name == "bin" and file.parts[0] == "..":
+            first, _, rest = Path(str(distribution.locate_file(file))).read_bytes().partition(b"\n")
+            if first.startswith(b"#!") and b"python" in first:
+                script = bin / file.name
+                script.write_bytes(b"#!%s\n%s" % (os.fsencode(bin / "python"), rest))
+                script.chmod(0o755)
