@@ -22,7 +22,7 @@ def a_write() -> Write:
     def resolve(_: Any) -> Any:
         raise AssertionError
 
-    return Write(Request(""), 0, None, resolve)
+    return Write(Request(""), 0, None, None, resolve)
 
 
 def answered(group: Sequence[Write]) -> None:

@@ -473,9 +473,8 @@ def test_texts_keep_the_times_that_are_given(texts: Path, tmp_path: Path, wire: 
             for name, hit in found.items()
         }
         assert spans == {"talk#3": (40, 52, 61.5, 90.0), "plain": (0, 12, None, None)}
-        assert refusal(lambda: index.upsert([{"id": "a", "text": "A", "time_start_s": "soon"}]))[1] == (
-            "upserts[0].datapoint.time_start_s"
-        )
+        wrong: Any = {"id": "a", "text": "A", "time_start_s": "soon"}
+        assert refusal(lambda: index.upsert([wrong]))[1] == ("upserts[0].datapoint.time_start_s")
 
 
 def test_passages_without_marks_have_the_times_of_their_document(texts: Path, tmp_path: Path) -> None:

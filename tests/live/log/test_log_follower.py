@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,9 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     catch_up = LiveIndex.catch_up
 
-    def counted(index: LiveIndex[object], **options: object) -> bool:
+    def counted(index: LiveIndex[Any], **options: Any) -> bool:
         names.append(index.state.manifest.index)
-        return catch_up(index, **options)  # type: ignore[arg-type]
+        return catch_up(index, **options)
 
     monkeypatch.setattr(LiveIndex, "catch_up", counted)
     return names

@@ -161,7 +161,7 @@ def test_upserts_take_what_builds_take(place: str, tmp_path: Any) -> None:
     attributes = {"x": place} if place in TYPES else {}
     differing = {}
     with scannery.connect(str(tmp_path), create=True) as client:
-        index = client.create_index("a", dimensions=2, attributes=attributes, dynamic=place == "dynamic")  # type: ignore[arg-type]
+        index = client.create_index("a", dimensions=2, attributes=attributes, dynamic=place == "dynamic")
         for name, (array, value) in COLUMNS.items():
             if value is None or "unknown zone" in name:  # of which Python makes no value
                 continue

@@ -27,6 +27,8 @@ import scannery
 from scannery.serving import BindError, ConfigError, ServerConfig, serve
 from scannery.serving.config import RemoteConfig
 from scannery.serving.security import KeyFile
+from scannery.v1.search_pb2 import SearchStreamRequest
+from scannery.v1.search_pb2_grpc import SearchServiceStub
 from tests.data import ROOT
 from tests.served import DIMENSIONS, PAUSE_S, serving
 from tests.tools.prepared_process import PreparedProcess
@@ -187,9 +189,13 @@ def test_a_worker_that_drains_without_its_supervisor_keeps_no_port(library: Path
     with started(library) as (process, address), grpc.insecure_channel(address) as channel:
         [worker] = children(process.pid)
         ended = threading.Event()
-        stream = channel.stream_stream("/scannery.v1.SearchService/SearchStream")
+
+        def silence() -> Iterator[SearchStreamRequest]:
+            ended.wait(60)
+            yield from ()
+
         # Open without a request until the event is set, so that there is something to drain.
-        running = stream(request for request in (b"",) if ended.wait(60) and False)
+        running = SearchServiceStub(channel).SearchStream(silence())
         wait_until(lambda: answers(address))
         process.kill()
         process.wait()
