@@ -60,8 +60,8 @@ _OFFSETS = ("text_start", "text_end", "time_start_s", "time_end_s")
 _NO_VECTORS = np.zeros((0, 0), np.uint8)
 _NOTHING = np.zeros(0, np.uint8)
 _NOTHING.setflags(write=False)  # as the heads of names
-FIRST_BYTES = 1 << 15
-"""Room for hits at first. Larger ones are written once their size is known."""
+FIRST_BYTES, HIT_BYTES = 1 << 15, 256
+"""Room for hits at first, in all at least and for each. Larger ones are written once their size is known."""
 MAX_ANSWER_BYTES = 256 << 20
 """Of the hits of one answer: 100,000 hits with a text of 1 MiB each would take all memory."""
 _NO_VECTORS.setflags(write=False)  # as those of a segment: each kind of array is compiled for apart
@@ -234,7 +234,7 @@ class Hydrator:
         """Return hits of one segment on the wire, and where each of them starts in a buffer that ends with them."""
         layout, rows_H = self._layout(number, rows_H)
         starts_H = np.empty(len(rows_H), np.int64)
-        size, first = FIRST_BYTES, -1
+        size, first = max(FIRST_BYTES, HIT_BYTES * len(rows_H)), -1
         while first < 0:
             out_B = np.empty(size, np.uint8)
             first, least = wire_kernels.write_hits(
