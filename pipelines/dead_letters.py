@@ -29,7 +29,8 @@ REASONS: Mapping[str, str] = MappingProxyType({
     "id": "the id is not a string or integer of 1 to 512 bytes without control characters",
     "duplicate_id": "an earlier record of the same build has this id",
     "deleted_id": "a file in `delete/` names the id too (managed layout)",
-    "missing_text": "the text field is absent, null or blank",
+    "missing_text": "the text field is absent, null or blank, and the record has no vector. A blank text beside a "
+    "vector is kept as it is; one that would be embedded, where vectors are optional, is no text",
     "text": "the text or title is not a string, or the encoder refuses it",
     "missing_vector": "the vector field is absent or null",
     "vector": "the vector is not a flat list of numbers",

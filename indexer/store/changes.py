@@ -90,7 +90,9 @@ class FolderChanges:
             return None
         before, self._words = self._words, words
         if len(before) != len(words):
-            return None  # the first call
+            # At the first call, nothing was looked at before; else another file takes the place of the one that had
+            # the notes of all changes until now.
+            return _All() if before else None
         differ = np.frombuffer(before, np.uint64) != np.frombuffer(words, np.uint64)
         return _Slots(frozenset(np.flatnonzero(differ).tolist()))
 
@@ -146,6 +148,13 @@ class NoChanges:
 
     def close(self) -> None:
         """Do nothing: no file is open."""
+
+
+class _All(Container[str]):
+    """All names."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
 
 
 class _Slots(Container[str]):

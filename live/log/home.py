@@ -214,5 +214,7 @@ def remove_files(folder: Path) -> None:
     with suppress(OSError):
         for name in files_of_log(folder):
             (folder / name).unlink()
+        for lock in folder.glob("*.lock"):  # of maintenance
+            lock.unlink(missing_ok=True)
         (folder / DRAFT_FILE).unlink(missing_ok=True)
         folder.rmdir()

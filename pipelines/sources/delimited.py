@@ -123,7 +123,7 @@ def _header(part: Part, dialect: Dialect, fields: Fields) -> list[str]:
     try:
         for _ in range(dialect.above):
             rows.next()
-        return [name if fields.reads(name) else name.strip() for name in rows.next()]
+        return [name if name in fields.names else name.strip() for name in rows.next()]
     except StopIteration:
         return []
 

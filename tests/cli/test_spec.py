@@ -258,7 +258,7 @@ def test_types_that_some_records_refuse_become_texts(tmp_path, capsys):
 
 def test_data_without_an_id_or_text(tmp_path, capsys):
     status, out = run(capsys, "init", write(tmp_path / "n.jsonl", [{"a": 1}, {"a": 1}]), "-o", "-")
-    assert (status, "--id" in out) == (2, True)
+    assert (status, "--text" in out) == (2, True)
     status, out = run(capsys, "init", write(tmp_path / "m.jsonl", [{"id": 1}, {"id": 2}]), "-o", "-")
     assert (status, "--text" in out) == (2, True)
     assert run(capsys, "init", str(tmp_path / "none.csv"), "-o", "-")[0] == 3

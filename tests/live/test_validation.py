@@ -147,10 +147,6 @@ def _wrong_type(request: pb.UpsertRequest) -> None:
     request.upserts[3].datapoint.attributes["year"].string_value = "soon"
 
 
-def _infinite(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.attributes["weight"].float_value = float("inf")
-
-
 def _payload(request: pb.UpsertRequest) -> None:
     request.upserts[3].datapoint.payload_json = "{"
 
@@ -185,7 +181,6 @@ def _request_id(request: pb.UpsertRequest) -> None:
         (_twice, "upserts[3].datapoint.vector"),
         (_unknown_attribute, "upserts[3].datapoint.attributes.colour"),
         (_wrong_type, "upserts[3].datapoint.attributes.year"),
-        (_infinite, "upserts[3].datapoint.attributes.weight"),
         (_payload, "upserts[3].datapoint.payload_json"),
         (_sparse, "upserts[3].datapoint.sparse_vector"),
         (_no_vector, "upserts[3].datapoint.vector"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -162,12 +163,12 @@ def test_words_are_made_before_a_writes_transaction_and_by_no_replay(
 ) -> None:
     analysing: list[str] = []
 
-    def terms(self: Analyser, text: str) -> list[str]:
+    def counts(self: Analyser, text: str) -> tuple[Counter[str], int]:
         analysing.append(threading.current_thread().name)
         return original(self, text)
 
-    original = Analyser.terms
-    monkeypatch.setattr(Analyser, "terms", terms)
+    original = Analyser.counts
+    monkeypatch.setattr(Analyser, "counts", counts)
     index.upsert([{"id": "a", "vector": VECTOR, "text": "a zebra"}])
     index.upsert([{"id": "b", "vector": VECTOR, "text": "a zebra", "if_absent": True}])
     index.update([{"id": "b", "title": "giraffe"}, {"id": "id1", "attributes": {"year": 3}}])
@@ -581,7 +582,7 @@ def test_vectors_are_kept_as_they_are_given(index: Index, store: Path, tmp_path:
 
 
 ODD_JSON = [
-    r'"\ud800"', r'{"a": ["\udfff"]}', r'{"\ud800": 1}', "NaN", "[Infinity]", "1e999", "1" * 5000, "[" * 100_000, "",
+    r'"\ud800"', r'{"a": ["\udfff"]}', r'{"\ud800": 1}', "[Infinity]", "1e999", "1" * 5000, "[" * 100_000, "",
     "{1: 2}", '{"a": 1', "\ufeff1", "'a'", "\x00",
 ]  # fmt: skip
 

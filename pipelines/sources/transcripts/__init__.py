@@ -23,6 +23,8 @@ __all__ = ["FORMATS", "MAX_TRANSCRIPT_BYTES", "is_transcript", "read", "text_of_
 FORMATS = frozenset({"transcript", "ttml"})
 MAX_TRANSCRIPT_BYTES = 64 * 2**20
 """A larger file is no transcript: the words of a day with their times take 20 MB."""
+HEAD_BYTES = 2 << 20
+"""A file without times in its first bytes is no transcript, and is not read further."""
 
 
 def is_transcript(file: InputFile, compression: str) -> bool:
@@ -35,6 +37,8 @@ def is_transcript(file: InputFile, compression: str) -> bool:
             blocks.append(block)
             size += len(block)
             if size > MAX_TRANSCRIPT_BYTES:
+                return False
+            if size - len(block) < HEAD_BYTES <= size and not may_be_transcript(b"".join(blocks)):
                 return False
         data = b"".join(blocks)
         if not may_be_transcript(data):

@@ -447,7 +447,7 @@ class TestPgvector:
         pytest.importorskip("psycopg", reason="needs scannery[import-pgvector]")
         assert run("pgvector", "postgresql://127.0.0.1:1/none")[0] == 3
         code, printed = run("pgvector", "no string")
-        assert code == 2 and "must be a connection string" in printed
+        assert code == 2 and "a connection string, such as" in printed
 
 
 def test_a_package_that_is_missing_is_named(

@@ -92,7 +92,10 @@ def test_a_leaf_that_is_full_says_what_it_serves(library: Path, monkeypatch: pyt
         return found(*arguments)
 
     monkeypatch.setattr(leaf_service, "found", late)
-    with serving(library, role="leaf", group="0/2", threads=2) as leaf, ThreadPoolExecutor(80) as threads:
+    with (
+        serving(library, role="leaf", group="0/2", threads=2, queue=30) as leaf,
+        ThreadPoolExecutor(80) as threads,
+    ):
         asked = [threads.submit(answered, leaf.address) for _ in range(80)]
         try:
             wait_until(lambda: any(each.done() for each in asked))  # it refuses calls

@@ -229,7 +229,7 @@ def test_keys_of_objects_are_found_by_their_path(tmp_path: Path, *, sealed: bool
         )
         assert found(index, {"source.checked": None}) == set(NESTED)
         assert found(index, {"source..": True}) == {"odd"}
-        for never in ("source.no", "other.page", ".", "source.page.3", "page", "." * 200):
+        for never in ("source.no", "other.page", ".", "source.page.3", "page", "." * 60):
             assert found(index, {never: {"$exists": True}}) == set()
         assert index.count({page: 3}) == 1
         assert {facet.value: facet.count for facet in index.facets(page)} == {3: 1, 4: 1, 9: 1, "3": 1}

@@ -50,6 +50,7 @@ def test_grpc_tells_who_asks(library: Path) -> None:
         assert asked(server.address) == told
         failed = asked(server.address, b"\xff")
         assert failed.pop("scannery-error-bin")
+        assert failed.pop("grpc-status-details-bin")
         assert failed == told
         assert asked(server.address, metadata=None) == {}
         with Http(server.http_port) as http:
