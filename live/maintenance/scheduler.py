@@ -33,7 +33,7 @@ from scannery.indexer import (
 from scannery.live.log.files import LOG_FILE
 from scannery.live.log.forks import held_by_this_process
 from scannery.live.log.location import LOG_VARIABLE, DatabaseUrl, LogRoot
-from scannery.live.maintenance.filling import FillDetector
+from scannery.live.maintenance.filling import QUIET_S, FillDetector
 from scannery.live.maintenance.locks import SharedLock, Task, TaskLock, TaskLocks
 from scannery.live.maintenance.merge_policy import due
 from scannery.live.maintenance.task_slots import TaskSlots
@@ -229,6 +229,8 @@ class Maintenance:
                     slots.leave((self, task))
             if tasks or self._runs:
                 return 0.0
+            if filling:
+                return QUIET_S  # then it may have ended, and what waited for that is due
             return min(SWEEP_S, state.manifest.spec.live.seal_age_s - age_s) if state.mutations else SWEEP_S
         finally:
             self._lock.release()

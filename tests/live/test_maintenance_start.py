@@ -6,17 +6,23 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import scannery
 from scannery.indexer import Store, list_versions, parse_spec
+from scannery.live.maintenance.filling import QUIET_S
 from scannery.live.maintenance.locks import locked
 from scannery.live.maintenance.scheduler import Maintenance
+from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.services.write import Writes
+from scannery.v1 import index_pb2, types_pb2
 from tests.indexer.local.test_child_processes import hostile
-from tests.live.model import LIVE, make_store, random_row
+from tests.live.model import DIMENSIONS, LIVE, make_store, random_row
 
 __all__ = ["hostile"]
 
@@ -84,3 +90,22 @@ def test_a_process_that_cannot_be_started_keeps_no_lock(store: Path, full: None)
     with locked(store, "live", "seal"):
         pass
     catalog.close()
+
+
+def test_rows_that_wait_for_the_end_of_a_fill_are_looked_at_soon_after_it(store: Path) -> None:
+    with closing(ServerCatalog(Store.open(store))) as catalog:
+        catalog.refresh()
+        vector = types_pb2.Vector(values=[1.0] * DIMENSIONS)
+        upserts = [
+            index_pb2.Upsert(datapoint=types_pb2.Datapoint(id=f"new{n}", vector=vector)) for n in range(120)
+        ]
+        Writes(catalog).upsert(index_pb2.UpsertRequest(index="live", upserts=upserts), Deadline.after(30))
+        state = catalog.live("live").state
+        now_s = 0.0
+        maintenance = Maintenance(Store.open(store), "live", store, clock=lambda: now_s)
+        with closing(maintenance):
+            assert maintenance.look(state, regularly=True) == QUIET_S
+            assert maintenance.running == ()
+            now_s += QUIET_S
+            maintenance.look(state, regularly=True)
+            assert maintenance.running == ("seal",)
