@@ -40,7 +40,7 @@ from scannery.live.maintenance.task_slots import TaskSlots
 from scannery.live.memtable import LiveState
 from scannery.runtime.retry import Backoff
 
-__all__ = ["PROGRAM", "Ended", "Maintenance", "bounds", "seal_due", "task_threads"]
+__all__ = ["PROGRAM", "SWEEP_S", "Ended", "Maintenance", "bounds", "seal_due", "task_threads"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ END_S = 10.0
 HELD_S = 2.0
 """Seconds until a database is asked again for a lock that another process held: each time costs it a connection."""
 SWEEP_S = 10.0
-"""Longest time between two looks at an index that nobody writes to; the collection of garbage may become due."""
+"""Longest time until an index is looked at of which nothing tells that it has changed; garbage may be due."""
 _TAIL_BYTES = 2000
 
 

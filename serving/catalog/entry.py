@@ -15,12 +15,9 @@ from scannery.runtime.retry import RetryState
 from scannery.serving.catalog.held_snapshots import Holds
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["SWEEP_S", "CatalogEntry"]
+__all__ = ["CatalogEntry"]
 
 _LOG = logging.getLogger(__name__)
-
-SWEEP_S = 10.0
-"""Longest time until an index of a server is looked at of which nothing tells that it has changed."""
 
 
 @dataclass(slots=True)

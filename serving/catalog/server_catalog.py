@@ -10,12 +10,13 @@ from threading import Lock
 from typing import Any
 
 from scannery.indexer import IndexerError, LeaseHolder, Manifest, Store, latest_version, read_manifest
+from scannery.live.maintenance.scheduler import SWEEP_S
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
 from scannery.runtime.shared_marks import SharedMarks
 from scannery.runtime.slow_progress import SlowProgress
 from scannery.serving.catalog.base_catalog import OPEN_S, BaseCatalog
-from scannery.serving.catalog.entry import SWEEP_S, CatalogEntry
+from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.held_snapshots import Holds
 from scannery.serving.snapshot.snapshot import Snapshot
 
