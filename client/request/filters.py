@@ -215,6 +215,12 @@ def _datetime64(value: Any, path: str) -> pb.Value:
     return _datetime(moment, path)
 
 
+def _duration(value: Any, path: str) -> pb.Value:
+    raise _invalid(
+        path, f"must be no duration; where it is stored as seconds, compare numbers; got {_shown(value)}"
+    )
+
+
 _NONE = "; None stands for no value"
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 # In this order: a bool is an int, and a datetime is a date.
@@ -222,6 +228,7 @@ _BUILDERS: tuple[tuple[tuple[type, ...], Callable[[Any, str], pb.Value]], ...] =
     ((bool, np.bool_), lambda value, _: pb.Value(bool_value=bool(value))),
     ((str,), _string),
     ((uuid.UUID,), lambda value, _: pb.Value(string_value=str(value))),
+    ((np.timedelta64, dt.timedelta), _duration),  # before integers, of which NumPy's is one
     ((int, np.integer), _int),
     ((float, np.floating), _float),
     ((dt.datetime,), _datetime),

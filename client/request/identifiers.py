@@ -24,7 +24,10 @@ def as_identifier(value: object, field: str) -> str:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
+    if isinstance(value, (int, np.integer)) and not isinstance(
+        value,
+        (bool, np.timedelta64),  # which are integers to Python and to NumPy
+    ):
         return str(int(value))
     if isinstance(value, uuid.UUID):
         return str(value)

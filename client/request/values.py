@@ -19,7 +19,8 @@ def plain_value(value: Any) -> Any:
     """Return a value as datapoints have it, None for what stands for nothing: NaN, and pandas' NA and NaT.
 
     NumPy's scalars are Python's; decimals are integers where they are whole, else floats; UUIDs and times of day are
-    texts, durations seconds, and periods the time when they begin. Arrays of numbers stay arrays.
+    texts, and periods the time when they begin. Arrays of numbers stay arrays. Durations stay durations: as numbers of
+    seconds, they would be times since 1970, truth values and texts, too.
     """
     if type(value).__name__ == "Period" and hasattr(value, "start_time"):
         value = value.start_time
@@ -34,6 +35,10 @@ def _datetime(value: dt.datetime) -> dt.datetime | None:
     if type(value).__name__ == "NaTType":
         return None
     return value.to_pydatetime(warn=False) if hasattr(value, "to_pydatetime") else value
+
+
+def _duration(value: dt.timedelta) -> dt.timedelta:
+    return value.to_pytimedelta() if hasattr(value, "to_pytimedelta") else value
 
 
 def _decimal(value: decimal.Decimal) -> int | float | None:
@@ -66,7 +71,7 @@ _CONVERSIONS: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
     ((uuid.UUID,), str),
     ((dt.datetime,), _datetime),
     ((dt.time,), lambda value: value.isoformat()),
-    ((dt.timedelta,), lambda value: value.total_seconds()),
+    ((dt.timedelta,), _duration),
     ((np.ndarray,), _array),
     ((Mapping,), lambda value: {name: plain_value(item) for name, item in value.items()}),
     ((list, tuple), lambda value: [plain_value(item) for item in value]),

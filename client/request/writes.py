@@ -91,7 +91,8 @@ DATAPOINT_KEYS: frozenset[str] = frozenset(NewDatapoint.__annotations__)
 _NEW_KEYS = NewDatapoint.__annotations__
 _UPDATE_KEYS = Update.__annotations__
 _IDS = frozenset({"id", "document_id"})
-_PLAIN = frozenset({"title", "text", "text_start", "text_end", "time_start_s", "time_end_s"})
+_TEXTS = ("title", "text")
+_PLAIN = frozenset({*_TEXTS, "text_start", "text_end", "time_start_s", "time_end_s"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
     for name in _PLAIN & point.keys():
         value = point[name] if isinstance(point[name], str) else plain_value(point[name])
         if value is not None:
-            _set(message, name, _text(value) if name in ("title", "text") else value, path)
+            _set(message, name, (_text if name in _TEXTS else _seconds)(value), path)
     _add_vectors(message, point, f"{path}.datapoint")
     attributes = point.get("attributes") or {}
     if not isinstance(attributes, Mapping):
@@ -219,6 +220,11 @@ def _text(value: Any) -> Any:
         return value  # which is refused as it is
 
 
+def _seconds(value: Any) -> Any:
+    """Return the seconds of a duration, other values as they are."""
+    return value.total_seconds() if isinstance(value, dt.timedelta) else value
+
+
 def _set(message: Datapoint, name: str, value: Any, path: str) -> None:
     field = f"{path}.datapoint.{name}"
     try:
@@ -226,7 +232,7 @@ def _set(message: Datapoint, name: str, value: Any, path: str) -> None:
     except UnicodeEncodeError as error:
         raise not_unicode(field, error) from error
     except (TypeError, ValueError) as error:
-        kind = "a string" if name in ("title", "text") else "a number"
+        kind = "a string" if name in _TEXTS else "a number"
         raise _invalid(field, f"must be {kind}, got {value!r:.80}") from error
 
 
@@ -234,6 +240,8 @@ def _value(value: Any, path: str) -> Value:
     value = plain_value(value)
     if isinstance(value, np.ndarray):
         value = plain_value(value.tolist())
+    if isinstance(value, dt.timedelta):  # as JSON: a number that is no time, truth value or text
+        return Value(json_value=json.dumps(value.total_seconds()))
     if isinstance(value, float) and math.isinf(value):  # a float of an index, unlike a bound of a filter
         return Value(float_value=value)
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -288,6 +296,8 @@ def _jsonable(value: Any) -> Any:
         return plain_value(value.tolist())
     if isinstance(value, (dt.date, dt.datetime)):
         return value.isoformat()
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
     raise TypeError(f"a {type(value).__name__} has no form in JSON")
 
 

@@ -6,6 +6,7 @@ Shapes: U datapoints of a request, D dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ from scannery.indexer import (
     vector_column,
 )
 from scannery.indexer.datapoints.dynamic import check_json_size, dynamic_json, parsed_dynamic
-from scannery.indexer.strict_json import strict_json
+from scannery.indexer.strict_json import exact_json, strict_json
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.request.query import vector_components
 from scannery.v1.types_pb2 import Datapoint, SparseVector, Value, Vector
@@ -36,6 +37,7 @@ _TEXTS = {"title": "title", "text": "text", "payload": "payload_json"}
 _VALUES: dict[AttributeType, str] = {
     "string": "string_value",
     "int": "int_value",
+    "float": "float_value",
     "bool": "bool_value",
 }
 """Where values are that can be taken as they are."""
@@ -168,12 +170,13 @@ def _attribute(
     path, own = f"attributes.{name:.80}", _VALUES.get(kind)
     if kind == "geo":
         return _until_error(values, lambda value: None if value is None else _place(path, value), check)
+    read = _number if kind == "float" else _plain
     return [
         None
         if value is None
         else getattr(value, own)
         if own is not None and value.HasField(own)  # type: ignore[arg-type]  # a name of the oneof
-        else _plain(path, value)
+        else read(path, value)
         for value in values
     ]
 
@@ -186,9 +189,8 @@ def _plain(path: str, message: Value) -> object:
     if field == "string_list_value":
         return list(message.string_list_value.values)
     if field in _ONLY_DYNAMIC:
-        return _invalid(
-            path, "lists of other values than strings, and nested values, are for undeclared attributes"
-        )
+        what = "lists of other values than strings, durations and nested values are for undeclared attributes"
+        return _invalid(path, what + ("; declare a float for durations" if field == "json_value" else ""))
     if field != "timestamp_value":
         return getattr(message, field)
     try:
@@ -207,6 +209,22 @@ def _place(path: str, message: Value) -> object:
         return error
 
 
+def _number(path: str, message: Value) -> object:
+    """Return a value of a float attribute as Python has it; of JSON, a number."""
+    if not message.HasField("json_value"):
+        return _plain(path, message)
+    text = message.json_value
+    try:
+        value = exact_json(text) if len(text) <= _MAX_NUMBER else None
+    except ValueError:
+        value = None
+    if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool):
+        return value
+    return _invalid(path, f"must be a number, got {text!r:.80}, which is JSON for undeclared attributes")
+
+
+_MAX_NUMBER = 400
+"""Characters of a number in JSON: a float has at most 309 digits before its point."""
 _ONLY_DYNAMIC = ("list_value", "json_value")
 
 

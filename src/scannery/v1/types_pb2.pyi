@@ -299,7 +299,8 @@ class Value(_message.Message):
     """True or false."""
     json_value: _builtins.str
     """For dynamic attributes: the JSON of an object, or of a list that has objects or lists. It is only returned: a filter
-    sees that the attribute exists, and no more. Not allowed in filters.
+    sees that the attribute exists, and no more. Not allowed in filters. Or the JSON of a number, for dynamic and float
+    attributes: a duration in seconds, which is no time, truth value or text.
     """
     @_builtins.property
     def string_list_value(self) -> Global___StringList:
