@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-.PHONY: demo wheel test test-long torture model kills test-xla test-clients test-installed test-cluster test-ray check proto spec-docs sync bench clean
+.PHONY: demo wheel test test-long torture model kills test-xla test-clients test-installed test-cluster test-ray check proto contracts spec-docs sync bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -111,6 +111,9 @@ check: $(VENV)/.ready  ## Format, lint, imports, types.
 
 proto: $(VENV)/.ready  ## Regenerate src/scannery/v1 from proto/.
 	$(BIN)/python -m tests.tools.generate_protos src
+
+contracts: $(VENV)/.ready  ## Record what others rely on: commands, SDK, calls, errors, metrics, environment variables.
+	$(BIN)/python -m tests.tools.record_contracts
 
 spec-docs: $(VENV)/.ready  ## Regenerate docs/spec.md, docs/spec.schema.json and docs/columns.md from the code.
 	$(BIN)/python -m tests.tools.generate_spec_docs

@@ -71,7 +71,7 @@ def remote_options() -> ConnectOptions:
 
     Secrets have no options: every process of the machine can read a command line.
     """
-    value = {name: os.environ.get(f"SCANNERY_{name.upper()}") or None for name in _ENVIRONMENT}
+    value = {name: os.environ.get(variable) or None for name, variable in _ENVIRONMENT.items()}
     options = ConnectOptions(
         api_key=value["api_key"],
         token=value["token"],
@@ -84,7 +84,15 @@ def remote_options() -> ConnectOptions:
     return options
 
 
-_ENVIRONMENT = ("api_key", "token", "tls", "ca", "cert", "key")
+_ENVIRONMENT = {
+    "api_key": "SCANNERY_API_KEY",
+    "token": "SCANNERY_TOKEN",
+    "tls": "SCANNERY_TLS",
+    "ca": "SCANNERY_CA",
+    "cert": "SCANNERY_CERT",
+    "key": "SCANNERY_KEY",
+}
+"""Variable by option of `connect`."""
 
 
 def parsed_json(text: str | None, option: str) -> Any:

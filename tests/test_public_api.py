@@ -1,4 +1,4 @@
-"""The public names are those that are meant to be, and sync and async offer the same ones."""
+"""Sync and async offer the same names, and options are the documented ones (names: tests/contracts/python.txt)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,6 @@ import scannery
 from scannery.client.request.queries import SearchOptions, build_options
 from tests.data import ROOT
 
-NAMES = {
-    "AlreadyExistsError", "Blend", "CancelledError", "Client", "DataLossError", "Datapoint", "DeadlineExceededError",
-    "FailedPreconditionError", "Hit", "Hits", "Index", "IndexInfo", "InternalError", "InvalidArgumentError", "Like",
-    "NotFoundError", "PermissionDeniedError", "ResourceExhaustedError", "ScanneryError", "Sparse",
-    "UnauthenticatedError", "UnavailableError", "UnimplementedError", "Words", "__version__", "aio", "connect",
-}  # fmt: skip
-
-CLIENT_NAMES = NAMES - {"__version__"} | {
-    "AttributeStats", "BulkWritten", "Coverage", "Deleted", "EncoderInfo", "Explanation", "Facet", "Facets", "Fusion",
-    "Mode", "NamedVectorInfo", "NewDatapoint", "NotWritten", "QueryLike", "RecallInfo", "SearchOptions", "Scan",
-    "SegmentInfo", "SegmentPlan", "Snippet", "TypeStats", "Update", "Where", "Written",
-}  # fmt: skip
-
 
 def public(kind: type) -> dict[str, inspect.Signature]:
     return {
@@ -36,14 +23,6 @@ def public(kind: type) -> dict[str, inspect.Signature]:
         for name, member in inspect.getmembers(kind, inspect.isfunction)
         if not name.startswith("_")
     }
-
-
-def test_exported_names_are_exactly_these() -> None:
-    assert set(scannery.__all__) == NAMES
-    assert all(hasattr(scannery, name) for name in NAMES)
-    assert set(scannery.client.__all__) == CLIENT_NAMES
-    assert all(hasattr(scannery.client, name) for name in CLIENT_NAMES)
-    assert set(scannery.aio.__all__) == {"AsyncClient", "AsyncIndex", "connect", "connect_beside"}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The wire contract only grows: nothing that was ever in it changes or goes away.
 
-contract.txt holds one line per field, enum value and method. After an addition, run
-`python -m tests.proto.test_compatibility` and commit the longer file. A line that is changed or missing breaks
+contract.txt holds one line per field, enum value and method. After an addition, run `make contracts` and commit the
+longer file. A line that is changed or missing breaks
 clients in use; never make the test pass by editing it away.
 """
 
@@ -40,7 +40,7 @@ FILES: tuple[FileDescriptor, ...] = (
     vertex_search_pb2.DESCRIPTOR,
 )
 INTERNAL = "scannery/v1/leaf.proto"
-"""Between the processes of a cluster: it changes with the release, and no client calls it."""
+"""Between the processes of a cluster; no client calls it (tests/contracts/leaf.txt)."""
 # Enum values speak for themselves; services, messages, calls and fields do not.
 DECLARATION = re.compile(r"(message|service|enum|rpc) |(?!.*[A-Z_]{4,} = ).* [a-z_]+ = \d+;")
 TYPES = {
@@ -51,10 +51,10 @@ TYPES = {
 
 
 def contract() -> list[str]:
-    return sorted(line for file in FILES for line in _file(file))
+    return sorted(line for file in FILES for line in lines_of(file))
 
 
-def _file(file: FileDescriptor) -> Iterator[str]:
+def lines_of(file: FileDescriptor) -> Iterator[str]:
     for message in file.message_types_by_name.values():
         yield from _message(message)
     for enum in file.enum_types_by_name.values():
@@ -107,7 +107,7 @@ def test_nothing_in_the_contract_changed_or_went_away() -> None:
 
 def test_additions_are_written_down() -> None:
     added = set(contract()) - set(CONTRACT.read_text().splitlines())
-    assert not added, "run `python -m tests.proto.test_compatibility`"
+    assert not added, "run `make contracts`"
 
 
 def test_every_file_of_the_contract_is_in_it() -> None:
@@ -133,7 +133,3 @@ def test_zero_values_of_enums_mean_not_said() -> None:
     for file in FILES:
         for enum in file.enum_types_by_name.values():
             assert enum.values_by_number[0].name.endswith("_UNSPECIFIED")
-
-
-if __name__ == "__main__":
-    CONTRACT.write_text("\n".join(contract()) + "\n")

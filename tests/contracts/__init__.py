@@ -1,0 +1,1 @@
+"""What others rely on, as listings that `make contracts` records."""
