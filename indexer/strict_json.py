@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-__all__ = ["exact_json", "strict_json"]
+__all__ = ["exact_json", "exact_number", "strict_json"]
 
 
 def exact_json(text: str) -> Any:
@@ -21,7 +21,19 @@ def exact_json(text: str) -> Any:
 
     """
     value = json.loads(text)
-    return json.loads(text, parse_float=_number) if _has_infinity(value) else value
+    return json.loads(text, parse_float=exact_number) if _has_infinity(value) else value
+
+
+def exact_number(digits: str) -> float | Decimal:
+    """Return the number in a text; one that no float can hold as a decimal. The word `inf` is an infinite float.
+
+    Raises:
+        ValueError: it is no number.
+
+    """
+    number = float(digits)
+    is_cut = math.isinf(number) and any(char.isdigit() for char in digits)
+    return Decimal(digits) if is_cut else number
 
 
 def strict_json(text: str) -> Any:
@@ -45,11 +57,6 @@ def _has_infinity(value: object) -> bool:
             return math.inf in value or -math.inf in value
         return any(map(_has_infinity, value))
     return False
-
-
-def _number(digits: str) -> float | Decimal:
-    number = float(digits)
-    return Decimal(digits) if math.isinf(number) else number
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

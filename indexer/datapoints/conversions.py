@@ -93,18 +93,29 @@ def is_nan(value: object) -> bool:
 
 
 def plain_text(value: object) -> str:
-    """Return the text of a string, number, time or UUID: true, 7 and 7.0 as JSON writes them. TypeError for others."""
+    """Return the text of a string, number, time or UUID: true, 7 and 7.0 as JSON writes them.
+
+    TypeError for others, ValueError for a number that no float can hold.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, (int, float)):  # bool is an int: True becomes "true", as JSON writes it
         return json.dumps(value)
-    if isinstance(value, (Decimal, uuid.UUID)):
-        return format(value, "f") if isinstance(value, Decimal) else str(value)
+    if isinstance(value, Decimal):
+        if _is_beyond_floats(value):  # 1e999999999 in JSON would become as many digits
+            raise ValueError(f"a number must be within ±1e{MAX_JSON_DIGITS}")
+        return format(value, "f")
+    if isinstance(value, uuid.UUID):
+        return str(value)
     if isinstance(value, (dt.date, dt.time)):
         return value.isoformat()
     if isinstance(value, bytes):
         return value.decode()
     raise TypeError
+
+
+def _is_beyond_floats(value: Decimal) -> bool:
+    return value.is_finite() and abs(value.adjusted()) > MAX_JSON_DIGITS
 
 
 def json_text(value: object) -> str:
@@ -132,7 +143,7 @@ def _without_nan(value: object) -> object:
 def json_value(value: object) -> object:
     """Return a value that JSON has no type for as one that it has; TypeError or ValueError for others."""
     if isinstance(value, Decimal):
-        if not value.is_finite() or abs(value.adjusted()) > MAX_JSON_DIGITS:
+        if not value.is_finite() or _is_beyond_floats(value):
             raise ValueError(f"a number must be finite and within ±1e{MAX_JSON_DIGITS}")
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, dt.timedelta):
@@ -207,12 +218,14 @@ def _price(text: str) -> Converted | None:
 
 def _decimal(text: str) -> Decimal:
     number = Decimal(text.strip()) if len(text) < 400 and "_" not in text else Decimal("nan")
-    if not number.is_finite() or abs(number.adjusted()) > 400:  # 1e999999999 would become a huge integer
+    if not number.is_finite():
         raise ValueError
     return number
 
 
 def _whole(value: float | Decimal) -> int:
+    if isinstance(value, Decimal) and _is_beyond_floats(value):  # 1e999999999 would become a huge integer
+        raise OverflowError
     number = int(value)  # of infinity and NaN: an error
     if number != value:
         raise ValueError

@@ -12,13 +12,13 @@ a database's column in a CSV cell, is looked into like the value that it describ
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scannery.indexer.datapoints.conversions import is_nan, plain_text
 from scannery.indexer.errors import InvalidRecordError
+from scannery.indexer.strict_json import exact_json
 
 __all__ = ["FieldExpression", "join_texts"]
 
@@ -137,6 +137,6 @@ def _described(text: str) -> object:
     if not text.lstrip().startswith(("{", "[")):
         return text
     try:
-        return json.loads(text)
+        return exact_json(text)
     except (ValueError, RecursionError):
         return text

@@ -8,7 +8,6 @@ import datetime as dt
 import email.utils
 import io
 import itertools
-import json
 import math
 import re
 import tokenize
@@ -17,6 +16,8 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+
+from scannery.indexer.strict_json import exact_json
 
 __all__ = ["decimal_number", "epoch_number", "epoch_time", "formatted_time", "is_zero_date", "list_in_text",
            "number_of_time", "split_text", "time_in_text", "unit_of"]  # fmt: skip
@@ -81,7 +82,7 @@ def list_in_text(text: str) -> list[Any] | None:
     text = text.strip()
     if text.startswith("["):
         try:
-            found = json.loads(text)
+            found = exact_json(text)
         except RecursionError:
             return None
         except ValueError:

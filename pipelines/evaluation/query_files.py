@@ -201,7 +201,10 @@ def _vector_of(place: str, value: Any) -> np.ndarray | None:
         # A cell of CSV is text.
         numbers = np.asarray(json.loads(value) if isinstance(value, str) else value)
         if numbers.ndim == 1 and numbers.size and numbers.dtype.kind in "iuf":
-            return numbers.astype(np.float32)
+            with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as that
+                vector = numbers.astype(np.float32)
+            if np.isfinite(vector).all():
+                return vector
     except (TypeError, ValueError, RecursionError):
         pass
     raise _wrong(place, f"`vector` must be a list of numbers, got {value!r:.80}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from scannery.indexer.strict_json import exact_json
 from scannery.indexer.vectors.vector_texts import CutVectorError, vector_in_text
 from scannery.pipelines.profiling.value_types import TypeGuess, guess_type, has_decimal_commas, is_missing
 
@@ -257,7 +258,7 @@ def _described(value: Any) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
         return value
     try:
-        return json.loads(value)
+        return exact_json(value)
     except (ValueError, RecursionError):
         return value
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from datetime import date, datetime, time
+from functools import cache
 from typing import Any
 
 from scannery.embed.text.markdown import find_structure, front_matter_end
+from scannery.indexer.strict_json import exact_json, exact_number
 from scannery.pipelines.sources.documents.document import Block, Document, DocumentError, joined
 
 __all__ = ["front_matter", "has_bad_front_matter", "markdown_title", "read_notebook"]
@@ -43,7 +46,7 @@ def _front_matter(text: str) -> dict[str, Any] | None:
         if content.startswith("+++"):
             fields = _toml(content.strip("+"))
         else:
-            fields = json.loads(content) if content.startswith("{") else _yaml(content.strip("-."))
+            fields = exact_json(content) if content.startswith("{") else _yaml(content.strip("-."))
         if fields is None:
             return {}
         if not isinstance(fields, dict):
@@ -60,7 +63,7 @@ def _toml(content: str) -> object:
 
     if _LONG_KEY.search(content) is not None:
         raise ValueError("TOML with a key that nests deep")
-    return tomllib.loads(content)
+    return tomllib.loads(content, parse_float=exact_number)
 
 
 def _yaml(content: str) -> object:
@@ -108,10 +111,22 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return value
 
 
+@cache
 def _loader() -> Any:
+    """Return the loader of YAML, with floats as JSON and TOML are read: `1.0e+999` is not infinite, `.inf` is."""
     import yaml
 
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # with or without libyaml
+        """Makes decimals of numbers that no float can hold."""
+
+    def exact_float(loader: Any, node: Any) -> Any:
+        value = loader.construct_yaml_float(node)
+        if math.isinf(value) and node.value.strip("+-").lower() != ".inf":
+            return exact_number(node.value.replace("_", ""))
+        return value
+
+    Loader.add_constructor("tag:yaml.org,2002:float", exact_float)
+    return Loader
 
 
 def markdown_title(text: str) -> str | None:

@@ -63,8 +63,9 @@ def test_durations_are_nothing_else(index: scannery.Index, value: Any) -> None:
     for name in ("a_timestamp", "a_int"):
         with pytest.raises(scannery.InvalidArgumentError, match=rf"where\.{name}\.\$gt: must be no duration"):
             index.search([1.0, 2.0], where={name: {"$gt": value}})
+    unnamed: Any = {**_point(), "id": value}
     with pytest.raises(scannery.InvalidArgumentError, match=r"datapoint\.id"):
-        index.upsert([{**_point(), "id": value}])
+        index.upsert([unnamed])
 
 
 @pytest.mark.parametrize("value", [{"x": 1}, [{"x": 1}]])

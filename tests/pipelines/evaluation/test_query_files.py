@@ -76,6 +76,8 @@ def test_a_text_per_line_and_standard_input_are_read(tmp_path: Path, monkeypatch
     [
         ('{"id": "a"}', "line 1: needs `text`, a string that is not empty, or `vector`, a list of numbers"),
         ('{"text": "a"}\n{"vector": [[1]]}', "line 2: `vector` must be a list of numbers, got"),
+        ('{"vector": [1, 1e999]}', "line 1: `vector` must be a list of numbers, got"),
+        ('{"vector": "[1, 1e99]"}', "line 1: `vector` must be a list of numbers, got"),
         ('{"vector": "x"}', "line 1: `vector` must be a list of numbers, got 'x'"),
         ('{"id": true, "text": "a"}', "line 1: `_id` must be a string, got True"),
         ("{", "line 1: not JSON"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from scannery.indexer.datapoints.columns.kinds import PLACES, ColumnKind, Place,
 from scannery.indexer.datapoints.columns.plain import plain
 from scannery.pipelines.records.unit_rows import UnitRows, own_rows
 from scannery.pipelines.sources.batches import Batch
+from scannery.pipelines.sources.lines import json_record
 from tests.data import ROOT
 from tests.indexer.datapoints.columns.column_types import COLUMNS
 from tests.tools.generate_column_docs import columns_page
@@ -83,6 +85,24 @@ def _good(kind: ColumnKind, place: str) -> Any:
         "map": pa.scalar(pairs, pa.map_(pa.string(), pa.float64())),
     }  # fmt: skip
     return good[kind]
+
+
+BEYOND_FLOATS = ["1e999999999999", "-1e400", '"[1e999999999999]"', '"1e999999999999"']
+
+
+@pytest.mark.parametrize("number", BEYOND_FLOATS)
+@pytest.mark.parametrize("place", SPECS)
+def test_numbers_in_json_that_no_float_can_hold_are_refused(place: str, number: str) -> None:
+    own, column, _ = SPECS[place]
+    source = {"id": "id", "vector": "v", **own.get("source", {})}
+    spec = parse_spec({**own, "index": "a", "source": source, "lexical": "text" in source})
+    record = json_record(b'{"id": "a", "v": [1, 2], "x": %s}' % number.encode(), "file", 1)
+    started = time.thread_time()
+    rows = own_rows([record], spec, 2)
+    assert time.thread_time() - started < 2  # 1e999999999999 would have as many digits
+    stored = [] if rows.letters or column is None else [str(rows.table.column(column)[0].as_py())]
+    assert rows.letters or number.startswith('"')  # texts stay texts
+    assert all(number.strip('"') in text for text in stored)
 
 
 VALUES: Mapping[str, Mapping[str, Any]] = {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import resource
 import signal
 import time
 import zipfile
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +170,21 @@ def test_front_matter_that_is_hostile_has_no_fields(matter):
     assert front_matter(f"{matter}text") == {}
     assert has_bad_front_matter(f"{matter}text")
     assert time.thread_time() - started < 4
+
+
+@pytest.mark.parametrize(
+    "matter",
+    ['{"a": 1e999, "b": [-1e999], "c": 1.5}\n', "+++\na = 1e999\nb = [-1e999]\nc = 1.5\n+++\n",
+     "---\na: 1.0e+999\nb: [-1_0.0e+998]\nc: 1.5\n---\n"],
+    ids=["json", "toml", "yaml"],
+)  # fmt: skip
+def test_numbers_in_front_matter_do_not_become_infinite(matter):
+    assert front_matter(f"{matter}text") == {"a": Decimal("1e999"), "b": [Decimal("-1e999")], "c": 1.5}
+
+
+@pytest.mark.parametrize("matter", ["+++\na = inf\n+++\n", "---\na: .inf\n---\n", '{"a": Infinity}\n'])
+def test_infinity_in_front_matter_is_infinite(matter):
+    assert front_matter(f"{matter}text") == {"a": math.inf}
 
 
 def test_sets_in_front_matter_have_an_order():
