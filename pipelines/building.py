@@ -25,14 +25,14 @@ from scannery.indexer.versions.versions import (
     no_such_index,
     read_manifest,
 )
-from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
+from scannery.pipelines.errors import ModeError, NothingToIndexError
 from scannery.pipelines.execution.chain import Until
 from scannery.pipelines.execution.outcome import check_record
 from scannery.pipelines.execution.run import Engine, embed_only, execute
 from scannery.pipelines.execution.runners import check_engine, check_processes
-from scannery.pipelines.job_planning import build_id, changed_names, plan_job, same_space
+from scannery.pipelines.job_planning import build_id, plan_job
 from scannery.pipelines.planning.build_plan import cut_input
-from scannery.pipelines.planning.compatibility import check_vectors
+from scannery.pipelines.planning.compatibility import check_live_rows
 from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.input_parts import CutMemory
 from scannery.pipelines.planning.planned_encoder import planned_encoders, recipe_of
@@ -147,7 +147,14 @@ def build(
                 started_at=clock.started_at,
                 plan_seconds=clock.laps["plan"],
             )
-            check_vectors(job.spec, parent, store)
+            check_live_rows(
+                job.spec,
+                parent,
+                store,
+                dimensions=job.dimensions,
+                fingerprint=job.fingerprint,
+                named=job.named_vectors,
+            )
             _check_overtaken(job, parent)
             units = group(parts, limit, job.recipe)
             shard_changes = _shard_changes(job, store, gone if parent else (), parent)
@@ -228,27 +235,19 @@ def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:
 def _check_overtaken(job: Job, parent: Manifest | None) -> None:
     """Refuse to publish where live updates that were sealed during the build would be lost.
 
+    That they fit, `check_live_rows` has seen.
+
     Raises:
-        SpecConflictError: their vector space or attribute types differ from the build's.
         AlreadyExistsError: another build or a rollback followed them, so the log cannot be replayed from there.
 
     """
     if parent is None or job.newer_than is None or job.keep_rows or job.mode != "full":
         return
-    numbers = f"{job.newer_than + 1} to {parent.log_sequence}"
-    what = f"index {job.index!r}: live updates {numbers} were sealed while this build ran"
-    old, new = parent.spec.attributes, job.spec.attributes
-    retyped = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
-    if job.spec.vectors == "required" and not all(entry.vectors for entry in parent.segments):
-        retyped.append("vectors: required")
-    retyped += changed_names(parent, job.named_vectors)
-    if retyped or not same_space(parent, job.dimensions, job.fingerprint):
-        raise SpecConflictError(
-            f"{what}, and do not fit its {', '.join(retyped) or 'encoder and dimensions'}; nothing was published. "
-            "Pause writes and run it again"
-        )
     if parent.log_floor > job.newer_than:
-        raise AlreadyExistsError(f"{what}, and another build or a rollback was committed; run this one again")
+        raise AlreadyExistsError(
+            f"index {job.index!r}: live updates {job.newer_than + 1} to {parent.log_sequence} were sealed while this "
+            "build ran, and another build or a rollback was committed; run this one again"
+        )
 
 
 class _Clock:

@@ -27,7 +27,7 @@ from scannery.pipelines.state.job import Job, Mode
 from scannery.pipelines.state.work_units import WorkUnit, key_of
 from scannery.pipelines.tuning.tuning_queries import queries_of, write_queries
 
-__all__ = ["build_id", "changed_names", "new_job", "plan_job", "same_space"]
+__all__ = ["build_id", "new_job", "plan_job"]
 
 TEXT_VERSION = 3
 """Part of the recipe of indexes with texts: raise it when some text would be embedded or searched differently.
@@ -96,7 +96,7 @@ def new_job(
     """
     spec = with_analyser(spec, parent.spec if parent is not None and mode == "upsert" else None)
     known = None if parent is None else queries_of(parent)
-    if queries is None and parent is not None and same_space(parent, dimensions, fingerprint):
+    if queries is None and parent is not None and _same_space(parent, dimensions, fingerprint):
         queries = known
     rewritten = parent is not None and (needs_rewriting(spec, parent) or queries != known)
     recipe = {
@@ -154,21 +154,10 @@ def build_id(job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, Sh
     return key_of("build", spec, job.recipe, keys, job.merge, job.queries, changes)[:16]
 
 
-def same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | None) -> bool:
+def _same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | None) -> bool:
     """Return whether vectors of these dimensions and this encoder can be in one index with those of a version."""
     digests = [(known or {}).get("digest") for known in (fingerprint, parent.encoder)]
     return dimensions == parent.dimensions and digests[0] == digests[1]
-
-
-def changed_names(parent: Manifest, named: Mapping[str, NamedVectorsInfo]) -> list[str]:
-    """Return the named vectors whose dimensions or encoder differ from those of a version that has them, too."""
-    return [
-        f"named_vectors.{name}"
-        for name, info in parent.named_vectors.items()
-        if name in named
-        and (info.dimensions, (info.encoder or {}).get("digest"))
-        != (named[name].dimensions, (named[name].encoder or {}).get("digest"))
-    ]
 
 
 def _can_keep_rows(job: Job, parent: Manifest) -> bool:

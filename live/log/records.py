@@ -226,7 +226,9 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int, new: bool
         )
     schema = written_schema(manifest.spec, manifest.dimensions)
     what = f"record {sequence} of the log does not fit version {manifest.version} of index {manifest.index!r}"
-    if mutation.rows.num_rows and mutation.encoder != encoder_digest(manifest):
+    # An index whose vectors come with the rows may get an encoder for queries; rows before are none of an encoder.
+    is_given = mutation.encoder is None and manifest.spec.source.vector is not None
+    if mutation.rows.num_rows and not is_given and mutation.encoder != encoder_digest(manifest):
         raise FormatError(f"{what}: its vectors were made for another encoder")
     if problem := named_problem(mutation, manifest):
         raise FormatError(f"{what}: its {problem}")

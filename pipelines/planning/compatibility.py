@@ -11,7 +11,7 @@ from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import log_registration_key
 from scannery.pipelines.errors import SpecConflictError
 
-__all__ = ["check_compatible", "check_vectors", "needs_rewriting"]
+__all__ = ["check_compatible", "check_live_rows", "needs_rewriting"]
 
 
 def check_compatible(
@@ -73,19 +73,62 @@ def _check_named(
         _same(f"{field}.from", spec.text_field(name), parent.spec.text_field(name))
 
 
-def check_vectors(spec: IndexSpec, parent: Manifest | None, store: Store) -> None:
-    """Raise SpecConflictError if a build would forbid rows without a vector that the index's log may have.
+def check_live_rows(
+    spec: IndexSpec,
+    parent: Manifest | None,
+    store: Store,
+    *,
+    dimensions: int,
+    fingerprint: Mapping[str, Any] | None,
+    named: Mapping[str, NamedVectorsInfo],
+) -> None:
+    """Raise SpecConflictError if a build makes a version that rows in the index's log may not fit.
 
-    Such rows may be written until the moment of the commit, and the new version could not be opened with them.
+    Rows are written for the earlier version until servers open the new one. They are acknowledged, and no process could
+    open the new version with them. That there are none at this moment says nothing about the next one, so an index that
+    has a log is refused. Arguments as of `check_compatible`.
     """
-    if parent is None or (spec.vectors, parent.spec.vectors) != ("required", "optional"):
+    if parent is None:
         return
-    if store.exists(log_registration_key(parent.index)):
+    changes = _misfits(spec, parent, dimensions, fingerprint, named)
+    if changes and store.exists(log_registration_key(parent.index)):
+        field, told = next(iter(changes.items()))
         raise SpecConflictError(
-            "vectors: the spec has required, the index has optional and takes live updates, which may be without a "
-            "vector; build another index and move an alias to it, or keep `vectors: optional`",
-            field="vectors",
+            f"{field}: {told}, and it takes live updates, which would not fit; nothing was published. Build another "
+            f"index and move an alias to it; or stop its servers, seal it, move its log away, run `scannery index log "
+            f"{parent.index} --forget`, and build again",
+            field=field,
         )
+
+
+def _misfits(
+    spec: IndexSpec,
+    parent: Manifest,
+    dimensions: int,
+    fingerprint: Mapping[str, Any] | None,
+    named: Mapping[str, NamedVectorsInfo],
+) -> dict[str, str]:
+    """Return what rows made for a version do not fit in a build (live/log/records.py `rows_fit`), by field."""
+    changes: dict[str, tuple[object, object]] = {
+        f"attributes.{name}": (spec.attributes[name], kind)
+        for name, kind in parent.spec.attributes.items()
+        if name in spec.attributes
+    }
+    changes |= {"dimensions": (dimensions, parent.dimensions)}
+    if parent.encoder is not None or spec.source.vector is None:
+        changes["encoder"] = _names(fingerprint, parent.encoder)
+    for name, existing in parent.named_vectors.items():
+        if (info := named.get(name)) is None:
+            continue
+        changes[f"named_vectors.{name}.dimensions"] = (info.dimensions, existing.dimensions)
+        changes[f"named_vectors.{name}.encoder"] = _names(info.encoder, existing.encoder)
+    if parent.spec.vectors == "optional":
+        changes["vectors"] = (spec.vectors, parent.spec.vectors)
+    return {
+        field: f"the spec has {new}, the index has {old}"
+        for field, (new, old) in changes.items()
+        if new != old
+    }
 
 
 def needs_rewriting(spec: IndexSpec, parent: Manifest) -> bool:

@@ -21,7 +21,7 @@ from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.versions.leases import keeps_log
 from scannery.indexer.versions.versions import commit, read_manifest
 from scannery.pipelines.dead_letters import first_of_each_reason
-from scannery.pipelines.planning.compatibility import check_vectors
+from scannery.pipelines.planning.compatibility import check_live_rows
 from scannery.pipelines.stages.observations import observations
 from scannery.pipelines.stages.removals import removals
 from scannery.pipelines.state.counts import Counts, ShardOutcome
@@ -178,9 +178,15 @@ def _decide(
         return "unchanged", parent
     manifest = _measured(manifest, parent, job, store, encoder)
     _check_log(job, store, parent, manifest)
-    check_vectors(
-        job.spec, parent, store
-    )  # again: the first live update may have been written during the build
+    # Again: the first live update may have been written during the build.
+    check_live_rows(
+        job.spec,
+        parent,
+        store,
+        dimensions=job.dimensions,
+        fingerprint=job.fingerprint,
+        named=job.named_vectors,
+    )
     try:
         return "committed", commit(store, manifest)
     except AlreadyExistsError:

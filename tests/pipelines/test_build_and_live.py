@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from scannery.indexer import shard_of, verify
+from scannery.live.log.forget import forget_log
 from scannery.live.maintenance.seal import seal
-from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
+from scannery.pipelines import SpecConflictError
+from scannery.pipelines.stages import publish as publish_stage
+from tests.pipelines.conftest import VECTORS, manifest_of, rows_of, run, vector_records
 from tests.pipelines.stages.test_update import expected
 from tests.pipelines.test_races import overtake
 
@@ -174,6 +178,68 @@ def test_a_build_that_makes_all_segments_anew_keeps_what_was_written_while_it_ra
     assert served(store) == wanted
     seal(store, "vectors")
     assert (rows_of(store), served(store)) == (wanted, wanted)
+    assert not verify(store, "vectors").problems
+
+
+ENCODER = {"model": "all-MiniLM-L6-v2", "device": "cpu", "dtype": "float32", "dimensions": 8}
+WIDER = [{**record, "vector": [*record["vector"], 0.5]} for record in vector_records(0, 6)]
+SPACES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
+    ("dimensions", {}, WIDER),
+    ("encoder", {"source": {"text": "show"}, "encoder": ENCODER}, vector_records(0, 6)),
+    ("attributes.n", {"attributes": {"show": "string", "n": "string"}}, vector_records(0, 6)),
+    ("vectors", {"vectors": "required"}, vector_records(0, 6)),
+]
+
+
+@pytest.mark.parametrize("moment", ["before", "while it runs"])
+@pytest.mark.parametrize(("field", "change", "records"), SPACES, ids=[field for field, *_ in SPACES])
+def test_a_build_that_live_rows_may_not_fit_publishes_nothing(
+    store, write, monkeypatch, field, change, records, moment
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    spec = SPEC | ({"vectors": "optional"} if field == "vectors" else {})
+    own = run(store, write("a.jsonl", vector_records(0, 6)), spec=spec)
+    changed = SPEC | change
+    written = functools.partial(live, store, "d1", "d30", delete=("d2",))
+    with monkeypatch.context() as patched:
+        if moment == "before":
+            written()
+        else:  # the first write of all, when the build is nearly done
+            measured = publish_stage._measured
+            patched.setattr(publish_stage, "_measured", lambda *args: (written(), measured(*args))[1])
+        with pytest.raises(SpecConflictError, match=f"{field}: the spec has .* takes live updates") as caught:
+            run(store, write("b.jsonl", records), spec=changed, mode="full")
+    assert caught.value.field == field
+    assert manifest_of(store).version == own.version
+    wanted: dict[str, Any] = expected(*vector_records(0, 6)) | dict.fromkeys(("d1", "d30"), tuple(LIVE))
+    del wanted["d2"]
+    assert served(store) == wanted
+    # Without its log, which is sealed, it can be built.
+    seal(store, "vectors")
+    assert store.local_root is not None
+    (store.local_root / "vectors" / "log").rename(store.local_root.parent / "log")
+    forget_log(store, "vectors")
+    report = run(store, write("b.jsonl", records), spec=changed, mode="full")
+    with scannery.connect(store.uri) as client:
+        index = client.index("vectors")
+        assert index.count() == report.passages == 6
+        index.upsert([{"id": "d0", "vector": [1.0] * report.dimensions}])
+        assert index.count() == 6
+
+
+@pytest.mark.parametrize("mode", ["upsert", "full"])
+def test_an_index_of_given_vectors_gets_an_encoder_beside_live_updates(store, write, monkeypatch, mode):
+    """The encoder is for queries: rows that were written before it fit, whose vectors no encoder made."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = write("a.jsonl", records := vector_records(0, 6))
+    run(store, path, spec=SPEC)
+    live(store, "d1", "d30")
+    overtake(monkeypatch, lambda: live(store, "d40"))
+    run(store, path, spec=SPEC | {"encoder": ENCODER}, mode=mode)
+    wanted: dict[str, Any] = expected(*records) | dict.fromkeys(("d1", "d30", "d40"), tuple(LIVE))
+    assert served(store) == wanted
+    assert seal(store, "vectors") is not None
+    assert served(store) == wanted
     assert not verify(store, "vectors").problems
 
 
