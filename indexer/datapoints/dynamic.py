@@ -219,6 +219,8 @@ def _plain(value: object, path: str) -> object:
         return timestamp_text(value)
     if isinstance(value, dt.date):  # the beginning of the day, as the SDK writes and compares it
         return timestamp_text(dt.datetime(value.year, value.month, value.day))
+    if isinstance(value, bytes):
+        raise _invalid(path, "bytes have no form in JSON; declare a string for UTF-8, or write them as text")
     try:
         return json_value(value)
     except (TypeError, ValueError, OverflowError) as error:

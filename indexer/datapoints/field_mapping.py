@@ -37,7 +37,7 @@ from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeSpec, AttributeType, IndexSpec, SourceSpec
 from scannery.indexer.vectors.vector_texts import CutVectorError, vector_in_text
 
-__all__ = ["FieldMapping", "MappedField"]
+__all__ = ["FieldMapping", "MappedField", "may_be_dynamic"]
 
 _Conversion = Callable[[Any], Any]
 _Takes = Callable[[pa.DataType], bool]
@@ -184,8 +184,7 @@ class FieldMapping:
 
     def is_other(self, name: str) -> bool:
         """Return whether a field of a record is a dynamic attribute."""
-        own = name in self.names or name in self._types or name in NOT_DYNAMIC
-        return self.dynamic and not own and not name.startswith("__index_level_")  # of pandas
+        return self.dynamic and name not in self.names and name not in self._types and may_be_dynamic(name)
 
     def others(self, record: Mapping[str, Any]) -> dict[str, Any] | InvalidRecordError:
         """Return the fields of a record that are dynamic attributes; the error, as `validate` takes it, for none.
@@ -256,6 +255,11 @@ class FieldMapping:
             | ({"vectors": vectors} if vectors else {})
             | ({"attributes": attributes} if attributes else {})
         )
+
+
+def may_be_dynamic(name: str) -> bool:
+    """Return whether a field that the spec does not name may be a dynamic attribute, by its name."""
+    return name not in NOT_DYNAMIC and not name.startswith("__index_level_")  # of pandas
 
 
 def _raise_all(errors: Sequence[InvalidRecordError]) -> None:

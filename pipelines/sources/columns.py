@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints.columns.kinds import has_json_form
 from scannery.indexer.datapoints.columns.plain import unreadable
+from scannery.indexer.datapoints.field_mapping import may_be_dynamic
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources.batches import Batch
 from scannery.pipelines.sources.locations import InputFile, open_bytes
@@ -141,9 +142,13 @@ def _has_fixed_lists(kind: pa.DataType) -> bool:
 
 
 def unreadable_rows(part: Part, schema: pa.Schema, fields: Fields) -> list[DeadLetter]:
-    """Return a dead letter for each row if the spec names a column of a type that cannot be read; none otherwise."""
-    problems = {field.name: problem for field in schema if (problem := unreadable(field))}
-    name = next((name for name in schema.names if name in problems and name in fields.names), None)
+    """Return a dead letter for each row if a column is of a type that cannot be what it is to be; none otherwise.
+
+    That is one that the spec names and that cannot be read, or one without a form in JSON that would be a dynamic
+    attribute.
+    """
+    problems = {field.name: problem for field in schema if (problem := _problem(field, fields))}
+    name = next(iter(problems), None)
     if name is None:
         return []
     rows = range(part.first, part.first + (part.end or 0) - part.start)
@@ -152,6 +157,19 @@ def unreadable_rows(part: Part, schema: pa.Schema, fields: Fields) -> list[DeadL
                    message=f"{name}: {problems[name]}")
         for row in rows
     ]  # fmt: skip
+
+
+def _problem(field: pa.Field, fields: Fields) -> str | None:
+    """Return why a column cannot be what it is to be; None if it can, or is not used."""
+    if field.name in fields.names:
+        return unreadable(field)
+    is_dynamic = fields.dynamic and field.name not in fields.attributes and may_be_dynamic(field.name)
+    if not is_dynamic or (unreadable(field) is None and has_json_form(field.type)):
+        return None
+    return (
+        f"a column of {field.type} has no form in JSON, so it is no dynamic attribute; declare an attribute for it (a "
+        "string, if it is UTF-8), or leave it out of the input"
+    )
 
 
 def _batches(files: Sequence[pq.ParquetFile], part: Part, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -183,12 +201,7 @@ def chosen_columns(schema: pa.Schema, fields: Fields) -> tuple[list[str], tuple[
     own = dataclasses.replace(fields, whole=False)
     can_be_read = {field.name: unreadable(field) is None for field in schema}
     is_named = {
-        field.name: field.name in fields.names
-        or (
-            own.reads(field.name)
-            and can_be_read[field.name]
-            and (has_json_form(field.type) or not fields.dynamic)
-        )
+        field.name: field.name in fields.names or (own.reads(field.name) and can_be_read[field.name])
         for field in schema
     }
     others = tuple(name for name in schema.names if not is_named[name])

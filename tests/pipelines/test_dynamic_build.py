@@ -7,17 +7,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from pyarrow import feather
 
 import scannery
 from scannery.indexer import Store
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.seal import seal
-from scannery.pipelines import compact, export
+from scannery.pipelines import PipelineError, compact, export
 from tests.pipelines.conftest import DIMENSIONS, Write, letters_of, run, vector_records
 
 SPEC: dict[str, Any] = {
@@ -157,7 +159,6 @@ def test_columns_keep_their_types(store: Store, tmp_path: Path) -> None:
         "when": pa.array([moment, None, moment]),
         "nested": [{"k": 1}, None, {"k": 2}],
         "document_id": [None, None, None],
-        "blob": [b"\xff", b"", None],
     })  # fmt: skip
     pq.write_table(table, tmp_path / "a.parquet")
     report = run(store, str(tmp_path / "a.parquet"), spec=SPEC)
@@ -203,3 +204,55 @@ def test_records_of_the_managed_service_keep_undeclared_namespaces(store: Store,
             "show": "s", "color": ["red", "blue"], "color_deny": ["green"], "size": 3, "cost": 3.0,
             "crowding_tag": "tag", "more": {"x": 1},
         }  # fmt: skip
+
+
+def _written(path: Path, format: str, column: pa.Array) -> None:
+    """Write a file of three rows with a column `x`."""
+    table = pa.table({"id": ["a", "b", "c"], "vector": [[1.0] * DIMENSIONS] * 3, "x": column})
+    if format == "parquet":
+        pq.write_table(table, path)
+    elif format == "arrow":
+        feather.write_feather(table, str(path))
+    else:
+        vectors = {"type": "array", "items": "double"}
+        fields = [{"name": "id", "type": "string"}, {"name": "vector", "type": vectors}]
+        schema = {"type": "record", "name": "r", "fields": [*fields, {"name": "x", "type": "bytes"}]}
+        with path.open("wb") as file:
+            fastavro.writer(file, fastavro.parse_schema(schema), table.to_pylist())
+
+
+BYTES: list[bytes] = [b"one", b"two", b"three"]
+WITHOUT_JSON = {
+    "bytes": pa.array(BYTES),
+    "bytes in structs": pa.array([{"bytes": each, "path": "a.png"} for each in BYTES]),
+    "lists of bytes": pa.array([[each] for each in BYTES]),
+    "dictionary of bytes": pa.array(BYTES).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_JSON)
+@pytest.mark.parametrize("format", ["parquet", "arrow", "avro"])
+def test_bytes_do_not_vanish(store: Store, tmp_path: Path, format: str, kind: str) -> None:
+    if format == "avro" and kind != "bytes":
+        pytest.skip("its bytes are read as values, whatever they are in")
+    _written(path := tmp_path / f"a.{format}", format, WITHOUT_JSON[kind])
+    with pytest.raises(PipelineError, match=r"x: .*(no form in JSON|have no form in JSON).*declare a"):
+        run(store, str(path), spec=SPEC)
+    # What the message says to do.
+    if kind != "bytes":
+        return
+    declared = {**SPEC, "attributes": {"x": "string"}}
+    assert run(store, str(path), spec=declared).passages == 3
+    with scannery.connect(str(store.uri)) as client:
+        index = client.index("vectors")
+        assert [point and point.attributes for point in index.get(["a"])] == [{"x": "one"}]
+        with pytest.raises(scannery.InvalidArgumentError, match=r"attributes\.y"):
+            index.upsert([{"id": "d", "vector": [1.0] * DIMENSIONS, "attributes": {"y": b"one"}}])
+
+
+def test_columns_of_bytes_that_are_no_attributes_are_left_out(store: Store, tmp_path: Path) -> None:
+    _written(path := tmp_path / "a.parquet", "parquet", WITHOUT_JSON["bytes"])
+    assert run(store, str(path), spec={**SPEC, "dynamic": False}).passages == 3
+    # One that is called like an attribute which comes from elsewhere.
+    other = {**SPEC, "attributes": {"x": {"type": "string", "from": "id"}}}
+    assert run(store, str(path), spec=other, mode="full").passages == 3

@@ -30,7 +30,9 @@ are read first as
 
 also inside of lists, structs and maps. Unions, intervals of months, and periods where pandas is not installed cannot be
 read: a column of them that the spec names makes its rows [dead letters](build.md#dead-letters), which name the column
-and its type; others are left out.
+and its type; others are left out. With `dynamic: true` the others would be attributes, so that there, such a column and
+one of bytes, also inside of others, make their rows dead letters: declare an attribute for it, or leave it out of the
+input. A write with bytes in an attribute is refused likewise.
 
 Null is no value at any place. A cell of a table is what a value becomes; where it is empty, or the value does not fit,
 the row is a dead letter, which names the field, and a write is refused.
