@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-.PHONY: demo wheel test test-long torture model kills test-xla test-clients test-installed test-cluster test-ray check proto contracts spec-docs sync bench clean
+.PHONY: demo wheel test test-system test-long torture model kills test-xla test-clients test-installed test-cluster test-ray check fix proto contracts spec-docs sync bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,10 +27,13 @@ TESTS_AT_ONCE ?= 3
 
 # Bytecode is kept, also where the environment forbids that: test modules take seconds to compile, and hundreds of
 # processes are started that import the package.
-test test-long: export PYTHONDONTWRITEBYTECODE :=
+test test-system test-long: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(VENV)/.ready  ## All tests but the long ones.
-	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
+test: $(VENV)/.ready  ## The tests that take a fraction of a second each, in about two minutes.
+	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile -m "not system and not long"
+
+test-system: $(VENV)/.ready  ## The others but the long ones; SINCE=REVISION: those that changes since then can affect.
+	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile -m "system and not long" $(if $(SINCE),--since $(SINCE))
 
 test-long: $(VENV)/.ready  ## What repeats what quicker tests do once: random operations, and kills at random moments.
 	$(BIN)/python -m pytest -n 2 --dist load -m long
@@ -108,6 +111,10 @@ check: $(VENV)/.ready  ## Format, lint, imports, types.
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/mypy tests benchmarks examples
+
+fix: $(VENV)/.ready  ## Format, and mend what the linter can.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 proto: $(VENV)/.ready  ## Regenerate src/scannery/v1 from proto/.
 	$(BIN)/python -m tests.tools.generate_protos src

@@ -7,11 +7,14 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.tools.affected import affected_tests, changed_files
 
 if TYPE_CHECKING:
     from tests.live.log.postgres_server import PostgresServer
@@ -22,6 +25,25 @@ _ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 settings.register_profile("scannery", _ANY_TIME, derandomize=True)
 settings.register_profile("explore", _ANY_TIME)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scannery"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--since`."""
+    parser.addoption("--since", metavar="REVISION", help="run only the files that changes since then can affect")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the test files that no change since `--since` can affect."""
+    since = config.getoption("since")
+    if since is None or collection_path.suffix != ".py":
+        return None
+    chosen = _affected(config.rootpath, since)
+    return True if chosen is not None and str(collection_path.relative_to(config.rootpath)) not in chosen else None
+
+
+@cache
+def _affected(root: Path, since: str) -> set[str] | None:
+    return affected_tests(root, changed_files(root, since))
 
 
 def pytest_collection() -> None:
