@@ -29,7 +29,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scannery"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--since`."""
-    parser.addoption("--since", metavar="REVISION", help="run only the files that changes since then can affect")
+    parser.addoption(
+        "--since", metavar="REVISION", help="run only the files that changes since then can affect"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -38,7 +40,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if since is None or collection_path.suffix != ".py":
         return None
     chosen = _affected(config.rootpath, since)
-    return True if chosen is not None and str(collection_path.relative_to(config.rootpath)) not in chosen else None
+    return (
+        True
+        if chosen is not None and str(collection_path.relative_to(config.rootpath)) not in chosen
+        else None
+    )
 
 
 @cache

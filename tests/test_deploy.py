@@ -44,6 +44,7 @@ def flags(arguments: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in (argument.partition("=") for argument in arguments)}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("file", "command", "port", "kinds"),
     [
@@ -90,6 +91,7 @@ def test_manifests_start_processes_with_options_that_they_have(
     assert pod["spec"]["terminationGracePeriodSeconds"] >= drain_s + 5 + int(stop_s)
 
 
+@pytest.mark.system
 def test_a_cluster_has_its_groups_in_each_row_and_roots_that_find_them() -> None:
     documents = loaded("kubernetes/cluster.yaml")
     rows = [each for each in documents if each["kind"] == "StatefulSet"]
@@ -169,6 +171,7 @@ def test_a_cluster_with_a_log_has_processes_that_maintain_it() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
+@pytest.mark.system
 def test_manifests_are_valid() -> None:
     validator = pytest.importorskip("kubernetes_validate")
     paths = [*(DEPLOY / "kubernetes").glob("*.yaml"), DEPLOY / "kustomize" / "log" / "maintain.yaml"]
@@ -191,6 +194,7 @@ def rendered(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(document["kind"], document["metadata"]["name"]): document for document in documents}
 
 
+@pytest.mark.system
 def test_the_kustomization_changes_what_its_values_say_and_nothing_else(tmp_path: Path) -> None:
     base = rendered(DEPLOY / "kubernetes")
     assert len(base) == len(loaded("kubernetes/cluster.yaml"))
@@ -303,6 +307,7 @@ EXTRA_OF = {"SCANNERY_LOG": "postgres", "OTEL_": "otel"}
 """The extra that reads what a variable names. Logs of images are in PostgreSQL: their file systems are read-only."""
 
 
+@pytest.mark.system
 def test_the_image_has_the_extras_that_its_files_need() -> None:
     files = [
         *DEPLOY.glob("compose*.yaml"),
@@ -488,6 +493,7 @@ def test_units_have_few_rights(unit: str) -> None:
     assert "SCANNERY_CACHE_DIR=/var/cache/scannery-encoder " in settings["Environment"]
 
 
+@pytest.mark.system
 def test_units_of_a_cluster_are_leaves_and_roots_that_serve_with_these_options(tmp_path: Path) -> None:
     """What systemd would start, with paths and ports of this test and no keys: the root has the rows of its leaf."""
     store = make_library_store(tmp_path)
@@ -561,6 +567,7 @@ def test_prometheus_understands_the_alerts() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.system
 def test_systemd_understands_the_units() -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")

@@ -17,6 +17,8 @@ from tests.data import ROOT
 from tests.pages import Reader, blocks, commands
 from tests.served import MINILM
 
+pytestmark = pytest.mark.system
+
 PAGES = (
     "README.md",
     "docs/quickstart.md",

@@ -44,6 +44,7 @@ def copy_index(path: Path, name: str, copy: str) -> None:
     commit(store, manifest.model_copy(update={"index": copy, "spec": spec, "index_id": None}))
 
 
+@pytest.mark.system
 def test_the_commands_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

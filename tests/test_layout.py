@@ -64,6 +64,7 @@ def test_proto_is_no_package():
     assert not [name for name in tracked("proto") if name.endswith(".py")]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_run_one_way(room: str):
     wrong = []
@@ -100,6 +101,7 @@ def _imported_rooms(path: Path) -> list[tuple[str, bool]]:
     return found
 
 
+@pytest.mark.system
 def test_the_wheel_holds_every_tracked_module(tmp_path: Path):
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)],

@@ -23,6 +23,8 @@ from scannery.v1 import index_pb2
 from scannery.v1.types_pb2 import Datapoint
 from tests.embed.conftest import MINILM
 
+pytestmark = pytest.mark.system
+
 SMALL_BYTES, LARGE_BYTES = 1 << 13, 1 << 15
 MOST_S = 6.0
 """For a MiB; the aim is 1 s on a machine that does nothing else."""

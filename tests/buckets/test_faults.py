@@ -14,6 +14,8 @@ from scannery.indexer import AlreadyExistsError, CorruptError, Store, StoreError
 from scannery.indexer.store import bucket_backend, conditional_puts, parts
 from tests.buckets.servers import BUCKET, Fault, FaultyProxy, bucket_environment, faulty_proxy, started_server
 
+pytestmark = pytest.mark.system
+
 PART = 1 << 16
 DATA = random.Random(3).randbytes(5 * PART + 77)
 SHA256 = hashlib.sha256(DATA).hexdigest()

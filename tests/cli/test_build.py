@@ -41,6 +41,7 @@ def run(corpus: Path, *arguments: str, status: int = 0) -> str:
     return result.stdout
 
 
+@pytest.mark.system
 def test_the_summary_names_counts_and_dead_letters(corpus):
     printed = run(
         corpus, "--input", str(corpus / "a.jsonl"), "--input", str(corpus / "b.jsonl"), status=PARTIAL
@@ -56,6 +57,7 @@ def test_the_summary_names_counts_and_dead_letters(corpus):
     )
 
 
+@pytest.mark.system
 def test_a_log_gets_lines_of_progress(corpus, capfd, monkeypatch):
     monkeypatch.setattr("scannery.cli.progress.LINE_EVERY_S", 0)
     main(
@@ -73,6 +75,7 @@ def test_a_log_gets_lines_of_progress(corpus, capfd, monkeypatch):
     assert "v: version 1" in out
 
 
+@pytest.mark.system
 def test_words_after_input_are_inputs_and_the_rest_goes_to_the_runner(corpus):
     inputs = [str(corpus / "a.jsonl"), str(corpus / "b.jsonl")]
     printed = run(corpus, "--json", "--input", *inputs, "--", "--direct_num_workers=1", status=PARTIAL)
@@ -82,6 +85,7 @@ def test_words_after_input_are_inputs_and_the_rest_goes_to_the_runner(corpus):
     assert report["seconds"]["wall"] > 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("limit", "fails"), [("0", True), ("1", False), ("5%", True), ("0.5", False)])
 @pytest.mark.parametrize("option", ["--allow-errors", "--max-dead-letters", "spec"])
 def test_the_limit_of_refused_records(corpus, option, limit, fails):
@@ -97,6 +101,7 @@ def test_the_limit_of_refused_records(corpus, option, limit, fails):
         run(corpus, *arguments)
 
 
+@pytest.mark.system
 def test_a_limit_in_the_spec_can_change_without_reading_the_input_again(corpus):
     arguments = ["--json", "--input", str(corpus / "*.jsonl")]
     run(corpus, *arguments, status=PARTIAL)
@@ -107,6 +112,7 @@ def test_a_limit_in_the_spec_can_change_without_reading_the_input_again(corpus):
     assert sorted((corpus / "store/v/stage/units").glob("*.json")) == units
 
 
+@pytest.mark.system
 def test_a_field_that_no_record_has_is_told_with_the_name_it_could_mean(corpus):
     (corpus / "spec.yaml").write_text("index: v\nsource: {vector: vector, title: vektor}\n")
     printed = run(corpus, "--input", str(corpus / "a.jsonl"))
@@ -117,6 +123,7 @@ def test_a_field_that_no_record_has_is_told_with_the_name_it_could_mean(corpus):
     assert "the field `yeer`, which the spec names; did you mean `year`?" in printed
 
 
+@pytest.mark.system
 def test_a_full_build_tells_what_it_removed_and_which_live_updates_it_dropped(corpus):
     run(corpus, "--input", str(corpus / "a.jsonl"))
     with scannery.connect(str(corpus / "store")) as client:
@@ -133,6 +140,7 @@ def test_a_full_build_tells_what_it_removed_and_which_live_updates_it_dropped(co
     assert (report["removed_datapoints"], report["dropped_live"]) == (3, 0)
 
 
+@pytest.mark.system
 def test_passages_of_documents_are_not_counted_as_documents(corpus):
     (corpus / "spec.yaml").write_text("index: v\nsource: {vector: vector, document_id: doc}\n")
     lines = [{"id": f"{doc}#{i}", "doc": doc, "vector": [1, i]} for doc in "xyz" for i in range(4)]
@@ -142,6 +150,7 @@ def test_passages_of_documents_are_not_counted_as_documents(corpus):
     assert "datapoints  12 of 3 documents in 1 shard(s)" in printed
 
 
+@pytest.mark.system
 def test_each_reason_has_its_first_record(corpus):
     with (corpus / "a.jsonl").open("a") as file:
         file.write('\n{"id": "x", "vector": "none"}\n{"id": "y"}\n{"id": "z", "vector": 3}\n')
@@ -158,6 +167,7 @@ def test_a_wrong_limit_is_a_usage_error(corpus, limit):
     assert result.exit_code == 2
 
 
+@pytest.mark.system
 def test_updates_say_what_changed_and_what_was_kept(corpus):
     run(corpus, "--input", str(corpus / "a.jsonl"))
     (corpus / "ids.txt").write_text("a0\r\n\na1\nnobody")
@@ -174,6 +184,7 @@ def test_updates_say_what_changed_and_what_was_kept(corpus):
         run(corpus, "--mode", "replace", "--input", str(corpus / "a.jsonl"))
 
 
+@pytest.mark.system
 def test_errors_are_those_of_the_pipeline(corpus):
     with pytest.raises(InputNotFoundError, match="matches no file"):
         run(corpus, "--input", str(corpus / "none*.jsonl"))
@@ -182,6 +193,7 @@ def test_errors_are_those_of_the_pipeline(corpus):
         run(corpus, "--input", str(corpus / "bad.jsonl"))
 
 
+@pytest.mark.system
 def test_loading_the_command_imports_nothing_slow():
     # NumPy comes with the SDK; what takes seconds to import must wait until it is needed.
     heavy = "('apache_beam', 'torch', 'scann', 'pyarrow', 'numba')"
@@ -192,6 +204,7 @@ def test_loading_the_command_imports_nothing_slow():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.system
 def test_a_build_that_stops_after_embedding_says_how_to_go_on(corpus):
     source = ["--input", str(corpus / "a.jsonl")]
     printed = run(corpus, *source, "--until", "embed")

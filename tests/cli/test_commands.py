@@ -76,6 +76,7 @@ def test_plain_output_has_everything_and_cuts_nothing(
     assert "letters: 77" in blocks[0]
 
 
+@pytest.mark.system
 def test_a_terminal_gets_a_table(texts: Path) -> None:
     arguments = ("search", "how do eruptions happen", "-i", "texts", "-s", str(texts), "-k", "1")
     result = subprocess.run(
@@ -151,6 +152,7 @@ def test_options_reach_the_index(capsys: pytest.CaptureFixture[str], library: Pa
     assert all(hit["attributes"] == {} for hit in answer["hits"])
 
 
+@pytest.mark.system
 def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library: Path) -> None:
     asked = ("search", "-i", "library", "-s", str(library), "--vector", VECTOR, "--where", '{"live": true}')
     status, output, _ = run(capsys, *asked, "--explain")
@@ -260,6 +262,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], library: 
     assert errors.splitlines()[-1].startswith("error: index: there is no index 'nobody'")
 
 
+@pytest.mark.system
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     status, output, _ = run(capsys, "--version")
     assert (status, output.split()[0]) == (0, "scannery")
@@ -272,6 +275,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert (status, "Usage" in output) == (0, True)
 
 
+@pytest.mark.system
 def test_a_reader_that_leaves_early_is_no_error(library: Path) -> None:
     command = f"{sys.executable} -m scannery.cli.main search -i library -s {library} --vector '{VECTOR}' -k 600 --json"
     result = subprocess.run(
@@ -306,6 +310,7 @@ def test_an_unexpected_error_is_named_by_its_type() -> None:
     assert one_line(ZeroDivisionError("a\nb")) == "ZeroDivisionError: a b"
 
 
+@pytest.mark.system
 def test_help_is_shown_as_it_is_written() -> None:
     """Rich takes what stands in square brackets for markup, and leaves it out."""
     from scannery.cli.main import app

@@ -24,6 +24,8 @@ from scannery.indexer import read_manifest
 from scannery.indexer.store.object_store import Store
 from tests.served import MINILM
 
+pytestmark = pytest.mark.system
+
 ASKED = [question for question in questions() if question.demo]
 
 

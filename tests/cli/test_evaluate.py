@@ -42,6 +42,7 @@ def place(request: pytest.FixtureRequest, store: Path) -> Iterator[tuple[str, st
         yield "--target", server.address
 
 
+@pytest.mark.system
 def test_every_mode_is_evaluated_and_compared(
     capsys: pytest.CaptureFixture[str], place: tuple[str, str], files: tuple[str, str]
 ) -> None:
@@ -79,6 +80,7 @@ def test_recall_is_measured_with_a_filter(
     assert answer["sampled"] is False
 
 
+@pytest.mark.system
 def test_recall_needs_no_queries(capsys: pytest.CaptureFixture[str], place: tuple[str, str]) -> None:
     status, output, _ = run(capsys, "recall", "-i", "texts", *place, "-k", "2")
     assert status == 0
@@ -97,6 +99,7 @@ def test_wrong_use_is_one_line(
     assert (status, "line 1: must have an id and a text" in errors) == (2, True)
 
 
+@pytest.mark.system
 def test_a_sweep_is_compared_with_its_best_and_written_to_files(
     capsys: pytest.CaptureFixture[str], place: tuple[str, str], files: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ import scannery
 from scannery.cli.main import main
 from tests.cli.foreign_files import WRITERS
 
+pytestmark = pytest.mark.system
+
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 

@@ -124,6 +124,7 @@ def test_arrow_keys_and_line_feeds_are_no_answers() -> None:
         assert list(keys) == ["1", "2", "s"]
 
 
+@pytest.mark.system
 def test_judging_through_a_pipe_resumes_where_it_stopped(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +230,7 @@ class Terminal:
         os.close(self._own)
 
 
+@pytest.mark.system
 def test_a_terminal_takes_single_keys_and_kill_loses_nothing(library: Path, tmp_path: Path) -> None:
     queries, output = tmp_path / "queries.jsonl", tmp_path / "qrels.tsv"
     queries.write_text(json.dumps({"_id": "q", "vector": [1.0] * 16}))  # no model is loaded

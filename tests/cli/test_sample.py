@@ -94,6 +94,7 @@ def test_the_file_is_plain_utf8_lines():
     assert "\n\n" not in text
 
 
+@pytest.mark.system
 def test_questions_name_episodes_that_exist_and_are_asked_once():
     assert len({question.question for question in questions()}) == len(questions())
     for question in questions():

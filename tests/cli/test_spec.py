@@ -46,6 +46,7 @@ NOTES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.system
 def test_a_good_spec_and_good_data(tmp_path, spec, capsys):
     status, out = run(capsys, "check", spec, "--input", write(tmp_path / "n.jsonl", NOTES))
     assert status == 0
@@ -56,6 +57,7 @@ def test_a_good_spec_and_good_data(tmp_path, spec, capsys):
     assert (status, "is valid" in out) == (0, True)
 
 
+@pytest.mark.system
 def test_named_vectors_are_told_with_how_often_they_are_filled(tmp_path, capsys):
     lines = [
         "index: notes",
@@ -87,6 +89,7 @@ def test_named_vectors_are_told_with_how_often_they_are_filled(tmp_path, capsys)
     assert (fault["reason"], fault["field"]) == ("vector_size", "picture")
 
 
+@pytest.mark.system
 def test_all_faults_of_a_record_are_told_with_their_places(tmp_path, spec, capsys):
     bad = {"body": " ", "year": "soon", "show": {"a": 1}}
     data = write(tmp_path / "n.jsonl", [*NOTES, bad, {**NOTES[0], "id": "n9", "year": "later"}, {**NOTES[1]}])
@@ -105,6 +108,7 @@ def test_all_faults_of_a_record_are_told_with_their_places(tmp_path, spec, capsy
     assert "3 of 8 records would be refused" in out
 
 
+@pytest.mark.system
 def test_fields_that_no_record_has_are_told_with_the_nearest_name(tmp_path, spec, capsys):
     renamed = [{"id": n["id"], "body": n["body"], "yeer": n["year"], "show": "a", "extra": 1} for n in NOTES]
     status, out = run(capsys, "check", spec, "--input", write(tmp_path / "n.jsonl", renamed))
@@ -113,6 +117,7 @@ def test_fields_that_no_record_has_are_told_with_the_nearest_name(tmp_path, spec
     assert "not used    yeer, extra" in out
 
 
+@pytest.mark.system
 def test_long_texts_are_told_and_cut(tmp_path, capsys, spec):
     long = [{**note, "body": "The tide comes in, and the boats turn. " * 200} for note in NOTES]
     data = write(tmp_path / "n.jsonl", long)
@@ -149,6 +154,7 @@ def test_a_named_vector_that_is_no_mapping_is_told_with_the_mapping(tmp_path, ca
     assert (status, meant in " ".join(out.split())) == (1, True), out
 
 
+@pytest.mark.system
 def test_a_spec_that_is_not_valid(tmp_path, capsys):
     (tmp_path / "bad.yaml").write_text(SPEC.replace("attributes", "atributes"))
     status, out = run(capsys, "check", str(tmp_path / "bad.yaml"))
@@ -158,6 +164,7 @@ def test_a_spec_that_is_not_valid(tmp_path, capsys):
     assert json.loads(out)["valid"] is False
 
 
+@pytest.mark.system
 def test_init_writes_a_spec_with_reasons(tmp_path, capsys):
     data = write(tmp_path / "Harbour notes.jsonl", NOTES)
     status, out = run(capsys, "init", data, "-o", str(tmp_path / "spec.yaml"))
@@ -191,6 +198,7 @@ def test_init_chooses_model_and_stemmer_by_the_language(tmp_path, capsys):
     }  # fmt: skip
 
 
+@pytest.mark.system
 def test_init_cuts_long_texts(tmp_path, capsys):
     data = write(tmp_path / "n.jsonl", [{**note, "body": "The tide comes in. " * 300} for note in NOTES])
     _, out = run(capsys, "init", data, "-o", "-")
@@ -228,6 +236,7 @@ def test_flags_win_over_guesses(tmp_path, capsys):
     assert written["encoder"] == {"model": "./model"}
 
 
+@pytest.mark.system
 def test_vectors_need_no_encoder(tmp_path, capsys):
     np.save(tmp_path / "v.npy", np.random.default_rng(1).standard_normal((10, 8), np.float32))
     status, out = run(capsys, "init", str(tmp_path / "v.npy"), "-o", str(tmp_path / "spec.yaml"))
@@ -250,12 +259,14 @@ def test_vectors_need_no_encoder(tmp_path, capsys):
     )
 
 
+@pytest.mark.system
 def test_types_that_some_records_refuse_become_texts(tmp_path, capsys):
     records = [{**note, "price": price} for note, price in zip(NOTES, [1, 2, "free", 3, 4], strict=True)]
     _, out = run(capsys, "init", write(tmp_path / "n.jsonl", records), "-o", "-")
     assert yaml.safe_load(out)["attributes"]["price"] == "string"
 
 
+@pytest.mark.system
 def test_data_without_an_id_or_text(tmp_path, capsys):
     status, out = run(capsys, "init", write(tmp_path / "n.jsonl", [{"a": 1}, {"a": 1}]), "-o", "-")
     assert (status, "--text" in out) == (2, True)
@@ -264,6 +275,7 @@ def test_data_without_an_id_or_text(tmp_path, capsys):
     assert run(capsys, "init", str(tmp_path / "none.csv"), "-o", "-")[0] == 3
 
 
+@pytest.mark.system
 def test_a_sample_of_a_large_input_says_so(tmp_path, capsys, spec):
     many = [{**NOTES[0], "id": str(i)} for i in range(3000)]
     data = write(tmp_path / "n.jsonl", many)
@@ -272,11 +284,13 @@ def test_a_sample_of_a_large_input_says_so(tmp_path, capsys, spec):
     assert (report["records"], report["is_whole"]) == (100, False)
 
 
+@pytest.mark.system
 def test_the_schema(capsys):
     status, out = run(capsys, "schema")
     assert (status, json.loads(out)) == (0, spec_json_schema())
 
 
+@pytest.mark.system
 def test_a_failed_draft_is_not_left_behind(tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text(
         "id,text\n" + "".join(f"{n},bees and owls number {n}\n" for n in range(5))

@@ -128,6 +128,7 @@ def test_a_client_may_be_pickled(server: Server, library: Path, remote: bool) ->
     assert [hit.id for hit in index.search(QUERIES[0], 3)] == expected
 
 
+@pytest.mark.system
 def test_a_client_works_in_a_forked_child(tmp_path: Path, library: Path) -> None:
     """In a process of its own: a fork of this one, with all the threads that other tests left, proves nothing."""
     code = f"""
@@ -150,6 +151,7 @@ sys.exit(status)
             assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.system
 def test_the_restart_of_a_server_is_not_seen(library: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     config = ServerConfig(store=str(library), listen=address, drain_s=5)
@@ -184,6 +186,7 @@ def test_the_restart_of_a_server_is_not_seen(library: Path) -> None:
     assert answered[0] >= before + 50
 
 
+@pytest.mark.system
 async def test_the_restart_of_a_server_is_not_seen_by_the_async_client(library: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     config = ServerConfig(store=str(library), listen=address, drain_s=1)
@@ -238,6 +241,7 @@ def test_waits_grow_and_end_with_the_deadline() -> None:
     assert [wait is None for wait in never] == [False, False, True]
 
 
+@pytest.mark.system
 def test_calls_go_over_several_connections(library: Path) -> None:
     with serving(library) as server, scannery.connect(server.address, channels=3) as client:
         for _ in range(6):

@@ -83,6 +83,7 @@ def same_everywhere(targets: list[Target], ask: Callable[[Any], Any]) -> Any:
     return first
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "ask",
     [
@@ -275,6 +276,7 @@ def test_texts_get_the_same_hits_everywhere(texts: Path) -> None:
         remote.close()
 
 
+@pytest.mark.system
 def test_every_mode_gets_the_same_hits_everywhere(tmp_path: Path) -> None:
     texts = make_text_store(tmp_path, lexical=True)
     asks: list[dict[str, Any]] = [
@@ -305,6 +307,7 @@ def test_unknown_arguments_are_type_errors(targets: list[Target]) -> None:
             run(lambda client: client.index("library").search(VECTOR, limit=3))
 
 
+@pytest.mark.system
 def test_zero_vectors_have_a_place_where_the_distance_is_not_cosine(targets: list[Target]) -> None:
     hits = same_everywhere(targets, lambda client: client.index("flat").search([0, 0, 0, 0], 3))
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)

@@ -142,6 +142,7 @@ def test_a_store_can_be_created_for_its_first_index(tmp_path: Path) -> None:
         assert client.index("notes").search([1, 0], k=1)[0].id == "a"
 
 
+@pytest.mark.system
 def test_a_wrong_port_or_wire_is_told(tmp_path: Path) -> None:
     Store.open(tmp_path, create=True)
     with socket.socket() as probe:
@@ -199,6 +200,7 @@ def test_a_closed_client_refuses(library: Path) -> None:
                 client.index("library").search(np.ones(DIMENSIONS))
 
 
+@pytest.mark.system
 async def test_an_async_client_asks_many_things_at_once(library: Path) -> None:
     import asyncio
 
@@ -233,6 +235,7 @@ def test_errors_are_the_builtin_ones_too() -> None:
 ENGINE = ("torch", "scann", "scannery.serving", "scannery.indexer", "pyarrow", "apache_beam")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("target", "more"), [("localhost:1", ()), ("http://localhost:1", ("grpc",))])
 def test_a_client_of_a_server_never_loads_the_engine(target: str, more: tuple[str, ...]) -> None:
     code = (

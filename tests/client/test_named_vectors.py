@@ -107,6 +107,7 @@ def ids(hits: Any) -> list[str]:
     return [hit.id for hit in hits]
 
 
+@pytest.mark.system
 def test_a_search_compares_the_vectors_that_it_names(same: Callable[[Ask], Any]) -> None:
     assert ids(same(lambda i: i.search("insects", 1, vectors="title", mode="dense"))) == ["bees"]
     assert ids(same(lambda i: i.search("insects", 1, vectors="body", mode="dense"))) == ["trains"]
@@ -224,6 +225,7 @@ def test_json_over_http_has_plain_lists(tmp_path: Path) -> None:
         assert np.frombuffer(packed, "<f4").tolist() == [0, 0.5, 0]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("wire", ["gRPC", "HTTP", "embedded"])
 def test_they_are_written_in_every_form(wire: str, tmp_path: Path) -> None:
     with connected(tmp_path / "store", wire) as client:

@@ -24,6 +24,7 @@ def index(library: Path) -> Iterator[scannery.Index]:
         yield client.index("library")
 
 
+@pytest.mark.system
 def test_datapoints_are_those_of_get(index: scannery.Index) -> None:
     found = list(index.scan(vectors=True))
     expected = index.get([point.id for point in found], vectors=True)
@@ -121,6 +122,7 @@ def test_a_scan_becomes_a_table(index: scannery.Index) -> None:
     assert table.column("id").to_pylist() == sorted(table.column("id").to_pylist())
 
 
+@pytest.mark.system
 async def test_the_asynchronous_scan_gives_the_same(library: Path, index: scannery.Index) -> None:
     everything = list(index.scan(order_by="-year"))
     with serving(library) as server:

@@ -72,6 +72,7 @@ def test_integer_ids_are_taken(index: scannery.Index) -> None:
             index.upsert([{"id": wrong, "vector": VECTORS[0]}])  # type: ignore[typeddict-item]
 
 
+@pytest.mark.system
 def test_a_frame_of_pandas_is_written(index: scannery.Index) -> None:
     done = index.upsert(frame())
     assert (done.written, done.ignored, done.failed) == (3, ("unnamed",), ())
@@ -83,6 +84,7 @@ def test_a_frame_of_pandas_is_written(index: scannery.Index) -> None:
     np.testing.assert_array_equal(third.vector, VECTORS[2])
 
 
+@pytest.mark.system
 def test_a_frame_of_any_size_is_written_in_batches(local: scannery.Index) -> None:
     done = local.upsert(frame(1500))
     assert done.written == 1500
@@ -155,6 +157,7 @@ def test_vectors_with_nulls_among_them_name_the_row(local: scannery.Index) -> No
         local.upsert(table)
 
 
+@pytest.mark.system
 async def test_the_asynchronous_client_takes_frames(library: Path, tmp_path: Path) -> None:
     with serving(copied(library, tmp_path)) as server:
         async with scannery.aio.connect(server.address) as client:
@@ -163,6 +166,7 @@ async def test_the_asynchronous_client_takes_frames(library: Path, tmp_path: Pat
             assert (await index.upsert_many(frame(), batch_size=2)).ignored == ("unnamed",)
 
 
+@pytest.mark.system
 def test_the_row_that_is_wrong_is_named(local: scannery.Index) -> None:
     wrong = frame(1000)
     wrong.at[777, "vector"] = VECTORS[0][:3]
@@ -176,6 +180,7 @@ def test_the_row_that_is_wrong_is_named(local: scannery.Index) -> None:
         local.upsert(wrong, request_id="x")
 
 
+@pytest.mark.system
 def test_records_by_the_specs_names_are_taken(library: Path, tmp_path: Path) -> None:
     """In one list with datapoints and exported rows, record by record."""
     records: list[Any] = [

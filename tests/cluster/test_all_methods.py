@@ -133,6 +133,7 @@ def _options(fields: Fields) -> Fields:
     return made
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", SEARCHES)
 def test_texts_with_an_encoder(pair: Pair, name: str) -> None:
     options = _options(SEARCHES[name])
@@ -164,6 +165,7 @@ QUERIES: dict[str, Fields] = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("mode", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", QUERIES)
 def test_queries(pair: Pair, name: str, mode: int) -> None:

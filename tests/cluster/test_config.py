@@ -57,6 +57,7 @@ def test_options_that_do_not_fit(capsys: pytest.CaptureFixture[str], library: Pa
     assert "Serving" not in output.out
 
 
+@pytest.mark.system
 def test_leaf_and_root_with_two_processes_each(library: Path) -> None:
     first, second, port = free_ports(3)
     target = f"127.0.0.1:{first},127.0.0.1:{second}"

@@ -36,6 +36,8 @@ from tests.cluster.questions import DIMENSIONS, INDEX, ROWS, any_filter, make_st
 from tests.cluster.servers import root_server, started_cluster
 from tests.data import ROOT
 
+pytestmark = pytest.mark.system
+
 TIMEOUT_S = 60
 ORDERS = ["id", "document_id", "year", "show", "rating", "live", "published"]
 MIXED: list[Any] = [

@@ -45,6 +45,7 @@ def reference(minilm_folder: Path) -> np.ndarray:
     return np.asarray(model.encode(TEXTS, batch_size=32, show_progress_bar=False))
 
 
+@pytest.mark.system
 def test_vectors_equal_the_librarys_in_input_order(minilm: Encoder, reference: np.ndarray) -> None:
     vectors = minilm.encode_documents(TEXTS)
     assert vectors.dtype == np.float32
@@ -53,6 +54,7 @@ def test_vectors_equal_the_librarys_in_input_order(minilm: Encoder, reference: n
     np.testing.assert_allclose(minilm.encode_queries(TEXTS), reference, atol=2e-6)
 
 
+@pytest.mark.system
 def test_a_batch_gives_what_its_texts_give_alone(minilm: Encoder) -> None:
     together = minilm.encode_documents(TEXTS)
     alone = np.concatenate([minilm.encode_documents([text]) for text in TEXTS])
@@ -69,6 +71,7 @@ def test_a_huge_text_costs_no_more_than_its_beginning(minilm: Encoder) -> None:
     np.testing.assert_allclose(huge, minilm.encode_documents([head + "and so on"]), atol=2e-6)
 
 
+@pytest.mark.system
 def test_the_tokens_that_are_cut_off_are_counted(minilm: Encoder) -> None:
     # Two special tokens leave room for 254; "word" is one token. The end of the last text is estimated.
     texts = ["word " * 254, "short", "word " * 255, "word " * 1000, "word " * 100_000]
@@ -92,6 +95,7 @@ def test_bad_texts_are_named_by_index(minilm: Encoder) -> None:
     assert isinstance(restored, EmbedError)
 
 
+@pytest.mark.system
 def test_threads_share_one_encoder(minilm: Encoder) -> None:
     expected = [minilm.encode_queries([text]) for text in TEXTS]
     results: dict[int, np.ndarray] = {}
@@ -119,6 +123,7 @@ def test_statistics_count_texts_tokens_and_padding(minilm: Encoder) -> None:
     assert after.seconds > before.seconds
 
 
+@pytest.mark.system
 def test_options_are_checked(minilm_folder: Path) -> None:
     for option in ({"dimensions": 385}, {"dimensions": 0}, {"max_tokens": 1000}, {"max_tokens": 1}):
         with pytest.raises(InvalidArgumentError, match=next(iter(option))) as caught:
@@ -126,6 +131,7 @@ def test_options_are_checked(minilm_folder: Path) -> None:
         assert caught.value.field == next(iter(option))
 
 
+@pytest.mark.system
 def test_prompts_dimensions_and_limits_are_the_librarys(minilm_folder: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
@@ -155,6 +161,7 @@ def test_an_unknown_model_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         Encoder.load("nobody/nothing")
 
 
+@pytest.mark.system
 def test_loading_a_packaged_model_is_silent_and_touches_no_network() -> None:
     code = (
         "import socket\n"
@@ -183,6 +190,7 @@ def test_importing_the_room_does_not_import_torch() -> None:
     assert done.stdout == "set()\n"
 
 
+@pytest.mark.system
 def test_a_text_longer_than_the_shapes_of_a_device_is_refused_and_costs_the_others_nothing(
     minilm: Encoder,
 ) -> None:

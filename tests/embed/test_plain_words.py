@@ -34,6 +34,7 @@ def words(tokenizer: Any) -> PlainWords:
     return made
 
 
+@pytest.mark.system
 @settings(max_examples=300, deadline=None)
 @given(text=st.one_of(st.text(string.printable, max_size=60), st.lists(PIECES, max_size=12).map("".join)))
 def test_ids_are_those_of_the_library(words: PlainWords, tokenizer: Any, text: str) -> None:

@@ -21,6 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_cross_encoder(tmp_path_factory.mktemp("cross"))
 
 
+@pytest.mark.system
 def test_scores_are_those_of_the_library(model: Path) -> None:
     from sentence_transformers import CrossEncoder
 
@@ -34,6 +35,7 @@ def test_scores_are_those_of_the_library(model: Path) -> None:
     assert reranker.scores("a query", []).shape == (0,)
 
 
+@pytest.mark.system
 def test_threads_may_share_one(model: Path) -> None:
     reranker = Reranker.load(model)
     alone = reranker.scores("the fox", TEXTS)
@@ -42,6 +44,7 @@ def test_threads_may_share_one(model: Path) -> None:
             assert scores == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.system
 def test_what_is_no_reranker_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidModelError, match="has 3 outputs; a reranker has one"):
         Reranker.load(make_cross_encoder(tmp_path / "three", labels=3))

@@ -18,6 +18,8 @@ from scannery.embed.text.documents import cut_and_encode
 from scannery.embed.tokenization import FastTokens, Features
 from scannery.embed.wordpiece import WordPiece
 
+pytestmark = pytest.mark.system
+
 
 class GatedDevice:
     """Gives all texts one vector; its first run waits until `released`."""

@@ -56,6 +56,7 @@ def check(wordpiece: WordPiece, tokenizer: Any, texts: list[str]) -> bool:
     return True
 
 
+@pytest.mark.system
 @settings(max_examples=120, deadline=None)
 @given(st.lists(st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=30).map("".join)), max_size=4))
 def test_ids_and_offsets_are_those_of_the_library(
@@ -64,6 +65,7 @@ def test_ids_and_offsets_are_those_of_the_library(
     check(wordpiece, tokenizer, ["".join(c for c in text if not "\ud800" <= c <= "\udfff") for text in texts])
 
 
+@pytest.mark.system
 def test_every_character_by_itself_and_in_a_word(wordpiece: WordPiece, tokenizer: Any) -> None:
     codes = [*range(0xD800), *range(0xE000, 0x10000, 7), *range(0x10000, 0x20000, 97)]
     handled = 0
@@ -88,6 +90,7 @@ def test_what_could_differ_is_left_to_the_library(wordpiece: WordPiece, tokenize
     assert WordPiece.of(Tokenizer(models.BPE())) is None
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "options",
     [
@@ -136,6 +139,7 @@ def test_real_transcripts_become_the_same_tokens(wordpiece: WordPiece, tokenizer
         assert check(wordpiece, tokenizer, texts)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("prompt", ["", "passage: "])
 def test_batches_are_the_same_with_truncation_and_prompts(minilm: Encoder, prompt: str) -> None:
     from tokenizers import Tokenizer
@@ -156,6 +160,7 @@ def test_batches_are_the_same_with_truncation_and_prompts(minilm: Encoder, promp
         assert actual.cut_N.tolist() == expected.cut_N.tolist()
 
 
+@pytest.mark.system
 def test_passages_are_the_same(minilm: Encoder) -> None:
     from scannery.embed import Chunker
 

@@ -38,6 +38,7 @@ def test_other_texts_are_refused(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.system
 def test_a_selection_opens_only_its_segments(tmp_path: Path) -> None:
     store = Store.open(make_library_store(tmp_path))
     whole = open_index(store, "library")

@@ -53,6 +53,7 @@ def named(call: Callable[[], Any], error: type[Exception], match: str) -> None:
         call()
 
 
+@pytest.mark.system
 def test_a_full_disk_refuses_writes_until_there_is_room(disk: Path) -> None:
     store = make_store(disk, some_rows(30))
     (disk / "filler").write_bytes(b"x" * (8 << 20))
@@ -104,6 +105,7 @@ def workers(store: Path) -> Iterator[str]:
         process.end()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("how", ["never written to", "closed", "killed"])
 def test_a_read_only_store_is_served_with_all_that_was_written(disk: Path, how: str) -> None:
     store = make_store(disk, some_rows(30))

@@ -78,6 +78,7 @@ def of_show(show: str | None, rows: dict[str, Row]) -> list[str]:
     return [name for name, row in rows.items() if row["attributes"]["show"] == show]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("batch_size", [1, 7, 10_000])
 def test_what_a_filter_allows_is_deleted_in_batches(each: Index, batch_size: int) -> None:
     names = of_show("gotime", BUILT)
@@ -93,6 +94,7 @@ def test_what_a_filter_allows_is_deleted_in_batches(each: Index, batch_size: int
     assert each.delete(where=GOTIME) == scannery.client.Deleted(done.sequence, 0)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("batch_size", [1, 7, 10_000])
 def test_what_a_filter_allows_is_changed_in_batches(each: Index, batch_size: int) -> None:
     names = of_show("gotime", BUILT)
@@ -129,6 +131,7 @@ async def test_the_asynchronous_client_does_the_same(store: Path) -> None:
         )
 
 
+@pytest.mark.system
 def test_a_change_that_keeps_matching_ends(index: Index) -> None:
     """The changed rows match the filter still: they are told apart by their revision."""
     assert index.update(where={}, attributes={"year": 2000}, batch_size=7).written == ROWS
@@ -136,6 +139,7 @@ def test_a_change_that_keeps_matching_ends(index: Index) -> None:
     assert index.attribute_stats("year").max == 2000
 
 
+@pytest.mark.system
 def test_live_sealed_merged_and_rolled_back_rows_are_all_reached(store: Path) -> None:
     rows = dict(BUILT)
     opened = Store.open(store)
@@ -169,6 +173,7 @@ def test_live_sealed_merged_and_rolled_back_rows_are_all_reached(store: Path) ->
         assert index.delete(where=GOTIME).deleted == len(of_show("gotime", BUILT))
 
 
+@pytest.mark.system
 def test_an_index_that_a_pipeline_built_from_documents_is_changed_passage_by_passage(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     vectors = np.random.default_rng(0).normal(size=(30, 4)).tolist()
@@ -306,6 +311,7 @@ def test_a_change_needs_a_filter_on_the_wire(handlers: Handlers) -> None:
         handlers._filtered.update(request, Deadline.after(30))
 
 
+@pytest.mark.system
 def test_a_failure_part_way_says_how_many_datapoints_are_left(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +330,7 @@ def test_a_failure_part_way_says_how_many_datapoints_are_left(
     assert index.count(GOTIME) == matching - 6
 
 
+@pytest.mark.system
 def test_a_batch_of_large_rows_is_cut_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from scannery.live.writing import filtered_write
 
@@ -341,6 +348,7 @@ def test_a_batch_of_large_rows_is_cut_by_its_size(tmp_path: Path, monkeypatch: p
         assert 200 < steps[0] < 256  # 1 MiB of 4 KiB payloads
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("large", ["rows", "named", "declared", "dynamic"])
 def test_no_more_rows_are_copied_than_a_batch_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: str
@@ -380,6 +388,7 @@ def test_no_more_rows_are_copied_than_a_batch_has(
         assert copied[4:] == [1, 1]
 
 
+@pytest.mark.system
 def test_dynamic_attributes_are_changed_and_removed(tmp_path: Path) -> None:
     spec = parse_spec({**LIVE.model_dump(), "dynamic": True})
     path = make_store(tmp_path, [], spec=spec)
@@ -421,6 +430,7 @@ def test_a_change_of_more_rows_than_fit_in_memory_waits_for_seals(tmp_path: Path
         assert index.stats().version > 1
 
 
+@pytest.mark.system
 def test_a_dry_run_counts_only_for_keys_that_may_read(store: Path, tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     _, writer = keys.create("writer", scopes=["write"])

@@ -66,6 +66,7 @@ def test_a_request_is_remembered_for_an_hour(folder: Path) -> None:
         assert connection.execute("SELECT request_id FROM answers").fetchall() == [("\0r2",)]
 
 
+@pytest.mark.system
 def test_the_write_ahead_log_begins_anew_while_others_append(
     log: SqliteLog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_full_disk_refuses_and_recovers(log: SqliteLog) -> None:
     assert [entry.data for entry in log.read(0)] == [b"one", b"two"]
 
 
+@pytest.mark.system
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_a_commit_syncs_once(folder: Path) -> None:
     """One sync a commit is what makes group commit pay; none would lose acknowledged writes."""
@@ -183,6 +185,7 @@ def writer(folder: Path, name: str, count: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.system
 def test_processes_create_and_share_a_log_and_one_that_is_killed_takes_nothing_with_it(folder: Path) -> None:
     folder.parent.mkdir()
     with writer(folder, "a", 200) as one, writer(folder, "b", 100_000) as other:
@@ -323,6 +326,7 @@ def forked(body: Callable[[Callable[[], None]], None]) -> Callable[[], bytes]:
     return finish
 
 
+@pytest.mark.system
 def test_a_fork_during_a_turn_does_not_keep_it(
     log: SqliteLog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +344,7 @@ def test_a_fork_during_a_turn_does_not_keep_it(
     assert log.position() == 2
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("own", [True, False])
 def test_what_a_forked_child_writes_is_not_lost(log: SqliteLog, folder: Path, own: bool) -> None:
     """SQLite in a child believes that it has the locks of its parent; others remove the write-ahead log under it."""
@@ -360,6 +365,7 @@ def test_what_a_forked_child_writes_is_not_lost(log: SqliteLog, folder: Path, ow
     assert entries == [b"parent", b"child 1", b"third-0", b"child 2"]
 
 
+@pytest.mark.system
 def test_a_parent_goes_on_after_a_fork(log: SqliteLog) -> None:
     append(log, b"one")
     log.changed()
@@ -369,6 +375,7 @@ def test_a_parent_goes_on_after_a_fork(log: SqliteLog) -> None:
     assert finish() == b""
 
 
+@pytest.mark.system
 def test_a_child_that_was_forked_during_a_commit_is_refused_the_log(
     log: SqliteLog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

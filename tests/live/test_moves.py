@@ -136,6 +136,7 @@ class Load:
                     return
 
 
+@pytest.mark.system
 @merges_by_hand
 def test_queries_and_writes_go_on_through_seals_merges_and_rollbacks(path: Path, store: Store) -> None:
     with serving(path, check_every_s=0.05) as server, Load(server.address) as load:
@@ -179,6 +180,7 @@ def test_two_servers_share_a_log(path: Path, rng: random.Random) -> None:
         wait_for(lambda: second.index("live").get(["n0"]) == [None], "never visible")
 
 
+@pytest.mark.system
 @merges_by_hand
 def test_a_seal_takes_everything_and_the_log_keeps_what_the_version_before_needs(
     path: Path, store: Store, index: Index, rng: random.Random
@@ -204,6 +206,7 @@ def test_a_seal_takes_everything_and_the_log_keeps_what_the_version_before_needs
         assert other.index("live").stats().sequence == 7
 
 
+@pytest.mark.system
 def test_revisions_outlive_a_seal_and_a_merge(path: Path, store: Store) -> None:
     with scannery.connect(path) as client:
         for number in range(3):
@@ -235,6 +238,7 @@ def test_a_seal_that_loses_a_race_goes_on_top_of_the_winner(
     assert verify(store, "live").problems == ()
 
 
+@pytest.mark.system
 @merges_by_hand
 def test_rows_that_die_while_they_are_merged_stay_dead(
     store: Store, path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
@@ -265,6 +269,7 @@ def test_rows_that_die_while_they_are_merged_stay_dead(
         model.check_rows(client.index("live"))
 
 
+@pytest.mark.system
 @merges_by_hand
 def test_gc_leaves_alone_what_a_seal_and_a_merge_are_about_to_commit(
     store: Store, index: Index, rng: random.Random, monkeypatch: pytest.MonkeyPatch
@@ -309,6 +314,7 @@ def test_segments_with_many_deleted_rows_are_written_again(path: Path, store: St
     assert manifest.rows == sum(entry.rows for entry in manifest.segments) == 20
 
 
+@pytest.mark.system
 def test_tiers_keep_segments_few_under_endless_churn(tmp_path: Path, rng: random.Random) -> None:
     spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 100, "merge_segments": 2}})
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
@@ -326,6 +332,7 @@ def test_tiers_keep_segments_few_under_endless_churn(tmp_path: Path, rng: random
     assert sum(entry.rows for entry in manifest.segments) < 2 * ROWS
 
 
+@pytest.mark.system
 def test_a_server_seals_by_itself_and_gives_memory_back(tmp_path: Path, rng: random.Random) -> None:
     spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 100, "seal_age_s": 0.2}})
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
@@ -336,6 +343,7 @@ def test_a_server_seals_by_itself_and_gives_memory_back(tmp_path: Path, rng: ran
         assert (index.stats().memory_rows, index.stats().rows, index.stats().sequence) == (0, ROWS, 1)
 
 
+@pytest.mark.system
 def test_what_only_the_log_has_is_sealed_too(tmp_path: Path, rng: random.Random) -> None:
     """Rows that are written again and again, and deletions, take no memory; a restart reads them all."""
     spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 100_000, "seal_bytes": 1 << 20}})
@@ -370,6 +378,7 @@ def test_what_only_the_log_has_is_sealed_too(tmp_path: Path, rng: random.Random)
         assert live.state.log_bytes == counted > 0
 
 
+@pytest.mark.system
 def test_an_embedded_client_whose_memory_is_full_has_it_sealed(tmp_path: Path, rng: random.Random) -> None:
     spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 1000, "max_rows": 1000}})
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
@@ -390,6 +399,7 @@ def test_an_embedded_client_whose_memory_is_full_has_it_sealed(tmp_path: Path, r
         assert index.stats().version >= 2
 
 
+@pytest.mark.system
 def test_a_seal_goes_on_after_the_embedded_client_that_began_it(tmp_path: Path, rng: random.Random) -> None:
     spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 100}})
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
@@ -422,6 +432,7 @@ def test_a_rollback_undoes_what_was_sealed_and_keeps_what_was_not(
         assert client.index("live").stats().sequence == 3
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("damage", ["missing", "damaged", "manifest"])
 def test_a_rollback_from_a_damaged_version_keeps_what_the_log_has(
     store: Store, path: Path, damage: str
@@ -465,6 +476,7 @@ def test_a_rollback_from_a_damaged_version_needs_the_log(path: Path, store: Stor
     catalog.close()
 
 
+@pytest.mark.system
 @merges_by_hand
 def test_a_rollback_beyond_what_the_log_has_keeps_the_position(store: Store, path: Path) -> None:
     for number in range(3):
@@ -479,6 +491,7 @@ def test_a_rollback_beyond_what_the_log_has_keeps_the_position(store: Store, pat
         assert [point is not None for point in points] == [False, False, True]
 
 
+@pytest.mark.system
 def test_a_backup_is_taken_while_writing_and_comes_back_whole(
     path: Path, store: Store, tmp_path: Path
 ) -> None:
@@ -504,6 +517,7 @@ def test_a_backup_is_taken_while_writing_and_comes_back_whole(
         assert index.delete(["id1"]).sequence == report.sequence + 1
 
 
+@pytest.mark.system
 def test_what_was_written_to_a_backup_that_is_served_is_restored_too(
     path: Path, store: Store, tmp_path: Path
 ) -> None:
@@ -559,6 +573,7 @@ def test_what_is_damaged_is_not_copied(
     assert list_versions(backup, "live") == list_versions(back, "live") == []
 
 
+@pytest.mark.system
 @merges_by_hand
 def test_a_server_collects_garbage_by_itself(tmp_path: Path, rng: random.Random) -> None:
     live = {"gc_every_s": 1, "gc_keep": 2, "gc_min_age_s": 0.5}

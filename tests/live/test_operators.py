@@ -24,7 +24,7 @@ from tests.model.oracle import matches
 from tests.model.rows import Row
 from tests.served import serving
 
-pytestmark = pytest.mark.usefixtures("merges_by_hand")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("merges_by_hand")]
 
 SPEC: dict[str, Any] = {
     "index": "cafes",

@@ -5,8 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from scannery.indexer import Store, list_versions
 from tests.live.torture import torture
+
+pytestmark = pytest.mark.system
 
 
 def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:

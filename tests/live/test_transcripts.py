@@ -71,6 +71,7 @@ def check(client: Any, encoder: Encoder, reranker: Path, title: str) -> None:
     assert [ranked[name] for name in spoken] == pytest.approx(scores.tolist(), abs=1e-5)
 
 
+@pytest.mark.system
 def test_a_live_transcript_is_what_is_spoken(store: Path, encoder: Encoder, reranker: Path) -> None:
     with scannery.connect(store) as client:
         client.index("texts").upsert([{"id": "cues", "title": "Volcanoes", "text": as_webvtt(SPOKEN)}])

@@ -210,6 +210,7 @@ def test_the_first_item_that_is_wrong_is_named(manifest: Manifest) -> None:
         parse_upsert(request, manifest, Deadline.after(None))
 
 
+@pytest.mark.system
 def test_many_writes_without_a_query_between_them_are_there_afterwards(
     manifest: Manifest, tmp_path: Any
 ) -> None:
@@ -349,6 +350,7 @@ def written(messages: list[pb.Upsert], number: int, manifest: Manifest) -> Verdi
     return row
 
 
+@pytest.mark.system
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_builds_and_writes_judge_a_datapoint_alike(manifest: Manifest, data: st.DataObject) -> None:

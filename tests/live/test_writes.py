@@ -59,6 +59,7 @@ def refusal(call: Any) -> tuple[type[Exception], str | None]:
     return type(caught.value), caught.value.field
 
 
+@pytest.mark.system
 def test_a_write_is_seen_by_the_next_query_and_by_every_other_process(index: Index, store: Path) -> None:
     done = index.upsert([{"id": "new", "vector": VECTOR, "text": "a zebra"}])
     assert (done.sequence, done.written) == (1, 1)
@@ -72,6 +73,7 @@ def test_a_write_is_seen_by_the_next_query_and_by_every_other_process(index: Ind
     assert (index.stats().rows, index.stats().sequence, index.stats().memory_rows) == (30, 2, 0)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("point", "field"),
     [
@@ -104,6 +106,7 @@ def test_a_wrong_datapoint_is_named_and_refuses_its_batch(
     assert index.stats().sequence == 0
 
 
+@pytest.mark.system
 def test_partial_updates_change_what_they_name(index: Index) -> None:
     before = index.get(["id1"], vectors=True)[0]
     assert before is not None
@@ -141,6 +144,7 @@ def test_what_a_mask_does_not_name_is_refused(store: Path) -> None:
     catalog.close()
 
 
+@pytest.mark.system
 def test_conditions_hold_for_the_state_the_write_comes_upon(index: Index) -> None:
     first = index.upsert([{"id": "a", "vector": VECTOR, "if_absent": True}])
     assert refusal(lambda: index.upsert([{"id": "a", "vector": VECTOR, "if_absent": True}])) == (
@@ -158,6 +162,7 @@ def test_conditions_hold_for_the_state_the_write_comes_upon(index: Index) -> Non
     assert index.stats().sequence == 4
 
 
+@pytest.mark.system
 def test_words_are_made_before_a_writes_transaction_and_by_no_replay(
     index: Index, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +187,7 @@ def test_words_are_made_before_a_writes_transaction_and_by_no_replay(
         assert {hit.id for hit in replayed.search("giraffe", mode="lexical")} == {"b"}
 
 
+@pytest.mark.system
 def test_a_repeated_request_gets_the_first_answer(index: Index) -> None:
     done = index.upsert([{"id": "a", "vector": VECTOR}], request_id="r1")
     index.delete(["a"])
@@ -190,6 +196,7 @@ def test_a_repeated_request_gets_the_first_answer(index: Index) -> None:
     assert refusal(lambda: index.delete(["a"], request_id="x" * 65))[1] == "request_id"
 
 
+@pytest.mark.system
 def test_deletions_count_what_was_there(index: Index) -> None:
     rows = {f"id{i}": index.get([f"id{i}"])[0] for i in range(30)}
     document = rows["id0"].document_id  # type: ignore[union-attr]
@@ -201,6 +208,7 @@ def test_deletions_count_what_was_there(index: Index) -> None:
     assert refusal(lambda: index.delete([]))[1] == "ids"
 
 
+@pytest.mark.system
 def test_concurrent_writers_share_syncs_and_lose_nothing(store: Path) -> None:
     with scannery.connect(store) as client:
         index = client.index("live")
@@ -218,6 +226,7 @@ def test_concurrent_writers_share_syncs_and_lose_nothing(store: Path) -> None:
         assert index.stats().sequence == 200
 
 
+@pytest.mark.system
 def test_full_memory_refuses_writes_and_keeps_answering(tmp_path: Path) -> None:
     spec = parse_spec(
         {**LIVE.model_dump(), "live": {"max_rows": 1000, "seal_rows": 1000, "seal_age_s": 9999}}
@@ -245,6 +254,7 @@ def test_full_memory_refuses_writes_and_keeps_answering(tmp_path: Path) -> None:
     catalog.close()
 
 
+@pytest.mark.system
 def test_a_disk_that_is_full_refuses_writes_until_there_is_room(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +272,7 @@ def test_a_disk_that_is_full_refuses_writes_until_there_is_room(
         assert index.upsert(big).sequence == 2
 
 
+@pytest.mark.system
 def test_whoever_hangs_in_a_transaction_holds_up_writes_and_nothing_else(store: Path) -> None:
     with scannery.connect(store) as client:
         index = client.index("live")
@@ -279,6 +290,7 @@ def test_whoever_hangs_in_a_transaction_holds_up_writes_and_nothing_else(store: 
         other.close()
 
 
+@pytest.mark.system
 def test_writes_that_wait_for_the_disk_leave_queries_their_permits(store: Path) -> None:
     with served.serving(store, threads=1) as server, scannery.connect(server.address) as client:
         index = client.index("live")
@@ -298,6 +310,7 @@ def test_writes_that_wait_for_the_disk_leave_queries_their_permits(store: Path) 
         other.close()
 
 
+@pytest.mark.system
 def test_a_log_that_cannot_be_written_refuses_writes(store: Path) -> None:
     (store / "live" / "log").write_text("a file is in the way")
     with scannery.connect(store) as client:
@@ -317,6 +330,7 @@ def test_a_store_without_a_local_folder_takes_no_writes(store: Path, monkeypatch
     catalog.close()
 
 
+@pytest.mark.system
 def test_a_damaged_log_is_not_served_in_silence(store: Path, tmp_path: Path) -> None:
     with scannery.connect(store) as client:
         for i in range(3):
@@ -327,6 +341,7 @@ def test_a_damaged_log_is_not_served_in_silence(store: Path, tmp_path: Path) -> 
         client.index("live").search(VECTOR)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("harm", ["flipped", "cut off"])
 def test_acknowledged_writes_are_not_lost_in_silence(store: Path, tmp_path: Path, harm: str) -> None:
     """SQLite takes damage in its write-ahead log for the end of it, and so would lose all that came after."""
@@ -412,6 +427,7 @@ def _cut_store(texts: Path, folder: Path) -> Path:
     return folder / "cut"
 
 
+@pytest.mark.system
 def test_passages_that_would_repeat_too_much_are_refused(texts: Path, tmp_path: Path) -> None:
     store = _cut_store(texts, tmp_path)
     payload = {"note": "x" * (500 << 10)}
@@ -461,6 +477,7 @@ def test_a_document_is_replaced_with_all_of_its_passages(texts: Path, tmp_path: 
 TIMES: dict[str, Any] = {"time_start_s": 61.5, "time_end_s": 90.0}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("wire", WIRES)
 def test_texts_keep_the_times_that_are_given(texts: Path, tmp_path: Path, wire: str) -> None:
     with connected(copied(texts, tmp_path), wire) as client:
@@ -478,6 +495,7 @@ def test_texts_keep_the_times_that_are_given(texts: Path, tmp_path: Path, wire: 
         assert refusal(lambda: index.upsert([wrong]))[1] == ("upserts[0].datapoint.time_start_s")
 
 
+@pytest.mark.system
 def test_passages_without_marks_have_the_times_of_their_document(texts: Path, tmp_path: Path) -> None:
     with scannery.connect(_cut_store(texts, tmp_path), timeout_s=120) as client:
         index = client.index("texts")
@@ -514,6 +532,7 @@ def test_the_log_of_an_index_that_is_behind_its_version_goes_on(store: Path) -> 
     log.close()
 
 
+@pytest.mark.system
 def test_each_deletion_of_a_batch_has_its_own_condition(store: Path) -> None:
     catalog = EmbeddedCatalog.open(store)
 
@@ -548,6 +567,7 @@ def test_each_deletion_of_a_batch_has_its_own_condition(store: Path) -> None:
         assert index.stats().rows == 27
 
 
+@pytest.mark.system
 def test_vectors_are_kept_as_they_are_given(index: Index, store: Path, tmp_path: Path) -> None:
     """In every form a vector can have, alone or beside one of another form; cosine scales for search only."""
     given = np.array([3, 4, 1e-7, *[0.5] * (DIMENSIONS - 3)], np.float32)

@@ -12,6 +12,8 @@ from tests.model.injected import INJECTED, injected
 from tests.model.runner import Failure, config_of, random_ops, replay, run
 from tests.model.shrink import shrunk
 
+pytestmark = pytest.mark.system
+
 RECORDED_AT = Path(__file__).parent / "recorded"
 """Operations that failed once, shrunk."""
 

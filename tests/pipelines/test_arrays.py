@@ -58,6 +58,7 @@ ARRAYS = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("limit", [100, 3000, 1 << 20])
 @pytest.mark.parametrize("name", ARRAYS)
 def test_every_row_comes_out_once_with_its_number(tmp_path, name, limit):
@@ -69,6 +70,7 @@ def test_every_row_comes_out_once_with_its_number(tmp_path, name, limit):
     assert np.array_equal(stacked(records), ARRAYS[name])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("limit", [100, 1 << 20])
 def test_a_file_of_ids_names_the_rows(tmp_path, limit):
     write(tmp_path / "a.fvecs", ARRAYS["a.fvecs"])
@@ -104,6 +106,7 @@ def test_ids_that_do_not_line_up_refuse_the_file(tmp_path, lines):
     assert f"700 rows and {tmp_path}/a.npy.ids has {lines} lines" in letters[0].message
 
 
+@pytest.mark.system
 def test_a_bad_id_costs_its_own_row(tmp_path, store):
     write(tmp_path / "a.npy", ARRAYS["a.npy"][:4])
     (tmp_path / "a.npy.ids").write_bytes(b"a\n\xff\n\nd\n")
@@ -125,6 +128,7 @@ def test_ids_that_change_while_a_build_runs_are_noticed(tmp_path):
         list(read_part(part, FIELDS))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("limit", [100, 1 << 20])
 @pytest.mark.parametrize("name", ["a.npy", "a.fvecs", "a.bvecs"])
 def test_a_truncated_file_keeps_the_whole_rows_before_the_end(tmp_path, name, limit):
@@ -146,6 +150,7 @@ def test_a_truncated_file_by_column_has_no_row(tmp_path):
     assert (len(records), [letter.reason for letter in letters]) == (0, ["damaged_file"])
 
 
+@pytest.mark.system
 def test_a_row_of_another_size_costs_itself(tmp_path):
     data = bytearray(vecs(ARRAYS["a.fvecs"]))
     data[24 * 7] = 99
@@ -183,6 +188,7 @@ def test_empty_files_have_no_rows(tmp_path):
     assert read(tmp_path / "a.npy") == read(tmp_path / "b.fvecs") == ([], [])
 
 
+@pytest.mark.system
 def test_row_numbers_are_ids_of_one_file_only(tmp_path, store):
     write(tmp_path / "a.npy", ARRAYS["a.npy"])
     write(tmp_path / "b.npy", ARRAYS["a.npy"])
@@ -200,6 +206,7 @@ def test_vectors_need_a_spec_that_has_them(tmp_path, store):
         run(store, str(tmp_path), spec=spec)
 
 
+@pytest.mark.system
 def test_real_descriptors(store):
     path = shared_data("vec-sift-5k", "siftsmall_query.fvecs")
     raw = np.fromfile(path, "<f4").reshape(-1, 129)[:, 1:]
@@ -208,6 +215,7 @@ def test_real_descriptors(store):
     assert rows_of(store) == {str(row): tuple(raw[row].tolist()) for row in range(100)}
 
 
+@pytest.mark.system
 def test_row_numbers_are_those_of_ground_truth_files(store, tmp_path):
     base = np.loadtxt(shared_data("vec-sift-5k", "sift-dataset-5k.tsv"), np.uint8, usecols=range(128))
     queries = np.fromfile(shared_data("vec-sift-5k", "siftsmall_query.fvecs"), "<f4").reshape(-1, 129)[:, 1:]
@@ -229,6 +237,7 @@ def embeddings_parquet(path: Path, kind: pa.DataType, vectors: np.ndarray) -> No
     pq.write_table(pa.table({"key": pa.array(range(len(vectors))), "embedding": column}), path)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "kind",
     [
@@ -250,6 +259,7 @@ def test_parquet_of_other_origins(tmp_path, store, kind):
     assert rows_of(store) == {str(row): tuple(vectors[row].astype(np.float32).tolist()) for row in range(50)}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("fixed", [True, False])
 def test_binary_columns_are_read_as_the_spec_says(tmp_path, store, number, fixed):

@@ -13,6 +13,8 @@ from scannery.indexer import IndexerError, Store
 from scannery.pipelines import PipelineError
 from tests.pipelines.conftest import VECTORS, Write, rows_of, run, vector_records
 
+pytestmark = pytest.mark.system
+
 DAMAGES = ("flipped", "cut", "empty", "missing", "other")
 
 

@@ -27,6 +27,8 @@ from tests.pipelines.conftest import (
     vector_records,
 )
 
+pytestmark = pytest.mark.system
+
 
 def expected(records: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
     return {r["id"]: tuple(np.asarray(r["vector"], np.float32).tolist()) for r in records}

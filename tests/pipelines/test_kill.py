@@ -20,6 +20,8 @@ from tests.data import ROOT
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
 from tests.tools.prepared_process import PreparedProcess
 
+pytestmark = pytest.mark.system
+
 SCRIPT = """
 import json, sys
 from scannery.pipelines import build

@@ -24,6 +24,8 @@ from tests.pipelines.conftest import (
     vector_records,
 )
 
+pytestmark = pytest.mark.system
+
 OPTIONAL = {**VECTORS, "vectors": "optional"}
 WORDS: dict[str, Any] = {
     "index": "words",

@@ -20,6 +20,8 @@ from tests.object_server import ObjectServer, object_server
 from tests.served import DIMENSIONS, copied, make_library_store, make_text_store, serving
 from tests.tools.ports import free_ports
 
+pytestmark = pytest.mark.system
+
 QUERY = clustered(700, DIMENSIONS, seed=5)[650]
 
 

@@ -17,7 +17,7 @@ from scannery.live.maintenance.seal import seal
 from tests.data import clustered, datapoints
 from tests.served import MINILM, WIRES, connected, copied, publish_version
 
-pytestmark = pytest.mark.usefixtures("merges_by_hand")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("merges_by_hand")]
 
 D = 6
 WORDS = ("volcano", "bread", "violin")

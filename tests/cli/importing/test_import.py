@@ -16,6 +16,8 @@ import scannery
 from scannery.cli.main import main
 from tests.served import MINILM
 
+pytestmark = pytest.mark.system
+
 ROWS = 600
 VECTORS = np.random.default_rng(0).normal(size=(ROWS, 8)).astype(np.float32)
 PAYLOADS: list[dict[str, Any]] = [

@@ -15,6 +15,8 @@ from scannery.indexer import Store, parse_spec, spec_json_schema, spec_yaml
 from tests.served import LIBRARY, MINILM, TEXTS, serving
 from tests.tools.generate_spec_docs import example_spec, keys_of
 
+pytestmark = pytest.mark.system
+
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = main(["index", *arguments])

@@ -55,6 +55,7 @@ def tune(capsys: pytest.CaptureFixture[str], store: Path, *arguments: str) -> tu
     return status, captured.out, captured.err
 
 
+@pytest.mark.system
 def test_the_curves_are_measured_with_the_queries_and_the_files_stay(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,17 +113,20 @@ def test_what_is_wrong_is_said_and_changes_nothing(
     assert sorted(each for each in store.rglob("*") if each.is_file()) == files
 
 
+@pytest.mark.system
 def test_few_queries_are_warned_of(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "q.npy", QUERIES_QD[:2])
     found, _, err = tune(capsys, store, "i", "--queries", str(tmp_path / "q.npy"))
     assert (found, "warning: queries: 2 are few" in err) == (0, True)
 
 
+@pytest.mark.system
 def test_one_source_of_queries_is_needed(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune(capsys, store, "i")[0] == 2
     assert tune(capsys, store, "i", "--queries", "q.npy", "--from-server", "localhost:1")[0] == 2
 
 
+@pytest.mark.system
 def test_a_version_that_is_published_meanwhile_stays(store: Path) -> None:
     opened = Store.open(store)
     altered: list[int] = []
@@ -143,6 +147,7 @@ def test_a_version_that_is_published_meanwhile_stays(store: Path) -> None:
     assert after.statistics["mode"] == "tune"
 
 
+@pytest.mark.system
 def test_a_server_takes_the_curves_over_and_keeps_its_writes(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +216,7 @@ def server_that(what: str, store: Path, folder: Path, monkeypatch: pytest.Monkey
             yield server.address
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("what", "status", "words"),
     [

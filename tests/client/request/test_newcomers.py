@@ -101,6 +101,7 @@ def test_records_of_other_systems_are_refused(
     assert index.count() == 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("table_of", [pd.DataFrame, pa.Table.from_pylist], ids=["pandas", "Arrow"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
@@ -131,6 +132,7 @@ def test_a_column_that_holds_something_else_is_ignored(client: scannery.Client) 
         index.upsert(table.set_column(2, "metadata", pa.array([{"show": "a"}])))
 
 
+@pytest.mark.system
 def test_attributes_may_have_those_names(client: scannery.Client) -> None:
     index = client.create_index("notes", dimensions=2, dynamic=True)
     given = {"metadata": {"deep": 1}, "document": "a.pdf", "values": [1, 2]}
@@ -143,6 +145,7 @@ def test_attributes_may_have_those_names(client: scannery.Client) -> None:
     ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("call", "message"),
     [

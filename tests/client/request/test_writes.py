@@ -42,6 +42,7 @@ def check(client: scannery.Client) -> None:
         index.upsert(wrong)
 
 
+@pytest.mark.system
 def test_embedded(store: Path) -> None:
     with scannery.connect(store) as client:
         check(client)
@@ -52,6 +53,7 @@ def test_remote(store: Path) -> None:
         check(client)
 
 
+@pytest.mark.system
 async def test_asynchronous(store: Path) -> None:
     with serving(store) as server:
         async with scannery.aio.connect(server.address) as client:
@@ -90,6 +92,7 @@ def test_all_that_is_wrong_with_a_datapoint_is_told_at_once(store: Path) -> None
         assert part in caught.value.message
 
 
+@pytest.mark.system
 def test_a_stream_acknowledges_each_batch_and_ends_at_the_first_error(store: Path) -> None:
     def batch(name: str, size: int) -> index_pb2.UpsertRequest:
         vector = types_pb2.Vector(values=[1.0] * size)

@@ -154,6 +154,7 @@ def test_a_head_has_a_limit() -> None:
     assert len(large.body) == 4 * MAX_HEAD_BYTES
 
 
+@pytest.mark.system
 @given(st.binary(max_size=200))
 def test_nothing_but_a_response_is_taken_for_one(data: bytes) -> None:
     parser = ResponseParser()

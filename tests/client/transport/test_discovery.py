@@ -335,6 +335,7 @@ def test_a_pickled_client_looks_by_itself(speaker: Speaker) -> None:
         version(copy)
 
 
+@pytest.mark.system
 def test_a_program_ends_while_it_looks(speaker: Speaker, tmp_path: Path) -> None:
     code = """
 import sys, time, scannery
@@ -354,6 +355,7 @@ time.sleep(float(sys.argv[2]))
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.system
 async def test_coroutines_find_and_lose_http_as_threads_do(
     speaker: Speaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def test_traces_go_along(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> N
     assert speaker.requests[0].headers["traceparent"] == "00-1-2-01"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("piece_bytes", [0, 7])
 def test_large_and_slow_answers_are_put_together(speaker: Speaker, piece_bytes: int) -> None:
     text = "x" * (1000 if piece_bytes else 5 << 20)
@@ -114,6 +115,7 @@ def test_large_and_slow_answers_are_put_together(speaker: Speaker, piece_bytes: 
         assert hit.text == text
 
 
+@pytest.mark.system
 def test_a_large_request_arrives_whole(speaker: Speaker) -> None:
     with connected(speaker) as client:
         client.index("any").search_many(np.ones((8, 1 << 18)))
@@ -123,6 +125,7 @@ def test_a_large_request_arrives_whole(speaker: Speaker) -> None:
 # What goes wrong
 
 
+@pytest.mark.system
 def test_a_refusal_is_heard_before_the_whole_request_is_sent() -> None:
     """A server that refuses a request by its head need not read the body."""
     body = b'{"code": "resource_exhausted", "message": "too much"}'
@@ -304,6 +307,7 @@ def test_an_interrupted_call_leaves_no_answer_to_others(speaker: Speaker) -> Non
 # Many callers
 
 
+@pytest.mark.system
 def test_callers_at_once_have_a_connection_each_and_the_rest_wait(speaker: Speaker) -> None:
     with connected(speaker) as client:
         at_once(client, speaker, 32)
@@ -323,6 +327,7 @@ def test_callers_at_once_have_a_connection_each_and_the_rest_wait(speaker: Speak
             assert [one.result(20) for one in asked] == [HTTP] * MAX_CONNECTIONS
 
 
+@pytest.mark.system
 def test_a_client_that_was_never_closed_warns_of_nothing(speaker: Speaker) -> None:
     client = scannery.connect(speaker.url)
     client.index("any").search([1.0])
@@ -426,6 +431,7 @@ def test_a_client_may_be_pickled(speaker: Speaker) -> None:
     assert first.headers["scannery-client"] != last.headers["scannery-client"]
 
 
+@pytest.mark.system
 def test_a_forked_child_has_connections_of_its_own(speaker: Speaker) -> None:
     """In a process of its own: a fork of this one, with all the threads that other tests left, proves nothing."""
     code = """

@@ -41,6 +41,7 @@ async def soon(condition: Callable[[], bool]) -> None:
     await asyncio.to_thread(eventually, condition)
 
 
+@pytest.mark.system
 async def test_coroutines_get_their_own_answers_on_a_bounded_number_of_connections(speaker: Speaker) -> None:
     def answer(exchange: Exchange) -> bytes:
         (value,) = np.frombuffer(SearchRequest.FromString(exchange.body).query.vector.packed, np.float32)

@@ -116,6 +116,7 @@ def ask(stub: SearchServiceStub) -> Any:
     return stub.Search(request, timeout=20)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_answer_of_a_leaf_is_an_error(served: tuple[AnsweringLeaf, grpc.Channel], case: str) -> None:
     leaf, stub = served[0], SearchServiceStub(served[1])

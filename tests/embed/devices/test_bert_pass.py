@@ -63,6 +63,7 @@ def test_gelu_holds_at_all_sizes() -> None:
     torch.testing.assert_close(_product(linear, x, gelu=True), functional.gelu(exact), rtol=0.005, atol=4e-5)
 
 
+@pytest.mark.system
 @settings(deadline=None)
 @given(st.integers(1, 3000))
 def test_blocks_have_few_empty_rows(tokens: int) -> None:

@@ -44,6 +44,7 @@ def in_a_thread(work: Callable[[], T]) -> T:
     return results[0]
 
 
+@pytest.mark.system
 def test_no_thread_that_asks_gets_a_pool_of_threads_of_its_own(encoder: Encoder) -> None:
     first_D = in_a_thread(lambda: encoder.encode_queries(["how do volcanoes form"]))
     before = len(list(Path("/proc/self/task").iterdir()))

@@ -59,6 +59,7 @@ def lean(minilm_folder: Path) -> Any:
     return model
 
 
+@pytest.mark.system
 @given(st.lists(st.integers(1, 600), max_size=200), st.integers(1, 2000))
 def test_packed_batches_hold_each_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = list(packed_batches(np.array(lengths, np.int64), budget))
@@ -70,6 +71,7 @@ def test_packed_batches_hold_each_text_once_within_the_budget(lengths: list[int]
         assert tokens <= budget or len(batch.positions) == 1
 
 
+@pytest.mark.system
 def test_a_packed_batch_gives_the_vectors_of_a_padded_one(lean: Any) -> None:
     documents, _ = lean.tokens
     items = documents.prepare(TEXTS).items
@@ -84,6 +86,7 @@ def test_a_packed_batch_gives_the_vectors_of_a_padded_one(lean: Any) -> None:
     assert torch.equal(again["ends"], packed["ends"])
 
 
+@pytest.mark.system
 def test_joined_projections_give_the_same_vectors(lean: Any) -> None:
     joined = copy.deepcopy(lean)
     joined.join_projections()
@@ -94,6 +97,7 @@ def test_joined_projections_give_the_same_vectors(lean: Any) -> None:
         np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
+@pytest.mark.system
 def test_the_first_token_is_pooled_of_each_packed_text(tmp_path: Path) -> None:
     folder = make_model("bert-cls", tmp_path)
     Encoder.load(folder, device="cpu")

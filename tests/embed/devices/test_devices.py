@@ -63,6 +63,7 @@ def test_packed_batches_keep_all_cores_busy(lengths: np.ndarray, cores: int) -> 
         assert len(batches) == count or longest > 64
 
 
+@pytest.mark.system
 @given(LENGTHS.filter(len), st.integers(1, 6), st.integers(16, 300))
 def test_buckets_cover_all_lengths_with_few_shapes(lengths: np.ndarray, count: int, width: int) -> None:
     buckets = choose_buckets(lengths, width, 2048, count)
@@ -86,6 +87,7 @@ def test_bucket_widths_are_the_best_there_are() -> None:
     assert choose_buckets(lengths, 256, 2048, 1) == [Bucket(8, 256, fixed=True)]
 
 
+@pytest.mark.system
 @settings(max_examples=15)
 @given(st.lists(st.sampled_from(["dog", "", "the lazy dog sleeps on", "volcanoes " * 12]), max_size=12))
 def test_order_is_that_of_the_input_whatever_the_batches(minilm: Encoder, texts: list[str]) -> None:
@@ -96,6 +98,7 @@ def test_order_is_that_of_the_input_whatever_the_batches(minilm: Encoder, texts:
         np.testing.assert_allclose(vector, known[text], atol=2e-6)
 
 
+@pytest.mark.system
 def test_a_stream_is_read_little_by_little(tmp_path: Path) -> None:
     encoder = Encoder.load(make_model("bert-cls", tmp_path), device="cpu", dtype="float32")
     taken = 0
@@ -190,6 +193,7 @@ def test_an_error_in_one_thread_ends_the_call_at_once() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("scannery-embed")]
 
 
+@pytest.mark.system
 def test_threads_of_the_caller_keep_their_setting(minilm: Encoder) -> None:
     before = torch.get_num_threads()
     minilm.encode_documents([f"text number {n}" * n for n in range(40)])
@@ -207,6 +211,7 @@ def test_each_thread_computes_on_one_core() -> None:
     assert seen == [1, 1]
 
 
+@pytest.mark.system
 def test_an_unfaithful_type_is_not_taken(monkeypatch: pytest.MonkeyPatch, minilm_folder: Path) -> None:
     monkeypatch.setattr("scannery.embed.devices.cpu.has_fast_bfloat16", lambda: True)
     assert Encoder.load(minilm_folder, device="cpu").dtype == "bfloat16"
@@ -218,6 +223,7 @@ def test_an_unfaithful_type_is_not_taken(monkeypatch: pytest.MonkeyPatch, minilm
     assert Encoder.load(minilm_folder, device="cpu", dtype="bfloat16").dtype == "bfloat16"
 
 
+@pytest.mark.system
 def test_bfloat16_does_without_a_layout_where_the_processor_has_none(
     minilm: Encoder, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +236,7 @@ def test_bfloat16_does_without_a_layout_where_the_processor_has_none(
     assert cosines(encoder.encode_documents(["a b"]), minilm.encode_documents(["a b"])).min() > 0.999
 
 
+@pytest.mark.system
 def test_bfloat16_is_faithful_on_the_real_model(minilm: Encoder, minilm_folder: Path) -> None:
     texts = ["", "one", *(f"Passage {n} is about {'volcanoes and ' * n} dogs." for n in range(60))]
     fast = Encoder.load(minilm_folder, device="cpu", dtype="bfloat16")
@@ -242,6 +249,7 @@ def test_unknown_devices_are_refused(name: str) -> None:
         open_device(name, "auto", max_tokens=128)
 
 
+@pytest.mark.system
 def test_absent_devices_and_unfit_types_are_refused(minilm_folder: Path) -> None:
     if not torch.cuda.is_available():
         with pytest.raises(DeviceError, match=r"cuda:0.*not available"):
@@ -264,6 +272,7 @@ def _has_torch_xla() -> bool:
     return importlib.util.find_spec("torch_xla") is not None
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_may_fork_between_loading_and_encoding() -> None:
     import subprocess

@@ -20,6 +20,7 @@ def computed(batches: list[Batch]) -> int:
     return sum(batch.bucket.rows * batch.bucket.width for batch in batches)
 
 
+@pytest.mark.system
 @given(LENGTHS, st.integers(1, 8))
 def test_batches_hold_each_text_once_in_a_planned_shape(lengths: np.ndarray, chips: int) -> None:
     widths = plan_widths(lengths if len(lengths) else np.array([7]), 256)
@@ -33,6 +34,7 @@ def test_batches_hold_each_text_once_in_a_planned_shape(lengths: np.ndarray, chi
         assert lengths[batch.positions].max() <= batch.bucket.width
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("chips", [1, 4])
 def test_real_lengths_are_padded_by_less_than_a_tenth(minilm: Encoder, chips: int) -> None:
     """The texts of Cranfield as a corpus of 65,536, planned from a sample of 4,000."""

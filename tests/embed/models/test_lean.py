@@ -17,6 +17,8 @@ from scannery.embed.models.lean_modules import LeanModel
 from scannery.embed.models.model_files import find_model, load_modules
 from tests.embed.tiny_models import make_model
 
+pytestmark = pytest.mark.system
+
 TEXTS = ["How do volcanoes form?", "one", "", "Grüße aus Zürich 日本語", "Magma rises. " * 40, "x" * 300]
 
 LOADED = """

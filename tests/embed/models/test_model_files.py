@@ -111,6 +111,7 @@ def test_custom_architectures_adapters_and_kernels_are_refused(folder: Path) -> 
         Encoder.load(folder, device="cpu")
 
 
+@pytest.mark.system
 def test_the_fingerprint_is_what_decides_the_vectors(
     folder: Path, minilm: Encoder, minilm_folder: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_the_fingerprint_is_what_decides_the_vectors(
     assert minilm.fingerprint.weights_sha256 == weights
 
 
+@pytest.mark.system
 def test_another_encoder_is_refused_with_both_named(folder: Path, minilm: Encoder) -> None:
     other = Encoder.load(folder, device="cpu").fingerprint
     require_match(minilm.fingerprint, minilm.fingerprint)
@@ -141,6 +143,7 @@ def test_another_encoder_is_refused_with_both_named(folder: Path, minilm: Encode
         Fingerprint.from_dict({k: v for k, v in other.to_dict().items() if k != "dimensions"})
 
 
+@pytest.mark.system
 def test_pickled_weights_are_refused_unless_they_are_allowed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +200,7 @@ def test_what_configuration_names_is_on_a_list(
         check_model_folder(folder)
 
 
+@pytest.mark.system
 def test_another_model_is_refused_before_it_is_loaded(
     folder: Path, minilm: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 TEXT = "Magma rises where plates part, and where one sinks below the other. " * 60
 
 
+@pytest.mark.system
 def test_it_counts_and_cuts_as_the_encoder_does():
     encoder, counter = Encoder.load(MODEL, device="cpu"), TokenCounter.of_local(MODEL)
     assert counter is not None

@@ -80,6 +80,7 @@ def test_a_text_of_nothing_has_no_passages(chunker: Chunker, text: str) -> None:
     assert chunker.split(text) == []
 
 
+@pytest.mark.system
 def test_time_is_linear_even_for_one_endless_word(minilm: Encoder) -> None:
     chunker = minilm.chunker(max_tokens=64, overlap_tokens=8)
     for piece in ("prose and words. ", "0a9f", "\n", "[[", "*"):
@@ -91,6 +92,7 @@ def test_time_is_linear_even_for_one_endless_word(minilm: Encoder) -> None:
         assert seconds[1] < 12 * seconds[0] + 0.2, piece
 
 
+@pytest.mark.system
 def test_prompt_title_and_passage_fit_together(minilm: Encoder, tokenizer: Any) -> None:
     text = "The quick brown fox jumps over the lazy dog and runs away. " * 60
     prompt = "title and passage of a document: "

@@ -6,6 +6,7 @@ from scannery.embed import Encoder, InvalidTextError
 from scannery.embed.text.documents import cut, cut_ahead
 
 
+@pytest.mark.system
 def test_texts_cut_side_by_side_are_cut_as_one_by_one(minilm: Encoder) -> None:
     chunker = minilm.chunker(16, 4)
     texts = [None, "", *(f"Sentence {n} says little. " * n for n in range(40))]

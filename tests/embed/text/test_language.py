@@ -51,6 +51,7 @@ def test_short_texts_are_judged_together():
     assert languages_of(titles)[0] == ("english", 1.0)
 
 
+@pytest.mark.system
 def test_parallel_texts_of_eleven_languages():
     with tarfile.open(shared_data("ir-xquad-r", "xquad-r.tar.gz")) as archive:
         for code, language in NAMES.items():

@@ -183,6 +183,7 @@ def test_pages_are_those_between_form_feeds(minilm):
     assert [one.page for one in passages] == [1, 2, 4]
 
 
+@pytest.mark.system
 def test_any_text_is_covered_by_its_passages(minilm):
     chunker = minilm.chunker(16, 4, headings=True)
     random.seed(5)

@@ -63,6 +63,7 @@ def got(values: DynamicValues) -> dict[str, list[tuple[int, Any]]]:
     }
 
 
+@pytest.mark.system
 @settings(max_examples=150, deadline=None)
 @given(ROWS, NAMES)
 def test_the_values_of_a_name_are_those_that_python_finds(rows: list[Any], name: str) -> None:
@@ -82,6 +83,7 @@ def test_the_values_of_a_name_are_those_that_python_finds(rows: list[Any], name:
     assert (values.lists.tolist(), values.nested.tolist()) == (flat, nested)
 
 
+@pytest.mark.system
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
 def test_what_is_written_comes_back_and_equal_attributes_are_equal_text(row: dict[str, Any]) -> None:
@@ -107,6 +109,7 @@ def test_slices_and_nulls_are_read_in_place() -> None:
     assert got(values) == {"str": [(1, "x")], "int": [(2, 1)]}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "text", ["{", '{"a', '{"a"', '{"a":', '{"a":"', '{"a":[1', '{"a":[', '{"a":{"b":', '{"b":[[', "x"]
 )
@@ -196,6 +199,7 @@ KEYS = st.sampled_from(["a", "b", "a.b", '"', "\\", "a.a"])
 TREES = st.recursive(VALUES, lambda inner: st.dictionaries(KEYS, inner, max_size=4), max_leaves=20)
 
 
+@pytest.mark.system
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.dictionaries(KEYS, TREES, max_size=4), min_size=1, max_size=6),

@@ -54,6 +54,7 @@ def test_other_texts_stay_as_they_are(text: str) -> None:
     assert comparable_text(text) == text
 
 
+@pytest.mark.system
 @given(
     st.lists(
         st.datetimes(dt.datetime(1, 1, 3), dt.datetime(9999, 12, 29), timezones=st.just(UTC)), min_size=1

@@ -97,6 +97,7 @@ def test_no_compiled_function_has_what_raises(module: Path, function: ast.Functi
             assert name in allowed, f"{module}:{node.lineno}: {name} can raise"
 
 
+@pytest.mark.system
 def test_nothing_is_compiled_another_way() -> None:
     """All is compiled with `error_model="numpy"`: a division by zero raises with numba's own default."""
     users = set()

@@ -29,6 +29,7 @@ def test_leaves_are_ordered_by_prediction_then_number(leaves: int, kind: str) ->
     np.testing.assert_array_equal(order_L, np.argsort(-predicted_L, kind="stable"))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.05])
 @pytest.mark.parametrize("squared", [False, True])
 def test_rows_by_number_and_by_mask_give_the_same_hits(share: float, squared: bool) -> None:

@@ -60,6 +60,7 @@ def ranked(scores_N: np.ndarray, ranks_N: np.ndarray, k: int, allowed: Any) -> t
     return order.tolist(), scores_N[order].tolist()
 
 
+@pytest.mark.system
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),

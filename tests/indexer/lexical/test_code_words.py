@@ -64,6 +64,7 @@ WORD = st.builds(
 )
 
 
+@pytest.mark.system
 @given(st.lists(WORD | st.sampled_from(["3.14", "don't", "-", "U.S.", "…", "1,000"]), max_size=30))
 @settings(max_examples=60)
 def test_texts_without_signs_have_the_terms_of_the_version_before(words: list[str]) -> None:
@@ -72,6 +73,7 @@ def test_texts_without_signs_have_the_terms_of_the_version_before(words: list[st
         assert new.terms(text) == old.terms(text)
 
 
+@pytest.mark.system
 @given(st.text("aBc1_.+#@&/-\\: é\u0308👍🏽\u200d\ufe0f東ßA🇫", max_size=40))
 @settings(max_examples=150)
 def test_terms_places_counts_and_weights_agree(text: str) -> None:

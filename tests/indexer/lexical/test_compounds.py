@@ -76,6 +76,7 @@ def test_the_split_with_the_most_frequent_parts_wins() -> None:
     assert splitter(*words[2:], *words[:2]).split("staubecken") == ("staub", "ecken")
 
 
+@pytest.mark.system
 @given(
     st.text("abc", min_size=8, max_size=18),
     st.lists(st.text("abc", min_size=4, max_size=6), min_size=1, max_size=60, unique=True),
@@ -131,6 +132,7 @@ def test_words_of_a_dictionary_are_parts_where_they_occur_in_compounds() -> None
     assert terms("Bergrettung", *learned) == ["bergrett", "berg", "rettung"]
 
 
+@pytest.mark.system
 def test_the_sample_is_bounded() -> None:
     def endless() -> Any:
         yield "Dampf " * (SAMPLE_CHARACTERS // 6)
@@ -157,6 +159,7 @@ def found(store: str, query: str) -> set[str]:
         return {hit.id for hit in client.index("words").search(query, mode="lexical")}
 
 
+@pytest.mark.system
 def test_an_index_keeps_its_parts_until_a_full_build(tmp_path: Path) -> None:
     store, more = str(tmp_path / "store"), ["Ein Segelboot mit Segel und Boot", "Hausboot am Haus"]
     build(SPEC, write(tmp_path / "a.jsonl", TEXTS), store)
@@ -176,6 +179,7 @@ def test_an_index_keeps_its_parts_until_a_full_build(tmp_path: Path) -> None:
     assert lexical_of(store) != learned
 
 
+@pytest.mark.system
 def test_an_older_index_stays_without_parts(tmp_path: Path) -> None:
     spec = parse_spec({**SPEC, "lexical": {"language": "german", "analyser": 3}})
     table = datapoints(spec, clustered(1, 2), ids=["z"], columns={"text": ["Dampfschiff Schiff Dampf"]})
@@ -190,6 +194,7 @@ def test_an_older_index_stays_without_parts(tmp_path: Path) -> None:
     assert found(store, "Schiff") == {"z", "0"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("lexical", "splits"),
     [
@@ -211,6 +216,7 @@ def test_who_learns(tmp_path: Path, lexical: Any, splits: bool) -> None:
     assert ('"compounds"' in written) is (splits or lexical == {"language": "german", "compounds": False})
 
 
+@pytest.mark.system
 def test_a_dictionary_is_a_file(tmp_path: Path) -> None:
     words, store = tmp_path / "words.txt", str(tmp_path / "store")
     spec = {**SPEC, "lexical": {"language": "german", "compounds": str(words)}}

@@ -82,6 +82,7 @@ def searched(segments: list[Segment], query: str) -> dict[str, float]:
     return found
 
 
+@pytest.mark.system
 @settings(max_examples=20)
 @given(corpus=st.lists(rows, min_size=1, max_size=25), query=texts)
 def test_scores_are_those_of_the_oracle_for_any_number_of_shards(
@@ -171,6 +172,7 @@ def test_ideographs_become_pairs_and_accents_are_removed(language: Any, text: st
     assert Analyser(LexicalSpec(language=language, analyser=3)).terms(text) == terms
 
 
+@pytest.mark.system
 def test_only_runs_of_marks_that_nobody_writes_are_cut() -> None:
     assert _few_marks("e" + "\u0301" * MAX_MARKS + "x") == "e" + "\u0301" * MAX_MARKS + "x"
     assert _few_marks("e" + "\u0301\u0316" * 40 + "x") == "e" + "\u0301\u0316" * 15 + "x"
@@ -181,6 +183,7 @@ def test_only_runs_of_marks_that_nobody_writes_are_cut() -> None:
             assert len(_few_marks(char * 40)) == MAX_MARKS, hex(code)
 
 
+@pytest.mark.system
 def test_an_index_keeps_the_rules_by_which_its_words_were_made(tmp_path: Path) -> None:
     """Of before there were versions, it says nothing, and has the first; a new one says that it has the newest."""
     path = tmp_path / "in.jsonl"
@@ -226,6 +229,7 @@ def test_the_file_has_sorted_terms_and_their_counts(tmp_path: Path) -> None:
     assert written == {"_terms": [["melt", "rock"], []], "_term_counts": [[1, 3], []]}
 
 
+@pytest.mark.system
 def test_terms_lie_with_their_rows_where_scann_reorders_them(tmp_path: Path) -> None:
     corpus: list[tuple[str | None, str | None]] = [(None, f"number{row} common") for row in range(1200)]
     [segment] = opened(tmp_path, corpus, spec={"scann": {"exact_below_rows": 1000}})

@@ -44,6 +44,7 @@ ALPHABET = (
 )
 
 
+@pytest.mark.system
 @given(st.text(alphabet=ALPHABET, max_size=30), st.sampled_from([1, 2, 3]))
 @settings(max_examples=300)
 def test_places_are_of_the_words(text: str, version: int) -> None:

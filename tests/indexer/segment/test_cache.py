@@ -114,6 +114,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.system
 def test_processes_wait_for_each_other_and_leave_nothing_when_they_are_killed(tmp_path: Path) -> None:
     cache, seen = SegmentCache(tmp_path, max_bytes=1), list[str]()
 
@@ -154,6 +155,7 @@ def test_processes_wait_for_each_other_and_leave_nothing_when_they_are_killed(tm
         assert folders(cache) == ["w"]
 
 
+@pytest.mark.system
 def test_a_forked_process_keeps_what_it_has_open(tmp_path: Path) -> None:
     cache = SegmentCache(tmp_path, max_bytes=1)
     with cache.opened("a", unpacking("a")) as folder:
@@ -213,6 +215,7 @@ def test_the_size_that_the_environment_names(tmp_path: Path, monkeypatch: pytest
             SegmentCache(tmp_path)
 
 
+@pytest.mark.system
 def test_threads_that_open_more_than_there_is_room_for_all_succeed(tmp_path: Path) -> None:
     failed: list[Exception] = []
 

@@ -121,6 +121,7 @@ def segment_reads(server: ObjectServer) -> list[int]:
     return [size for method, path, size in server.requests if method == "GET" and "/segments/" in path]
 
 
+@pytest.mark.system
 def test_exact_search_is_that_of_an_unpacked_segment(built: Built):
     warm, cold = built.warm(), built.cold()
     assert cold.is_cold
@@ -132,6 +133,7 @@ def test_exact_search_is_that_of_an_unpacked_segment(built: Built):
         assert found.plans == wanted.plans
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("share", [0.9, 0.3, 0.02, 0.0005])
 def test_exact_search_among_allowed_rows(built: Built, share: float):
     warm, cold = built.warm(), built.cold()
@@ -143,6 +145,7 @@ def test_exact_search_among_allowed_rows(built: Built, share: float):
     np.testing.assert_array_equal(found.scores_QK, wanted.scores_QK)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("target", [0.8, 0.95, 0.99])
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1, 0.01])
 def test_recall_reaches_the_target(built: Built, target: float, share: float):
@@ -173,6 +176,7 @@ def test_a_page_of_two_rounds_is_scored_once(built: Built):
     assert all(len(set(each.rows_QK[0].tolist())) == 20 for each in found)
 
 
+@pytest.mark.system
 def test_a_batch_finds_as_much_as_single_queries(built: Built):
     warm, cold = built.warm(), built.cold()
     settings, asked_QD = cold.settings_for(0.9), queries(100)
@@ -211,6 +215,7 @@ def test_knobs_are_the_leaves_that_are_read(built: Built):
     assert found.leaves_Q.tolist() == [3]
 
 
+@pytest.mark.system
 def test_a_search_reads_few_bytes_and_opening_reads_no_vectors(bucket: tuple[ObjectServer, Built]):
     server, built = bucket
     cold = built.cold(max_bytes=0)
@@ -273,6 +278,7 @@ def test_an_exact_search_does_not_displace_kept_pages(bucket: tuple[ObjectServer
     assert segment_reads(server) == []
 
 
+@pytest.mark.system
 def test_damage_of_any_byte_is_an_error_or_changes_nothing(one: Built, tmp_path: Path):
     """Of the vectors: those of the end and of the columns are found when the segment is opened."""
     true = one.warm().find(queries(1), 10)
@@ -329,6 +335,7 @@ def test_a_file_of_an_earlier_release_is_unpacked(one: Built, caplog: pytest.Log
     assert "of an earlier release" in caplog.text
 
 
+@pytest.mark.system
 def test_a_wait_ends_and_what_nobody_waits_for_is_not_read(
     bucket: tuple[ObjectServer, Built], monkeypatch: pytest.MonkeyPatch
 ):

@@ -81,6 +81,7 @@ def in_searched_memory(tmp_path: Path, spec: IndexSpec, table: pa.Table) -> Segm
     return merged
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("make", "exact"), [(opened, True), (opened, False), (in_memory, True), (in_searched_memory, True)]
 )
@@ -126,6 +127,7 @@ def test_vectors_of_datapoints_are_a_column_of_their_rows(tmp_path: Path, make) 
         assert column.equals(vectors_array([titles[row] if row % LACKING else None for row in rows]))
 
 
+@pytest.mark.system
 def test_files_of_names_can_be_read_by_others_and_rows_have_no_columns_of_them(tmp_path: Path) -> None:
     spec = spec_of(exact=False)
     built = build_segment(rows_of(spec, titles_of()), spec=spec, shard=0, directory=tmp_path)
@@ -138,6 +140,7 @@ def test_files_of_names_can_be_read_by_others_and_rows_have_no_columns_of_them(t
     assert len(set(built.entry.keys)) == 2
 
 
+@pytest.mark.system
 def test_rows_may_have_named_vectors_alone(tmp_path: Path) -> None:
     spec = parse_spec({"index": "n", "source": {"text": "t"}, "named_vectors": NAMED})
     table = written_schema(spec, 0).empty_table()
@@ -152,6 +155,7 @@ def test_rows_may_have_named_vectors_alone(tmp_path: Path) -> None:
     assert (segment.has_vectors, segment.named["image"].rows_V.tolist()) == (False, [1])
 
 
+@pytest.mark.system
 def test_an_index_of_a_name_has_its_live_vectors(tmp_path: Path) -> None:
     spec, titles = spec_of(exact=True), titles_of()
     segment = opened(tmp_path, spec, rows_of(spec, titles))
@@ -181,6 +185,7 @@ def test_vectors_of_a_name_must_have_the_same_dimensions(tmp_path: Path) -> None
 GOLDEN = Path(__file__).parents[1] / "golden" / "named-vectors"
 
 
+@pytest.mark.system
 def test_a_stored_index_with_named_vectors_keeps_opening_and_answering(tmp_path: Path) -> None:
     store = Store.open(GOLDEN)
     index = open_index(store, "golden", cache=SegmentCache(tmp_path))

@@ -94,6 +94,7 @@ def queries_like(vectors: np.ndarray, count: int) -> np.ndarray:
     return chosen + 0.2 * generator.standard_normal(chosen.shape).astype(np.float32)
 
 
+@pytest.mark.system
 def test_recall_is_on_target(segment: Segment, built: Built):
     assert segment.entry.kind == "scann"
     queries = queries_like(built.vectors, 300)
@@ -148,6 +149,7 @@ def test_k_hits_if_there_are_k(segment: Segment, built: Built, k: int):
         assert np.isneginf(scores_K[len(hits) :]).all()
 
 
+@pytest.mark.system
 def test_allowed_rows_only(segment: Segment, built: Built):
     allowed = np.zeros(ROWS, bool)
     allowed[[5, 500, 5000]] = True
@@ -177,6 +179,7 @@ def test_a_small_segment_is_searched_exactly(tmp_path: Path):
     assert [small.ids[int(row)].as_py() for row in rows[:, 0]] == [f"d{n}" for n in range(5)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "vectors", [np.ones((ROWS, 4)), clustered(5, 4)[np.arange(ROWS) % 5], clustered(ROWS, 1)]
 )
@@ -189,6 +192,7 @@ def test_odd_data(tmp_path: Path, vectors: np.ndarray):
     assert recall_by_score(found, truth).mean() >= 0.94
 
 
+@pytest.mark.system
 def test_opening_twice_unpacks_once(built: Built, tmp_path: Path):
     first = built.open(tmp_path)
 
@@ -206,6 +210,7 @@ def test_opening_twice_unpacks_once(built: Built, tmp_path: Path):
     np.testing.assert_array_equal(first.searched_ND, second.searched_ND)
 
 
+@pytest.mark.system
 def test_plans_timed_on_a_busy_machine_are_timed_again(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -227,6 +232,7 @@ def test_plans_timed_on_a_busy_machine_are_timed_again(
     assert found == [3.0, 3.0, 2.0, 1.0, 1.0, 1.0]
 
 
+@pytest.mark.system
 def test_plans_that_another_version_timed_are_timed_again(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -241,6 +247,7 @@ def test_plans_that_another_version_timed_are_timed_again(
     assert book.timed is not None
 
 
+@pytest.mark.system
 def test_the_costs_of_another_processor_are_not_used(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -269,6 +276,7 @@ def test_other_work_is_no_part_of_what_a_search_costs():
     assert clock.pressure > plan_costs.BUSY
 
 
+@pytest.mark.system
 def test_a_damaged_cache_is_replaced(built: Built, tmp_path: Path):
     before = built.open(tmp_path).search(built.vectors[:3], 5)
     for path in [p for p in tmp_path.rglob("*") if p.is_file()]:
@@ -277,6 +285,7 @@ def test_a_damaged_cache_is_replaced(built: Built, tmp_path: Path):
         np.testing.assert_array_equal(built.open(tmp_path).search(built.vectors[:3], 5)[0], before[0])
 
 
+@pytest.mark.system
 def test_the_cache_keeps_its_bound(built: Built, tmp_path: Path):
     cache = SegmentCache(tmp_path, max_bytes=1)
     open_index(built.store, "t", cache=cache)
@@ -285,6 +294,7 @@ def test_the_cache_keeps_its_bound(built: Built, tmp_path: Path):
     assert [path.name for path in cache.folder.iterdir()] == [other.manifest.segments[0].sha256]
 
 
+@pytest.mark.system
 def test_damage_in_the_store_is_an_error(tmp_path: Path):
     small = build(tmp_path, "dot", clustered(200, 4))
     path = tmp_path / "store" / "t" / small.manifest.segments[0].key
@@ -318,6 +328,7 @@ def test_bad_input_names_the_shard(tmp_path: Path):
         build_segment(datapoint_schema(spec, 4).empty_table(), spec=spec, shard=0, directory=tmp_path)
 
 
+@pytest.mark.system
 def test_a_native_death_is_an_error_that_names_the_shard(tmp_path: Path):
     # What build_segment refuses: ScaNN itself ends the process on it.
     vectors = clustered(ROWS, 4)
@@ -366,6 +377,7 @@ def test_exact_search_of_the_segment_is_exact_search(segment: Segment, built: Bu
     )
 
 
+@pytest.mark.system
 def test_the_process_of_a_scann_build_holds_nothing_else():
     """Scannery and what it imports would be 130 MiB beside what ScaNN needs."""
     child = ROOT / "indexer" / "scann" / "build_child.py"
@@ -378,6 +390,7 @@ def test_the_process_of_a_scann_build_holds_nothing_else():
     assert not names & {"scannery", "pyarrow", "numba"}
 
 
+@pytest.mark.system
 def test_a_killed_build_leaves_nothing_running(tmp_path: Path):
     script = f"""
 from pathlib import Path

@@ -66,6 +66,7 @@ MAPPED = {
 }
 
 
+@pytest.mark.system
 def test_a_spec_with_mapped_fields_is_read_as_written():
     spec = parse_spec(MAPPED)
     assert spec.attributes == {"price": "float", "year": "int", "kind": "string"}
@@ -233,6 +234,7 @@ def test_files_that_are_no_spec(tmp_path: Path):
         load_spec(tmp_path / "list.yaml")
 
 
+@pytest.mark.system
 def test_the_json_schema_agrees_with_the_parser():
     validator = jsonschema.Draft202012Validator(spec_json_schema())
     validator.validate(FULL)
@@ -247,6 +249,7 @@ def test_a_misspelt_required_key_is_called_misspelt():
         parse_spec({"index": "p", "sorce": {"text": "t"}, "encoder": {"model": "m"}})
 
 
+@pytest.mark.system
 def test_the_published_schema_and_the_reference_page_are_current():
     # `make spec-docs` renews them.
     assert json.loads((ROOT / "docs" / "spec.schema.json").read_text()) == spec_json_schema()

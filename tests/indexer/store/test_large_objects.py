@@ -45,6 +45,7 @@ def got(store: Store, key: str) -> bytes:
         return path.read_bytes()
 
 
+@pytest.mark.system
 def test_large_objects_go_in_parts_both_ways(server, data, tmp_path):
     store = Store.open("s3://bucket/some/store")
     (tmp_path / "file").write_bytes(data)
@@ -88,6 +89,7 @@ def test_files_do_not_replace_objects(server, data, tmp_path):
         assert store.read("a") == data
 
 
+@pytest.mark.system
 def test_an_object_that_takes_longer_than_a_request_may_arrives_in_parts(server, data, monkeypatch, tmp_path):
     monkeypatch.setenv("SCANNERY_STORE_TIMEOUT_S", "1")
     server.bytes_per_s = 4 * PART  # a part takes a quarter of a second; four at once, the whole 0.6 s
@@ -103,6 +105,7 @@ def test_an_object_that_takes_longer_than_a_request_may_arrives_in_parts(server,
     assert server.objects["/bucket/store/b"] == data[: 3 * PART]
 
 
+@pytest.mark.system
 def test_a_connection_that_breaks_again_and_again_is_resumed_by_part(server, data, monkeypatch):
     server.objects["/bucket/store/a"] = data
     server.cut_after = 1 << 18
@@ -112,6 +115,7 @@ def test_a_connection_that_breaks_again_and_again_is_resumed_by_part(server, dat
     assert Store.open("s3://bucket/store").read("a") == data
 
 
+@pytest.mark.system
 def test_parts_of_two_objects_are_never_mixed(server, data, monkeypatch):
     server.objects["/bucket/store/a"] = data
     store, real = Store.open("s3://bucket/store"), bucket_backend.BucketBackend._part
@@ -145,6 +149,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.system
 def test_a_file_is_fetched_in_the_memory_of_a_few_parts(monkeypatch, tmp_path):
     size = 160 << 20
     with object_server(monkeypatch) as server:
@@ -176,6 +181,7 @@ def test_a_length_beyond_the_object_takes_no_memory():
         bucket.read_range("a", 200, 1 << 62)
 
 
+@pytest.mark.system
 def test_a_file_is_hashed_while_it_arrives(server, data, tmp_path, monkeypatch):
     monkeypatch.setattr(object_store, "file_sha256", lambda path: pytest.fail("the file is read once more"))
     store, sha256 = Store.open("s3://bucket/store"), hashlib.sha256(data).hexdigest()
@@ -191,6 +197,7 @@ def test_a_file_is_hashed_while_it_arrives(server, data, tmp_path, monkeypatch):
         assert path.read_bytes() == data
 
 
+@pytest.mark.system
 def test_a_file_that_arrives_damaged_is_fetched_once_more(server, data, tmp_path):
     store, sha256 = Store.open("s3://bucket/store"), hashlib.sha256(data).hexdigest()
     damaged = bytearray(data)
@@ -223,6 +230,7 @@ def test_a_file_that_arrives_damaged_is_fetched_once_more(server, data, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.system
 def test_the_parts_of_a_process_are_bounded(monkeypatch):
     counting, now, most = threading.Lock(), 0, 0
 

@@ -29,6 +29,7 @@ from tests.data import clustered
 GENERATOR = np.random.default_rng(3)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("scale", [1e-12, 1e-5, 1.0, 1e9])
 def test_recall_does_not_depend_on_the_scale_of_vectors(scale: float) -> None:
     vectors_ND, queries_QD = (
@@ -170,6 +171,7 @@ def test_no_score_is_outside_of_a_tail(spreads: float) -> None:
     assert 0 <= leaf_kernels._step(np.float32(spreads), 512) < 512
 
 
+@pytest.mark.system
 def test_leaves_far_from_the_origin_predict_what_they_do_at_it() -> None:
     vectors_ND = clustered(2000, 16)
     leaf_N = np.sort(GENERATOR.integers(0, 20, 2000))

@@ -119,6 +119,7 @@ def chunked_table(lengths: list[int]) -> pa.Table:
     return pa.concat_tables(parts)
 
 
+@pytest.mark.system
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.data())
 def test_rows_are_taken_as_arrow_takes_them(lengths: list[int], data: st.DataObject) -> None:
     table = chunked_table(lengths)
@@ -129,6 +130,7 @@ def test_rows_are_taken_as_arrow_takes_them(lengths: list[int], data: st.DataObj
     assert found.to_pylist() == table.take(pa.array(rows, pa.int64())).to_pylist()
 
 
+@pytest.mark.system
 def test_rows_are_taken_out_of_more_than_two_gib_of_text() -> None:
     chunk = pa.array([f"{n:04d}{'x' * (1 << 20)}" for n in range(64)])
     table = pa.table({"text": pa.chunked_array([chunk] * 33)})  # the same memory 33 times

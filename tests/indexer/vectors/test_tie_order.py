@@ -15,6 +15,8 @@ from scannery.indexer.vectors.tie_order import BY_ROW, Ties, find_twins, id_rank
 from tests.data import datapoints
 from tests.served import publish_version
 
+pytestmark = pytest.mark.system
+
 K = 10
 
 

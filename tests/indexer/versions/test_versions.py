@@ -266,6 +266,7 @@ def test_a_manifest_in_another_place_is_refused(store: Store):
         read_manifest(store, "other")
 
 
+@pytest.mark.system
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), st.integers(1, 4096))
 def test_a_document_always_has_the_same_shard(document: str, shards: int):
     assert 0 <= shard_of(document, shards) < shards

@@ -37,6 +37,8 @@ from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.leaf_catalog import LeafCatalog
 from tests.model.actors import LocalActor
 
+pytestmark = pytest.mark.system
+
 DIMENSIONS = 2
 VECTOR = [1.0, 2.0]
 NAMED = [3.0, 4.0, 5.0]

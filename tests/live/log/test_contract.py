@@ -40,6 +40,7 @@ def append(log: MutationLog, *batches: bytes, after: int = 0) -> list[int]:
         return [transaction.append(data) for data in batches]
 
 
+@pytest.mark.system
 def test_batches_are_numbered_in_order_and_read_from_any_position(log: MutationLog, logs: Logs) -> None:
     assert append(log, b"one", b"two") == [1, 2]
     assert append(log, b"three") == [3]
@@ -73,6 +74,7 @@ def test_a_turn_reads_what_others_wrote_before(log: MutationLog, logs: Logs) -> 
         assert transaction.read(1) == [LogEntry(2, b"two"), LogEntry(3, b"three")]
 
 
+@pytest.mark.system
 def test_a_request_that_comes_again_gets_its_answer(log: MutationLog, logs: Logs) -> None:
     first = Request("r1", "caller", b"digest")
     with log.transaction(after=0) as transaction:
@@ -88,6 +90,7 @@ def test_a_request_that_comes_again_gets_its_answer(log: MutationLog, logs: Logs
             transaction.answer_of(Request("r1", "caller", b"other digest"))
 
 
+@pytest.mark.system
 def test_sequences_go_on_after_truncation_and_what_is_gone_is_a_gap(log: MutationLog, logs: Logs) -> None:
     append(log, *(b"%d" % i for i in range(200)))
     other = logs.open()
@@ -113,6 +116,7 @@ def test_a_log_that_is_behind_its_version_goes_on_after_it(log: MutationLog) -> 
         log.read(0)
 
 
+@pytest.mark.system
 def test_others_see_that_something_changed(log: MutationLog, logs: Logs) -> None:
     other = logs.open()
     other.changed(now=True)
@@ -185,6 +189,7 @@ def test_a_copy_has_what_the_log_has(log: MutationLog, tmp_path: Path) -> None:
         assert copy.identity().log_id == log.identity().log_id
 
 
+@pytest.mark.system
 def test_parent_and_child_of_a_fork_write(log: MutationLog) -> None:
     append(log, b"parent")
     pid = os.fork()

@@ -57,6 +57,7 @@ def own_server() -> Iterator[PostgresServer]:
     server.stop()
 
 
+@pytest.mark.system
 def test_several_processes_make_the_tables_at_once(postgres: PostgresServer) -> None:
     url = postgres.new_database()
     together = threading.Barrier(4)
@@ -71,6 +72,7 @@ def test_several_processes_make_the_tables_at_once(postgres: PostgresServer) -> 
             made.result()
 
 
+@pytest.mark.system
 def test_writers_do_not_wait_while_truncated_records_are_deleted(
     logs: PostgresLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +94,7 @@ def test_writers_do_not_wait_while_truncated_records_are_deleted(
     assert log.truncated() == 2
 
 
+@pytest.mark.system
 def test_responses_are_kept_for_an_hour(logs: PostgresLogs) -> None:
     log = logs.open()
     with log.transaction(after=0) as transaction:
@@ -108,6 +111,7 @@ def test_responses_are_kept_for_an_hour(logs: PostgresLogs) -> None:
     assert logs.execute("DELETE FROM answers") == 1
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("written_again", [False, True])
 def test_a_lost_tail_is_noticed(logs: PostgresLogs, written_again: bool) -> None:
     log, writer = logs.open(), logs.open()
@@ -131,6 +135,7 @@ def test_a_lost_tail_is_noticed(logs: PostgresLogs, written_again: bool) -> None
     assert logs.open().read(0)[0].data == b"one"  # who begins again reads what there is
 
 
+@pytest.mark.system
 def test_a_turn_that_hangs_is_ended_and_cannot_commit(
     logs: PostgresLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +148,7 @@ def test_a_turn_that_hangs_is_ended_and_cannot_commit(
     assert append(log, b"second") == [2]
 
 
+@pytest.mark.system
 def test_a_writer_that_hangs_in_its_commit_is_ended_by_the_next(
     logs: PostgresLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +169,7 @@ def test_a_writer_that_hangs_in_its_commit_is_ended_by_the_next(
     assert append(log, b"second") == [2]
 
 
+@pytest.mark.system
 def test_a_writer_that_works_keeps_its_turn(logs: PostgresLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn, "LOCK_MS", 100)
     log, other = logs.open(), logs.open()
@@ -240,6 +247,7 @@ def test_the_outcome_of_a_commit_without_an_answer_is_found_out(
     assert not log.changed(now=True)
 
 
+@pytest.mark.system
 def test_a_server_that_refuses_to_tell_the_outcome_is_asked_again(
     logs: PostgresLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +283,7 @@ def test_an_outcome_that_cannot_be_told_is_said(logs: PostgresLogs, monkeypatch:
         append(log, b"one")
 
 
+@pytest.mark.system
 def test_a_restarted_server_is_found_again(own_server: PostgresServer) -> None:
     logs = PostgresLogs(own_server)
     log = logs.open()
@@ -298,6 +307,7 @@ def test_a_restarted_server_is_found_again(own_server: PostgresServer) -> None:
     assert append(log, b"three") == [3]
 
 
+@pytest.mark.system
 def test_a_server_that_does_not_answer_fails_the_statement(
     own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def test_tiers_can_be_merged_one_by_one() -> None:
     assert sizes(full_tiers(manifest(entries))) == [[900] * 4, [3000] * 4]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", range(20))
 def test_segments_stay_few_and_rows_are_seldom_built(seed: int) -> None:
     """Seals of random sizes, merges that take longer than several seals, and pauses."""

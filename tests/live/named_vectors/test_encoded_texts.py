@@ -51,6 +51,7 @@ def check(index: Named, encoders: dict[str, Encoder], expected: dict[str, dict[s
             )
 
 
+@pytest.mark.system
 def test_names_are_encoded_from_their_own_texts(index: Named, encoders: dict[str, Encoder]) -> None:
     index.upsert(
         {"id": "a", "title": "Volcanoes", "text": BODY, "attributes": {"show": "geo"}},
@@ -69,6 +70,7 @@ def test_names_are_encoded_from_their_own_texts(index: Named, encoders: dict[str
     check(index, encoders, expected | {"a": {"body": "Other"}})
 
 
+@pytest.mark.system
 def test_masks_encode_what_they_change(index: Named, encoders: dict[str, Encoder], tmp_path: Path) -> None:
     index.upsert(
         {"id": "a", "title": "Volcanoes", "text": BODY, "attributes": {"show": "geo"}, "vectors": {"image": [1, 1]}},
@@ -96,6 +98,7 @@ def test_masks_encode_what_they_change(index: Named, encoders: dict[str, Encoder
     check(index, encoders, {"a": a, "b": {}})
 
 
+@pytest.mark.system
 def test_a_change_by_filter_encodes_the_attribute_once_for_all(
     index: Named, encoders: dict[str, Encoder]
 ) -> None:
@@ -140,6 +143,7 @@ def test_a_text_that_changes_while_it_is_encoded_is_encoded_again(
     check(index, encoders, {"a": {"title": "Bread"}})
 
 
+@pytest.mark.system
 def test_passages_have_texts_of_their_own_and_titles_once(
     tmp_path: Path, encoders: dict[str, Encoder]
 ) -> None:

@@ -15,6 +15,8 @@ from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import InvalidRequestError
 from tests.live.named_vectors.named_index import GIVEN, Named, opened
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

@@ -76,6 +76,7 @@ def titles(*numbers: int) -> dict[str, dict[str, list[float]]]:
     return {f"d{number}": {"title": [float(number), 1, 0]} for number in numbers}
 
 
+@pytest.mark.system
 def test_a_name_can_be_added_and_old_datapoints_lack_it(path: Path, store: Store) -> None:
     with opened(path) as index:
         index.create(PLAIN, dimensions=4)
@@ -117,6 +118,7 @@ def test_names_are_not_changed_or_removed(
     assert index.alter(named_vectors=TITLE).index.version == 1
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "change", [{"named_vectors": {"more": {"dimensions": 2}}}, {"attributes": {"more": "string"}}]
 )
@@ -141,6 +143,7 @@ def test_a_batch_with_masks_is_prepared_again_when_the_spec_has_just_changed(
     assert (done.written, index.vectors()) == (2, titles(2) | {"d1": {"title": [4, 1, 0]}})
 
 
+@pytest.mark.system
 def test_vectors_from_before_a_rollback_return_with_their_name(path: Path, store: Store) -> None:
     with opened(path) as index:
         index.create(PLAIN, dimensions=4)
@@ -188,6 +191,7 @@ def test_a_record_of_another_encoder_or_size_does_not_fit(index: Named) -> None:
     assert not [name for name in without.rows.column_names if name.startswith("_embedding")]
 
 
+@pytest.mark.system
 def test_records_without_vectors_of_a_name_do_not_have_its_column(index: Named) -> None:
     index.upsert(point(1, title=False))
     log = index.catalog.live("named")._log
@@ -197,6 +201,7 @@ def test_records_without_vectors_of_a_name_do_not_have_its_column(index: Named) 
     assert "_embedding_title" not in record.rows.column_names
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("merges_by_hand")
 def test_files_of_names_are_kept_copied_and_checked(index: Named, path: Path, store: Store) -> None:
     for number in range(4):
@@ -220,6 +225,7 @@ def test_files_of_names_are_kept_copied_and_checked(index: Named, path: Path, st
     assert any(damaged.name in problem for problem in verify(store, "named").problems)
 
 
+@pytest.mark.system
 def test_a_merge_gives_up_segments_whose_vectors_another_version_has_changed(
     index: Named, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +251,7 @@ def test_a_merge_gives_up_segments_whose_vectors_another_version_has_changed(
     assert not any(entry.named for entry in read_manifest(store, "named").segments)
 
 
+@pytest.mark.system
 def test_indexes_are_created_with_names(path: Path) -> None:
     with opened(path) as index:
         info = index.create(TEXTS).index
@@ -262,6 +269,7 @@ def test_indexes_are_created_with_names(path: Path) -> None:
         assert getattr(caught.value, "field", "") == "spec.named_vectors"
 
 
+@pytest.mark.system
 def test_each_model_of_a_name_must_be_allowed(path: Path) -> None:
     with opened(path) as index:
         spec = json.dumps(TEXTS)
@@ -294,6 +302,7 @@ with opened(Path(sys.argv[1])) as index:
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("after", first_quick([25, 3]))
 def test_a_writer_that_is_killed_loses_no_vector_that_was_acknowledged(
     index: Named, path: Path, store: Store, after: int

@@ -68,6 +68,7 @@ def test_undoing_the_first_line_of_a_new_file(tmp_path: Path) -> None:
     assert path.read_text() == FORMATS["qrels.tsv"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_interrupted_write_never_becomes_another_judgement(tmp_path: Path, name: str) -> None:
     whole = FORMATS[name]
@@ -100,6 +101,7 @@ def test_a_line_without_its_line_feed_is_kept(tmp_path: Path) -> None:
     assert read_judgements(path) == {"q1": {"d": 1, "e": 2}}
 
 
+@pytest.mark.system
 def test_judgements_survive_the_death_of_the_process(tmp_path: Path) -> None:
     path = tmp_path / "qrels.tsv"
     code = (

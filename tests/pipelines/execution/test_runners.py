@@ -23,6 +23,8 @@ from tests.data import ROOT
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
 from tests.tools.ports import free_port
 
+pytestmark = pytest.mark.system
+
 SPEC = VECTORS | {"shards": 3}
 DEADLINE_S = 150
 SCRIPT = """

@@ -98,6 +98,7 @@ def test_a_dataflow_job_that_is_made_and_not_submitted(store):
     assert size < 400 * units, "the description of a job may have 20 MB"
 
 
+@pytest.mark.system
 def test_stages_ask_for_machines_of_their_own(store):
     pools = StagePools(accelerator=GPU, segment_bytes=(12 << 30) + 1)
     found = hints_by_stage(filled(new_pipeline("local", []), store, pools))
@@ -106,11 +107,13 @@ def test_stages_ask_for_machines_of_their_own(store):
     assert found["Publish"] == {}
 
 
+@pytest.mark.system
 def test_without_need_all_stages_have_one_environment(store):
     pipeline = filled(new_pipeline("local", []), store)
     assert len(pipeline.to_runner_api().components.environments) == 1
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("runner", "options", "accelerator", "expected"),
     [

@@ -93,6 +93,7 @@ def contents(store: Store, index: str = "films") -> dict[str, tuple[Any, ...]]:
 FORMATS = ["parquet", "jsonl", "jsonl.gz", "jsonl.zst"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("single", [True, False], ids=["file", "folder"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_index_built_from_an_export_is_the_same(tmp_path, films, format, single):
@@ -109,6 +110,7 @@ def test_an_index_built_from_an_export_is_the_same(tmp_path, films, format, sing
     assert spec.model_copy(update={"source": SPEC.source}) == SPEC
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["all.parquet", "all.jsonl"])
 def test_sparse_vectors_come_out_and_go_in_again(tmp_path, name):
     spec = {"index": "words", "source": {"vector": "vector", "sparse_vector": "words"}}
@@ -130,6 +132,7 @@ def test_sparse_vectors_come_out_and_go_in_again(tmp_path, name):
     assert one.equals(two)
 
 
+@pytest.mark.system
 def test_a_plain_vector_spec_reads_an_export_too(tmp_path, films):
     export("films", films.uri, tmp_path / "films.parquet")
     spec = SPEC.model_dump() | {
@@ -162,6 +165,7 @@ def test_json_lines_are_json(tmp_path, films):
     assert (rows["d2"]["payload"], rows["d2"]["rating"]) == ('"a string"', "Infinity")
 
 
+@pytest.mark.system
 def test_compressed_files_hold_the_same_lines(tmp_path, films):
     for format in FORMATS[1:]:
         export("films", films.uri, tmp_path / f"films.{format}")
@@ -171,6 +175,7 @@ def test_compressed_files_hold_the_same_lines(tmp_path, films):
     assert unpacked == plain
 
 
+@pytest.mark.system
 def test_other_tools_read_the_parquet(tmp_path, films):
     export("films", films.uri, tmp_path / "films")
     found = duckdb.sql(
@@ -182,6 +187,7 @@ def test_other_tools_read_the_parquet(tmp_path, films):
     assert json.loads(metadata[b"scannery.export"]) == {"index": "films", "version": 1, "distance": "cosine"}
 
 
+@pytest.mark.system
 def test_a_folder_says_what_it_holds(tmp_path, films):
     report = export("films", films.uri, tmp_path / "films")
     written = json.loads((tmp_path / "films" / "_export.json").read_text())
@@ -205,6 +211,7 @@ def test_without_vectors(tmp_path, films):
     assert not (tmp_path / "films" / "_spec.yaml").exists()
 
 
+@pytest.mark.system
 def test_an_old_version_can_be_exported(tmp_path):
     records = [{"id": str(i), "embedding": [float(i), 1.0]} for i in range(5)]
     source = tmp_path / "a.jsonl"
@@ -218,6 +225,7 @@ def test_an_old_version_can_be_exported(tmp_path):
     assert not (tmp_path / "none.jsonl").exists()
 
 
+@pytest.mark.system
 def test_deleted_rows_are_not_exported(tmp_path, films):
     gone = {"d3", "d299"}
     without_ids(films, "films", gone)
@@ -227,6 +235,7 @@ def test_deleted_rows_are_not_exported(tmp_path, films):
     assert (len(ids), ids & gone) == (ROWS - 2, set())
 
 
+@pytest.mark.system
 def test_an_export_never_mixes_with_what_is_there(tmp_path, films):
     export("films", films.uri, tmp_path / "films")
     with pytest.raises(OutputError, match="not empty, it has .*; overwrite replaces"):
@@ -244,6 +253,7 @@ def test_an_export_never_mixes_with_what_is_there(tmp_path, films):
     assert export("films", films.uri, tmp_path / "films.jsonl", overwrite=True).rows == ROWS
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("name", "format", "says"),
     [
@@ -274,6 +284,7 @@ def test_a_damaged_segment_leaves_no_file(tmp_path, films, damage):
     assert not (tmp_path / "films.parquet").exists()
 
 
+@pytest.mark.system
 def test_object_stores(tmp_path, films, monkeypatch):
     bucket = Store("gs://bucket", BucketBackend(MemoryStore()))
     for item in films.list():
@@ -288,6 +299,7 @@ def test_object_stores(tmp_path, films, monkeypatch):
     assert bucket.read("films.parquet") == (tmp_path / "films.parquet").read_bytes()
 
 
+@pytest.mark.system
 def test_progress_counts_rows(tmp_path, films, monkeypatch):
     monkeypatch.setattr("scannery.pipelines.exports.export_rows.MAX_BATCH_ROWS", 40)
     seen: list[tuple[int, int]] = []
@@ -298,6 +310,7 @@ def test_progress_counts_rows(tmp_path, films, monkeypatch):
     assert contents(films).keys() == set(pq.read_table(tmp_path / "films.parquet").column("id").to_pylist())
 
 
+@pytest.mark.system
 def test_scann_segments_export_as_given(tmp_path):
     # Cosine vectors that are not of length 1, in a segment with ScaNN's own columns, which stay inside.
     spec = parse_spec({"index": "films", "source": {"vector": "v"}, "scann": {"exact_below_rows": 1000}})

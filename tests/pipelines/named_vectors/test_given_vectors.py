@@ -18,6 +18,8 @@ from tests.data import first_quick
 from tests.pipelines.conftest import Write, letters_of, manifest_of, run, vector_records
 from tests.pipelines.test_races import overtake
 
+pytestmark = pytest.mark.system
+
 GIVEN: dict[str, Any] = {
     "index": "vectors",
     "source": {"vector": "vector"},

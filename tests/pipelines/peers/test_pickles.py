@@ -103,6 +103,7 @@ def test_plain_values_are_read(value: Any, expected: Any, protocol: int) -> None
     assert plain_value(pickle.dumps(value, protocol), source="source") == expected
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", REFUSED)
 def test_others_are_refused(name: str) -> None:
     data, message = REFUSED[name]
@@ -155,6 +156,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib)
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("times", [5_000, pytest.param(50_000, marks=pytest.mark.long)])
 def test_damaged_pickles_end_no_process_and_take_no_memory(times: int) -> None:
     code = FUZZ.replace("SEED", "7").replace("TIMES", str(times))

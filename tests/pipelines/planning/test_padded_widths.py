@@ -20,6 +20,8 @@ from scannery.pipelines.planning.planned_encoder import PlannedEncoder, load_enc
 from scannery.pipelines.sources import find_files
 from tests.embed.tiny_models import make_model
 
+pytestmark = pytest.mark.system
+
 SPEC: dict[str, Any] = {
     "index": "texts",
     "source": {"text": "text", "title": "title"},

@@ -60,6 +60,7 @@ def _built(place: str, array: pa.Array) -> Any:
     return value
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("place", SPECS)
 def test_the_table_says_which_columns_can_be_used(place: str) -> None:
     for name, (array, value) in COLUMNS.items():
@@ -174,6 +175,7 @@ AS_OTHERS = {"time32", "time64[ns]"}
 """Messages have texts for these, which more places take."""
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("place", [*TYPES, "dynamic", "title"])
 def test_upserts_take_what_builds_take(place: str, tmp_path: Any) -> None:
     attributes = {"x": place} if place in TYPES else {}

@@ -26,6 +26,8 @@ from tests.data import clustered
 from tests.indexer.datapoints.columns.column_types import COLUMNS
 from tests.pipelines.conftest import letters_of, manifest_of, run
 
+pytestmark = pytest.mark.system
+
 ATTRIBUTES = {"s": "string", "l": "string_list", "i": "int", "f": "float", "b": "bool", "t": "timestamp"}
 SPEC: dict[str, Any] = {
     "index": "vectors",

@@ -14,6 +14,8 @@ from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources import Fields, Record, arrange, find_files, read_part, split_file
 from tests.indexer.datapoints.columns.column_types import COLUMNS, REFUSED
 
+pytestmark = pytest.mark.system
+
 SPEC = parse_spec({"index": "a", "source": {"vector": "v"}, "attributes": {"x": "string"}})
 UNWRITTEN = {
     "run-end encoded", "run-end encoded times", "dictionary of string views", "dictionary of lists",

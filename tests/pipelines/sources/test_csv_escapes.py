@@ -21,6 +21,7 @@ MYSQL = (
 READ = [["1", 'He said "hi, you" now'], ["2", "line one\nline two", "C:\\new\\"], ["3", "tab\there"]]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("limit", [1, 30, 1 << 20])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "cp1252"])
 @pytest.mark.parametrize("options", [None, {"escape": "\\"}])
@@ -34,6 +35,7 @@ def test_escapes_of_mysql_are_found_or_given(tmp_path, options, encoding, limit)
     assert read(packed, options, limit) == expected
 
 
+@pytest.mark.system
 def test_cells_that_are_the_null_of_databases_show_the_escapes_too(tmp_path):
     path = tmp_path / "export.tsv"
     path.write_text("id\tTitel\tPreis\n1\ttab\\there\t\\N\n2\t\\N\t\\\\n\n")
@@ -104,6 +106,7 @@ def test_a_spec_without_it_is_written_as_before():
     assert "escape" not in spec.source.model_dump()["csv"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("line", ["\\\n", "\\\r\n"])
 def test_a_row_over_very_many_lines_takes_linear_time(line):
     rows = EscapedRows(iter([line] * (1 << 18)), "\\", delimiter=",")

@@ -75,6 +75,7 @@ def test_ids_of_rows_have_file_and_number(tmp_path: Path, format: str, limit: in
     assert found == [f"{name}.{format}:{number}" for name in ("a", "b/a") for number in numbers]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("format", WRITERS)
 def test_ids_of_content_depend_on_the_content_alone(tmp_path: Path, format: str):
     path = tmp_path / f"a.{format}"
@@ -132,6 +133,7 @@ def spec_of(kind: str) -> dict[str, Any]:
     return {"index": "a", "source": {"id": {"from": kind}, "vector": "v", "text": "text"}}
 
 
+@pytest.mark.system
 def test_updates_of_rows_without_ids(tmp_path: Path):
     store = str(tmp_path / "store")
     rows = [{"text": f"t{row}", "v": f"{row} 1 2"} for row in (1, 2, 3)]
@@ -146,6 +148,7 @@ def test_updates_of_rows_without_ids(tmp_path: Path):
     assert sorted(rows_of(store, "text")) == ["new", "t1", "t2"]
 
 
+@pytest.mark.system
 def test_rows_that_move_are_replaced(tmp_path: Path):
     store, path = str(tmp_path / "store"), tmp_path / "a.csv"
     rows = [{"text": f"t{row}", "v": f"{row} 1 2"} for row in (1, 2, 3)]
@@ -218,6 +221,7 @@ def test_numbers_of_columns_that_are_far_apart_cost_little(tmp_path: Path):
     assert record.fields["d*"] == [1, 2, None, None]
 
 
+@pytest.mark.system
 def test_a_missing_number_refuses_its_row_alone(tmp_path: Path):
     (tmp_path / "a.csv").write_text("id,d0,d1,d2\na,1,,3\nb,1,2,3\nc,4,5,x\nd,4,5,6\n")
     table = pa.table({"id": ["e", "f"], "d0": [1.0, 2.0], "d1": [None, 2.0], "d2": [0.5, 1.5]})

@@ -124,6 +124,7 @@ def test_markdown_of_html(html, text):
     assert markdown_of(html) == text
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "piece",
     [
@@ -153,6 +154,7 @@ def test_front_matter_that_nests_takes_linear_time():
     assert time.thread_time() - started < 2
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "matter",
     ["+++\nx = 1\n" + ".".join("a" * 30_000) + " = 1\n+++\n",
@@ -229,6 +231,7 @@ def test_a_pdf_that_opens_without_a_password_is_read(tmp_path):
     assert fields(tmp_path / "a.pdf")["text"] == "open"
 
 
+@pytest.mark.system
 def test_a_pdf_that_takes_too_long_is_refused_and_the_next_is_read(tmp_path, monkeypatch):
     as_pdf(tmp_path / "a.pdf", ["text"])
     assert fields(tmp_path / "a.pdf")["text"] == "text"
@@ -280,6 +283,7 @@ def archive(path: Path, entries: dict[str, str | bytes]) -> Path:
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 
 
+@pytest.mark.system
 def test_hostile_archives_are_refused(tmp_path):
     bomb = f"<w:document {W}>" + " " * (80 << 20) + "</w:document>"
     assert refused(archive(tmp_path / "bomb.docx", {"word/document.xml": bomb})).reason == "too_large"
@@ -298,6 +302,7 @@ def test_hostile_archives_are_refused(tmp_path):
     assert refused(tmp_path / "no.docx").reason == "malformed"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_compression_that_cannot_be_read_in_pieces_is_refused(tmp_path, method):
     path = tmp_path / "a.docx"

@@ -143,6 +143,7 @@ def test_a_truncated_table_costs_itself_only(tmp_path: Path, name: str, share: f
     assert records == ROWS
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "name", ["a.arrow", "a.arrows", "a.feather", "a.jsonl.bz2", "a.jsonl.xz", "a.parquet", "data_0"]
 )
@@ -163,6 +164,7 @@ def test_feather_of_version_1_says_what_to_do(tmp_path: Path):
     assert (letter.reason, "Feather of version 1" in letter.message) == ("damaged_file", True)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("compression", ["bz2", "xz"])
 def test_memory_is_bounded_for_what_is_compressed_well(tmp_path: Path, compression: str):
     zeros = bytes(64 << 20)

@@ -159,6 +159,7 @@ def test_a_list_without_a_comma_between_two_objects_loses_nothing(tmp_path):
     assert read(path, limit=1) == ([{"id": 1}, {"id": 2}, {"id": 3}], [])
 
 
+@pytest.mark.system
 def test_many_broken_elements_take_linear_time_and_little_memory(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("[" + ",\n".join(['{"id": 1, "text": "a"}', '{"id": "2, "text": "b"}'] * 2_500) + "]")
@@ -170,6 +171,7 @@ def test_many_broken_elements_take_linear_time_and_little_memory(tmp_path):
     assert most_bytes < 20 << 20
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("ending", [".json", ".jsonl", ".json.gz"])
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 @pytest.mark.parametrize("limit", [1, 1 << 20])
@@ -209,6 +211,7 @@ def test_an_element_that_is_no_object_is_a_dead_letter(tmp_path):
     assert [(letter.row, letter.reason) for letter in letters] == [(row, "malformed") for row in (2, 3, 4, 5)]
 
 
+@pytest.mark.system
 def test_memory_is_bounded_by_the_largest_element(tmp_path):
     path = tmp_path / "a.json"
     with path.open("w") as file:
@@ -230,6 +233,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.system
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.dictionaries(st.text(), values, max_size=3), min_size=1), st.booleans(), st.integers(1, 50)
@@ -241,6 +245,7 @@ def test_any_list_of_objects_comes_out_as_it_went_in(tmp_path, records, ascii_on
     assert (found, letters) == (json.loads(path.read_bytes()), [])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("piece", ['\\"', '"', ', {"id": ', "[", ",   "])
 def test_looking_for_the_next_element_takes_linear_time(piece):
     text = ('{"id": x' + piece * 60_000)[: 1 << 17]
@@ -249,6 +254,7 @@ def test_looking_for_the_next_element_takes_linear_time(piece):
     assert time.process_time() - started < 20  # without the bound, 80 s
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "pair", ['{"id":[},{"id":1},', '{"id":{,{"id":1},', '{"id":"},', ',{"id":[1', '{"id":"b,\n']
 )
@@ -262,6 +268,7 @@ def test_elements_whose_brackets_stay_open_take_linear_time(tmp_path, pair):
     assert letters
 
 
+@pytest.mark.system
 def test_after_many_open_brackets_the_other_records_are_still_found(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("[" + ",".join(['{"id": 1}', '{"id": [}'] * 2_500 + ['{"id": 2}']) + "]")

@@ -117,6 +117,7 @@ def attributes_in(store: Any) -> dict[str, dict[str, Any]]:
     return {row.pop("id"): row for row in rows}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["a.json", "a.csv", "a.avro"])
 def test_every_form_becomes_the_same_datapoint(batch, store, name):
     put(batch, name, [FULL_CSV] if name == "a.csv" else [FULL])
@@ -149,6 +150,7 @@ def test_cuts_lose_and_repeat_nothing(batch, ending, limit):
     ]
 
 
+@pytest.mark.system
 def test_metadata_is_the_payload(batch, store):
     put(batch, "a.json", [
         {"id": "a", "embedding": [1, 2], "embedding_metadata": {"title": "Ballet Train", "runtime": {"hours": 2}}},
@@ -227,6 +229,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.system
 def test_every_wrong_record_has_its_reason_and_the_services_category(batch, store):
     good = [{"id": f"good{i}", "embedding": [1, 2]} for i in range(50)]
     put(batch, "a.json", [*good, *(record for record, _, _ in WRONG)])
@@ -243,6 +246,7 @@ def test_every_wrong_record_has_its_reason_and_the_services_category(batch, stor
     assert (again.up_to_date, again.record_errors) == (True, report.record_errors)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("form", ["json", "csv", "avro"])
 def test_sparse_embeddings_are_kept_where_the_spec_takes_them(batch, store, form):
     records: list[object] = [sparse([0.5, 0.25], [9, 3]), {"id": "y", "embedding": [1, 2]}]
@@ -286,6 +290,7 @@ def test_the_names_counted_have_a_bound(batch, store):
     assert report.ignored["…"] == 50
 
 
+@pytest.mark.system
 def test_deleted_ids_have_no_record(batch, store):
     put(batch, "a.json", [{"id": "a", "embedding": [1]}, {"id": 7, "embedding": [1]}])
     put(batch, "b.csv", ["b,1", "c,1"])
@@ -300,6 +305,7 @@ def test_deleted_ids_have_no_record(batch, store):
     assert set(rows_of(store, "managed")) == {"a", "b", "c"}
 
 
+@pytest.mark.system
 def test_an_update_removes_what_the_batch_deletes(batch, tmp_path, store):
     put(batch, "a.json", [{"id": str(i), "embedding": [i + 1.0]} for i in range(5)])
     run(store, str(batch), spec=SPEC)
@@ -339,6 +345,7 @@ def test_what_has_no_place_in_the_layout_is_refused_before_the_start(batch, stor
         run(store, str(batch), spec=SPEC)
 
 
+@pytest.mark.system
 def test_damaged_files(batch, store):
     put(batch, "a.json", [FULL])
     path = put(batch, "b.avro", [FULL | {"id": str(i)} for i in range(100)])
@@ -356,6 +363,7 @@ def test_damaged_files(batch, store):
     assert {"6", "ok", "9"} <= set(rows_of(store, "managed"))
 
 
+@pytest.mark.system
 def test_real_vectors_come_back_bit_by_bit(batch, store):
     vectors = np.random.default_rng(0).standard_normal((200, 48)).astype(np.float32)
     put(batch, "a.json", [{"id": str(i), "embedding": vectors[i].tolist()} for i in range(100)])

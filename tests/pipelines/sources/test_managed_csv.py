@@ -114,6 +114,7 @@ def as_csv(record: dict[str, Any]) -> str:
     return ",".join(map(_quoted, cells))
 
 
+@pytest.mark.system
 @settings(max_examples=200)
 @given(_records)
 def test_csv_and_json_say_the_same(record):
@@ -138,6 +139,7 @@ _json = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.system
 @settings(max_examples=300)
 @given(
     st.dictionaries(
@@ -154,6 +156,7 @@ def test_no_record_breaks_the_reader(fields):
         assert result.category is None or result.category in _ALL_CATEGORIES
 
 
+@pytest.mark.system
 @settings(max_examples=300)
 @given(st.one_of(st.binary(max_size=60), st.text('a1,.=!#:"ifd-_', max_size=40).map(str.encode)))
 def test_no_line_breaks_the_reader(line):

@@ -76,6 +76,7 @@ def test_jsonl_gives_every_record_once_however_it_is_cut(tmp_path, kind, limit):
     assert [(r.fields["id"], r.line) for r in records] == [(i, i + 1) for i in range(500)]
 
 
+@pytest.mark.system
 @settings(max_examples=60)
 @given(
     lines=st.lists(
@@ -165,6 +166,7 @@ def zstd_frames() -> list[bytes]:
     return [*frames, b"\x5a\x2a\x4d\x18\x03\0\0\0abc"]
 
 
+@pytest.mark.system
 def test_zstd_comes_in_bounded_blocks_whatever_it_expands_to(tmp_path):
     bomb = zstandard.ZstdCompressor(level=19).compress(b"\0" * (64 << 20))
     assert len(bomb) < 4096
@@ -238,6 +240,7 @@ def parquet(path: Path, rows: int, **options: int) -> None:
     pq.write_table(table, path, write_page_checksum=True, **options)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("limit", [1000, 1 << 20])
 def test_parquet_is_cut_within_row_groups_and_reads_wanted_columns(tmp_path, limit):
     path = tmp_path / "a.parquet"

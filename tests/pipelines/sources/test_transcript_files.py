@@ -484,6 +484,7 @@ def test_times_of_ttml_that_are_none(begin: str) -> None:
     assert text_of_ttml(f'<tt><body><p begin="{begin}">a</p></body></tt>'.encode()) == ""
 
 
+@pytest.mark.system
 def test_words_at_the_same_time_take_linear_time() -> None:
     started = time.thread_time()
     [segment] = of_words(Segment(0.0, 0.0, " word" * 40) for _ in range(40_000))

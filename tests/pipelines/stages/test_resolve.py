@@ -24,6 +24,8 @@ from scannery.pipelines.state.work_units import WorkUnit
 from tests.counting import counted_stores
 from tests.pipelines.conftest import VECTORS, letters_of, rows_of, run, vector_records
 
+pytestmark = pytest.mark.system
+
 BY_DOCUMENT = VECTORS | {"source": {"vector": "vector", "document_id": "doc"}, "shards": 4}
 
 

@@ -15,6 +15,8 @@ from scannery.live.maintenance.seal import seal
 from scannery.pipelines import ModeError, NothingToIndexError, SpecConflictError, compact
 from tests.pipelines.conftest import VECTORS, manifest_of, rows_of, run, vector_records
 
+pytestmark = pytest.mark.system
+
 
 def expected(*records: dict[str, Any]) -> dict[str, tuple[float, ...]]:
     return {r["id"]: tuple(np.asarray(r["vector"], np.float32).tolist()) for r in records}

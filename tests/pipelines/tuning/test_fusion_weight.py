@@ -84,6 +84,7 @@ def few_questions(monkeypatch):
     monkeypatch.setattr(fusion_weight, "LEAST_QUESTIONS", 10)
 
 
+@pytest.mark.system
 def test_a_build_measures_the_weight_and_searches_use_it(store, write):
     report = run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
     weight = weight_of(store)
@@ -108,6 +109,7 @@ def test_a_build_measures_the_weight_and_searches_use_it(store, write):
     assert explained(hits).alpha == 0.25
 
 
+@pytest.mark.system
 def test_a_compaction_that_finds_its_segments_keeps_the_weight(store, write):
     run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
     weight = weight_of(store)
@@ -119,6 +121,7 @@ def test_a_compaction_that_finds_its_segments_keeps_the_weight(store, write):
     assert [compact("talks", store.uri).version, weight_of(store)] == [5, weight]
 
 
+@pytest.mark.system
 def test_a_compaction_without_the_model_measures_nothing(store, write, tmp_path, monkeypatch):
     model = make_model("static", tmp_path)
     spec = SPEC | {"encoder": {"model": str(model)}}
@@ -134,6 +137,7 @@ def test_a_compaction_without_the_model_measures_nothing(store, write, tmp_path,
     assert (report.up_to_date, manifest_of(store, "talks").fusion) == (False, None)
 
 
+@pytest.mark.system
 def test_versions_without_a_measured_weight_count_both_rankings_the_same(store, write):
     report = run(store, write("a.jsonl", records(0, 12)), spec=SPEC)
     manifest = manifest_of(store, "talks")
@@ -143,6 +147,7 @@ def test_versions_without_a_measured_weight_count_both_rankings_the_same(store, 
     assert (explained(hits).fusion, explained(hits).alpha) == ("weighted_score", 0.5)
 
 
+@pytest.mark.system
 def test_manifests_of_earlier_releases_have_no_weight(store, write):
     run(store, write("a.jsonl", records(0, 12)), spec=SPEC)
     manifest = manifest_of(store, "talks")

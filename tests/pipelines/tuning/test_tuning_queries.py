@@ -81,6 +81,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path, name, text, words):
     assert caught.value.field == "queries"
 
 
+@pytest.mark.system
 def test_an_index_is_tuned_for_given_queries_and_stays_so(store, write, tmp_path):
     path, given = write("a.jsonl", vector_records(0, 2600)), written(tmp_path, "npy")
     plain = run(store, path, spec=SPEC)
@@ -120,6 +121,7 @@ def test_no_query_both_tunes_and_measures():
     assert (len(tuned), len(measured), tuned & measured) == (20, 20, set())
 
 
+@pytest.mark.system
 def test_what_is_too_large_or_exact_is_not_measured(store, write, monkeypatch):
     run(store, write("a.jsonl", vector_records(0, 30)))
     recall = manifest_of(store).recall
@@ -132,6 +134,7 @@ def test_what_is_too_large_or_exact_is_not_measured(store, write, monkeypatch):
     assert recall.whole is None
 
 
+@pytest.mark.system
 def test_one_new_segment_was_measured_by_its_tuner(store, write, monkeypatch):
     monkeypatch.setattr(whole_recall, "open_manifest", None)  # opening the index fails
     spec = SPEC | {"shards": 1}

@@ -98,6 +98,7 @@ def test_an_index_that_cannot_be_opened_for_want_of_a_cache_says_so(store: Store
         assert str(tmp_path) not in str(caught.value)
 
 
+@pytest.mark.system
 def test_a_file_that_is_no_segment_is_one_index_trouble(store: Store, tmp_path: Path) -> None:
     publish_junk(store, "broken")
     with (
@@ -140,6 +141,7 @@ def test_what_is_wrong_with_an_index_that_answers_is_told(store: Store, tmp_path
         assert len(client.index("moving").search(np.ones(4), 1)) == 1
 
 
+@pytest.mark.system
 def test_any_error_of_one_index_leaves_the_others(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,6 +260,7 @@ def test_a_log_that_cannot_be_followed_keeps_no_other_from_it(
     catalog.close()
 
 
+@pytest.mark.system
 def test_an_encoder_that_could_not_be_loaded_is_tried_again_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def scores(distance: str, query_D: np.ndarray) -> np.ndarray:
     return vectors_ND @ (unit_length(query_D[None])[0] if distance == "cosine" else query_D)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("weights", [None, [1, 0.5, 2], [1, -0.4, 0.2]])
 def test_vectors_and_ids_rank_by_the_weighted_sum_of_scores(

@@ -100,6 +100,7 @@ def by_id(hits: scannery.Hits) -> dict[str, scannery.Hit]:
     return {hit.id: hit for hit in hits}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid", None])
 def test_the_encoder_chooses_the_sentence(index: scannery.Index, mode: Any) -> None:
     hit = by_id(index.search(QUERY, 4, mode=mode, highlight=True))["geology"]
@@ -111,6 +112,7 @@ def test_the_encoder_chooses_the_sentence(index: scannery.Index, mode: Any) -> N
     assert marked(hit) == ["volcano", "erupts"]
 
 
+@pytest.mark.system
 def test_words_choose_the_sentence_without_an_encoder(index: scannery.Index, store: Path) -> None:
     for hits in (
         index.search(QUERY, 4, highlight="words"),
@@ -121,6 +123,7 @@ def test_words_choose_the_sentence_without_an_encoder(index: scannery.Index, sto
         assert (hit.snippet.text, hit.snippet.score, marked(hit)) == (BEST, None, ["volcano", "erupts"])
 
 
+@pytest.mark.system
 def test_an_index_without_words_is_analysed_in_the_language_of_its_hits(store: Path) -> None:
     hits = scannery.connect(store).index("vectors").search("how do you bake the bread", 4, highlight=True)
     hit = by_id(hits)["bread"]
@@ -231,6 +234,7 @@ def test_it_is_the_same_over_every_wire(index: scannery.Index, store: Path) -> N
         assert asyncio.run(ask()) == expected
 
 
+@pytest.mark.system
 def test_it_is_the_same_before_and_after_seal_merge_and_rollback(store: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(store, tmp_path / "store"))
     with scannery.connect(path) as client:
@@ -299,6 +303,7 @@ def test_sentences_are_encoded_while_there_is_time_and_kept() -> None:
     assert small.find(["a"], Deadline.after(None)) and small._vectors.size_bytes <= 100
 
 
+@pytest.mark.system
 def test_an_encoder_that_is_gone_leaves_the_words(tmp_path: Path) -> None:
     model = make_model("bert-cls", tmp_path)
     spec = {

@@ -205,6 +205,7 @@ def test_varints_are_those_of_protobuf(number: int) -> None:
     assert framed(5, b"x" * 300) == Datapoint(text="x" * 300).SerializeToString()
 
 
+@pytest.mark.system
 def test_large_hits_do_not_decide_on_the_room_for_small_ones() -> None:
     hydrator = Hydrator([segment()], SPEC, EVERYTHING, group_by=None)
     large, small = np.zeros((1, 100), np.int64), np.ones((1000, 100), np.int64)

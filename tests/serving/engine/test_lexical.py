@@ -69,6 +69,7 @@ def query_of(seed: int) -> str:
     return " ".join(rng.choices(VOCABULARY, k=rng.randrange(1, 5)))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lexical_hits_do_not_depend_on_the_shards(indexes: dict[int, scannery.Index], seed: int) -> None:
     query = query_of(seed)

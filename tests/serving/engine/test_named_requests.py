@@ -66,6 +66,7 @@ def ids(hits: list[pb.Hit]) -> list[str]:
 HOT = "lava from a volcano"
 
 
+@pytest.mark.system
 def test_a_text_is_searched_by_all_names_that_have_an_encoder(call: Call) -> None:
     answer = call("Search", asked(HOT, mode="dense"))
     assert answer.mode == pb.MODE_DENSE
@@ -135,6 +136,7 @@ def test_groups_are_blended_for_each_name_that_all_members_have(call: Call) -> N
         found(call, mixed, mode="dense")
 
 
+@pytest.mark.system
 def test_many_queries_of_several_kinds_have_the_answers_of_each_alone(call: Call) -> None:
     queries: list[Any] = [
         HOT,

@@ -184,6 +184,7 @@ def ranked(scores: Mapping[str, float]) -> list[str]:
     return sorted(scores, key=lambda name: (-scores[name], name))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "options",
@@ -250,6 +251,7 @@ def fused(
     return total
 
 
+@pytest.mark.system
 def test_hybrid_search_adds_words_to_the_sum_of_the_vectors(index: Made) -> None:
     words = [i for i in index.rows.ids if int(i[1:]) % 50 == 3]
     query = scannery.Sparse({3: 1.0}, SIX_D)

@@ -67,6 +67,7 @@ def answer(service: Service, query: Any, options: dict[str, Any], **more: Any) -
     return service.search(search("one", query, **{"k": 10, **options}, **more).request, Deadline.after(60))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_the_early_return_gives_the_answers_of_the_general_search(
     service: Service, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

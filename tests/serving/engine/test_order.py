@@ -117,6 +117,7 @@ def check_order(hits: list[tuple[str, float]]) -> None:
     assert len({name for name, _ in hits}) == len(hits)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("index", "ask"), CASES)
 def test_pages_and_k_are_parts_of_one_list(client: Any, index: str, ask: str) -> None:
     query, options = ask_of(index, ask)
@@ -140,6 +141,7 @@ def test_a_batch_has_the_answers_of_single_queries(client: Any, index: str, ask:
             assert found(hits) == whole
 
 
+@pytest.mark.system
 def test_servers_answer_as_the_embedded_engine_does(client: Any, store: Path) -> None:
     with serving(store) as server, scannery.connect(server.address) as remote:
         for index, ask in CASES:
@@ -150,6 +152,7 @@ def test_servers_answer_as_the_embedded_engine_does(client: Any, store: Path) ->
                 assert found(remote.index(index).search(query, 25, **options)) == expected
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("index", ["flat", "shards"])
 def test_new_rows_take_their_places_among_the_old(
@@ -172,6 +175,7 @@ def test_new_rows_take_their_places_among_the_old(
         assert list(itertools.chain(*pages)) == whole
 
 
+@pytest.mark.system
 def test_of_any_number_of_equal_vectors_all_are_found_in_order(tmp_path: Path) -> None:
     """More than ScaNN proposes: it knows no ids, and of equal rows it takes any."""
     rows, equal = 4000, 1500

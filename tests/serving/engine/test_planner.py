@@ -22,6 +22,8 @@ from scannery.serving.services.search import Service
 from tests.data import clustered, datapoints, first_quick
 from tests.served import publish_version
 
+pytestmark = pytest.mark.system
+
 ROWS, DIMENSIONS, K, TARGET = 24_000, 32, 10, 0.95
 SHARES = (1.0, 0.5, 0.1, 0.01, 0.001, 0.0001)
 DISTANCES = ("cosine", "dot", "squared_l2")

@@ -57,6 +57,7 @@ def judged(model: Path, hits: scannery.Hits) -> dict[str, float]:
     return {hit.id: float(score) for hit, score in zip(spoken, scores, strict=True)}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "options", [{}, {"mode": "hybrid"}, {"max_per_group": 1}, {"where": {"id": {"$ne": "tax"}}}]
 )
@@ -97,6 +98,7 @@ def test_pages_count_in_the_new_order(store: Path) -> None:
     assert "rerank" in explained.stages_us
 
 
+@pytest.mark.system
 def test_a_server_chooses_the_model(store: Path, model: Path) -> None:
     with serving(store, reranker=str(model)) as server, scannery.connect(server.address) as client:
         remote = [(hit.id, hit.rerank_score) for hit in client.index("plain").search(QUERY, rerank=7)]

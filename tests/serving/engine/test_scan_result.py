@@ -56,6 +56,7 @@ def points(index: Any) -> list[scannery.Datapoint]:
     return [*index.get(names)]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["id", "document_id", "show", "year", "rating", "live", "published"])
 @pytest.mark.parametrize("descending", [False, True])
 def test_datapoints_are_sorted_missing_ones_last_and_equal_ones_by_id(
@@ -73,6 +74,7 @@ def test_datapoints_are_sorted_missing_ones_last_and_equal_ones_by_id(
     assert list(index.scan(order_by=order, where={"year": 2010})) == some
 
 
+@pytest.mark.system
 def test_rows_in_memory_are_sorted_among_those_of_segments(tmp_path: Path) -> None:
     with scannery.connect(tmp_path / "s", create=True) as client:
         spec = {"index": "t", "source": {"id": "id", "vector": "v"}, "attributes": {"at": "timestamp"}}
@@ -109,6 +111,7 @@ def test_a_sample_is_without_replacement_and_the_same_for_a_seed(index: Any) -> 
     assert years == sorted(years, reverse=True)
 
 
+@pytest.mark.system
 def test_each_datapoint_is_equally_likely_in_a_sample(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Blocks of 64 positions, so that the choice among blocks counts too.
     monkeypatch.setattr("scannery.serving.engine.scanning.scan_result.SAMPLE_BLOCK", 64)
@@ -128,6 +131,7 @@ def test_each_datapoint_is_equally_likely_in_a_sample(library: Path, monkeypatch
     catalog.close()
 
 
+@pytest.mark.system
 def test_pages_have_a_bounded_size_and_at_least_one_datapoint(tmp_path: Path) -> None:
     spec = parse_spec({"index": "long", "source": {"id": "id", "vector": "v"}})
     sizes = [100] * 200 + [1 << 20] * 5 + [4 << 20] + [100] * 30

@@ -206,6 +206,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Service, np.ndarray
     return Service(EmbeddedCatalog.open(folder / "store")), vectors_ND
 
 
+@pytest.mark.system
 def test_scann_recalls_what_it_promises(large: tuple[Service, np.ndarray]) -> None:
     service, vectors_ND = large
     rng = np.random.default_rng(4)

@@ -70,6 +70,7 @@ def expected(query: dict[int, float], *, even: bool = False) -> dict[str, float]
     return scores
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("name", ["one", "eight"])
 def test_hits_are_the_best_inner_products(indexes: dict[str, scannery.Index], name: str, seed: int) -> None:
@@ -105,6 +106,7 @@ def test_words_and_weights_stand_beside_each_other_in_a_batch(indexes: dict[str,
     assert words == index.search("word3", k=20, mode="lexical")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("query", "mode", "field", "message"),
     [
@@ -139,6 +141,7 @@ def test_bad_sparse_queries_name_what_is_wrong(
     assert message in caught.value.message
 
 
+@pytest.mark.system
 def test_an_index_without_sparse_vectors_says_so(indexes: dict[str, scannery.Index]) -> None:
     with pytest.raises(FailedPreconditionError, match="index 'none' has no sparse vectors; build it with"):
         indexes["none"].search(Sparse({1: 1.0}), mode="lexical")
@@ -181,6 +184,7 @@ def test_wrong_values_of_records(value: Any, message: str) -> None:
     assert message in caught.value.message
 
 
+@pytest.mark.system
 def test_a_build_keeps_them_and_a_bad_one_costs_only_its_record(tmp_path: Path) -> None:
     from scannery.pipelines import build
 
@@ -199,6 +203,7 @@ def test_a_build_keeps_them_and_a_bad_one_costs_only_its_record(tmp_path: Path) 
     assert [(hit.id, hit.score) for hit in hits] == [("d", 4.0), ("a", 1.0)]
 
 
+@pytest.mark.system
 def test_live_rows_have_them_too(tmp_path: Path) -> None:
     spec = parse_spec({"index": "live", "source": {"vector": "v", "sparse_vector": "w"}, "shards": 2})
     store = Store.open(tmp_path / "store", create=True)
@@ -241,6 +246,7 @@ def test_live_rows_of_an_index_without_them_may_not(indexes: dict[str, scannery.
     assert caught.value.field == "upserts[0].datapoint.sparse_vector"
 
 
+@pytest.mark.system
 def test_they_come_back_with_the_vectors(tmp_path: Path) -> None:
     spec = parse_spec({"index": "back", "source": {"vector": "v", "sparse_vector": "w"}})
     store = Store.open(tmp_path / "store", create=True)

@@ -217,6 +217,7 @@ def test_one_other_leaf_is_asked_if_one_is_full(leaf: StartLeaf, connect: Connec
         assert ask(groups) == {0: 7}
 
 
+@pytest.mark.system
 def test_a_full_leaf_stays_ready(leaf: StartLeaf, connect: Connect) -> None:
     """It has what it had: otherwise an overload would look like the loss of a group."""
     one = leaf()
@@ -228,6 +229,7 @@ def test_a_full_leaf_stays_ready(leaf: StartLeaf, connect: Connect) -> None:
     assert not groups.problems
 
 
+@pytest.mark.system
 def test_a_status_that_is_too_large_is_none(leaf: StartLeaf, connect: Connect) -> None:
     one = leaf()
     groups = connect([one])
@@ -239,6 +241,7 @@ def test_a_status_that_is_too_large_is_none(leaf: StartLeaf, connect: Connect) -
         wait_until(lambda: groups.ready)
 
 
+@pytest.mark.system
 def test_an_answer_with_more_parts_than_asked_for_is_an_error(leaf: StartLeaf, connect: Connect) -> None:
     one = leaf()
     groups, at = connect([one]), state()
@@ -280,6 +283,7 @@ def slow_once(seconds: float) -> Callable[[Any, grpc.ServicerContext], None]:
     return wait
 
 
+@pytest.mark.system
 def test_second_calls_stay_within_the_budget(leaf: StartLeaf, connect: Connect) -> None:
     leaves = [leaf(), leaf()]
     metrics = ServerMetrics()
@@ -345,6 +349,7 @@ def test_calls_are_cancelled_when_the_caller_hangs_up(leaf: StartLeaf, connect: 
     assert one.cancelled.acquire(timeout=5)
 
 
+@pytest.mark.system
 def test_a_leaf_that_leaves_its_status_unanswered_is_not_asked(leaf: StartLeaf, connect: Connect) -> None:
     mute, good = leaf(), leaf()
     groups = connect([mute, good])
@@ -361,6 +366,7 @@ def test_a_leaf_that_leaves_its_status_unanswered_is_not_asked(leaf: StartLeaf, 
     wait_until(lambda: all(one.ready for one in groups.statuses()))
 
 
+@pytest.mark.system
 def test_running_calls_move_away_from_a_leaf_that_hangs(leaf: StartLeaf, connect: Connect) -> None:
     """Without any budget for second calls."""
     mute, good = leaf(), leaf()

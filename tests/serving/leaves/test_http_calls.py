@@ -156,6 +156,7 @@ def test_what_is_no_answer_is_asked_over_grpc(both: Both, answer: bytes) -> None
     both.wait()  # it is tried again
 
 
+@pytest.mark.system
 def test_a_lost_connection_between_calls_is_replaced(both: Both) -> None:
     for _ in range(3):
         both.wait()

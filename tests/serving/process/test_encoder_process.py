@@ -89,6 +89,7 @@ def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
+@pytest.mark.system
 def test_vectors_are_those_of_the_encoder(process: EncoderServer, encoder: Encoder) -> None:
     documents = list(SENTENCES.values()) * 40
     with scannery.connect(process.address) as client:
@@ -146,6 +147,7 @@ def test_what_cannot_be_embedded_is_refused_with_the_field(process: EncoderServe
                 call()
 
 
+@pytest.mark.system
 def test_a_server_uses_it_and_never_loads_a_model(
     texts: Path, process: EncoderServer, tmp_path: Path
 ) -> None:
@@ -164,6 +166,7 @@ def test_a_server_uses_it_and_never_loads_a_model(
             assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
+@pytest.mark.system
 def test_texts_are_encoded_for_named_vectors(tmp_path: Path) -> None:
     store = make_told_store(tmp_path)
     config = EncoderConfig(store=str(store), listen="127.0.0.1:0", device="cpu")
@@ -178,6 +181,7 @@ def test_texts_are_encoded_for_named_vectors(tmp_path: Path) -> None:
     assert (hit.datapoint.id, dict(hit.vector_scores)) == ("volcano", {"title": hit.score})
 
 
+@pytest.mark.system
 def test_texts_are_cut_by_the_tokenizer_of_the_encoder(
     texts: Path, process: EncoderServer, encoder: Encoder, tmp_path: Path
 ) -> None:
@@ -261,6 +265,7 @@ def _found(index: scannery.Index, text: str) -> str:
         return ""
 
 
+@pytest.mark.system
 def test_a_kill_of_the_encoder_under_load_is_not_seen_through_the_sdk(texts: Path) -> None:
     failures: list[BaseException] = []
     answered, done = [0], threading.Event()

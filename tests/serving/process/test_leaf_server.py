@@ -60,6 +60,7 @@ def found_by(address: str, k: int) -> list[tuple[float, str]]:
     return list(zip(np.frombuffer(ranking.scores, "<f4").tolist(), ids, strict=True))
 
 
+@pytest.mark.system
 def test_leaves_find_together_what_a_server_finds(library: Path) -> None:
     with serving(library) as server, grpc.insecure_channel(server.address) as channel:
         request = search("library", VECTOR, 40, exact=True).request
@@ -84,6 +85,7 @@ def test_a_leaf_says_what_it_serves(library: Path) -> None:
     assert 0 < index.rows < ROWS
 
 
+@pytest.mark.system
 def test_a_leaf_that_is_full_says_what_it_serves(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
 
@@ -228,6 +230,7 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], field: str
     assert message in str(caught.value)
 
 
+@pytest.mark.system
 def test_the_command_serves_a_leaf(library: Path) -> None:
     with started(library, "--role", "leaf", "--group", "0/2", "--workers", "2") as (process, address):
         status = status_of(address)
@@ -237,6 +240,7 @@ def test_the_command_serves_a_leaf(library: Path) -> None:
         assert process.wait(60) == 0
 
 
+@pytest.mark.system
 def test_the_command_refuses_groups_that_are_none(library: Path) -> None:
     for group, message in (("8/8", "must be 0 to 7"), ("x", "such as 3/8")):
         with (

@@ -240,6 +240,7 @@ def test_bytes_that_are_no_request_are_the_callers_error(channel: grpc.Channel) 
         )
 
 
+@pytest.mark.system
 def test_messages_over_the_limit_are_refused(library: Path) -> None:
     with serving(library, max_request_bytes=1 << 16) as server, scannery.connect(server.address) as client:
         with pytest.raises(scannery.ResourceExhaustedError):

@@ -111,6 +111,7 @@ def test_stop_lets_running_requests_finish_and_refuses_new_ones(library: Path) -
     server.stop()  # a second time is nothing
 
 
+@pytest.mark.system
 def test_queries_never_fail_or_mix_while_versions_change(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store", create=True)
     publish(store, tmp_path, 1)

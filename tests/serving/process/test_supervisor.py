@@ -78,6 +78,7 @@ def answers(address: str) -> bool:
         return len(client.index("library").search(VECTOR, 3)) == 3
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("workers", "number"),
     [
@@ -101,6 +102,7 @@ def test_a_signal_ends_the_server_cleanly(library: Path, workers: str, number: s
             answers(address)
 
 
+@pytest.mark.system
 def test_signals_may_reach_a_thread_that_does_not_expect_them(library: Path) -> None:
     """Threads of libraries do not block the supervisor's signals; it must neither die of one nor miss one."""
     script = (
@@ -130,6 +132,7 @@ def test_signals_may_reach_a_thread_that_does_not_expect_them(library: Path) -> 
             process.kill()
 
 
+@pytest.mark.system
 def test_a_worker_that_dies_is_replaced(library: Path) -> None:
     with started(library, "--workers", "2") as (process, address):
         before = children(process.pid)
@@ -151,6 +154,7 @@ def _answers_or_waits(address: str) -> bool:
         return False
 
 
+@pytest.mark.system
 def test_all_workers_answer_and_do_not_outlive_a_killed_supervisor(library: Path) -> None:
     with started(library, "--workers", "2") as (process, address):
         workers = children(process.pid)
@@ -206,6 +210,7 @@ def test_a_worker_that_drains_without_its_supervisor_keeps_no_port(library: Path
         wait_until(lambda: not _runs(worker))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_a_server_that_cannot_start_says_why_and_ends(library: Path, workers: str, tmp_path: Path) -> None:
     with serving(library) as server:
@@ -273,6 +278,7 @@ class Log:
         return sum(text in line for line in list(self.lines))
 
 
+@pytest.mark.system
 def test_reloads_and_deaths_under_load_are_not_seen_through_the_sdk(library: Path, tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     _, key = keys.create("load")
@@ -329,6 +335,7 @@ def _requests(url: str) -> float:
     return sum(map(float, found))
 
 
+@pytest.mark.system
 def test_orphans_are_reaped_and_stop_signals_end_a_server_that_is_process_one(library: Path) -> None:
     """As in a container. Needs the right to make a process namespace."""
     unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -365,6 +372,7 @@ def test_orphans_are_reaped_and_stop_signals_end_a_server_that_is_process_one(li
             process.communicate()
 
 
+@pytest.mark.system
 def test_workers_share_the_memory_of_what_was_open_before_they_began(library: Path) -> None:
     with started(library, "--workers", "2") as (process, address):
         assert answers(address)
@@ -397,6 +405,7 @@ workers.Supervisor(config, 2, lambda address: print("ready", flush=True), share,
 """
 
 
+@pytest.mark.system
 def test_a_reload_that_hangs_is_given_up_and_the_old_workers_are_kept_up_meanwhile() -> None:
     with PreparedProcess(
         [sys.executable, "-c", HANGING],
@@ -427,6 +436,7 @@ def test_a_reload_that_hangs_is_given_up_and_the_old_workers_are_kept_up_meanwhi
             process.kill()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("hangs_s", [0.5, 60])
 def test_a_store_that_hangs_at_a_reload_keeps_nobody_from_stopping_the_server(hangs_s: float) -> None:
     program = HANGING.replace(

@@ -240,6 +240,7 @@ def test_accounts_share_and_the_clients_of_an_account_share_what_it_has() -> Non
     assert (admission._accounts, admission._clients, admission._clients_of) == ({}, {}, {})
 
 
+@pytest.mark.system
 def test_overload_is_refused_at_once_and_the_rest_is_answered(library: Path) -> None:
     """Twenty callers at once, on a server that works on one request at a time and lets few wait."""
     query = np.ones(DIMENSIONS, np.float32)

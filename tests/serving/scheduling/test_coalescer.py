@@ -164,6 +164,7 @@ def test_deadlines_and_callers_who_hang_up_keep_nobody_waiting(
     assert coalescer._running == 0
 
 
+@pytest.mark.system
 def test_queries_of_concurrent_callers_are_searched_together_and_answered_as_alone(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +188,7 @@ def test_queries_of_concurrent_callers_are_searched_together_and_answered_as_alo
         assert one == other
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("k", [1, 7, 10, 50, 60])
 @pytest.mark.parametrize("exact", [False, True])
 def test_one_query_is_answered_as_one_of_many(library: Path, k: int, exact: bool) -> None:

@@ -64,6 +64,7 @@ def test_a_change_by_root_leaves_the_file_to_its_owner(keys: KeyFile) -> None:
     assert keys.path.with_name(".keys.json.lock").stat().st_uid == 10001
 
 
+@pytest.mark.system
 @needs_root
 def test_a_change_that_would_take_the_file_from_its_owner_is_refused() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's are closed to others
@@ -266,6 +267,7 @@ def test_stale_credentials_are_a_metric(keys: KeyFile, library: Path) -> None:
 # Open streams
 
 
+@pytest.mark.system
 def test_a_revoked_key_ends_open_streams(keys: KeyFile, library: Path, tmp_path: Path) -> None:
     """With the next message, and by itself where none comes: within two seconds, and some for a busy machine."""
     key, text = keys.create("a", scopes=["read", "write"])
@@ -320,6 +322,7 @@ def test_a_revoked_key_ends_open_streams(keys: KeyFile, library: Path, tmp_path:
         ended.set()
 
 
+@pytest.mark.system
 def test_a_write_of_a_stream_is_refused_once_its_key_is_revoked(
     keys: KeyFile, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

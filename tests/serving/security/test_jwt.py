@@ -49,6 +49,7 @@ class Issuer:
         return SecurityConfig(jwks_file=str(self.jwks), jwt_issuer=ISSUER, jwt_audience=AUDIENCE)
 
 
+@pytest.mark.system
 def test_a_token_says_who_and_what(tmp_path: Path, library: Path) -> None:
     issuer = Issuer(tmp_path)
     with serving(library, security=issuer.security) as server:
@@ -153,6 +154,7 @@ def test_only_an_absent_claim_or_a_star_opens_all_indexes(
     assert found.sees("library") == (visible is None)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("bits", "more", "good"),
     [

@@ -123,6 +123,7 @@ def every_method() -> list[str]:
     ]
 
 
+@pytest.mark.system
 def test_strangers_learn_nothing(guarded: tuple[Server, dict[str, str]]) -> None:
     server, _ = guarded
     answers = set()

@@ -176,6 +176,7 @@ def agrees(index: Index, rows: dict[str, Row]) -> None:
         assert index.facets(name, {"year": {"$gte": 2015}}) == expected_facets(recent, name, 100)
 
 
+@pytest.mark.system
 def test_live_rows_count_and_deleted_ones_do_not(tmp_path: Path) -> None:
     rng = random.Random(3)
     rows = {f"id{i}": random_row(rng, f"id{i}") for i in range(60)}
@@ -208,6 +209,7 @@ def test_live_rows_count_and_deleted_ones_do_not(tmp_path: Path) -> None:
 VALUES: list[Any] = [1, 1.0, "1", True, [1, "x", "x", 2.5], None, {"deep": 1}, 3, "x", [[1]], []]
 
 
+@pytest.mark.system
 def test_dynamic_attributes_are_counted_by_exact_type(tmp_path: Path) -> None:
     spec = {**LIVE.model_dump(), "dynamic": True}
     path = make_store(tmp_path, [], spec=parse_spec(spec))
@@ -260,6 +262,7 @@ def test_places_are_counted_but_have_no_facets(tmp_path: Path) -> None:
         assert index.delete(where={"at": circle}).deleted == 1
 
 
+@pytest.mark.system
 def test_rows_without_vectors_are_counted_changed_and_deleted(tmp_path: Path) -> None:
     path = make_store(tmp_path, [], spec=parse_spec({**LIVE.model_dump(), "vectors": "optional"}))
     with scannery.connect(path) as client:

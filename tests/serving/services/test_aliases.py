@@ -19,6 +19,8 @@ from scannery.serving.security.api_keys import KeyFile
 from tests.object_server import object_server
 from tests.served import WIRES, connected, serving
 
+pytestmark = pytest.mark.system
+
 VECTOR = np.ones(4, np.float32)
 
 

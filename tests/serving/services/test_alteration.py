@@ -48,6 +48,7 @@ def store(tmp_path: Path) -> Store:
     return Store.open(tmp_path / "store", create=True)
 
 
+@pytest.mark.system
 def test_a_new_attribute_is_null_before_and_takes_values_at_once(client: scannery.Client) -> None:
     index = client.create_index("notes", dimensions=8, attributes={"show": "string"})
     index.upsert(points(0, 10, show="a"))
@@ -72,6 +73,7 @@ def test_a_new_attribute_is_null_before_and_takes_values_at_once(client: scanner
     assert index.alter(attributes={"year": "int"}).version == 2
 
 
+@pytest.mark.system
 def test_rows_of_a_build_stay_through_seal_merge_compaction_and_export(library: Path, tmp_path: Path) -> None:
     path = copied(library, tmp_path)
     store = Store.open(path)
@@ -112,6 +114,7 @@ def test_rows_of_a_build_stay_through_seal_merge_compaction_and_export(library: 
     assert {line["id"]: line.get("lang") for line in lines if line.get("lang")} == {"new": "de"}
 
 
+@pytest.mark.system
 def test_a_rollback_to_before_and_another_type_of_the_same_name(store: Store) -> None:
     with scannery.connect(store.uri) as client:
         index = client.create_index("notes", dimensions=8)
@@ -142,6 +145,7 @@ def test_a_rollback_to_before_and_another_type_of_the_same_name(store: Store) ->
 DYNAMIC = {"index": "notes", "source": {"id": "id", "vector": "v"}, "dynamic": True}
 
 
+@pytest.mark.system
 def test_a_name_that_datapoints_have_as_a_dynamic_attribute_cannot_be_declared(
     client: scannery.Client,
 ) -> None:
@@ -160,6 +164,7 @@ def test_a_name_that_datapoints_have_as_a_dynamic_attribute_cannot_be_declared(
     assert index.count({"year": 6}) == 4
 
 
+@pytest.mark.system
 def test_a_dynamic_attribute_written_while_its_name_is_declared_is_found(store: Store) -> None:
     with scannery.connect(store.uri) as one, scannery.connect(store.uri) as other:
         index = one.create_index(DYNAMIC, dimensions=8)
@@ -180,6 +185,7 @@ def test_a_dynamic_attribute_written_while_its_name_is_declared_is_found(store: 
         assert one.index("notes").count({"year": {"$exists": True}}) == 2
 
 
+@pytest.mark.system
 def test_a_build_that_declares_a_dynamic_attribute_moves_its_values(store: Store, tmp_path: Path) -> None:
     spec = {**DYNAMIC, "attributes": {"year": "int"}, "vectors": "optional"}
     with scannery.connect(store.uri) as client:
@@ -201,6 +207,7 @@ def test_a_build_that_declares_a_dynamic_attribute_moves_its_values(store: Store
         assert index.get(["p2", "w"])[0].attributes == {"page": 1}  # type: ignore[union-attr]
 
 
+@pytest.mark.system
 def test_a_rollback_keeps_rows_without_a_vector_that_are_not_sealed(store: Store) -> None:
     with scannery.connect(store.uri) as client:
         index = client.create_index("notes", dimensions=8, vectors="required")
@@ -224,6 +231,7 @@ def moved(index: scannery.Index, version: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.system
 def test_an_update_by_a_build_keeps_the_attribute_or_is_refused(tmp_path: Path) -> None:
     path, spec = tmp_path / "store", {"index": "grown", "source": {"id": "id", "vector": "v"}}
     file = tmp_path / "data.jsonl"
@@ -296,6 +304,7 @@ def test_what_needs_a_new_build_says_so(store: Store, changes: Any, field: str, 
         assert caught.value.field == field
 
 
+@pytest.mark.system
 def test_a_version_that_is_not_current_is_refused(client: scannery.Client) -> None:
     index = client.create_index("notes", dimensions=8)
     assert index.alter(target_recall=0.9, if_version=1).version == 2
@@ -306,6 +315,7 @@ def test_a_version_that_is_not_current_is_refused(client: scannery.Client) -> No
         client.index("nobody").alter(target_recall=0.9)
 
 
+@pytest.mark.system
 def test_another_version_that_wins_is_built_upon(store: Store) -> None:
     with scannery.connect(store.uri) as client:
         client.create_index("notes", dimensions=8)
@@ -322,6 +332,7 @@ def test_another_version_that_wins_is_built_upon(store: Store) -> None:
     assert (calls, manifest.version, list(manifest.spec.attributes)) == (2, 3, ["a", "b"])
 
 
+@pytest.mark.system
 def test_queries_and_writes_go_on_while_it_is_altered(store: Store) -> None:
     failures: list[Exception] = []
     with (
@@ -370,6 +381,7 @@ def test_queries_and_writes_go_on_while_it_is_altered(store: Store) -> None:
         assert second.index("notes").stats().rows == 20 + sum(written.values())
 
 
+@pytest.mark.system
 def test_only_allowed_models_and_the_scope_admin(texts: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     _, admin = KeyFile(path).create("admin", scopes=["admin", "read"])
@@ -393,6 +405,7 @@ def test_only_allowed_models_and_the_scope_admin(texts: Path, tmp_path: Path) ->
             index(narrow).alter(target_recall=0.9)
 
 
+@pytest.mark.system
 async def test_the_asynchronous_client_alters_too(tmp_path: Path) -> None:
     async with scannery.aio.connect(tmp_path / "store", create=True) as client:
         index = await client.create_index("notes", dimensions=8)

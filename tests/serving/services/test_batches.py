@@ -63,6 +63,7 @@ def ask(service: Service, queries: Any = QUERIES, k: int = 10, **options: Any) -
     return service.search_many(search_many("library", queries, k, **options).request, Deadline.after(60))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "options",
     [
@@ -125,6 +126,7 @@ def test_queries_with_filters_of_their_own_are_searched_in_parts(
     assert [len(hits.hits) for hits in answer.results[:4]] == [5, 5, 0, 5]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("count", [1, 2, 24, 25, 37, 38, 51, 99])
 def test_every_query_has_an_answer_in_its_place(spread: Service, count: int) -> None:
     answer = ask(spread, QUERIES[:count], exact=True, fields=[])
@@ -150,6 +152,7 @@ def test_parts_are_searched_in_several_threads(spread: Service, monkeypatch: pyt
     assert len(threads) == 4
 
 
+@pytest.mark.system
 def test_texts_are_encoded_together_and_searched_in_parts(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +225,7 @@ def test_an_error_in_one_part_is_the_error_of_the_batch(
     assert len(ask(spread).results) == len(QUERIES)
 
 
+@pytest.mark.system
 def test_recall_of_parts_is_that_of_the_index(tmp_path: Path) -> None:
     """ScaNN's hits depend on the batch; their recall does not."""
     spec = parse_spec(

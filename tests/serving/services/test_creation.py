@@ -33,6 +33,7 @@ def reading(request: pytest.FixtureRequest, texts: Path) -> Iterator[scannery.Cl
         yield client
 
 
+@pytest.mark.system
 def test_an_index_of_vectors_takes_writes_at_once(client: scannery.Client) -> None:
     index = client.create_index("vectors", dimensions=8, distance="dot", attributes={"year": "int"})
     info = index.stats()
@@ -49,6 +50,7 @@ def test_an_index_of_vectors_takes_writes_at_once(client: scannery.Client) -> No
         client.create_index("vectors", dimensions=8)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("wire", ["gRPC", "embedded"])
 def test_an_index_of_texts_takes_texts(texts: Path, tmp_path: Path, wire: str) -> None:
     with connected(copied(texts, tmp_path), wire) as client:
@@ -92,6 +94,7 @@ def test_a_list_of_words_is_taken_in_place_of_a_file(client: scannery.Client) ->
         client.create_index("files", dimensions=2, lexical={**lexical, "compounds": "words.txt"})
 
 
+@pytest.mark.system
 def test_a_request_chooses_no_model(texts: Path, tmp_path: Path) -> None:
     store = copied(texts, tmp_path)
     folder = tmp_path / "model"
@@ -181,6 +184,7 @@ def test_a_request_that_is_repeated_gets_the_same_index(library: Path, tmp_path:
     assert read_manifest(Store.open(store), "new").version == 1
 
 
+@pytest.mark.system
 def test_a_build_continues_what_writes_began(tmp_path: Path) -> None:
     store = tmp_path / "store"
     Store.open(store, create=True)
@@ -220,6 +224,7 @@ def test_every_key_of_a_spec_can_be_given_by_name(tmp_path: Path) -> None:
         assert "vectors" not in made.stats().spec
 
 
+@pytest.mark.system
 def test_chunks_are_those_of_the_argument(texts: Path, tmp_path: Path) -> None:
     with connected(copied(texts, tmp_path), "embedded") as client:
         index = client.create_index("cut", encoder=MINILM, chunk={"max_tokens": 16, "overlap_tokens": 0})
@@ -230,6 +235,7 @@ def test_chunks_are_those_of_the_argument(texts: Path, tmp_path: Path) -> None:
         assert caught.value.field == "spec.source"
 
 
+@pytest.mark.system
 def test_an_index_that_exists_is_kept_or_the_difference_is_named(client: scannery.Client) -> None:
     first = client.create_index("vectors", dimensions=8, distance="dot", attributes={"year": "int"})
     first.upsert([{"id": "a", "vector": VECTORS[0]}])
@@ -250,6 +256,7 @@ def test_an_index_that_exists_is_kept_or_the_difference_is_named(client: scanner
     assert refused.value.field == "if_exists"
 
 
+@pytest.mark.system
 async def test_the_asynchronous_client_creates_too(library: Path, tmp_path: Path) -> None:
     with serving(copied(library, tmp_path)) as server:
         async with scannery.aio.connect(server.address) as client:

@@ -149,6 +149,7 @@ def check(index: scannery.Index, rows: Mapping[str, Mapping[str, Any]] = ROWS) -
     assert found(index, {"x": when}) == expected("x", lambda value: value == when.isoformat(), rows)
 
 
+@pytest.mark.system
 def test_values_are_kept_and_found(client: scannery.Client) -> None:
     index = filled(client)
     check(index)
@@ -164,6 +165,7 @@ def test_values_are_kept_and_found(client: scannery.Client) -> None:
     assert found(index, {"year": None}) == set(ROWS) - {"declared"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("wire", WIRES)
 def test_segments_merges_and_rollbacks_keep_them(tmp_path: Path, wire: str) -> None:
     store = Store.open(tmp_path / "store", create=True)
@@ -204,6 +206,7 @@ NESTED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("sealed", [False, True])
 def test_keys_of_objects_are_found_by_their_path(tmp_path: Path, *, sealed: bool) -> None:
     with scannery.connect(tmp_path / "store", create=True) as client:
@@ -271,6 +274,7 @@ def test_updates_change_and_remove_single_attributes(client: scannery.Client) ->
     assert found(index, {"y": {"$exists": True}}) == set()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("attributes", "field"),
     [

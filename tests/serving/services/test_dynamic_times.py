@@ -13,7 +13,7 @@ import scannery
 from scannery.indexer import Store
 from scannery.live.maintenance.seal import seal
 
-pytestmark = pytest.mark.usefixtures("merges_by_hand")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("merges_by_hand")]
 TIMES = {
     "z": "2025-02-03T12:45:46Z",
     "offset": "2025-02-03T12:45:46.000+00:00",

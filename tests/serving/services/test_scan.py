@@ -90,6 +90,7 @@ def changed(index: scannery.Index, store: Path) -> None:
     rollback(opened, "notes", version - 1)
 
 
+@pytest.mark.system
 def test_nothing_that_happens_between_two_pages_changes_a_scan(index: scannery.Index, store: Path) -> None:
     kinds: list[dict[str, Any]] = [
         {},
@@ -109,6 +110,7 @@ def test_nothing_that_happens_between_two_pages_changes_a_scan(index: scannery.I
         assert scan.total == len(expected)
 
 
+@pytest.mark.system
 def test_all_live_datapoints_are_returned_once(index: scannery.Index) -> None:
     found = ids(index.scan())
     assert len(found) == len(set(found))
@@ -116,6 +118,7 @@ def test_all_live_datapoints_are_returned_once(index: scannery.Index) -> None:
     assert found == ids(index.scan(page_size=7))
 
 
+@pytest.mark.system
 def test_another_process_continues_at_any_datapoint(index: scannery.Index, store: Path) -> None:
     everything = ids(index.scan(page_size=8))
     running = index.scan(page_size=8)
@@ -129,6 +132,7 @@ def test_another_process_continues_at_any_datapoint(index: scannery.Index, store
             assert rest.token == tokens[-1]
 
 
+@pytest.mark.system
 def test_rows_in_memory_have_one_order_however_they_were_applied(store: Path) -> None:
     rng = random.Random(3)
     with scannery.connect(store) as writer:
@@ -144,6 +148,7 @@ def test_rows_in_memory_have_one_order_however_they_were_applied(store: Path) ->
             assert ids(other.index("notes").scan(token=running.token)) == everything[1:]
 
 
+@pytest.mark.system
 def test_a_snapshot_is_opened_again_after_a_seal_and_is_gone_after_two(
     index: scannery.Index, store: Path
 ) -> None:
@@ -163,6 +168,7 @@ def test_a_snapshot_is_opened_again_after_a_seal_and_is_gone_after_two(
     assert found + ids(running) == everything  # here it is held
 
 
+@pytest.mark.system
 def test_a_server_keeps_version_and_log_for_a_running_scan(store: Path) -> None:
     opened = Store.open(store)
     with serving(store) as server, scannery.connect(server.address) as client:
@@ -185,6 +191,7 @@ def test_a_server_keeps_version_and_log_for_a_running_scan(store: Path) -> None:
         assert found + ids(running) == everything
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("wire", ["gRPC", "HTTP"])
 def test_workers_and_restarted_servers_continue_a_scan(store: Path, wire: str) -> None:
     def connected(server: Any) -> scannery.Client:
@@ -205,6 +212,7 @@ def test_workers_and_restarted_servers_continue_a_scan(store: Path, wire: str) -
         assert ids(client.index("notes").scan(order_by="-year", token=token)) == []
 
 
+@pytest.mark.system
 def test_a_token_is_of_one_index_and_one_request(index: scannery.Index, store: Path) -> None:
     running = index.scan(where={"year": 2001}, page_size=2)
     next(running)
@@ -235,6 +243,7 @@ def test_a_token_is_of_one_index_and_one_request(index: scannery.Index, store: P
             assert caught.value.field == "page_token", text
 
 
+@pytest.mark.system
 def test_a_token_of_a_snapshot_that_no_scan_began_with_cannot_be_made(
     index: scannery.Index, store: Path
 ) -> None:
@@ -251,6 +260,7 @@ def test_a_token_of_a_snapshot_that_no_scan_began_with_cannot_be_made(
         next(index.scan(token=f"{never}.0"))
 
 
+@pytest.mark.system
 def test_an_index_that_was_created_again_refuses_tokens_of_the_former_one(
     tmp_path: Path, store: Path
 ) -> None:
@@ -331,6 +341,7 @@ def test_an_index_without_datapoints_has_an_empty_scan(tmp_path: Path) -> None:
             assert list(index.scan(token=running.token, **options)) == []
 
 
+@pytest.mark.system
 def test_a_scan_of_an_index_that_was_built_continues_after_it_is_built_again(
     library: Path, tmp_path: Path
 ) -> None:

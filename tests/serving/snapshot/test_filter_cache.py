@@ -160,6 +160,7 @@ def mask_of(where: dict[str, Any]) -> np.ndarray:
     return np.ones(ROWS, bool) if node is None else evaluate(node, _postings, ROWS)
 
 
+@pytest.mark.system
 @settings(max_examples=300)
 @given(filters())
 def test_masks_equal_the_oracle(where: dict[str, Any]) -> None:
@@ -307,6 +308,7 @@ def held_bytes(fill: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("max_bytes", first_quick([1 << 20, 16 << 20]))
 def test_what_a_cache_holds_is_counted_whatever_filters_match(max_bytes: int) -> None:
     cache, segment = FilterCache(max_bytes=max_bytes), _Segment("one")
@@ -326,6 +328,7 @@ def test_what_a_cache_holds_is_counted_whatever_filters_match(max_bytes: int) ->
     assert counted <= min(max_bytes, 1.3 * held + (64 << 10))
 
 
+@pytest.mark.system
 def test_live_rows_of_the_past_are_not_kept() -> None:
     cache, segment = FilterCache(), _Segment("one")
     [node] = nodes_of({"year": {"$gte": 2010}})
@@ -395,6 +398,7 @@ ODD = [
 ]
 
 
+@pytest.mark.system
 @given(st.lists(st.text("aAbß\ud7ff\ue000\U0010ffffİſ\0", max_size=3), max_size=8), st.sampled_from(ODD))
 def test_parts_and_folded_strings_are_those_of_python(texts: list[str], value: str) -> None:
     texts = [*texts, *ODD, "a"]
@@ -416,6 +420,7 @@ def test_parts_and_folded_strings_are_those_of_python(texts: list[str], value: s
         assert sum(rows) == 0 or postings.few_matches(operator, given_value, sum(rows) - 1) is None
 
 
+@pytest.mark.system
 @given(
     st.lists(st.lists(st.sampled_from("abcd"), max_size=5), min_size=1, max_size=30),
     st.sets(st.sampled_from("abcde"), min_size=1),
@@ -443,6 +448,7 @@ def test_folded_values_are_counted() -> None:
     assert cache.size_bytes - before - 2 * mask_bytes > 3 * 4 + len("gotimejsparty")
 
 
+@pytest.mark.system
 def test_a_match_without_regard_to_case_costs_what_it_matches() -> None:
     texts = [f"A Value That Is One Of Many, {number:06}" for number in range(100_000)]
     postings = AttributePostings(pa.chunked_array([pa.array(texts)]))
@@ -459,6 +465,7 @@ def test_a_match_without_regard_to_case_costs_what_it_matches() -> None:
     assert time.thread_time() - started_s < 1
 
 
+@pytest.mark.system
 def test_the_largest_filters_take_time_in_proportion() -> None:
     long = "x" * 8000
 

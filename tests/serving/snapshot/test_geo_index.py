@@ -52,6 +52,7 @@ def vector(place: tuple[float, float]) -> tuple[float, float, float]:
     return math.cos(lat) * math.cos(lon), math.cos(lat) * math.sin(lon), math.sin(lat)
 
 
+@pytest.mark.system
 @settings(max_examples=300)
 @given(st.lists(st.one_of(st.none(), places), max_size=60), places, radii)
 def test_circles_have_the_places_within_the_distance(
@@ -66,6 +67,7 @@ def test_circles_have_the_places_within_the_distance(
             assert inside == (metres <= radius_m), (place, metres)
 
 
+@pytest.mark.system
 @given(places, st.lists(places, max_size=20))
 def test_a_circle_of_radius_0_has_the_same_place(
     centre: tuple[float, float], others: list[tuple[float, float]]
@@ -91,6 +93,7 @@ on_a_grid = st.tuples(st.integers(-90, 90), st.integers(-36, 36)).map(lambda at:
 """Places whose differences are exact."""
 
 
+@pytest.mark.system
 @settings(max_examples=300)
 @given(st.lists(st.one_of(st.none(), on_a_grid), max_size=60), on_a_grid, on_a_grid)
 def test_boxes_have_the_places_between_their_edges(
@@ -107,6 +110,7 @@ def test_a_box_may_cross_the_antimeridian() -> None:
     assert found.within(Box(-1, -180, 1, -178)).tolist() == [False, True, True, True, False, False]
 
 
+@pytest.mark.system
 @given(st.lists(st.one_of(st.none(), places), max_size=60), places, radii, st.integers(0, 20))
 def test_few_places_are_given_by_number(
     found: list[tuple[float, float] | None], centre: tuple[float, float], radius_m: float, most: int
@@ -129,6 +133,7 @@ def test_distinct_places_are_given_with_their_rows() -> None:
     assert not index_of([None]).runs()
 
 
+@pytest.mark.system
 def test_many_places_are_found_as_by_a_search_of_all() -> None:
     rng = np.random.default_rng(3)
     lat_N, lon_N = rng.uniform(-90, 90, 20_000), rng.uniform(-180, 180, 20_000)

@@ -164,6 +164,7 @@ WRONG_NAMES = [
 ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", WRONG_NAMES)
 def test_malformed_names(hostile: Served, name: str):
     caller = hostile.caller
@@ -191,6 +192,7 @@ def test_malformed_names(hostile: Served, name: str):
         refused(lambda: caller.call(f"{OPERATIONS}/{method}", request, operations_pb2.Operation), NOT_FOUND)  # noqa: B023
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "parent", ["", "x", "projects/p", "projects/p/locations/", "projects/../locations/l", "\0"]
 )
@@ -384,6 +386,7 @@ WRONG_QUERIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("wrong", WRONG_QUERIES)
 def test_queries(hostile: Served, wrong: str, together: bool):
@@ -414,6 +417,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
+@pytest.mark.system
 def test_huge_batches(hostile: Served):
     caller, peak = hostile.caller, peak_bytes()
     match = private_pb2.MatchRequest(deployed_index_id="deployed", float_val=[1] * 4, num_neighbors=10_000)

@@ -249,6 +249,7 @@ def test_contents_that_are_neither_are_refused(
     assert message in operation.error.message
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("measure", "norm", "distance"),
     [

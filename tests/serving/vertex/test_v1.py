@@ -306,6 +306,7 @@ def test_distances(tmp_path: Path, measure: str, norm: str, distance: Any):
         )
 
 
+@pytest.mark.system
 def test_upsert_without_a_vector_drops_it_and_masks_keep_the_rest(tmp_path: Path):
     with facade(tmp_path) as server, Caller(server.address) as caller:
         index = caller.create_index().name
@@ -376,6 +377,7 @@ def test_batches_are_all_or_nothing(served: tuple[Caller, str, str], wrong: dict
     assert caller.read(endpoint, ["good", "x"]) == []
 
 
+@pytest.mark.system
 def test_state_survives_a_restart(tmp_path: Path):
     with facade(tmp_path) as server, Caller(server.address) as caller:
         index = caller.create_index(distanceMeasureType="COSINE_DISTANCE")
@@ -402,6 +404,7 @@ def test_state_survives_a_restart(tmp_path: Path):
         )
 
 
+@pytest.mark.system
 def test_contents_are_read_from_below_the_roots_only(tmp_path: Path):
     outside, contents = tmp_path / "outside", tmp_path / "contents"
     write_lines(outside / "a.json", [{"id": "secret", "embedding": [1, 2, 3, 4]}])
@@ -432,6 +435,7 @@ def test_contents_are_read_from_below_the_roots_only(tmp_path: Path):
         assert [p.datapoint_id for p in caller.read(caller.deploy(index), ["a", "secret"])] == ["a"]
 
 
+@pytest.mark.system
 def test_batch_updates(tmp_path: Path):
     contents = tmp_path / "contents"
     records = [
@@ -641,6 +645,7 @@ def test_batches_beyond_the_limits_are_refused(served: tuple[Caller, str, str]):
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.system
 def test_callers_see_the_indexes_of_their_keys_only(tmp_path: Path):
     keys = KeyFile(tmp_path / "keys.json")
     _, admin = keys.create("admin", scopes=("read", "write", "admin"))

@@ -17,6 +17,7 @@ from tests.serving.services.leaf.leaves import ROWS, SHARDS, SIZES, WORDS, Clust
 from tests.serving.services.leaf.test_search import FILTERS, options, query, same, whole, words
 
 
+@pytest.mark.system
 def test_status(cluster: Cluster) -> None:
     found: list[pb.LeafStatus] = cluster.ask("GetStatus", pb.LeafStatusRequest())
     groups = len(cluster.groups)
@@ -128,6 +129,7 @@ def test_only_what_is_asked_for_is_fetched(cluster: Cluster) -> None:
     )
 
 
+@pytest.mark.system
 def test_rows_come_with_groups_and_datapoints(cluster: Cluster) -> None:
     queries = [query(words=words()) for _ in range(3)]
     asked = options("hybrid", "half", [""], return_fields=["topic", "year"])
@@ -165,6 +167,7 @@ def test_a_root_sends_vectors_of_some_queries(cluster: Cluster) -> None:
             assert np.isnan(scores_US).all(axis=0).tolist() == [number % 2 == 1, number % 2 == 0]
 
 
+@pytest.mark.system
 def test_more_groups_than_shards(notes: Store) -> None:
     with cluster_of(notes, SHARDS + 3) as cluster:
         queries = [query(words=words()) for _ in range(3)]

@@ -79,6 +79,7 @@ WRONG: list[tuple[Change, str, str]] = [
 ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("change", "field", "message"), WRONG)
 def test_wrong_searches(one: Cluster, change: Change, field: str, message: str) -> None:
     request = hybrid(one)

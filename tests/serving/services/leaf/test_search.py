@@ -18,6 +18,8 @@ from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import OPERATOR_EQ, OPERATOR_GTE, Filter
 from tests.serving.services.leaf.leaves import SIZES, WORDS, Cluster, Root
 
+pytestmark = pytest.mark.system
+
 RNG = np.random.default_rng(7)
 MODES = {"dense": pb.MODE_DENSE, "lexical": pb.MODE_LEXICAL, "hybrid": pb.MODE_HYBRID}
 

@@ -70,6 +70,7 @@ def health_of(address: str, name: str, metadata: Any = ()) -> int:
         return int(stub.Check(request, timeout=10, metadata=metadata).status)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("path", [CHECK, WATCH, REFLECT])
 @pytest.mark.parametrize("caller", ["", "reader"])
 def test_calls_without_bodies_keep_nobody_waiting(
@@ -90,6 +91,7 @@ def test_calls_without_bodies_keep_nobody_waiting(
         assert time.monotonic() - started_s < 5
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("method", ["Search", "SearchMany", "SearchStream"])
 def test_requests_without_bodies_leave_other_callers_their_share(
     server: Server, keys: tuple[KeyFile, dict[str, str]], method: str
@@ -104,6 +106,7 @@ def test_requests_without_bodies_leave_other_callers_their_share(
         assert time.monotonic() - started_s < 5
 
 
+@pytest.mark.system
 def test_calls_without_bodies_keep_no_encoder_process_waiting() -> None:
     with EncoderServer(EncoderConfig(models=(MINILM,), listen="127.0.0.1:0", device="cpu")) as server:
         started_s = time.monotonic()
@@ -137,6 +140,7 @@ def test_health_tells_of_no_index_that_is_hidden(
             watch.cancel()
 
 
+@pytest.mark.system
 def test_watches_tell_changes_and_do_not_hold_up_the_end(library: Path) -> None:
     with grpc.insecure_channel("127.0.0.1:1"):
         with serving(library) as server:
@@ -154,6 +158,7 @@ def test_watches_tell_changes_and_do_not_hold_up_the_end(library: Path) -> None:
         channel.close()
 
 
+@pytest.mark.system
 def test_those_who_watch_are_bounded(server: Server, keys: tuple[KeyFile, dict[str, str]]) -> None:
     """One more ends the oldest of the caller that has the most; others keep theirs."""
     with grpc.insecure_channel(server.address) as channel:

@@ -128,6 +128,7 @@ def test_without_cors_there_is_nothing_to_allow(library: Path) -> None:
         assert http.ask("OPTIONS", SEARCH, headers=asked).status == 403
 
 
+@pytest.mark.system
 def test_a_list_of_hosts_is_all_there_is(library: Path, tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     _, text = file.create("reader")

@@ -203,6 +203,7 @@ def _unpadded(text: str) -> bytes:
 # What they do
 
 
+@pytest.mark.system
 def test_searches(server: tuple[Server, dict[str, str]], client: Client) -> None:
     for query in ("How does lava reach the surface?", VECTOR):
         request = calls.search("texts", query, 3).request

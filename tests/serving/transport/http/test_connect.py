@@ -343,6 +343,7 @@ def test_compressed_requests(server: Server, http: Http) -> None:
         assert response.code == "invalid_argument"
 
 
+@pytest.mark.system
 def test_compressed_answers(server: Server, http: Http) -> None:
     large = search(k=200)
     wanted = over_grpc(server, SEARCH, large)[1]
@@ -459,6 +460,7 @@ def test_a_server_that_stops_is_not_ready(library: Path) -> None:
         assert http.ask("GET", "/healthz").status == 200
 
 
+@pytest.mark.system
 def test_the_description_is_that_of_the_methods(server: Server, http: Http) -> None:
     response = http.ask("GET", "/openapi.json")
     document = response.json
@@ -541,6 +543,7 @@ def _empty(value: Any, kind: Any) -> Iterator[str]:
                     yield from _empty(item, field.message_type)
 
 
+@pytest.mark.system
 def test_zeros_are_written(server: Server, http: Http) -> None:
     """A program that computes with a score or goes through hits does not find them missing."""
     for path, request_bytes in REQUESTS:
@@ -660,6 +663,7 @@ def test_keys_open_what_they_open(guarded: tuple[Server, KeyFile, dict[str, str]
         assert http.post(SEARCH, search()).status == 401
 
 
+@pytest.mark.system
 def test_a_key_that_is_revoked_ends_with_the_next_request(
     guarded: tuple[Server, KeyFile, dict[str, str]],
 ) -> None:

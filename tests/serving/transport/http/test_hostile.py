@@ -275,6 +275,7 @@ def test_who_waits_to_be_told_is_told(server: Server) -> None:
         assert http.is_closed()
 
 
+@pytest.mark.system
 def test_decompression_stops_at_the_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = zlib.compressobj(9, wbits=31)
     data = b"".join(bomb.compress(bytes(1 << 20)) for _ in range(50)) + bomb.flush()
@@ -313,6 +314,7 @@ def test_a_body_counts_in_its_decompressed_size(server: Server, monkeypatch: pyt
 # Too slow
 
 
+@pytest.mark.system
 def test_requests_that_trickle_are_cut_off(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "HEAD_WITHIN_S", 1.0)
     endless = head("POST", SEARCH, PROTO)[:-2] + b"x: "
@@ -341,6 +343,7 @@ def _trickled(http: Http) -> None:
             time.sleep(0.1)
 
 
+@pytest.mark.system
 def test_a_thousand_connections_that_say_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are answered; new ones get in, too, at the cost of the oldest."""
     assert http_server.MAX_CONNECTIONS == 1024
@@ -356,6 +359,7 @@ def test_a_thousand_connections_that_say_nothing(server: Server, monkeypatch: py
         assert silent[0].is_closed()
 
 
+@pytest.mark.system
 def test_callers_that_read_nothing_are_cut_off(server: Server) -> None:
     with ExitStack() as stack:
         for _ in range(3):
@@ -367,6 +371,7 @@ def test_callers_that_read_nothing_are_cut_off(server: Server) -> None:
         eventually(lambda: len(connections(server)) <= 1, 30)
 
 
+@pytest.mark.system
 def test_slow_readers_get_all(server: Server) -> None:
     with Http(server.http_port, window=1 << 14) as http:
         http.send(sized(LARGE, SEARCH_MANY))
@@ -379,6 +384,7 @@ def test_slow_readers_get_all(server: Server) -> None:
 # Several requests at once
 
 
+@pytest.mark.system
 def test_pipelined_requests_are_answered_in_their_order(server: Server) -> None:
     paths = [SEARCH_MANY, SEARCH, "/nothing", SEARCH_MANY, SEARCH] * 20
     wanted = [200, 200, 501, 200, 200] * 20
@@ -392,6 +398,7 @@ def test_pipelined_requests_are_answered_in_their_order(server: Server) -> None:
         assert [http.response().status for _ in paths] == wanted
 
 
+@pytest.mark.system
 def test_a_large_body_ends_where_its_length_says(server: Server) -> None:
     """It is parsed in one piece with no byte of the request behind it, however both arrive."""
     vectors_QD = np.random.default_rng(0).normal(size=(1000, DIMENSIONS)).astype("<f4")

@@ -50,6 +50,7 @@ def error(response: Response) -> dict[str, Any]:
     return dict(response.json["error"])
 
 
+@pytest.mark.system
 def test_vectors_are_those_of_the_sdk(http: Http, client: scannery.Client) -> None:
     wanted = client.embed(TEXTS, kind="document", model=MINILM)
     answer = embed(http, input=TEXTS)
@@ -99,6 +100,7 @@ def test_models_are_listed(http: Http) -> None:
     }
 
 
+@pytest.mark.system
 def test_only_models_that_are_trained_for_it_give_fewer_dimensions(
     http: Http, client: scannery.Client
 ) -> None:
@@ -128,6 +130,7 @@ def test_only_models_that_are_trained_for_it_give_fewer_dimensions(
             client.drop_index(name, missing_ok=True)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("fields", "status", "param", "code", "message"),
     [
@@ -219,6 +222,7 @@ def test_other_methods_and_kinds_are_refused(http: Http) -> None:
     assert foreign.status == 403
 
 
+@pytest.mark.system
 def test_callers_need_keys_as_everywhere(server: Server, texts: Path, tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     keys = {

@@ -101,6 +101,7 @@ def packet(route: str, headers: Headers = ()) -> bytes:
     return head(method, path, [*(h for h in own if h != ("content-length", "")), *headers, *length]) + body
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("offer", OFFERS)
 def test_offers_of_other_protocols_are_ignored(server: Server, offer: str) -> None:
     """Each request is answered as without the offer, over a connection that stays open, however its bytes arrive."""

@@ -57,6 +57,7 @@ def connections(server: Server) -> list[Any]:
     return list(http._connections.values())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("framing", FRAMINGS)
 @pytest.mark.parametrize("host", ["localhost", "evil.example"])
 def test_bodies_of_strangers_are_not_kept(server: Server, framing: str, host: str) -> None:
@@ -113,6 +114,7 @@ def test_strangers_over_grpc_are_refused_unread(server: Server) -> None:
                 assert idle(server)
 
 
+@pytest.mark.system
 def test_floods_of_strangers_take_neither_memory_nor_threads(library: Path, keys: tuple[Path, str]) -> None:
     """The process that they flood reads a bounded part of what they send, and answers a caller meanwhile."""
     requests = [

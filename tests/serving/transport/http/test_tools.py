@@ -72,6 +72,7 @@ def output(*command: str) -> list[int]:
     return [int(line) for line in done.stdout.split()]
 
 
+@pytest.mark.system
 def test_java(server: Server, tmp_path: Path) -> None:
     """`HttpClient.newHttpClient()` offers h2c with each first request of a connection."""
     (tmp_path / "Ask.java").write_text(JAVA)
@@ -80,6 +81,7 @@ def test_java(server: Server, tmp_path: Path) -> None:
     assert statuses == [200, 200, 200, 200, 405] * 2 + [200]
 
 
+@pytest.mark.system
 def test_node(server: Server) -> None:
     base = f"http://127.0.0.1:{server.http_port}"
     statuses = output("node", "--input-type=module", "-e", NODE, base, SEARCH, BODY)

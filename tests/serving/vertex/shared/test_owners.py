@@ -145,6 +145,7 @@ def test_what_one_may_not_see_answers_as_what_does_not_exist(tenants: Tenants, m
         assert endpoint in listed(caller)
 
 
+@pytest.mark.system
 def test_who_sees_an_index_reads_the_endpoint_without_the_others(tenants: Tenants):
     endpoint = created(tenants.root)
     deployed(tenants.root, endpoint, "a", "shared_a")
@@ -182,6 +183,7 @@ def test_the_owner_changes_and_deletes_an_endpoint(tenants: Tenants):
     assert endpoint not in listed(tenants.root)
 
 
+@pytest.mark.system
 def test_ids_of_deployments_are_unique_among_those_that_one_sees(tenants: Tenants):
     of_a, of_b = created(tenants.a), created(tenants.b)
     deployed(tenants.b, of_b, "b", "same")
@@ -205,6 +207,7 @@ def test_ids_of_deployments_are_unique_among_those_that_one_sees(tenants: Tenant
     undeployed(tenants.a, of_a, "same")
 
 
+@pytest.mark.system
 def test_operations_are_for_those_who_see_what_they_are_about(tenants: Tenants):
     def begun(owner: Caller, index: str) -> list[tuple[operations_pb2.Operation, bool]]:
         """Return operations, each with whether it is about the index."""
@@ -263,6 +266,7 @@ def test_what_earlier_releases_have_written_is_for_who_sees_all(tenants: Tenants
     assert status(lambda: called(tenants.a, "GetIndexEndpoint", request))[0] is NOT_FOUND
 
 
+@pytest.mark.system
 def test_one_owner_cannot_fill_the_store(tenants: Tenants, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(endpoints_module, "MAX_OWNED_BYTES", 20_000)
     endpoint = created(tenants.a)
@@ -281,6 +285,7 @@ def test_one_owner_cannot_fill_the_store(tenants: Tenants, monkeypatch: pytest.M
     created(tenants.a)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("caller", ["a", "root"])
 def test_a_caller_for_some_indexes_has_half_of_what_others_leave(
     tenants: Tenants, monkeypatch: pytest.MonkeyPatch, caller: str
