@@ -177,8 +177,9 @@ def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
             _set(message, name, as_identifier(point[name], f"{path}.datapoint.{name}"), path)
     for name in _PLAIN & point.keys():
         value = point[name] if isinstance(point[name], str) else plain_value(point[name])
+        value = _text(value, name) if name in _TEXTS else _seconds(value)
         if value is not None:
-            _set(message, name, (_text if name in _TEXTS else _seconds)(value), path)
+            _set(message, name, value, path)
     _add_vectors(message, point, f"{path}.datapoint")
     attributes = point.get("attributes") or {}
     if not isinstance(attributes, Mapping):
@@ -207,15 +208,17 @@ def _add_vectors(message: Datapoint, point: Mapping[str, Any], path: str) -> Non
         message.sparse_vector.CopyFrom(build_sparse(point["sparse_vector"], path=f"{path}.sparse_vector"))
 
 
-def _text(value: Any) -> Any:
-    """Return the text of a number or time, as builds make it; other values as they are."""
-    if isinstance(value, str):
+def _text(value: Any, name: str) -> Any:
+    """Return the text of a number, a time or a list of texts, as builds make it; other values as they are."""
+    if value is None or isinstance(value, str):
         return value
     # Imported late: texts need none of it.
     from scannery.indexer.datapoints.conversions import plain_text
+    from scannery.indexer.datapoints.field_paths import TEXT_SEPARATORS, join_texts
 
+    value = join_texts(value.tolist() if isinstance(value, np.ndarray) else value, TEXT_SEPARATORS[name])
     try:
-        return plain_text(value)
+        return value if value is None else plain_text(value)
     except (TypeError, ValueError):
         return value  # which is refused as it is
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from scannery.indexer.datapoints.columns.kinds import kind_of
 from scannery.indexer.datapoints.columns.plain import python_rows, python_values
 from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, NOT_DYNAMIC, parsed_dynamic
-from scannery.indexer.datapoints.field_paths import FieldExpression, join_texts
+from scannery.indexer.datapoints.field_paths import TEXT_SEPARATORS, FieldExpression, join_texts
 from scannery.indexer.datapoints.named_vectors import vector_column
 from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, attribute_value, identifier, text_value
@@ -278,11 +278,12 @@ def _source_fields(source: SourceSpec) -> dict[str, MappedField]:
     if source.document_id is not None:
         fields["document_id"] = _field(source.document_id, must_be_complete=True)
     if source.title is not None:
-        fields["title"] = _field(source.title, separator=", ")
+        fields["title"] = _field(source.title, separator=TEXT_SEPARATORS["title"])
     if source.text is not None:
         texts = [source.text] if isinstance(source.text, str) else source.text
         expressions = tuple(map(FieldExpression, texts))
-        fields["text"] = MappedField(name=", ".join(texts), expressions=expressions, separator="\n\n")
+        separator = TEXT_SEPARATORS["text"]
+        fields["text"] = MappedField(name=", ".join(texts), expressions=expressions, separator=separator)
     if source.vector is not None:
         # The managed service takes lists only.
         is_strict = source.format == "managed"

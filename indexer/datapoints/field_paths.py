@@ -20,7 +20,10 @@ from scannery.indexer.datapoints.conversions import is_nan, plain_text
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.strict_json import exact_json
 
-__all__ = ["FieldExpression", "join_texts"]
+__all__ = ["TEXT_SEPARATORS", "FieldExpression", "join_texts"]
+
+TEXT_SEPARATORS = {"title": ", ", "text": "\n\n"}
+"""What joins the items of a list that is a title or a text."""
 
 MAX_DOTTED_PARTS = 64
 """Most parts of a path that are looked up as one name with dots in it. Without a limit, a path of n parts would stand

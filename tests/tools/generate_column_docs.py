@@ -37,6 +37,10 @@ input. A write with bytes in an attribute is refused likewise.
 Null is no value at any place. A cell of a table is what a value becomes; where it is empty, or the value does not fit,
 the row is a dead letter, which names the field, and a write is refused.
 
+Upserts of tables and records become the same, but for what messages cannot tell apart, which they refuse: bytes and
+integers beyond 64 bits in attributes, and lists of other values than texts at `string_list`. A time of day is a text to
+them, at any place.
+
 """
 TITLES = {"sparse_vector": "sparse vector", "id": "id, document id", "text": "text, title, template"}
 
