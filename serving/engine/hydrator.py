@@ -18,6 +18,7 @@ from scannery.indexer.datapoints.dynamic import some_dynamic
 from scannery.indexer.kernels import fused
 from scannery.indexer.kernels.compilation import COMPILING
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.pieces import joined
 from scannery.serving.engine import wire_kernels
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.engine.wire_fields import (
@@ -76,16 +77,16 @@ class Written:
     bounds_L: np.ndarray | None
     """Where those of each query start, and where the last ones end, int64; None: there is one query."""
 
-    def whole(self) -> bytes:
-        """Return the hits of all queries."""
-        return self.data_B.tobytes()
+    def whole(self, *rest: bytes) -> bytes:
+        """Return the hits of all queries, and `rest` behind them."""
+        return joined((self.data_B.data, *rest))
 
-    def lists(self) -> list[bytes]:
-        """Return the hits of each query."""
-        data = self.whole()
+    def lists(self, *rest: bytes) -> list[bytes]:
+        """Return the hits of each query, and `rest` behind each."""
         if self.bounds_L is None:
-            return [data]
-        return [data[start:end] for start, end in pairwise(self.bounds_L.tolist())]
+            return [self.whole(*rest)]
+        data = self.data_B.data
+        return [joined((data[start:end], *rest)) for start, end in pairwise(self.bounds_L.tolist())]
 
     def framed(self, field: int) -> memoryview:
         """Return the hits of each query as a message, and these as a field that repeats."""

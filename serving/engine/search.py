@@ -89,7 +89,7 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
     for other in queries[1:]:
         other.stats.plan = stats.plan
     # Serialised messages are merged by concatenation.
-    answers = [hits + trailer for hits in written.lists()]
+    answers = written.lists(trailer)
     prepared.took((time.perf_counter() - started_s) / len(queries))
     return answers
 
@@ -103,7 +103,7 @@ def _answer_at_once(query: PreparedQuery, deadline: Deadline) -> bytes | None:
     if not prepared.answers_at_once or not isinstance(asked, ByVector) or query.stats.detailed:
         return None
     written = _search_one_segment(prepared, query.snapshot, deadline, query.stats, asked.vector_D[None])
-    return None if written is None else written.whole() + prepared.trailer
+    return None if written is None else written.whole(prepared.trailer)
 
 
 def search(

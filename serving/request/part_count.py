@@ -16,7 +16,7 @@ from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.kernels.fused import compiled
 from scannery.runtime.errors import InvalidRequestError
 
-__all__ = ["MAX_PARTS", "SMALL_BYTES", "check_parts", "count_parts", "warm_up"]
+__all__ = ["MAX_PARTS", "SMALL_BYTES", "check_parts", "count_parts", "next_field", "warm_up"]
 
 SMALL_BYTES = 1 << 15
 """Requests up to this size are decoded without counting, and on the event loop: decoding them is always fast."""
@@ -133,7 +133,7 @@ def _varint(data_B: np.ndarray, at: int, end: int) -> tuple[int, int]:
 
 
 @compiled
-def _field(data_B: np.ndarray, at: int, end: int) -> tuple[int, int, int]:
+def next_field(data_B: np.ndarray, at: int, end: int) -> tuple[int, int, int]:
     """Return number, content offset and content size of the next field; size -1: the data is invalid.
 
     The number is 0 if the field is not length-delimited.
@@ -175,7 +175,7 @@ def _count_parts(
             depth -= 1
         if at == ends_D[depth]:
             return parts
-        number, at, size = _field(data_B, at, ends_D[depth])
+        number, at, size = next_field(data_B, at, ends_D[depth])
         kind = kinds_TF[types_D[depth], number] if number < kinds_TF.shape[1] else 0
         if size < 0 or (kind > 0 and depth == MAX_DEPTH):
             return -1

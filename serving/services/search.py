@@ -19,6 +19,7 @@ from grpc import StatusCode
 from scannery.indexer import search_ready
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.pieces import joined
 from scannery.serving import limits
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
@@ -257,7 +258,7 @@ class Service(MethodRegistry):
             sequence=snapshot.sequence,
             modes=modes_of(options, queries),
         )
-        return b"".join((*results, rest.SerializeToString()))
+        return joined((*results, rest.SerializeToString()))
 
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline, stats: QueryStats

@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
@@ -17,7 +17,7 @@ from grpc import StatusCode
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, OverloadedError, UnknownIndexError
 from scannery.serving.config import ListenConfig
-from scannery.serving.request.part_count import check_parts, warm_up
+from scannery.serving.request import parsing, part_count
 from scannery.serving.request.query import count_queries
 from scannery.serving.scheduling.admission import Admission, Ticket
 from scannery.serving.scheduling.budgets import Budget
@@ -52,6 +52,7 @@ MIN_IN_FLIGHT = 16
 MIN_PER_CORE = 4
 """Lower bound of the admission limit, for each core of a worker: one request runs while others are queued."""
 
+AnswerT = TypeVar("AnswerT")
 MessageT = TypeVar("MessageT", bound=Message)
 Decode: TypeAlias = Callable[[type[Message], bytes | bytearray], Message]
 Search: TypeAlias = search_pb2.SearchRequest | search_pb2.SearchManyRequest
@@ -107,7 +108,8 @@ class RequestLifecycle:
 
         """
         self.methods, self._metrics, self._offer = methods, metrics, offer
-        warm_up()
+        part_count.warm_up()
+        parsing.warm_up()
         most = config.threads + config.queue
         least = min(least_in_flight(workers), most)
         self.bytes = Budget(config.buffer_bytes, "bytes of requests and unread answers")
@@ -139,14 +141,16 @@ class RequestLifecycle:
         permit: Permit,
         *,
         decode: Decode | None = None,
-    ) -> bytes:
-        """Wait for the permit, call the handler and return its serialised answer.
+        encode: Callable[[bytes], AnswerT],
+    ) -> AnswerT:
+        """Wait for the permit, call the handler and return its answer.
 
         Args:
             active: the request.
             data: its body.
             permit: bounds concurrency; holds the deadline.
             decode: makes a message of type and body; None: the body is Protobuf.
+            encode: returns the answer to a serialised one. JSON may take longer than the handler.
 
         Raises:
             CallerGoneError: the caller hung up before the permit was free.
@@ -165,12 +169,12 @@ class RequestLifecycle:
                 queries = count_queries(request)
                 active.ticket.weigh(queries)
             response = self.handled(active.path, request, permit.deadline, active.stats)
-        active.ticket.hold(len(response), active.lose)
-        if isinstance(request, search_pb2.SearchRequest | search_pb2.SearchManyRequest):
-            self.answered(active, queries, lambda: request)
-        else:
-            self.answered(active)
-        return response
+            active.ticket.hold(len(response), active.lose)
+            if isinstance(request, search_pb2.SearchRequest | search_pb2.SearchManyRequest):
+                self.answered(active, queries, lambda: request)
+            else:
+                self.answered(active)
+            return encode(response)
 
     def handled(
         self, path: str, request: Message, deadline: Deadline, stats: QueryStats | None = None
@@ -241,8 +245,8 @@ def told_client(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 def decoded(kind: type[MessageT], data: bytes | bytearray) -> MessageT:
     """Parse a Protobuf message; raises InvalidRequestError if it is malformed or has too many parts."""
-    check_parts(kind, data)
+    part_count.check_parts(kind, data)
     try:
-        return kind.FromString(cast("bytes", data))  # which takes both, whatever its stub says
+        return parsing.parsed(kind, data)
     except DecodeError as error:
         raise InvalidRequestError(f"the request is not a {kind.DESCRIPTOR.full_name}") from error

@@ -95,7 +95,7 @@ class Highlighter:
         most = min(MAX_CHARACTERS, MAX_REQUEST_CHARACTERS // max(total, 1))
         found = []
         for query, ranking in enumerate(rankings):
-            texts = [text[:most] for text in self._rows.texts(ranking)]
+            texts = self._rows.texts(ranking, most)
             samples = [text for text in texts if text][:SAMPLED_TEXTS]
             words = words_of_query(
                 self._texts[query], self._batch.snapshot.manifest, samples, self._rows.corpus

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scannery.runtime.pieces import joined
 from scannery.serving.engine.hydrator import Written
 from scannery.serving.engine.wire_fields import framed
 from scannery.v1.search_pb2 import Hit, SearchResponse
@@ -22,11 +23,11 @@ def with_snippets(written: Written, snippets: Sequence[Sequence[bytes]]) -> Writ
 
     """
     lists = [
-        b"".join(_hits(data, each)) if any(each) else data
+        joined(_hits(data, each)) if any(each) else data
         for data, each in zip(written.lists(), snippets, strict=True)
     ]
     # A copy that can be written, since the kernels for other arrays are compiled separately.
-    data_B = np.frombuffer(bytearray(b"".join(lists)), np.uint8)
+    data_B = np.frombuffer(joined(lists), np.uint8).copy()
     return Written(data_B, np.cumsum([0, *map(len, lists)], dtype=np.int64))
 
 

@@ -84,7 +84,7 @@ class LeafRows(RowSource):
         self._read(request, self._unknown([ranking], lambda table: table.texts))
         return [self.segments[number].texts.get(row) or None for number, row in _places(ranking)]
 
-    def texts(self, ranking: Ranking) -> list[str]:
+    def texts(self, ranking: Ranking, most: int) -> list[str]:
         """As `RowSource.texts`."""
         places = list(_places(ranking))
         # The fields of the answer may be without the text, so it is read apart.
@@ -96,7 +96,7 @@ class LeafRows(RowSource):
             own = tables[number]
             [identifier] = self.segments[number].ids_of(np.array([row]))
             place = own.number_of(identifier)
-            found.append("" if place is None else Hit.FromString(own.datapoints[place]).datapoint.text)
+            found.append("" if place is None else Hit.FromString(own.datapoints[place]).datapoint.text[:most])
         return found
 
     def groups(self, ranking: Ranking, column: str) -> list[Hashable]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
+import pyarrow.compute as pc
 
 from scannery.indexer import CorpusStatistics, Segment, corpus_statistics
 from scannery.serving.engine.candidates import Candidates
@@ -43,11 +44,12 @@ class LocalRows(RowSource):
                 texts[position] = text or None
         return texts
 
-    def texts(self, ranking: Ranking) -> list[str]:
+    def texts(self, ranking: Ranking, most: int) -> list[str]:
         """As `RowSource.texts`."""
         texts = [""] * len(ranking)
         for segment, positions, rows in self._parts(ranking):
-            found = segment.take(rows, ["text"]).column(0).to_pylist()
+            # Cut before they become strings of Python, which the interpreter waits for.
+            found = pc.utf8_slice_codeunits(segment.take(rows, ["text"]).column(0), 0, most).to_pylist()
             for position, text in zip(positions, found, strict=True):
                 texts[position] = text or ""
         return texts

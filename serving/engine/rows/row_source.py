@@ -61,8 +61,8 @@ class RowSource(ABC):
         """Return the title and text of each hit, of transcripts only the spoken text; None where there is neither."""
 
     @abstractmethod
-    def texts(self, ranking: Ranking) -> list[str]:
-        """Return the text of each hit as it is returned; empty where there is none."""
+    def texts(self, ranking: Ranking, most: int) -> list[str]:
+        """Return the first characters of the text of each hit as it is returned; empty where there is none."""
 
     @abstractmethod
     def groups(self, ranking: Ranking, column: str) -> list[Hashable]:

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import UnsupportedError
+from scannery.runtime.pieces import joined
 from scannery.serving.catalog.root_catalog import RootCatalog, WatchedLeaves
 from scannery.serving.contract import SEARCH_STREAM, UPSERT_STREAM
 from scannery.serving.engine.explain import explanation
@@ -109,7 +110,7 @@ class RootService(Service):
         rest = SearchResponse(coverage=state.coverage())
         if stats.explained:
             rest.explanation.CopyFrom(explanation(stats, "query", snapshot, options, by_leaves=True))
-        return written.whole() + prepared.trailer + rest.SerializeToString()
+        return written.whole(prepared.trailer, rest.SerializeToString())
 
     def _search_many(self, request: SearchManyRequest, deadline: Deadline, stats: QueryStats) -> bytes:
         return self._read(request, deadline, partial(self._found_many, request, deadline, stats))
@@ -142,7 +143,7 @@ class RootService(Service):
             modes=modes_of(options, queries),
             coverage=state.coverage(),
         )
-        return b"".join((*results, rest.SerializeToString()))
+        return joined((*results, rest.SerializeToString()))
 
 
 def _messages(request: SearchManyRequest, filters: Collection[Node | None] | None) -> Mapping[Node, Filter]:

@@ -196,7 +196,7 @@ class Dispatcher(GenericHandler):
             deadline, on_end = self._deadline(context), context.add_callback
             permits = self._lifecycle.permits.of(ticket.holder)
             permit = Permit(permits, deadline, context.is_active, on_end)
-            response = self._lifecycle.answer(active, data, permit)
+            response = self._lifecycle.answer(active, data, permit, encode=bytes)
             if len(response) <= LARGE_ANSWER_BYTES or not context.add_callback(ticket.leave):
                 ticket.leave()
             return response

@@ -30,6 +30,8 @@ HEAD_WITHIN_S = 10.0
 """Time limit of the TLS handshake and the first head, and of each further head from its first byte."""
 IDLE_S = 300.0
 """A connection without requests is closed after this time."""
+TURN_BYTES = 1 << 16
+"""A connection that sends more than this at once lets the others have their turn before it is read again."""
 LINGER_S = 2.0
 """After the last answer, input is dropped until none came for this time, or until the time limit of a body is over.
 Closing earlier would destroy the answer for a caller that reads it only when the whole body is sent."""
@@ -127,6 +129,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Decrypt and parse bytes from the socket."""
+        if len(data) > TURN_BYTES:
+            self._let_others_read()
         if self._last:
             self._drop(data)
             return
@@ -148,12 +152,24 @@ class Connection(asyncio.Protocol):
         if self._waiting or self._held:
             self._count_waiting()
 
+    def _let_others_read(self) -> None:
+        """Read on in the next iteration of the event loop, which would read dozens of times from a quick sender."""
+        self._transport.pause_reading()
+        self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not (self._transport.is_closing() or self._held or self._drops_no_more()):
+            self._transport.resume_reading()
+
     def _drop(self, data: bytes) -> None:
         """Discard input until the caller closes the connection, or `check_time` does."""
         self._dropped_s = time.monotonic()
         self._dropped_bytes += len(data)
-        if self._dropped_bytes > self._handler.max_dropped_bytes(self):
+        if self._drops_no_more():
             self._transport.pause_reading()  # the rest stays with its sender
+
+    def _drops_no_more(self) -> bool:
+        return self._dropped_bytes > self._handler.max_dropped_bytes(self)
 
     # Requests
 

@@ -376,10 +376,13 @@ class Handler:
                 permits = self._lifecycle.permits.of(exchange.principal.account)
                 permit = Permit(permits, exchange.deadline, exchange.is_wanted)
                 data, exchange.body = exchange.body, b""
-                response = self._lifecycle.answer(
-                    active, data, permit, decode=partial(self._decoded, exchange)
+                body, headers = self._lifecycle.answer(
+                    active,
+                    data,
+                    permit,
+                    decode=partial(self._decoded, exchange),
+                    encode=partial(self._encoded, exchange, max_gzip_bytes=sys.maxsize),
                 )
-                body, headers = self._encoded(exchange, response, sys.maxsize)
                 self._call_on_loop(exchange, partial(self._send, exchange, body, headers))
             except CallerGoneError:
                 active.ticket.leave()
