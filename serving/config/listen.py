@@ -44,7 +44,8 @@ class ListenConfig:
     """TLS and authentication."""
 
     threads: int = field(default_factory=_default_threads)
-    """Limit of requests that run at once in a process, besides one of a caller that has none running."""
+    """Limit of requests that run at once in a process, besides one of each of as many callers that
+    have none running."""
 
     queue: int = 256
     """Limit of queued requests; further ones are refused at once with RESOURCE_EXHAUSTED. Admission adapts the limit

@@ -1,7 +1,8 @@
 """Permits that bound how many requests run at once.
 
 Callers who wait take turns, however many requests each of them has. While others wait, a caller gets no more permits
-than its share; one permit is kept for callers that hold none, so that slow requests of one never stop the others.
+than its share. A caller that holds none gets one at once while no more than `most` callers hold any, so that slow
+requests of a few never stop the others.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Waiter:
 
 
 class Permits:
-    """Permits of a process: `most` for any caller, and one more for a caller that holds none.
+    """Permits of a process: `most` for any caller, and one for each of as many callers that hold none.
 
     Safe to use from several threads.
     """
@@ -113,7 +114,7 @@ class Permits:
     def _may_take(self, account: str) -> bool:
         held = self._held.get(account, 0)
         if not held:
-            return self._taken <= self._most
+            return len(self._held) <= self._most
         if self._taken >= self._most:
             return False
         others = len(self._waiting) - (account in self._waiting)

@@ -65,7 +65,8 @@ LARGE_ANSWER_BYTES = 1 << 16
 AT_ONCE_THREADS = 4
 """Threads for methods that are answered beside admission."""
 MAX_STREAMS = 512
-"""Open streams of a process; a caller has at most half of what the others leave."""
+"""Open streams of a process; a caller has at most half of what the others leave. If several have taken all, the
+one with the most loses one to a caller with fewer."""
 HELPERS_PER_THREAD = 8
 """Threads for streams besides one of each, for each permit: they answer requests that arrive together."""
 MAX_IN_STREAM = 1000
@@ -236,7 +237,7 @@ class Dispatcher(GenericHandler):
         answer = self._searched if searches else self._upserted
         try:
             with (
-                closing(self._streams.take(account, 1)),
+                closing(self._streams.take(account, 1, context.cancel)),
                 closing(self._lifecycle.bytes.take(account, 0, context.cancel)) as share,
             ):
                 stream = Pipeline(

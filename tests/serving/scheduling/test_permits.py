@@ -61,6 +61,25 @@ def test_a_lone_caller_has_all_but_the_one_that_is_kept(permits: Permits) -> Non
     a.end(2)
 
 
+def test_slow_requests_of_a_few_callers_stop_no_other(permits: Permits) -> None:
+    """However many each of them has: as many callers as there are permits for one may hold some, and one more."""
+    slow = [Caller(permits, name) for name in "abcd"]
+    for caller in slow:
+        caller.ask(6)
+        eventually(lambda: caller.working)  # noqa: B023  which is called at once
+    other = Caller(permits, "other")
+    for _ in range(3):
+        other.ask()
+        eventually(lambda: len(other.working) == 1)
+        other.end()
+        eventually(lambda: permits._held.get("other") is None)
+    assert permits._taken == 7
+    for caller in slow:
+        while caller.working or permits._held.get(caller._account):
+            caller.end(len(caller.working))
+            time.sleep(0.01)
+
+
 def test_while_others_wait_a_caller_has_at_most_its_share(permits: Permits) -> None:
     a, b = Caller(permits, "a"), Caller(permits, "b")
     a.ask(8)
@@ -112,13 +131,13 @@ def test_callers_take_turns(permits: Permits) -> None:
 
 
 def test_who_waits_in_vain_leaves_no_trace(permits: Permits) -> None:
-    held = [permits.acquire(name) for name in "aaaab"]
+    held = [permits.acquire(name) for name in "aaaabcde"]
     assert all(held)
-    for name in "abc":
+    for name in "abf":
         started_s = time.monotonic()
         assert not permits.acquire(name, 0.02)
         assert time.monotonic() - started_s < 5
     assert not permits._waiting
-    for name in "aaaab":
+    for name in "aaaabcde":
         permits.release(name)
     assert (permits._held, permits._taken) == ({}, 0)

@@ -33,8 +33,8 @@ def keys(tmp_path: Path) -> KeyFile:
 
 @pytest.fixture
 def server(library: Path, tmp_path: Path, keys: KeyFile) -> Iterator[Server]:
-    for name, scope in (("reader", "read"), ("writer", "write")):
-        text = keys.create(name, scopes=(scope,))[1]
+    for name in ("reader", "writer", "a", "b", "c", "good"):
+        text = keys.create(name, scopes=("write" if name == "writer" else "read",))[1]
         (tmp_path / name).write_text(text)
     security = SecurityConfig(keys_file=str(keys.path))
     with serving(copied(library, tmp_path), security=security, threads=4) as server:
@@ -130,6 +130,32 @@ def test_a_caller_with_all_its_streams_ends_none_of_another(
         for requests, answers in mine + theirs:
             requests.more()
             next(answers)
+
+
+def test_callers_together_do_not_keep_all_streams_from_another(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = server._grpc._dispatcher._streams
+    monkeypatch.setattr(streams, "total", 7)
+    with ExitStack() as ends, grpc.insecure_channel(server.address) as channel:
+        stub = search_pb2_grpc.SearchServiceStub(channel)
+
+        def opened(name: str) -> Any:
+            requests = Requests(search())
+            ends.callback(requests.end)
+            answers: Any = stub.SearchStream(iter(requests), metadata=metadata(tmp_path, name), timeout=60)
+            next(answers)
+            return answers
+
+        # Half of what is left, each of them, and the last has what the first lost.
+        greedy = {
+            name: [opened(name) for _ in range(count)] for name, count in zip("abc", (3, 2, 1), strict=True)
+        }
+        assert (streams.held, streams.most_of("good")) == (6, 0)
+        opened("good")
+        eventually(lambda: sum(not answers.is_active() for answers in greedy["a"]) == 1)
+        assert all(answers.is_active() for name in "bc" for answers in greedy[name])
+        assert streams.held == 6
 
 
 def test_a_stream_whose_key_is_revoked_is_told_so(server: Server, tmp_path: Path, keys: KeyFile) -> None:
