@@ -3,7 +3,8 @@
 python -m benchmarks.hostile_callers [--rounds 3] [--seconds 5]
 
 A server of one worker has two indexes: 20,000 small vectors, and 61 rows with texts of 1 MB. Phases take turns: the
-good caller alone, and beside the others, whose process has a lower priority, since it stands for other machines.
+good caller alone, beside the others, whose process has a lower priority, since it stands for other machines, and beside
+a process of that priority that only computes: what that costs is not the server's.
 """
 
 from __future__ import annotations
@@ -143,10 +144,16 @@ def hostile(port: int, key: str) -> None:
     time.sleep(3600)
 
 
+def compute() -> None:
+    """Use a core, until the process is ended."""
+    os.nice(15)
+    while True:
+        pass
+
+
 @contextmanager
-def _beside(port: int, key: str) -> Iterator[None]:
-    arguments = [sys.executable, "-m", "benchmarks.hostile_callers", "--hostile", str(port), "--key", key]
-    process = subprocess.Popen(arguments)
+def _beside(*arguments: str) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.hostile_callers", *arguments])
     try:
         time.sleep(3)  # until it is under way
         yield
@@ -189,10 +196,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--hostile", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--key", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--compute", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.hostile:
         hostile(arguments.hostile, arguments.key)
         return
+    if arguments.compute:
+        compute()
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder) / "store", arguments.rows)
         keys = KeyFile(Path(folder) / "keys.json")
@@ -203,21 +213,29 @@ def main() -> None:
                 for _ in range(5):
                     client.index("small").search([1.0] * DIMENSIONS)
                 port = _http_port(address, good)
-            quiet, beside = list[float](), list[float]()
+            quiet, computed, beside = list[float](), list[float](), list[float]()
             before_mb, most_mb, failures = resident_mb(pid), 0.0, 0
             for _ in range(arguments.rounds):
                 quiet += _asked(address, good, arguments.seconds, pid)[0]
-                with _beside(port, bad):
+                with _beside("--compute"):
+                    computed += _asked(address, good, arguments.seconds, pid)[0]
+                with _beside("--hostile", str(port), "--key", bad):
                     latencies, memory, failed = _asked(address, good, arguments.seconds, pid)
                 beside, most_mb, failures = beside + latencies, max(most_mb, memory), failures + failed
                 time.sleep(1)
     rows = [
         (name, len(each), *(f"{1000 * float(np.quantile(each, share)):.1f}" for share in (0.5, 0.99)))
-        for name, each in (("alone", quiet), ("beside all of them", beside))
+        for name, each in (
+            ("alone", quiet),
+            ("beside a process that computes", computed),
+            ("beside all of them", beside),
+        )
     ]
     print(table(("good caller", "searches", "p50 ms", "p99 ms"), rows))
-    ratio = float(np.quantile(beside, 0.99) / np.quantile(quiet, 0.99))
-    print(f"\np99 beside / alone: {ratio:.1f}; refused or failed: {failures}")
+    computing, ratio = (
+        float(np.quantile(each, 0.99) / np.quantile(quiet, 0.99)) for each in (computed, beside)
+    )
+    print(f"\np99 beside / alone: {ratio:.1f}, of computing: {computing:.1f}; refused or failed: {failures}")
     print(f"memory of the server: {before_mb:.0f} MB before, at most {most_mb:.0f} MB")
 
 

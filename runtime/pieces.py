@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["PIECE_BYTES", "joined"]
 
@@ -19,8 +15,8 @@ PIECE_BYTES = 1 << 18
 """Copied at once: about a millisecond."""
 
 
-def joined(parts: Sequence[bytes | memoryview | np.ndarray]) -> bytes:
-    """Return the bytes of some parts, one after the other; arrays are uint8."""
+def joined(parts: Sequence[bytes | memoryview]) -> bytes:
+    """Return the bytes of some parts, one after the other."""
     size_bytes = sum(map(len, parts))
     if size_bytes <= PIECE_BYTES:
         return b"".join(parts)
