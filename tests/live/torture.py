@@ -51,7 +51,7 @@ SPEC: IndexSpec = parse_spec(
 SERVER = """
 import sys
 from scannery.serving import ServerConfig, serve
-config = ServerConfig(store=sys.argv[1], listen="127.0.0.1:0", check_every_s=float(sys.argv[3]), drain_s=1.0)
+config = ServerConfig(store=sys.argv[1], listen=sys.argv[4], check_every_s=float(sys.argv[3]), drain_s=1.0)
 serve(config, workers=int(sys.argv[2]), ready=lambda address: print(address, flush=True))
 """
 
@@ -62,9 +62,11 @@ Row = tuple[int, int | None]
 class ServerProcess:
     """A supervisor with its workers, in a process group of its own."""
 
-    def __init__(self, store: Path, workers: int, *, check_every_s: float = 0.1) -> None:
+    def __init__(
+        self, store: Path, workers: int, *, check_every_s: float = 0.1, listen: str = "127.0.0.1:0"
+    ) -> None:
         self._process = PreparedProcess(
-            [sys.executable, "-c", SERVER, str(store), str(workers), str(check_every_s)],
+            [sys.executable, "-c", SERVER, str(store), str(workers), str(check_every_s), listen],
             env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
             stdout=subprocess.PIPE,
             text=True,

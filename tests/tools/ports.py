@@ -6,7 +6,7 @@ import random
 import socket
 from contextlib import suppress
 
-__all__ = ["free_port", "free_ports"]
+__all__ = ["free_port", "free_ports", "is_free"]
 
 # Below those that the system gives to connections: one of these would take the port while its server is away.
 _PORTS = range(10_000, 32_000)
@@ -19,7 +19,7 @@ def free_ports(count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
         port = _CHOSEN.choice(_PORTS)
-        if port not in _GIVEN and _is_free(port):
+        if port not in _GIVEN and is_free(port):
             _GIVEN.add(port)
             found.append(port)
     return found
@@ -30,7 +30,7 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     with suppress(OSError), socket.create_server(("127.0.0.1", port)):
         return True
     return False

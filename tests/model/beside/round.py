@@ -5,7 +5,12 @@ of two roots with a log in PostgreSQL. Each write has a request id and is repeat
 sequences are known: in their order, the writes are applied to the model. A read shows one of its states, and none from
 before what its client has seen.
 
-The operations of a client are drawn from the seed and its name. Which of them come first is up to the processes.
+The operations of a client are drawn from the seed and its name. Which of them come first, and how many each client
+does, is up to the processes.
+
+What counts as an operation: a row that a write names, if a reading or the final comparison shows it as that write left
+it; a write by filter, whatever it changes, if one of its rows is shown so; a version with another spec; an alias; an
+index that is created and dropped; a build. Reads, seals, merges and kills do not count.
 """
 
 from __future__ import annotations
@@ -15,10 +20,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +36,49 @@ from scannery.live.maintenance.seal import seal
 from tests.cluster.servers import leaf_server, root_server
 from tests.live.torture import ServerProcess
 from tests.model.beside.place import Place
-from tests.model.beside.rows import INDEX, Event, Reading, Row, Rows, check_reading, shown_rows
+from tests.model.beside.rows import (
+    INDEX,
+    Event,
+    Histories,
+    Reading,
+    Refusal,
+    Row,
+    Rows,
+    check_reading,
+    check_refusal,
+    shown_rows,
+)
 from tests.model.beside.writer import Writer
 from tests.model.errors import check
-from tests.model.processes import LIVE
 
 __all__ = ["Round", "run_beside"]
 
-ROUND = 1000
+ROUND = 5000
 """Operations on one store."""
+SPARE = 1.15
+"""As many operations are done for each that is compared: others overwrite some rows before anybody reads them."""
+WORKERS = {"first": 2, "second": 1}
+LIVE = {"seal_rows": 1000, "seal_age_s": 5.0, "max_rows": 5000, "merge_segments": 2}
+"""So little that maintenance runs often; each version costs all processes a replay of what is not sealed."""
 
 
 class Round:
     """A store, those who write to it, and what they were answered."""
 
-    def __init__(self, folder: Path, seed: str, log: str = "") -> None:
-        """Create an index in a folder; `log`: URL of a database for roots, empty for servers of the store."""
+    def __init__(
+        self, folder: Path, seed: str, log: str = "", *, weights: Mapping[str, float] | None = None
+    ) -> None:
+        """Create an index in a folder.
+
+        Args:
+            folder: of the store and what is beside it.
+            seed: of the operations.
+            log: URL of a database for roots, empty for servers of the store.
+            weights: of operations, instead of the usual ones.
+
+        """
         self.path, self.seed, self.roots = folder / "store", seed, bool(log)
-        self.log = log
+        self.log, self.weights = log, dict(weights or {})
         rng = random.Random(seed)
         self.dynamic = rng.random() < 0.5
         self.columns: list[tuple[str, str]] = []
@@ -55,6 +86,13 @@ class Round:
         self.numbers = count()
         self.events: list[Event] = []
         self.readings: list[Reading] = []
+        self.refusals: list[Refusal] = []
+        self.there: set[str] = set()
+        """Ids that rows probably have."""
+        self.left = 0
+        self.leaving = threading.Lock()
+        self.operations = 0
+        """How many operations were compared."""
         self.built: list[dict[str, Row]] = [{}]
         """What each build made of its rows."""
         self.building = threading.Lock()
@@ -89,25 +127,37 @@ class Round:
                     stack.enter_context(root_server(self.path, ",".join(leaves), log=self.log)).address
                     for _ in range(2)
                 ]
-                yield [Place(f"root{n}", partial(lambda root: (root, None), roots[n % 2])) for n in range(3)]
+                yield [Place(f"root{number}", roots[number % 2]) for number in range(3)]
                 return
-            first, second = (Place(name, self._server) for name in ("first", "second"))
+            first, second = (
+                Place(name, start=partial(self._server, workers)) for name, workers in WORKERS.items()
+            )
             for place in (first, second):
                 stack.callback(place.close)
-            embedded = Place("embedded", lambda: (str(self.path), None))
+            embedded = Place("embedded", str(self.path))
             yield [first, first, first, second, second, embedded, embedded]
 
-    def _server(self) -> tuple[str, ServerProcess]:
-        server = ServerProcess(self.path, 2, check_every_s=1.0)
-        return server.address, server
+    def _server(self, workers: int, listen: str) -> ServerProcess:
+        return ServerProcess(self.path, workers, check_every_s=1.0, listen=listen)
+
+    def goes_on(self) -> bool:
+        """Return whether there are operations left to do."""
+        return self.left > 0 and not self.failures
+
+    def done(self, operations: int, *, compared: bool = False) -> None:
+        """Record that operations were done; those on rows count when they are `compared`."""
+        with self.leaving:
+            self.left -= operations
+            self.operations += operations if compared else 0
 
     def run(self, ops: int) -> None:
         """Do operations with all clients at once, and compare."""
-        with self.places() as places:
+        self.left = ops
+        with self.places() as places, ExitStack() as stack:
             writers = [Writer(self, f"{place.name}-{n}", place) for n, place in enumerate(places)]
-            threads = [
-                threading.Thread(target=writer.run, args=(-(-ops // len(writers)),)) for writer in writers
-            ]
+            for writer in writers:
+                stack.callback(writer.close)
+            threads = [threading.Thread(target=writer.run) for writer in writers]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -117,7 +167,6 @@ class Round:
             final = self.replayed()
             for writer in writers:
                 writer.compare(final)
-                writer.close()
         log = DatabaseUrl(self.log) if self.log else None
         seal(self.store, INDEX, log_root=log)
         problems = verify(self.store, INDEX).problems
@@ -137,10 +186,13 @@ class Round:
             "the answers have other sequences than the log",
         )
         rows: Rows = {}
-        histories: dict[str, list[tuple[int, Row | None]]] = {}
+        histories: Histories = {}
         present: list[frozenset[str]] = [frozenset()]
+        written: list[tuple[Event, set[tuple[str, int]]]] = []
         for sequence in range(1, last + 1):
             changed = events[sequence].apply(rows) if sequence in events else {}
+            if sequence in events:
+                written.append((events[sequence], {(name, sequence) for name in changed}))
             for name, row in changed.items():
                 histories.setdefault(name, []).append((sequence, row))
                 if row is None:
@@ -148,8 +200,15 @@ class Round:
                 else:
                     rows[name] = sequence, row
             present.append(frozenset(rows))
+        # The final rows are compared with those of all clients.
+        shown = {(name, history[-1][0]) for name, history in histories.items()}
         for reading in self.readings:
-            check_reading(reading, histories, present)
+            shown |= check_reading(reading, histories, present)
+        for refusal in self.refusals:
+            check_refusal(refusal, histories, len(present))
+        self.operations += sum(
+            len(own & shown) if event.named else bool(own & shown) for event, own in written
+        )
         return rows
 
     def check_whole(self, who: str, client: Client, final: Rows) -> None:
@@ -164,33 +223,38 @@ class Round:
 
 
 def run_beside(
-    ops: int, seed: int, *, log: Callable[[], str] | None = None, verbose: bool = False
+    ops: int,
+    seed: int,
+    *,
+    log: Callable[[], str] | None = None,
+    weights: Mapping[str, float] | None = None,
+    verbose: bool = False,
 ) -> str | None:
     """Do random operations, on a new store for each ROUND of them; return what was wrong first.
 
     Args:
-        ops: number of operations.
+        ops: least number of operations.
         seed: of the operations.
         log: returns the URL of a new database for each round, for two roots; None: servers of the store.
+        weights: of operations, instead of the usual ones.
         verbose: whether to print how far it is.
 
     """
-    started_s, left, totals = time.monotonic(), ops, Counter[str]()
+    started_s, done, totals = time.monotonic(), 0, Counter[str]()
     for number in count():
-        if left <= 0:
+        if done >= ops:
             break
         with tempfile.TemporaryDirectory(prefix="scannery-model-", ignore_cleanup_errors=True) as folder:
-            world = Round(Path(folder), f"{seed}-{number}", "" if log is None else log())
+            world = Round(Path(folder), f"{seed}-{number}", "" if log is None else log(), weights=weights)
             try:
-                world.run(min(left, ROUND))
+                world.run(min(ceil(SPARE * (ops - done)), ROUND))
             except Exception as error:  # noqa: BLE001  whatever it is, it is what is looked for
                 return f"round {number}: {type(error).__name__}: {error}"
-        left -= ROUND
-        totals += world.counts
+        done += world.operations
+        totals += world.counts + Counter(
+            {"readings": len(world.readings), "requests": len(world.events), "rounds": 1}
+        )
         if verbose:
-            minutes = (time.monotonic() - started_s) / 60
-            print(
-                f"{ops - max(left, 0):,} of {ops:,} operations, {minutes:.1f} minutes: {dict(totals)}",
-                flush=True,
-            )
+            seconds = time.monotonic() - started_s
+            print(f"{done:,} of {ops:,} operations, {seconds:.0f} s: {dict(totals)}", flush=True)
     return None

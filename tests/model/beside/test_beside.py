@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.live.log.postgres_server import PostgresServer
-from tests.model.beside.round import run_beside
-from tests.model.beside.rows import Reading, Row, check_reading
+from tests.model.beside.planted import new_columns_dropped
+from tests.model.beside.round import Round, run_beside
+from tests.model.beside.rows import (
+    PRESENT,
+    Histories,
+    Reading,
+    Refusal,
+    Row,
+    check_reading,
+    check_refusal,
+)
 from tests.model.errors import WrongError
 
-SHORT, LONG = 60, 1000
+SHORT, LONG, PLANTED = 40, 5000, 1500
+"""Operations of a short and a long run, and of one that shows a fault."""
 OLD, NEW = Row({"stamp": 1}, {}), Row({"stamp": 2}, {})
-HISTORIES: dict[str, list[tuple[int, Row | None]]] = {"a": [(1, OLD), (3, None)], "b": [(2, NEW)]}
-PRESENT = [frozenset(names) for names in ("", "a", "ab", "b")]
+HISTORIES: Histories = {"a": [(1, OLD), (3, None)], "b": [(2, NEW)]}
+THERE = [frozenset(names) for names in ("", "a", "ab", "b")]
 
 
-@pytest.mark.parametrize("ops", [SHORT, pytest.param(LONG, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "ops", [pytest.param(SHORT, marks=pytest.mark.system), pytest.param(LONG, marks=pytest.mark.long)]
+)
 def test_servers_and_an_embedded_client_beside_each_other(ops: int) -> None:
     assert run_beside(ops, 1) is None
 
@@ -45,4 +58,52 @@ def test_two_roots_beside_each_other(postgres: PostgresServer) -> None:
 def test_what_was_never_so_is_noticed(seen: int, rows: dict[str, Any], whole: bool, possible: bool) -> None:
     reading = Reading("reader", seen, rows, whole)
     with nullcontext() if possible else pytest.raises(WrongError):
-        check_reading(reading, HISTORIES, PRESENT)
+        check_reading(reading, HISTORIES, THERE)
+
+
+def test_a_reading_tells_which_writes_it_shows() -> None:
+    reading = Reading("reader", 0, {"a": None, "b": (2, NEW)}, whole=False)
+    assert check_reading(reading, HISTORIES, THERE) == {("a", 3), ("b", 2)}
+    # Before it was written or after it was removed: nobody knows.
+    assert check_reading(Reading("reader", 0, {"a": None}, whole=False), HISTORIES, THERE) == set()
+
+
+@pytest.mark.parametrize(
+    ("seen", "until", "condition", "possible"),
+    [
+        (0, 1, {"a": PRESENT}, True),
+        (1, 3, {"a": PRESENT}, False),  # it was there all the time
+        (1, None, {"a": PRESENT}, True),
+        (1, 3, {"a": 1, "b": 2}, True),  # before b was written
+        (2, 3, {"a": 1, "b": 2}, False),
+        (1, 3, {"a": None}, True),
+        (3, None, {"a": None}, False),
+    ],
+)
+def test_a_refusal_without_a_reason_is_noticed(
+    seen: int, until: int | None, condition: dict[str, int | None], possible: bool
+) -> None:
+    with nullcontext() if possible else pytest.raises(WrongError, match="held in all states"):
+        check_refusal(Refusal("writer", seen, until, condition), HISTORIES, len(THERE))
+
+
+@pytest.mark.long
+def test_rows_written_back_without_new_columns_are_noticed(tmp_path: Path) -> None:
+    assert any(_servers_miss_columns(tmp_path / str(seed), seed) for seed in range(4))
+
+
+def _servers_miss_columns(folder: Path, seed: int) -> bool:
+    """Return whether servers, which are right, show rows without columns that another process has dropped."""
+    folder.mkdir()
+    world = Round(
+        folder, f"planted-{seed}", weights={"alter": 8.0, "update": 60.0, "build": 0.0, "kill": 0.0}
+    )
+    with new_columns_dropped(), suppress(WrongError):
+        world.run(PLANTED)
+    # The process that has the fault shows it to its own clients, too.
+    world.readings = [reading for reading in world.readings if not reading.actor.startswith("embedded")]
+    try:
+        world.replayed()
+    except WrongError as error:
+        return "which it never was" in str(error)
+    return False

@@ -2,70 +2,54 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import scannery
 from scannery.client import Client
 from scannery.client.request import filtered_writes
-from scannery.indexer import (
-    AlreadyExistsError,
-    BuildError,
-    InUseError,
-    alter_index,
-    altered_spec,
-    collect_garbage,
-    read_manifest,
-)
-from scannery.live.log.location import DatabaseUrl
-from scannery.live.maintenance.merge import merge
-from scannery.live.maintenance.scheduler import PROGRAM
-from scannery.live.maintenance.seal import seal
-from scannery.pipelines import build
-from scannery.pipelines.errors import SpecConflictError
 from tests.model.beside.place import Place
 from tests.model.beside.rows import (
     INDEX,
+    PRESENT,
     TIMEOUT_S,
     Event,
     Reading,
+    Refusal,
     Row,
     Rows,
     new_point,
     row_of,
     shown_rows,
-    vector_of,
 )
+from tests.model.beside.upkeep import UPKEEP
 from tests.model.errors import WrongError, check
 from tests.model.processes import LOST
 
 if TYPE_CHECKING:
     from tests.model.beside.round import Round
 
-__all__ = ["OPERATIONS", "Writer"]
+__all__ = ["Writer"]
 
-ALIAS = "also"
-IDS, BUILT_IDS = 40, 20
-STAMPS = 5
-MAX_COLUMNS = 16
-"""Attributes and named vectors that a round adds."""
+IDS, HOT_IDS = 400, 60
+"""Ids of all rows, and of those that half of the writes go to: writers meet there."""
+BATCHES = (1, 3, 20, 40, 60)
+"""Rows of a write: most of its cost is that of a record, which each process reads."""
+STAMPS = 40
 PATIENCE_S = 300.0
+READ_BACK = 0.9
+"""Share of the writes whose rows their client reads next."""
 OPERATIONS = {
-    "upsert": 30, "update": 30, "update_where": 12, "delete": 4, "delete_where": 2, "conditional": 6, "get": 30,
-    "scan": 3, "alter": 1.0, "alias": 0.5, "other_index": 0.2, "kill": 0.3, "kill_maintenance": 0.1, "build": 0.2,
-    "collect": 0.2, "maintain": 0.0,
+    "upsert": 30, "update": 36, "update_where": 10, "delete": 5, "delete_where": 2, "conditional": 8, "get": 6,
+    "scan": 2,
 }  # fmt: skip
-"""Weights of the operations."""
-_NOT_FOR_ROOTS = ("kill", "kill_maintenance", "build", "other_index", "alias")
+"""Weights of the operations on rows; those on the index are in `UPKEEP`."""
 
 ResultT = TypeVar("ResultT")
 
@@ -75,23 +59,29 @@ class Writer:
 
     def __init__(self, world: Round, name: str, place: Place) -> None:
         self.world, self.name, self.place = world, name, place
-        self.client, self.start = place.open()
-        self.seen = 0
+        self.client = place.open()
+        self.seen = Counter[str]()
+        """Last sequence that this client wrote by each name of the index: reads by that name show it."""
+        self.refused: list[Refusal] = []
+        """Since the last write."""
 
-    def run(self, ops: int) -> None:
-        """Do operations; what fails ends all."""
-        weights = {
-            name: 0.0 if self.world.roots and name in _NOT_FOR_ROOTS else own
-            for name, own in OPERATIONS.items()
+    def run(self) -> None:
+        """Do operations until all writers together have done what they should; what fails ends all."""
+        upkeep = {
+            name: weight
+            for name, (_, weights) in UPKEEP.items()
+            if (weight := weights.roots if self.world.roots else weights.servers)
         }
-        weights["maintain"] = 1.0 if self.world.roots else 0.0
-        for number in range(ops):
-            if self.world.failures:
-                return
+        weights = OPERATIONS | upkeep | self.world.weights
+        number = 0
+        while self.world.goes_on():
             rng = random.Random(f"{self.world.seed}-{self.name}-{number}")
             what = rng.choices(list(weights), list(weights.values()))[0]
             try:
-                getattr(self, what)(rng)
+                if what in UPKEEP:
+                    UPKEEP[what][0](self, rng)
+                else:
+                    getattr(self, what)(rng)
             except BaseException as error:  # noqa: BLE001  the main thread raises it
                 trace = "".join(traceback.format_exception(error)[-6:])
                 self.world.failures.append(
@@ -99,6 +89,8 @@ class Writer:
                 )
                 return
             self.world.counts[what] += 1
+            number += 1
+        self.world.refusals += self.refused
 
     def close(self) -> None:
         """Close the client."""
@@ -130,30 +122,60 @@ class Writer:
             time.sleep(0.05)
 
     def reconnect(self) -> None:
-        """Make a new client, which has seen nothing yet; of a server that was killed, to the next one."""
+        """Make a new client, which has seen nothing yet."""
         self.world.counts["reconnected"] += 1
         self.client.close()
-        self.client, self.start = self.place.open()
-        self.seen = 0
+        self.client = self.place.open()
+        self.seen.clear()
 
     def write(
         self,
         what: str,
         call: Callable[[Client, str], Any],
         apply: Callable[[Rows], dict[str, Row | None]],
+        names: list[str],
         rng: random.Random,
+        *,
+        index: str = INDEX,
     ) -> None:
-        """Do a write, and take note of its answer."""
+        """Do a write of some ids, take note of its answer, and read the rows, which others may have changed again."""
         request_id = f"{rng.getrandbits(100):x}"
         done = self.answered(lambda client: call(client, request_id))
-        self.world.events.append(Event(done.sequence, self.name, what, apply))
-        self.seen = max(self.seen, done.sequence)
+        self.note(Event(done.sequence, self.name, what, apply), len(names))
+        self.seen[index] = done.sequence
+        if rng.random() < READ_BACK:
+            self.read(names, index)
 
-    def row(self, rng: random.Random) -> Row:
-        """Return any row."""
+    def note(self, event: Event, operations: int) -> None:
+        """Take note of a write."""
+        refused, self.refused = self.refused, []
+        self.world.refusals += [
+            Refusal(each.actor, each.seen, event.sequence, each.condition) for each in refused
+        ]
+        self.world.events.append(event)
+        self.world.done(operations)
+
+    def read(self, names: list[str], index: str = INDEX) -> dict[str, tuple[int, Row] | None]:
+        """Return what this client is shown of some ids, of which it takes note."""
+
+        def read(client: Client) -> Reading:
+            seen = self.seen[index]  # of this client
+            return Reading(self.name, seen, shown_rows(client, names, index), whole=False)
+
+        reading = self.answered(read)
+        self.world.readings.append(reading)
+        return reading.rows
+
+    def columns(self, rng: random.Random) -> list[tuple[str, str]]:
+        """Return columns that a write may name: all, or not the newest, which processes that come late do not know."""
+        columns = list(self.world.columns)
+        return columns if rng.random() < 0.4 else columns[: max(0, len(columns) - rng.choice([1, 3]))]
+
+    def row(self, rng: random.Random, columns: list[tuple[str, str]]) -> Row:
+        """Return any row with some of the columns."""
         attributes: dict[str, Any] = {"kind": "live", "stamp": rng.randrange(STAMPS)}
         vectors = {}
-        for name, kind in list(self.world.columns):
+        for name, kind in columns:
             if rng.random() < 0.6:
                 if kind == "int":
                     attributes[name] = rng.randrange(10)
@@ -165,20 +187,28 @@ class Writer:
                     attributes[name] = rng.choice([rng.randrange(9), "text", {"deep": [rng.randrange(9)]}])
         return Row(attributes, vectors, rng.choice([None, "one", "two"]))
 
+    def some_ids(self, rng: random.Random, *counts: int) -> list[str]:
+        """Return one of some numbers of ids."""
+        ids = HOT_IDS if rng.random() < 0.5 else IDS
+        return sorted(f"id{number}" for number in rng.sample(range(ids), rng.choice(counts)))
+
     def upsert(self, rng: random.Random) -> None:
         """Replace some rows."""
-        rows = {f"id{rng.randrange(IDS)}": self.row(rng) for _ in range(rng.choice([1, 1, 2, 5]))}
+        columns = self.columns(rng)
+        rows = {name: self.row(rng, columns) for name in self.some_ids(rng, *BATCHES)}
         points = [new_point(name, row) for name, row in rows.items()]
         self.write(
             "upsert",
             lambda client, own: client.index(INDEX).upsert(points, request_id=own),
             lambda _: dict(rows),
+            list(rows),
             rng,
         )
+        self.world.there.update(rows)
 
-    def change(self, rng: random.Random) -> dict[str, Any]:
+    def change(self, rng: random.Random, columns: list[tuple[str, str]]) -> dict[str, Any]:
         """Return some fields with new values."""
-        row = self.row(rng)
+        row = self.row(rng, columns)
         attributes: dict[str, Any] = dict(rng.sample(sorted(row.attributes.items(), key=str), 1))
         attributes = {
             name: None if name != "kind" and rng.random() < 0.1 else value
@@ -193,8 +223,10 @@ class Writer:
         return change
 
     def update(self, rng: random.Random) -> None:
-        """Change some fields of some rows."""
-        changes = {f"id{rng.randrange(IDS)}": self.change(rng) for _ in range(rng.choice([1, 1, 2]))}
+        """Change some fields of some rows, which were there a moment ago."""
+        names = [name for name in self.some_ids(rng, *BATCHES) if name in self.world.there]
+        columns = self.columns(rng)
+        changes = {name: self.change(rng, columns) for name in names or self.some_ids(rng, 1)}
         points: list[Any] = [{"id": name, **change} for name, change in changes.items()]
 
         def apply(rows: Rows) -> dict[str, Row | None]:
@@ -204,10 +236,17 @@ class Writer:
             )
             return {name: rows[name][1].changed(change) for name, change in changes.items()}
 
-        with suppress(scannery.NotFoundError):
+        try:
             self.write(
-                "update", lambda client, own: client.index(INDEX).update(points, request_id=own), apply, rng
+                "update",
+                lambda client, own: client.index(INDEX).update(points, request_id=own),
+                apply,
+                list(changes),
+                rng,
             )
+        except scannery.NotFoundError:
+            self.refused.append(Refusal(self.name, self.seen[INDEX], None, dict.fromkeys(changes, PRESENT)))
+            self.world.counts["not found"] += 1
 
     def filtered(
         self,
@@ -219,7 +258,7 @@ class Writer:
         """Write the rows that a filter allows, in one batch."""
         stamp = rng.randrange(STAMPS)
         where: dict[str, Any] = {"kind": "live", "stamp": stamp}
-        attributes = [name for name, kind in list(self.world.columns) if kind == "int"]
+        attributes = [name for name, kind in self.columns(rng) if kind == "int"]
         name = rng.choice(attributes) if attributes and rng.random() < 0.5 else ""
         exists = rng.random() < 0.5
         if name:
@@ -249,11 +288,12 @@ class Writer:
             return chosen
 
         if batch.rows:
-            self.world.events.append(Event(batch.sequence, self.name, "filtered", apply))
+            self.note(Event(batch.sequence, self.name, "filtered", apply, named=False), 1)
 
     def update_where(self, rng: random.Random) -> None:
         """Change what a filter allows."""
-        attributes = {name: value for name, value in self.change(rng)["attributes"].items() if name != "kind"}
+        change = self.change(rng, self.columns(rng))
+        attributes = {name: value for name, value in change["attributes"].items() if name != "kind"}
         attributes = attributes or {"stamp": rng.randrange(STAMPS)}
         self.filtered(
             rng,
@@ -268,140 +308,59 @@ class Writer:
 
     def delete(self, rng: random.Random) -> None:
         """Delete some rows."""
-        names = sorted({f"id{rng.randrange(IDS)}" for _ in range(rng.choice([1, 3]))})
+        names = self.some_ids(rng, 1, 3, 5)
+        self.world.there.difference_update(names)
         self.write(
             "delete",
             lambda client, own: client.index(INDEX).delete(names, request_id=own),
             lambda rows: dict.fromkeys(names),
+            names,
             rng,
         )
 
     def conditional(self, rng: random.Random) -> None:
-        """Replace a row only if it is as it was read."""
-        name, row = f"id{rng.randrange(IDS)}", self.row(rng)
-        shown = self.answered(lambda client: shown_rows(client, [name]))[name]
-        revision = None if shown is None else shown[0]
-        condition: dict[str, Any] = {"if_absent": True} if revision is None else {"if_revision": revision}
+        """Replace some rows only if all are as they were read."""
+        columns = self.columns(rng)
+        rows = {name: self.row(rng, columns) for name in self.some_ids(rng, 1, 1, 3)}
+        revisions = {name: shown and shown[0] for name, shown in self.read(list(rows)).items()}
 
-        def apply(rows: Rows) -> dict[str, Row | None]:
-            stored = rows[name][0] if name in rows else None
+        def apply(stored: Rows) -> dict[str, Row | None]:
+            there = {name: stored[name][0] if name in stored else None for name in rows}
             check(
-                stored == revision, f"{self.name} replaced {name} at {stored}, on the condition of {revision}"
+                there == revisions,
+                f"{self.name} replaced rows at {there}, on the condition of {revisions}",
             )
-            return {name: row}
+            return dict(rows)
 
-        point = new_point(name, row) | condition
-        with suppress(scannery.FailedPreconditionError):
+        points = [
+            new_point(name, row)
+            | ({"if_absent": True} if revisions[name] is None else {"if_revision": revisions[name]})
+            for name, row in rows.items()
+        ]
+        try:
             self.write(
                 "conditional",
-                lambda client, own: client.index(INDEX).upsert([point], request_id=own),
+                lambda client, own: client.index(INDEX).upsert(points, request_id=own),
                 apply,
+                list(rows),
                 rng,
             )
+        except scannery.FailedPreconditionError:
+            self.refused.append(Refusal(self.name, self.seen[INDEX], None, revisions))
+            self.world.counts["conflicts"] += 1
 
     def get(self, rng: random.Random) -> None:
         """Read some rows."""
-        names = sorted({f"id{rng.randrange(IDS)}" for _ in range(rng.choice([1, 3, 10]))})
-
-        def read(client: Client) -> Reading:
-            seen = self.seen  # of this client
-            return Reading(self.name, seen, shown_rows(client, names), whole=False)
-
-        self.world.readings.append(self.answered(read))
+        self.read(self.some_ids(rng, 1, 10, 30))
 
     def scan(self, rng: random.Random) -> None:
         """Read all rows, page by page."""
+        page_size = rng.choice([20, 100])
 
         def read(client: Client) -> Reading:
-            seen = self.seen
-            rows = list(client.index(INDEX).scan(where={"kind": "live"}, vectors=True, page_size=15))
+            seen = self.seen[INDEX]
+            rows = list(client.index(INDEX).scan(where={"kind": "live"}, vectors=True, page_size=page_size))
             return Reading(self.name, seen, {row.id: row_of(row) for row in rows}, whole=True)
 
         with suppress(scannery.FailedPreconditionError):  # its snapshot is gone
             self.world.readings.append(self.answered(read))
-
-    def alter(self, rng: random.Random) -> None:
-        """Add an attribute or a named vector."""
-        if len(self.world.columns) >= MAX_COLUMNS:
-            return
-        kind = rng.choice(["int", "vector"])
-        name = f"{kind[0]}{next(self.world.numbers)}"
-        changes: dict[str, Any] = (
-            {"attributes": {name: "int"}} if kind == "int" else {"named_vectors": {name: {"dimensions": 2}}}
-        )
-        if self.world.roots:  # which leave it to others
-            alter_index(self.world.store, INDEX, lambda manifest: altered_spec(manifest.spec, changes))
-        else:
-            self.answered(lambda client: client.index(INDEX).alter(**changes))
-        self.world.columns.append((name, kind))
-
-    def alias(self, rng: random.Random) -> None:
-        """Write by an alias."""
-        self.answered(lambda client: client.alias(ALIAS, INDEX))
-        name, row = f"id{rng.randrange(IDS)}", self.row(rng)
-        self.write(
-            "alias",
-            lambda client, own: client.index(ALIAS).upsert([new_point(name, row)], request_id=own),
-            lambda _: {name: row},
-            rng,
-        )
-
-    def other_index(self, rng: random.Random) -> None:
-        """Create another index, and drop it."""
-        name = f"other{rng.getrandbits(60):x}"
-        self.answered(lambda client: client.create_index(name, dimensions=2, if_exists="keep"))
-        if self.place.name == "embedded" or self.world.roots:
-            return  # servers have it open
-        self.answered(lambda client: client.drop_index(name, missing_ok=True))
-
-    def kill(self, rng: random.Random) -> None:
-        """Kill a worker or the whole server."""
-        self.place.kill(rng)
-
-    def kill_maintenance(self, rng: random.Random) -> None:
-        """Kill what seals and merges."""
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with suppress(OSError):
-                words = path.read_bytes().split(b"\0")
-                if PROGRAM.encode() in words and str(self.world.path).encode() in words:
-                    os.kill(int(path.parent.name), signal.SIGKILL)
-
-    def maintain(self, rng: random.Random) -> None:
-        """Seal or merge, where no server does."""
-        with suppress(AlreadyExistsError):
-            if rng.random() < 0.6:
-                seal(self.world.store, INDEX, log_root=DatabaseUrl(self.world.log))
-            else:
-                merge(self.world.store, INDEX)
-
-    def collect(self, rng: random.Random) -> None:
-        """Remove what no version needs."""
-        with suppress(InUseError):
-            collect_garbage(self.world.store, INDEX, keep=rng.choice([1, 3]))
-
-    def build(self, rng: random.Random) -> None:
-        """Build rows that nobody else writes, with the columns that there are."""
-        if not self.world.building.acquire(blocking=False):
-            return
-        try:
-            self._build(rng)
-        finally:
-            self.world.building.release()
-
-    def _build(self, rng: random.Random) -> None:
-        rows = {f"b{rng.randrange(BUILT_IDS)}": Row(self.row(rng).attributes, {}) for _ in range(6)}
-        for row in rows.values():
-            row.attributes["kind"] = "built"
-        lines = [
-            json.dumps({"id": name, "vector": vector_of(name)} | row.attributes) for name, row in rows.items()
-        ]
-        path = self.world.path.parent / f"{rng.getrandbits(60):x}.jsonl"
-        path.write_text("\n".join(lines))
-        spec = read_manifest(self.world.store, INDEX).spec
-        if any(
-            name not in spec.attributes for row in rows.values() for name in row.attributes if name[0] == "i"
-        ):
-            return
-        with suppress(AlreadyExistsError, BuildError, SpecConflictError):  # others have published a version
-            build(spec, [str(path)], str(self.world.path), before=seal)
-            self.world.built.append(self.world.built[-1] | rows)

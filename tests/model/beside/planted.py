@@ -1,0 +1,39 @@
+"""A fault that is put into one of the processes on purpose, to see that the model notices it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scannery.indexer import Manifest
+from scannery.live import replay
+from scannery.live.log.records import Mutation, rows_fit
+from scannery.live.writing import group_append
+from scannery.serving.catalog import embedded_catalog
+
+__all__ = ["new_columns_dropped"]
+
+LOOK_EVERY_S = 10.0
+
+
+@contextmanager
+def new_columns_dropped() -> Iterator[None]:
+    """Have this process, that of embedded clients, take rows that were made for a later version than it has open.
+
+    It drops the columns that it does not know, and a partial update of such a row writes it back without them. It looks
+    for versions later than it should, so that there are such rows; servers are other processes, and do as they should.
+    """
+
+    def any_version(mutation: Mutation, manifest: Manifest, **options: Any) -> Mutation:
+        known = min(mutation.columns_version, manifest.version)
+        return rows_fit(replace(mutation, columns_version=known), manifest, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (replay, group_append):
+            patch.setattr(module, "rows_fit", any_version)
+        patch.setattr(embedded_catalog, "CHECK_EVERY_S", LOOK_EVERY_S)
+        yield
