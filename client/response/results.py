@@ -299,7 +299,7 @@ class Written:
     """A batch that is durable."""
 
     sequence: int
-    """Its position in the log. Later calls of the same client see it; others can ask for it with `min_sequence`."""
+    """Its position in the log. Later calls of the client by the same name see it; others ask for `min_sequence`."""
     written: int
     """Datapoints: passages, where texts are cut."""
 
