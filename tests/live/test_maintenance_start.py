@@ -105,7 +105,7 @@ def test_rows_that_wait_for_the_end_of_a_fill_are_looked_at_soon_after_it(store:
         maintenance = Maintenance(Store.open(store), "live", store, clock=lambda: now_s)
         with closing(maintenance):
             assert maintenance.look(state, regularly=True) == QUIET_S
-            assert maintenance.running == ()
+            assert not maintenance.running
             now_s += QUIET_S
             maintenance.look(state, regularly=True)
-            assert maintenance.running == ("seal",)
+            assert list(maintenance.running) == ["seal"]

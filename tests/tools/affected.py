@@ -43,7 +43,7 @@ def affected_tests(root: Path, changed: Iterable[str]) -> set[str] | None:
     }
 
 
-def changed_files(root: Path, since: str) -> set[str]:
+def changed_files(root: Path, since: str) -> frozenset[str]:
     """Return the files that differ from a revision, with those that are not tracked yet."""
     differing = _git(root, "diff", "--name-only", "-z", since)
     return differing | _git(root, "ls-files", "-z", "--others", "--exclude-standard")
