@@ -23,21 +23,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer.spec.sharding import shards_of_ids
+from scannery.indexer.spec.spec import shards_of_ids
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.execution.runners import import_beam
 from scannery.pipelines.planning.input_parts import CutMemory, cut_files
 from scannery.pipelines.records.id_blocks import IdBlock
 from scannery.pipelines.sources import Part, find_files
-from scannery.pipelines.stages.embed import finished_unit
-from scannery.pipelines.stages.finished_units import finished_units
+from scannery.pipelines.stages.embed import finished_unit, finished_units
 from scannery.pipelines.stages.resolve import ranges_for, resolve_range
-from scannery.pipelines.state.counts import Counts, Piece, UnitOutcome
-from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
-from scannery.pipelines.state.unit_list import new_unit_list, write_unit_list
-from scannery.pipelines.state.unit_sums import UnitSums, add_up, fan_in
-from scannery.pipelines.state.work_units import WorkUnit
+from scannery.pipelines.state.job import Counts, Job, Piece, UnitOutcome, embeddings_key, sealed, stage_key
+from scannery.pipelines.state.work_units import (
+    UnitSums,
+    WorkUnit,
+    add_up,
+    fan_in,
+    new_unit_list,
+    write_unit_list,
+)
 
 SPEC = {"index": "b", "source": {"vector": "vector", "document_id": "doc"}}
 

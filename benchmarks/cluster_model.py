@@ -17,8 +17,7 @@ import numpy as np
 from benchmarks.cluster_machines import Events, Host, Job, Process, Work, still
 from scannery.serving.leaves.connector import Connector
 from scannery.serving.leaves.group_call import KEPT_HEDGES
-from scannery.serving.leaves.leaf import IndexState, Leaf, LeafState
-from scannery.serving.leaves.pacing import HedgeBudget, LatencyWindow
+from scannery.serving.leaves.leaf import HedgeBudget, IndexState, LatencyWindow, Leaf, LeafState
 from scannery.serving.leaves.view import View
 from scannery.serving.leaves.watch import MISSES, STATUS_EVERY_S, STATUS_TIMEOUT_S
 from scannery.v1.leaf_pb2 import At

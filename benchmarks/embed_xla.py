@@ -19,7 +19,7 @@ __all__ = ["measure"]
 def measure() -> None:
     """Measure compilations after warm-up, the difference to the CPU, padding, and the host's time for a step."""
     from scannery.embed.devices import xla as device
-    from scannery.embed.devices import xla_shapes as shapes
+    from scannery.embed.devices import xla as shapes
     from scannery.embed.devices.xla import compilations
 
     here = Encoder.load(MODEL, device="cpu", dtype="float32")
@@ -58,8 +58,7 @@ def measure() -> None:
 
 def padding_share(encoder: Encoder, texts: list[str]) -> float:
     """Return the padding share of 65,536 texts drawn from these, with shapes planned from 4,000 others."""
-    from scannery.embed.devices.xla import STEP_TOKENS
-    from scannery.embed.devices.xla_shapes import bulk_buckets, few_row_buckets, plan_widths
+    from scannery.embed.devices.xla import STEP_TOKENS, bulk_buckets, few_row_buckets, plan_widths
 
     lengths = encoder._documents.prepare(texts)[1]
     drawn = np.random.default_rng(1).choice(lengths, 65_536 + 4_000)

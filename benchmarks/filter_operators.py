@@ -28,9 +28,8 @@ from benchmarks.report import environment, table
 from scannery.client.request.calls import search
 from scannery.client.request.filters import build_filter
 from scannery.indexer import IndexSpec, Segment, Store, datapoint_schema, parse_spec
-from scannery.runtime.deadline import Deadline
-from scannery.serving.catalog.server_catalog import ServerCatalog
-from scannery.serving.catalog.watcher import Watcher
+from scannery.runtime.retry import Deadline
+from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.request.filter import Node, parse_filter
 from scannery.serving.services.search import Service

@@ -21,8 +21,7 @@ from benchmarks.report import environment, table
 from scannery.indexer import Store, read_manifest
 from scannery.pipelines import build
 from scannery.pipelines.evaluation.evaluate import evaluate
-from scannery.pipelines.evaluation.measures import MAIN_MEASURE
-from scannery.pipelines.evaluation.significance import interval_of, paired_bootstrap
+from scannery.pipelines.evaluation.measures import MAIN_MEASURE, interval_of, paired_bootstrap
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 K = 100

@@ -44,8 +44,7 @@ from scannery.pipelines.records.cutting_processes import PROCESSES_ENVIRONMENT, 
 from scannery.pipelines.sources import find_files
 from scannery.pipelines.stages import embed as embed_stage
 from scannery.pipelines.stages.segment import build_shard
-from scannery.pipelines.state.counts import UnitOutcome
-from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.job import Job, UnitOutcome
 from scannery.pipelines.state.row_groups import row_groups_of
 from scannery.pipelines.state.work_units import WorkUnit, group
 

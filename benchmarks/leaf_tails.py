@@ -26,7 +26,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.report import environment, table
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.config import LeavesConfig
 from scannery.serving.contract import HTTP_KEY, LEAF_SEARCH, SERVER_KEY
 from scannery.serving.leaves.groups import LeafGroups

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.config import LeavesConfig
 from scannery.serving.contract import LEAF_SERVICE
 from scannery.serving.leaves.groups import LeafGroups

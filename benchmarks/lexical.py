@@ -21,8 +21,8 @@ from benchmarks.collections import Collection, xquad_r
 from benchmarks.report import environment, table
 from scannery.indexer import Analyser, LexicalSpec
 from scannery.indexer.spec.spec import Language
-from scannery.pipelines.evaluation.significance import paired_bootstrap
-from scannery.pipelines.planning.compounds import learned_compounds
+from scannery.pipelines.evaluation.measures import paired_bootstrap
+from scannery.pipelines.planning.build_plan import learned_compounds
 
 K = 10
 LANGUAGES: dict[str, Language] = {

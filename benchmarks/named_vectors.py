@@ -25,8 +25,7 @@ from benchmarks.collections import COLLECTIONS, Collection
 from benchmarks.report import environment, table
 from scannery.pipelines import build
 from scannery.pipelines.evaluation.evaluate import evaluate
-from scannery.pipelines.evaluation.measures import MAIN_MEASURE
-from scannery.pipelines.evaluation.significance import interval_of, paired_bootstrap
+from scannery.pipelines.evaluation.measures import MAIN_MEASURE, interval_of, paired_bootstrap
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 K = 100

@@ -56,7 +56,7 @@ def passages(store: str, name: str) -> Collection:
     import pyarrow as pa
 
     from scannery.embed import Encoder
-    from scannery.pipelines.tuning.synthetic_queries import questions_of
+    from scannery.pipelines.tuning.tuning_queries import questions_of
 
     with tempfile.TemporaryDirectory() as folder:
         index = open_index(Store.open(store), name, cache=SegmentCache(Path(folder)))

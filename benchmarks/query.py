@@ -37,9 +37,8 @@ from scannery.indexer import (
     unit_length,
 )
 from scannery.indexer.tuning.settings_choice import recall_by_score
-from scannery.runtime.deadline import Deadline
-from scannery.serving.catalog.server_catalog import ServerCatalog
-from scannery.serving.catalog.watcher import Watcher
+from scannery.runtime.retry import Deadline
+from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.services.search import Service
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from benchmarks.index import topics
 from benchmarks.report import shared_data
 from scannery.indexer import Distance
-from scannery.pipelines.tuning.synthetic_queries import questions_of
+from scannery.pipelines.tuning.tuning_queries import questions_of
 
 __all__ = ["KINDS", "Kind", "Sample"]
 

@@ -1,16 +1,35 @@
-"""What commands ask of an index in many calls: batches of queries, samples, and which documents exist."""
+"""What commands ask of an index in many calls: batches of queries, samples, and which documents exist.
+
+The searches of an evaluation: in each configuration, and for queries that are derived from the index.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import typer
 
-from scannery.client import Hit, Hits, Index
+from scannery.cli.progress import counting_bar
+from scannery.client import Client, Hit, Hits, Index, Mode
 
-__all__ = ["batched", "existing_documents", "existing_ids", "sampled_vectors", "window_of"]
+if TYPE_CHECKING:
+    from scannery.pipelines.evaluation.evaluate import Configuration
+    from scannery.pipelines.evaluation.judgements import DerivedQuery, Query
+
+__all__ = [
+    "Searcher",
+    "asked_of",
+    "batched",
+    "derived_queries",
+    "existing_documents",
+    "existing_ids",
+    "possible_modes",
+    "sampled_vectors",
+    "window_of",
+]
+
 
 BATCH = 100
 SAMPLED = 200
@@ -93,3 +112,69 @@ def existing_documents(index: Index, ids: Sequence[str]) -> set[str]:
 def _is_possible(name: str) -> bool:
     """Return whether an index can have the id; a call with another one is refused as a whole."""
     return 0 < len(name.encode()) <= 512 and all(char >= " " for char in name)
+
+
+class Searcher:
+    """Searches an index in each configuration.
+
+    Args:
+        client: asks.
+        index: searched where a configuration names no other.
+        passages: whether hits are datapoints; else each document counts once, by its best passage.
+        where: filter of every search.
+
+    Attributes:
+        snapshots: each index, version and sequence that answered.
+
+    """
+
+    def __init__(self, client: Client, index: str, *, passages: bool, where: Any) -> None:
+        self._client, self._index, self._passages = client, index, passages
+        self._options = {"where": where, "fields": [], **({} if passages else {"max_per_group": 1})}
+        self.snapshots: set[tuple[str, int, int]] = set()
+
+    def search_of(self, configuration: Configuration) -> Callable[[Sequence[Query]], list[list[str]]]:
+        """Return the search of a configuration: from queries to ids."""
+        options = dict(configuration.options)
+        name, k = options.pop("index", self._index), options.pop("k")
+        if options.get("rerank") == 0:  # a value of sweeps: without reranking
+            del options["rerank"]
+
+        def search(queries: Sequence[Query]) -> list[list[str]]:
+            asked = [asked_of(query, options["mode"]) for query in queries]
+            with counting_bar(configuration.name) as progress:
+                found = batched(
+                    self._client.index(name), asked, k, progress=progress, **self._options, **options
+                )
+            self.snapshots |= {(name, hits.version, hits.sequence) for hits in found}
+            return [[hit.id if self._passages else hit.document_id for hit in hits] for hits in found]
+
+        return search
+
+
+def possible_modes(index: Index, queries: Mapping[str, Query]) -> list[str]:
+    """Return the modes in which the index can answer all of the queries."""
+    info = index.stats()
+    with_text = all(query.text is not None for query in queries.values())
+    with_vector = all(query.vector is not None for query in queries.values())
+    dense = with_vector or (info.encoder is not None and with_text)
+    lexical = info.lexical and with_text
+    possible = {"dense": dense, "lexical": lexical, "hybrid": info.encoder is not None and lexical}
+    return [name for name in get_args(Mode) if possible[name]] or ["dense"]
+
+
+def derived_queries(index: Index, count: int, where: Any) -> list[DerivedQuery]:
+    """Return queries from the titles or texts of the index."""
+    from scannery.pipelines.evaluation.judgements import derive_queries
+
+    info = index.stats()
+    return derive_queries(window_of(index, where), count=count, rows=info.rows, dimensions=info.dimensions)
+
+
+def asked_of(query: Query, mode: str) -> Any:
+    """Return what a mode is asked: a vector has no words, and spares the encoder."""
+    if mode == "dense" and query.vector is not None:
+        return query.vector
+    if query.text is None:
+        raise typer.BadParameter(f"--queries: mode {mode} needs texts, and a query has only a vector")
+    return query.text

@@ -17,7 +17,7 @@ import typer
 from scannery.client import Hit
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluation.judgement_file import JudgementFile
+    from scannery.pipelines.evaluation.judgements import JudgementFile
 
 __all__ = ["KEYS", "JudgingSession", "Task", "keyboard"]
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from scannery.cli.client_options import remote_options
+from scannery.cli.options import remote_options
 
 __all__ = ["Latencies", "Step", "main", "run_step"]
 

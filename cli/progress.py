@@ -1,4 +1,7 @@
-"""Progress of long commands: bars on a terminal; for builds, occasional lines elsewhere."""
+"""Progress of long commands: bars on a terminal; for builds, occasional lines elsewhere.
+
+`scannery build --plan` as text.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,16 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from scannery.cli.output import console, size_text
 
 if TYPE_CHECKING:
+    from scannery.pipelines import BuildPlan, CostEstimate, ProgressCallback
     from scannery.pipelines import Progress as BuildProgress
-    from scannery.pipelines import ProgressCallback
 
-__all__ = ["counting_bar", "stage_bar"]
+__all__ = ["counting_bar", "print_plan", "stage_bar"]
+
 
 STAGES = {"plan": "reading input", "embed": "embedding", "segment": "building segments", "done": "done"}
 
@@ -120,3 +127,66 @@ class _Lines:
             parts.append(f"about {left_s:,.0f} s left")
         text = f"{STAGES[progress.stage]}: {', '.join(parts)}" if parts else STAGES[progress.stage]
         self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def print_plan(plan: BuildPlan) -> None:
+    """Print the work, the needs of every stage, and hours and price by kind of machine."""
+    out = console()
+    tokens = f", about {plan.tokens_per_passage:.0f} tokens each" if plan.tokens_per_passage else ""
+    facts = (
+        ("input", f"{plan.records:,} records in {plan.files:,} file(s), {size_text(plan.input_bytes)}"),
+        ("datapoints", f"{plan.passages:,} with {plan.dimensions:,} dimensions{tokens}"),
+        ("units", f"{plan.units:,} of at most {size_text(plan.unit_bytes)}"),
+        (
+            "shards",
+            f"{plan.shards:,} of {plan.rows_per_shard:,} datapoints; index {size_text(plan.index_bytes)}",
+        ),
+    )
+    for label, text in facts:
+        out.print(f"[bold]{label:<12}[/bold]{text}", soft_wrap=True)
+    out.print(_stages(plan))
+    out.print(_costs(plan))
+    out.print(
+        "Estimates: M measured, E estimated, G given by you. Finished work of earlier runs is not subtracted. Nothing "
+        "was started or written.",
+        soft_wrap=True,
+    )
+
+
+def _stages(plan: BuildPlan) -> Table:
+    table = Table(
+        "stage", "tasks", "memory", "disk", "reads", "writes", "files", box=None, header_style="bold"
+    )
+    for stage in plan.stages:
+        sizes = (stage.memory_bytes, stage.disk_bytes, stage.read_bytes, stage.written_bytes)
+        table.add_row(stage.stage, f"{stage.tasks:,}", *map(size_text, sizes), f"{stage.files:,}")
+    return table
+
+
+def _costs(plan: BuildPlan) -> Table:
+    table = Table(
+        "machine",
+        "workers",
+        "passages/s each",
+        "embed h",
+        "segment h",
+        "$",
+        "basis",
+        box=None,
+        header_style="bold",
+    )
+    for cost in plan.costs:
+        table.add_row(*_cells(cost))
+    return table
+
+
+def _cells(cost: CostEstimate) -> tuple[str, ...]:
+    return (
+        f"{cost.machine}: {cost.what}",
+        f"{cost.workers:,}",
+        f"{cost.passages_per_s:,.0f}",
+        f"{cost.embed_hours:,.2f}",
+        f"{cost.segment_hours:,.2f}",
+        f"{cost.price:,.2f}",
+        cost.basis,
+    )

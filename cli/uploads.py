@@ -1,30 +1,162 @@
-"""Writes the records of files to an index; what is refused is told by its place in the files."""
+"""Records and queries of files: read as builds read them, written to an index or asked, each with its place."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
+import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from scannery.cli.records import FileRecord, Places, read_records
-from scannery.client import Index, InvalidArgumentError, PermissionDeniedError, ScanneryError
-from scannery.client.errors import (
-    DeadlineExceededError,
-    InternalError,
-    UnavailableError,
+from scannery.cli.errors import PARTIAL
+from scannery.cli.output import hit_json, json_text
+from scannery.client import (
+    Index,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    QueryLike,
+    ScanneryError,
+    SearchOptions,
 )
+from scannery.client.errors import DeadlineExceededError, InternalError, UnavailableError
 from scannery.client.request.named_vectors import with_vectors
 from scannery.client.request.records import RecordReader
 from scannery.client.request.writes import DATAPOINT_KEYS, Refused
 
 if TYPE_CHECKING:
     from scannery.indexer import IndexSpec
+    from scannery.pipelines.dead_letters import DeadLetter
+    from scannery.pipelines.sources import Record
 
-__all__ = ["Failure", "Upload", "Uploaded", "identifiers"]
+__all__ = [
+    "STDIN",
+    "Failure",
+    "FileRecord",
+    "Places",
+    "Upload",
+    "Uploaded",
+    "answer_queries",
+    "identifiers",
+    "is_record_file",
+    "read_records",
+]
+
+
+STDIN = "-"
+PART_BYTES = 32 << 20
+"""Files are read in parts of about this size, each of which is in memory at once for some formats."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A record of a file, or why there is none."""
+
+    file: str
+    """As it was given, if it is in the working folder; with ", line" or ", row" where the number is one."""
+    number: int
+    """0: the whole file."""
+    record: dict[str, Any] | None
+    """None if it cannot be read."""
+    problem: str = ""
+
+    @property
+    def place(self) -> str:
+        """File and line or row, as messages name them."""
+        return f"{self.file} {self.number}" if self.number else self.file
+
+
+class Places:
+    """The places of many records, in a few bytes each."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+        self._file_of, self._number_of = array("I"), array("Q")
+
+    def __len__(self) -> int:
+        return len(self._number_of)
+
+    def add(self, record: FileRecord) -> None:
+        """Add the place of the next record."""
+        self._file_of.append(self._files.setdefault(record.file, len(self._files)))
+        self._number_of.append(record.number)
+
+    def of(self, position: int) -> str:
+        """Return the place of a record by its position among all, from 0."""
+        return FileRecord(list(self._files)[self._file_of[position]], self._number_of[position], None).place
+
+
+def read_records(files: Sequence[str], spec: IndexSpec, more: frozenset[str]) -> Iterator[FileRecord]:
+    """Yield the records of files, in their order.
+
+    Args:
+        files: files, folders and patterns, as builds take them; `-` is standard input, as JSON lines.
+        spec: of the index: how its sources are read.
+        more: names of fields that are wanted besides those of the spec.
+
+    Raises:
+        InputNotFoundError, UnknownFormatError: there is no such file, or no reader of its format.
+
+    """
+    for file in files:
+        if file == STDIN:
+            yield from _read_stdin()
+        else:
+            yield from _read_file(file, spec, more)
+
+
+def is_record_file(file: str) -> bool:
+    """Return whether a file has records by its ending, and not one text per line."""
+    from scannery.pipelines.sources import SUFFIXES
+
+    suffixes = [suffix.lower() for suffix in Path(file).suffixes]
+    kinds = {SUFFIXES.get(suffix) for suffix in suffixes[-2:]}
+    return not kinds.isdisjoint({"jsonl", "csv", "tsv", "parquet", "arrow", "avro"})
+
+
+def _read_file(file: str, spec: IndexSpec, more: frozenset[str]) -> Iterator[FileRecord]:
+    from scannery.pipelines.sources import Fields, Record, arrange, find_files, read_part, split_file
+
+    if spec.source.format != "auto":
+        # The layouts of exports and of the managed service are those of builds; single files are read by their ending.
+        spec = spec.model_copy(update={"source": spec.source.model_copy(update={"format": "auto"})})
+    fields = Fields.of(spec)
+    fields = dataclasses.replace(fields, names=fields.names | more)
+    for found in arrange(find_files([file]), spec.source, fields):
+        for part in split_file(found, PART_BYTES):
+            for item in read_part(part, fields):
+                yield _found(item) if isinstance(item, Record) else _failed(item)
+
+
+def _read_stdin() -> Iterator[FileRecord]:
+    from scannery.pipelines.sources import Record
+    from scannery.pipelines.sources.lines import json_record
+
+    for number, line in enumerate(sys.stdin, 1):
+        if line.strip():
+            item = json_record(line.encode("utf-8", "surrogateescape"), "standard input", number)
+            yield _found(item) if isinstance(item, Record) else _failed(item)
+
+
+def _found(record: Record) -> FileRecord:
+    return FileRecord(*_place(record), dict(record.fields))
+
+
+def _failed(letter: DeadLetter) -> FileRecord:
+    return FileRecord(*_place(letter), None, letter.message)
+
+
+def _place(item: Record | DeadLetter) -> tuple[str, int]:
+    name = item.source.removeprefix(f"{Path.cwd().as_posix()}/")
+    if item.line is not None:
+        return f"{name}, line", item.line
+    return (name, 0) if item.row is None else (f"{name}, row", item.row)
+
 
 IN_FLIGHT = 4
 _OF_SERVER = (UnavailableError, DeadlineExceededError, InternalError)
@@ -54,8 +186,8 @@ class Uploaded:
     """Fields that the index has no place for."""
 
     def exceeds(self, limit: float) -> bool:
-        """Return whether more records were refused than a limit allows (scannery.indexer.spec.error_limit)."""
-        from scannery.indexer.spec.error_limit import exceeds_limit
+        """Return whether more records were refused than a limit allows (scannery.indexer.spec.source_spec)."""
+        from scannery.indexer.spec.source_spec import exceeds_limit
 
         refused = len(self.failures)
         return exceeds_limit(refused, self.datapoints + refused, limit)
@@ -199,7 +331,7 @@ _EXPORTED = frozenset({"embedding", "sparse", "_spoken"})
 def _read_html(point: Any) -> Any:
     """Return a datapoint with its text and title read as HTML, as a build reads them."""
     from scannery.indexer.errors import InvalidRecordError
-    from scannery.pipelines.sources.documents.html_fields import readable
+    from scannery.pipelines.sources.documents.html_pages import readable
 
     try:
         return readable(point) if isinstance(point, dict) else point
@@ -221,3 +353,42 @@ def _reader_of(index: Index) -> tuple[RecordReader | None, IndexSpec]:
         source = {"id": "id", "text": "text", "vector": "vector"}
         return None, parse_spec({"index": "unknown", "source": source})
     return RecordReader(spec, extra="ignore"), parse_spec(spec)
+
+
+def answer_queries(index: Index, file: str, k: int, options: SearchOptions) -> None:
+    """Print the hits of each query of a file; one that is refused has an error in the place of hits.
+
+    Args:
+        index: is asked.
+        file: as `query_records` (scannery.pipelines.evaluation.query_files) takes it.
+        k: hits of each query.
+        options: of the searches.
+
+    Raises:
+        InputNotFoundError, CollectionError: the file cannot be read, or a record of it is no query.
+        Exit: with code 7, if some query was refused.
+
+    """
+    ids: list[str] = []
+    asked = failed = 0
+    for answer in index.search_each(_queries(file, ids), k, errors="return", **options):
+        line: dict[str, Any] = {"id": ids[asked]}
+        if isinstance(answer, ScanneryError):
+            failed += 1
+            line["error"] = answer.message
+        else:
+            line |= {"version": answer.version, "hits": [hit_json(hit) for hit in answer]}
+        typer.echo(json_text(line))
+        asked += 1
+    if failed:
+        typer.echo(f"{failed:,} of {asked:,} queries failed", err=True)
+        raise typer.Exit(PARTIAL)
+
+
+def _queries(file: str, ids: list[str]) -> Iterator[QueryLike]:
+    """Yield the queries of a file, and append their ids: a query without one has its number."""
+    from scannery.pipelines.evaluation.query_files import query_records
+
+    for number, record in enumerate(query_records(file), 1):
+        ids.append(str(number) if record.id is None else record.id)
+        yield record.query.text or "" if record.query.vector is None else record.query.vector

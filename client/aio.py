@@ -14,7 +14,7 @@ from scannery.client.request.calls import checked_timeout
 from scannery.client.transport.base import AsyncTransport, ThreadTransport
 from scannery.client.transport.credentials import ConnectOptions
 from scannery.client.transport.embedded import EmbeddedTransport
-from scannery.client.transport.http.endpoint import Endpoint
+from scannery.client.transport.http.pool import Endpoint
 
 __all__ = ["AsyncClient", "AsyncIndex", "connect", "connect_beside"]
 

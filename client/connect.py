@@ -13,7 +13,7 @@ from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.calls import checked_timeout
 from scannery.client.transport.credentials import ConnectOptions, Credentials
 from scannery.client.transport.embedded import EmbeddedTransport
-from scannery.client.transport.http.endpoint import Endpoint
+from scannery.client.transport.http.pool import Endpoint
 
 __all__ = ["DEFAULT_TIMEOUT_S", "ConnectConfig", "connect", "connect_config"]
 

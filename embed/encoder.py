@@ -293,7 +293,7 @@ class Encoder:
 
         Any encoder of the same model can plan, on any device. All workers that get these widths compile equal shapes.
         """
-        from scannery.embed.devices.xla_shapes import plan_widths
+        from scannery.embed.devices.xla import plan_widths
 
         return plan_widths(self._documents.prepare(texts).lengths_N, self.max_tokens)
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from scannery.embed.devices.cuda_devices import free_gpu, has_cuda
 from scannery.embed.errors import DeviceError, InvalidModelError
-from scannery.embed.library_output import quiet
-from scannery.embed.models.model_checks import check_model_folder
-from scannery.embed.models.model_files import find_model
+from scannery.embed.library_imports import quiet
+from scannery.embed.models.model_files import check_model_folder, find_model
 
 __all__ = ["Reranker"]
 

@@ -12,10 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from scannery.embed.batching import Bucket
-from scannery.embed.packing import constants_of, pack
-from scannery.embed.plain_words import PlainWords
-from scannery.embed.wordpiece import BulkTokenizer
+from scannery.embed.batching import Bucket, constants_of, pack
+from scannery.embed.wordpiece import BulkTokenizer, PlainWords
 
 __all__ = ["FastTokens", "Features", "ModelTokens", "Prepared", "Tokens", "text_problem", "tokens_for"]
 

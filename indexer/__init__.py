@@ -1,16 +1,27 @@
 """Vectors to segments: the on-disk format, ScaNN, versions and the store."""
 
 from scannery.indexer.datapoints.column_rules import SizeLimits
-from scannery.indexer.datapoints.columns.conforming import conformed
+from scannery.indexer.datapoints.columns.plain import conformed
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.named_vectors import (
     NAMED_TYPE,
+    has_vector,
+    is_vectorless,
+    parts_by_vector,
     vector_column,
     vectors_array,
     with_vectors,
     without_named,
+    without_vectors,
 )
-from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
+from scannery.indexer.datapoints.passages import (
+    first_passages,
+    named_texts,
+    passage_rows,
+    repeated_bytes,
+    repetition_problem,
+    texts_of_field,
+)
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import (
     DYNAMIC_COLUMN,
@@ -28,7 +39,6 @@ from scannery.indexer.datapoints.schema import (
     vectors_of,
     written_schema,
 )
-from scannery.indexer.datapoints.searched_text import first_passages, named_texts, texts_of_field
 from scannery.indexer.datapoints.sparse import (
     MAX_SPARSE_ENTRIES,
     SPARSE_COLUMNS,
@@ -37,12 +47,6 @@ from scannery.indexer.datapoints.sparse import (
     sparse_value,
 )
 from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, Rejected, Validated, validate
-from scannery.indexer.datapoints.vector_presence import (
-    has_vector,
-    is_vectorless,
-    parts_by_vector,
-    without_vectors,
-)
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -60,16 +64,14 @@ from scannery.indexer.errors import (
 from scannery.indexer.hashes import id_hashes
 from scannery.indexer.lexical.analyser import Analyser
 from scannery.indexer.lexical.bm25 import (
+    WORD_COLUMNS,
     CorpusCounts,
     CorpusStatistics,
+    KnownTerms,
+    Postings,
     corpus_counts,
     corpus_statistics,
     score_rows,
-)
-from scannery.indexer.lexical.inverted_index import (
-    WORD_COLUMNS,
-    KnownTerms,
-    Postings,
     with_known_terms,
     with_terms,
 )
@@ -89,14 +91,12 @@ from scannery.indexer.reader import NamedIndex, OpenIndex, open_index
 from scannery.indexer.scann.config import Effort
 from scannery.indexer.segment.build import BuiltSegment, build_segment, store_segment
 from scannery.indexer.segment.cache import SegmentCache, default_cache_folder
-from scannery.indexer.segment.cold.page_reads import ColdReads
+from scannery.indexer.segment.cold.cold_vectors import ColdReads
 from scannery.indexer.segment.memory_segment import MemorySegment
 from scannery.indexer.segment.named_vectors import NamedVectors
-from scannery.indexer.segment.opening import open_segment
-from scannery.indexer.segment.row_ids import RowIds, read_row_ids
+from scannery.indexer.segment.opening import RowIds, open_segment, read_row_ids
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
-from scannery.indexer.spec.sharding import shard_of, shards_of_ids
 from scannery.indexer.spec.spec import (
     AttributeType,
     ChunkSpec,
@@ -109,11 +109,12 @@ from scannery.indexer.spec.spec import (
     ScannSpec,
     SourceFormat,
     SourceSpec,
+    shard_of,
+    shards_of_ids,
 )
 from scannery.indexer.spec.spec_files import load_spec, parse_spec, spec_json_schema, spec_yaml
 from scannery.indexer.store.object_store import Store, StoredObject
-from scannery.indexer.tuning.search_settings import SearchSettings
-from scannery.indexer.tuning.settings_choice import expected_recall
+from scannery.indexer.tuning.settings_choice import SearchSettings, expected_recall
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search, row_scores, search_ready, unit_length
 from scannery.indexer.versions.aliases import (
     ALIASES_KEY,
@@ -122,8 +123,7 @@ from scannery.indexer.versions.aliases import (
     check_no_alias,
     read_aliases,
 )
-from scannery.indexer.versions.altering import alter_index, altered_spec
-from scannery.indexer.versions.creation import create_index
+from scannery.indexer.versions.creation import alter_index, altered_spec, create_index
 from scannery.indexer.versions.garbage_collection import GarbageReport, collect_garbage
 from scannery.indexer.versions.leases import LeaseHolder, leased_versions
 from scannery.indexer.versions.tombstones import next_version, read_deleted, read_live_mask, with_deleted

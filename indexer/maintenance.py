@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scannery.indexer.errors import CorruptError, IndexerError
-from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.planning.planner import Found
 from scannery.indexer.reader import OpenIndex, live_rows_of

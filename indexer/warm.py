@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer.datapoints import dynamic_values
+from scannery.indexer.datapoints import dynamic
 from scannery.indexer.datapoints.schema import datapoint_schema
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, VALUES_COLUMN
-from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.segment.build import build_segment, store_segment
 from scannery.indexer.segment.cache import SegmentCache
 from scannery.indexer.segment.opening import open_segment
@@ -37,7 +37,7 @@ def warm_kernels() -> None:
     """Compile the kernels that are not in the cache."""
     with scratch_folder("warm") as folder:
         _open_small(folder)
-    dynamic_values.warm_up()
+    dynamic.warm_up()
 
 
 def _open_small(folder: Path) -> None:

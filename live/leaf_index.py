@@ -17,8 +17,8 @@ from scannery.live.log.mutation_log import LogGapError
 from scannery.live.log.records import columns_version_of
 from scannery.live.memtable import LiveState
 from scannery.live.recent_states import RecentStates
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
+from scannery.runtime.retry import Deadline
 
 __all__ = ["LeafIndex"]
 

@@ -31,22 +31,19 @@ from scannery.live.log.mutation_log import (
     Request,
 )
 from scannery.live.memtable import LiveState, begin
-from scannery.live.prepare import PreparedUpsert
+from scannery.live.prepare import Deletion, PreparedUpsert
 from scannery.live.replay import state_after
-from scannery.live.write_request import Deletion
-from scannery.live.writing.filtered_write import FilteredWrite
-from scannery.live.writing.group_append import append_group
-from scannery.live.writing.group_commit import Write, Writer
-from scannery.live.writing.resolve import named_by
-from scannery.live.writing.resolved_writes import (
+from scannery.live.writing.filtered_write import (
+    FilteredWrite,
     blind_upsert,
     columns_mark,
     deletion_in,
     filtered_in,
     upsert_in,
 )
+from scannery.live.writing.group_commit import Write, Writer, append_group
+from scannery.live.writing.resolve import named_by
 from scannery.live.writing.write_views import OWN_ROWS, NamedRows, RowReader, StateMovedError, WriteView
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     ClosedError,
     DeadlineError,
@@ -57,6 +54,7 @@ from scannery.runtime.errors import (
     StateGoneError,
     UnknownIndexError,
 )
+from scannery.runtime.retry import Deadline
 
 __all__ = ["LiveIndex", "Sequenced"]
 

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 from scannery.indexer import IndexerError
 from scannery.indexer.store.changes import Changes
 from scannery.live.live_index import LiveIndex
-from scannery.runtime.periodic_task import PeriodicTask
 from scannery.runtime.retry import RetryState
+from scannery.runtime.tasks import PeriodicTask
 
 __all__ = ["LogFollower"]
 

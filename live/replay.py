@@ -1,15 +1,23 @@
-"""Replay records of the log."""
+"""Replay records of the log.
+
+Live updates that the current version does not hold yet, as one change to its rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from scannery.indexer import Manifest
-from scannery.live.log.mutation_log import LogEntry
+import pyarrow as pa
+
+from scannery.indexer import Manifest, Store
+from scannery.live.log.homes import checked_log, log_home
+from scannery.live.log.mutation_log import LogEntry, LogRoot, MutationLog, WrongLogError
 from scannery.live.log.records import Mutation, decode, rows_fit
-from scannery.live.memtable import LiveState, apply
+from scannery.live.log.registry import registered
+from scannery.live.memtable import LiveState, apply, net_effect
 
-__all__ = ["mutations_of", "state_after"]
+__all__ = ["UnsealedChange", "change_of", "mutations_of", "state_after", "unsealed_change"]
 
 
 def state_after(state: LiveState, entries: Sequence[LogEntry]) -> LiveState:
@@ -32,3 +40,65 @@ def mutations_of(entries: Sequence[LogEntry], manifest: Manifest) -> list[tuple[
         )
         for entry in entries
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnsealedChange:
+    """What the mutations after a version change in it: rows of the version die, then new rows are added."""
+
+    ids: list[str]
+    """Rows of the version with these ids die."""
+    documents: list[str]
+    """Rows of the version of these documents die."""
+    rows: pa.Table
+    """New rows, with at least the columns of `written_schema`."""
+    mutations: int
+    """Batches of the log."""
+    sequence: int
+    """Sequence of the last one."""
+
+
+def unsealed_change(
+    store: Store, manifest: Manifest, *, log_root: LogRoot | None = None
+) -> UnsealedChange | None:
+    """Return what the log of an index changes in its current version; None if it changes nothing.
+
+    Reads the log only, not the segments. Holds all unsealed rows in memory, as every server does.
+
+    Args:
+        store: of the index.
+        manifest: of its current version.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
+
+    Raises:
+        WrongLogError: the log of the index is not in that place, so that its live updates would be missing.
+        CorruptError, FormatError: the log cannot be read, or does not fit the version.
+        LogGapError: there is a later version.
+
+    """
+    home = log_home(store, manifest.index, log_root)
+    if not home.writable and (known := registered(store, manifest.index)) is not None:
+        raise WrongLogError(
+            f"the log of index {manifest.index!r} is {known.where}; pass its place with --log, or the live updates "
+            "that are not sealed would be missing"
+        )
+    log = checked_log(home, manifest)
+    if log is None:
+        return None
+    try:
+        return change_of(log, manifest)
+    finally:
+        log.close()
+
+
+def change_of(log: MutationLog, manifest: Manifest) -> UnsealedChange | None:
+    """Return what an open log changes in a version; None if it changes nothing. Raises as `MutationLog.read`."""
+    found: list[tuple[int, Mutation]] = []
+    while entries := log.read(found[-1][0] if found else manifest.log_sequence):
+        found += mutations_of(entries, manifest)
+    if not found:
+        return None
+    net = net_effect(found)
+    return UnsealedChange(
+        ids=net.ids, documents=net.documents, rows=net.rows, mutations=len(found), sequence=found[-1][0]
+    )

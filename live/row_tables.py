@@ -1,6 +1,10 @@
 """Read rows of open segments as tables from which new segments are built.
 
 Shapes: N rows of a segment, R selected rows.
+
+Size of rows of a table, from the offsets of its arrays: nothing is copied.
+
+Shapes: R rows, C of them in one chunk of a column.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import (
+    NO_ROW,
     REVISION_COLUMN,
     AllowedRows,
     Manifest,
@@ -19,7 +24,7 @@ from scannery.indexer import (
     written_schema,
 )
 
-__all__ = ["live_rows", "stored_schema", "whole_rows"]
+__all__ = ["fitting_rows", "live_rows", "row_sizes", "stored_schema", "whole_rows"]
 
 
 def stored_schema(manifest: Manifest) -> pa.Schema:
@@ -58,3 +63,60 @@ def whole_rows(segment: Segment, rows_R: np.ndarray, schema: pa.Schema) -> pa.Ta
 def _embedding(segment: Segment, rows_R: np.ndarray, kind: pa.DataType) -> pa.Array:
     vectors_RD = np.ascontiguousarray(segment.vectors(rows_R), np.float32)
     return pa.FixedSizeListArray.from_arrays(pa.array(vectors_RD.reshape(-1)), type=kind)
+
+
+def fitting_rows(segment: Segment, rows_R: np.ndarray, most_bytes: int, *, new_bytes: int = 0) -> np.ndarray:
+    """Return the first rows that have at most `most_bytes`, each with `new_bytes` more. Nothing is copied."""
+    sizes_R = row_sizes(segment.table, rows_R) + 4 * segment.dimensions + new_bytes
+    for vectors in segment.named.values():
+        sizes_R += 4 * vectors.segment.dimensions * (vectors.numbers(rows_R) != NO_ROW)
+    return rows_R[: int(np.searchsorted(np.cumsum(sizes_R), most_bytes, side="right"))]
+
+
+def row_sizes(table: pa.Table, rows_R: np.ndarray) -> np.ndarray:
+    """Return the bytes of the values of each row, int64 (R,)."""
+    sizes_R = np.zeros(len(rows_R), np.int64)
+    for column in table.columns:
+        first = 0
+        for chunk in column.chunks:
+            in_chunk_R = (rows_R >= first) & (rows_R < first + len(chunk))
+            rows_C = rows_R[in_chunk_R] - first
+            sizes_R[in_chunk_R] += _sizes(chunk, rows_C, rows_C + 1)
+            first += len(chunk)
+    return sizes_R
+
+
+def _sizes(array: pa.Array, starts_C: np.ndarray, ends_C: np.ndarray) -> np.ndarray:
+    """Return the bytes of the values in ranges of an array, int64 (C,)."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        total_C = np.zeros(len(starts_C), np.int64)
+        for part in array.flatten():
+            total_C += _sizes(part, starts_C, ends_C)
+        return total_C
+    if pa.types.is_fixed_size_list(kind):
+        return _sizes(array.values, *((at_C + array.offset) * kind.list_size for at_C in (starts_C, ends_C)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        offsets = array.offsets.to_numpy()
+        return _sizes(array.values, offsets[starts_C].astype(np.int64), offsets[ends_C].astype(np.int64))
+    if (width := _OFFSET_TYPES.get(kind)) is not None:
+        return _text_sizes(array, width, starts_C, ends_C)
+    bytes_each = 0 if pa.types.is_null(kind) else max(1, kind.bit_width // 8)
+    sizes_C: np.ndarray = (ends_C - starts_C) * bytes_each
+    return sizes_C
+
+
+_OFFSET_TYPES = {
+    pa.string(): np.int32,
+    pa.binary(): np.int32,
+    pa.large_string(): np.int64,
+    pa.large_binary(): np.int64,
+}
+
+
+def _text_sizes(array: pa.Array, kind: type, starts_C: np.ndarray, ends_C: np.ndarray) -> np.ndarray:
+    offsets: np.ndarray = np.frombuffer(array.buffers()[1] or b"", kind)
+    if not len(offsets):  # an array without values may have no offsets
+        return np.zeros(len(starts_C), np.int64)
+    sizes_C: np.ndarray = offsets[ends_C + array.offset].astype(np.int64) - offsets[starts_C + array.offset]
+    return sizes_C

@@ -12,8 +12,7 @@ from typing import Any
 from scannery.indexer.datapoints.schema import identifier
 from scannery.indexer.errors import AlreadyExistsError, InUseError, MissingFileError, NotFoundError
 from scannery.indexer.manifest import Manifest
-from scannery.indexer.spec.sharding import shard_of
-from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.spec.spec import IndexSpec, shard_of
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.aliases import check_no_alias
@@ -27,13 +26,11 @@ from scannery.indexer.versions.versions import (
 )
 from scannery.pipelines.errors import ModeError, NothingToIndexError
 from scannery.pipelines.execution.chain import Until
-from scannery.pipelines.execution.outcome import check_record
-from scannery.pipelines.execution.run import Engine, embed_only, execute
+from scannery.pipelines.execution.run import Engine, check_record, embed_only, execute
 from scannery.pipelines.execution.runners import check_engine, check_processes
 from scannery.pipelines.job_planning import build_id, plan_job
-from scannery.pipelines.planning.build_plan import cut_input
+from scannery.pipelines.planning.build_plan import cut_input, with_headings
 from scannery.pipelines.planning.compatibility import check_live_rows
-from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.input_parts import CutMemory
 from scannery.pipelines.planning.planned_encoder import planned_encoders, recipe_of
 from scannery.pipelines.planning.worker_resources import UNEVEN, row_size, segment_memory

@@ -16,7 +16,7 @@ from scannery.indexer.versions.versions import hold_current, read_manifest
 from scannery.pipelines.execution.run import Engine, execute
 from scannery.pipelines.execution.runners import check_engine
 from scannery.pipelines.job_planning import build_id, new_job
-from scannery.pipelines.stages.rebase import rebase
+from scannery.pipelines.stages.publish import rebase
 from scannery.pipelines.stages.update import ShardChange, update_shard
 from scannery.pipelines.state.progress import ProgressCallback
 

@@ -21,10 +21,8 @@ from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import read_manifest
 from scannery.pipelines.errors import ModeError
 from scannery.pipelines.execution.runners import check_engine
-from scannery.pipelines.planning import hardware
-from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
-from scannery.pipelines.planning.cutting import with_headings
-from scannery.pipelines.planning.hardware import MACHINES, Machine
+from scannery.pipelines.planning import worker_resources
+from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of, with_headings
 from scannery.pipelines.planning.planned_encoder import (
     PlannedEncoder,
     named_vectors_info,
@@ -32,7 +30,9 @@ from scannery.pipelines.planning.planned_encoder import (
     recipe_of,
 )
 from scannery.pipelines.planning.worker_resources import (
+    MACHINES,
     UNEVEN,
+    Machine,
     RowSize,
     embed_memory,
     embeddings_bytes,
@@ -248,7 +248,7 @@ class _Model:
 
         folder = find_model(encoder.spec.model)
         weights = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-        return cls(weights, _flops(folder) or hardware.REFERENCE_FLOPS)
+        return cls(weights, _flops(folder) or worker_resources.REFERENCE_FLOPS)
 
 
 def _flops(folder: Path) -> float | None:
@@ -320,11 +320,11 @@ class _Work:
     def cost(self, machine: Machine, workers: int) -> CostEstimate:
         speed = machine.passages_per_s
         if self.model is not None and machine.basis != "G":
-            speed *= hardware.REFERENCE_TOKENS / max(self.tokens, 1.0)
-            speed *= hardware.REFERENCE_FLOPS / self.model.flops
+            speed *= worker_resources.REFERENCE_TOKENS / max(self.tokens, 1.0)
+            speed *= worker_resources.REFERENCE_FLOPS / self.model.flops
         embed_s = 0.0 if self.model is None else self.rows / speed / min(workers, max(self.units, 1))
-        rate = hardware.SEGMENT_ROWS_PER_S * machine.vcpus / hardware.SEGMENT_VCPUS
-        shard_s = self.shard_rows * self.row.dimensions / hardware.SEGMENT_DIMENSIONS / rate
+        rate = worker_resources.SEGMENT_ROWS_PER_S * machine.vcpus / worker_resources.SEGMENT_VCPUS
+        shard_s = self.shard_rows * self.row.dimensions / worker_resources.SEGMENT_DIMENSIONS / rate
         segment_s = shard_s * math.ceil(self.shards / workers)
         return CostEstimate(
             machine=machine.name,

@@ -13,9 +13,8 @@ from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.creation import with_analyser
 from scannery.pipelines.errors import SpecConflictError
-from scannery.pipelines.planning.build_plan import dimensions_of, shards_of
+from scannery.pipelines.planning.build_plan import dimensions_of, shards_of, with_compounds
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
-from scannery.pipelines.planning.compounds import with_compounds
 from scannery.pipelines.planning.planned_encoder import (
     PlannedEncoder,
     named_vectors_info,

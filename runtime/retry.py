@@ -1,15 +1,18 @@
-"""When something that failed is tried again, and what the last try said."""
+"""Deadlines of requests, and when something that failed is tried again."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from scannery.indexer import IndexerError, StoreError
-from scannery.runtime.errors import ServingError
+from scannery.runtime.errors import DeadlineError, ServingError
 
-__all__ = ["FIRST_WAIT_S", "MAX_WAIT_S", "Backoff", "RetryState"]
+__all__ = ["FIRST_WAIT_S", "MAX_WAIT_S", "Backoff", "Deadline", "RetryState"]
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -121,3 +124,27 @@ def _told(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return type(error).__name__
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The moment until which the caller waits for the answer."""
+
+    at_s: float
+    """In seconds of `clock`; infinite: no deadline."""
+    clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def after(cls, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> Deadline:
+        """Return the deadline in `seconds` from now; None: never."""
+        return cls(math.inf if seconds is None else clock() + seconds, clock)
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, 0 if it has passed."""
+        return max(0.0, self.at_s - self.clock())
+
+    def check(self) -> None:
+        """Raise DeadlineError if it has passed. Long work calls this between steps; a running step is not stopped."""
+        if self.clock() >= self.at_s:
+            raise DeadlineError("the deadline passed before the answer was ready")

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
         RemoteConfig,
         ServerConfig,
     )
-    from scannery.serving.process.encoder_server import EncoderServer
     from scannery.serving.process.maintain import maintain
     from scannery.serving.process.serve import serve, serve_encoders
-    from scannery.serving.process.server import Server
+    from scannery.serving.process.server import EncoderServer, Server
     from scannery.serving.security import SecurityConfig
 
 __all__ = [

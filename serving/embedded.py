@@ -6,7 +6,7 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.search import Service

@@ -8,7 +8,7 @@ from pathlib import Path
 import scannery
 from scannery.cli import errors as cli_errors
 from scannery.client.request.queries import SearchOptions
-from scannery.client.transport.status import error_from_status
+from scannery.client.transport.retries import error_from_status
 from scannery.serving import ServerConfig, limits
 from scannery.serving.process import supervisor as workers
 from tests.data import ROOT

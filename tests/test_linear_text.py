@@ -17,7 +17,7 @@ from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer import Analyser, ChunkSpec, LexicalSpec, Manifest, parse_spec
 from scannery.live.prepare import prepare
 from scannery.pipelines.sources.managed.managed_csv import java_float
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.request.write import parse_upsert
 from scannery.v1 import index_pb2
 from scannery.v1.types_pb2 import Datapoint

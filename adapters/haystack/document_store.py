@@ -15,10 +15,16 @@ from typing_extensions import Self
 
 from scannery.adapters.attributes import to_attributes
 from scannery.adapters.connection import Connection
-from scannery.adapters.haystack.documents import checked_documents, document, point
+from scannery.adapters.haystack.documents import (
+    absent_points,
+    checked_documents,
+    document,
+    point,
+    raise_duplicate,
+    skipping,
+)
 from scannery.adapters.haystack.filters import required_where, to_where
 from scannery.adapters.haystack.metadata import MetadataQueries
-from scannery.adapters.haystack.writing import absent_points, raise_duplicate, skipping
 from scannery.adapters.ids import pages
 from scannery.client import Client, Hits, ScanneryError
 

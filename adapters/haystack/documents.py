@@ -2,21 +2,26 @@
 
 Content, embedding and metadata are text, vector and attributes. What a datapoint has no field for is in its payload: a
 blob, and a sparse embedding, which is not returned otherwise.
+
+What Haystack's policies for duplicates mean for writes.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from haystack.dataclasses import ByteStream, Document, SparseEmbedding
+from haystack.document_stores.errors import DuplicateDocumentError
 
 from scannery.adapters.attributes import CONTENT, content_digest, to_attributes, to_metadata
-from scannery.client import Datapoint, Hit
+from scannery.client import BulkWritten, Datapoint, FailedPreconditionError, Hit, ScanneryError
 from scannery.client.response.results import stated
 
-__all__ = ["checked_documents", "document", "point"]
+__all__ = ["absent_points", "checked_documents", "document", "point", "raise_duplicate", "skipping"]
+
 
 _FIELDS = ("title", "time_start_s", "time_end_s")
 
@@ -99,3 +104,38 @@ def _unpacked(payload: dict[str, Any]) -> dict[str, Any]:
     if (weights := payload.get("sparse_embedding")) is not None:
         fields["sparse_embedding"] = SparseEmbedding.from_dict(weights)
     return fields
+
+
+_CONDITION = re.compile(r"\.condition(\.if_absent)?$")
+
+
+def absent_points(points: Iterable[dict[str, Any]], known: Iterable[Datapoint | None]) -> Iterator[Any]:
+    """Yield the points whose id is not known; of equal ids the first one."""
+    seen = {each.id for each in known if each is not None}
+    for point in points:
+        if point["id"] not in seen:
+            seen.add(point["id"])
+            yield point
+
+
+def skipping(done: BulkWritten) -> int:
+    """Return how many points were written of those that were to be written only if they are absent.
+
+    Raises:
+        ScanneryError: another error of the first point that has one.
+
+    """
+    for failed in done.failed:
+        if not _is_duplicate(failed.error):
+            raise failed.error
+    return done.written
+
+
+def raise_duplicate(error: ScanneryError) -> None:
+    """Raise DuplicateDocumentError if this is the error of a datapoint that was to be absent."""
+    if _is_duplicate(error):
+        raise DuplicateDocumentError(error.message) from error
+
+
+def _is_duplicate(error: ScanneryError) -> bool:
+    return isinstance(error, FailedPreconditionError) and bool(_CONDITION.search(error.field or ""))

@@ -16,8 +16,7 @@ except ModuleNotFoundError as error:
         "scannery.adapters.langchain needs the package langchain-core: pip install 'scannery[langchain]'"
     ) from error
 
-from scannery.adapters.langchain.retriever import ScanneryRetriever
-from scannery.adapters.langchain.vector_store import ScanneryVectorStore
+from scannery.adapters.langchain.vector_store import ScanneryRetriever, ScanneryVectorStore
 
 del langchain_core
 

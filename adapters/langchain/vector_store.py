@@ -1,4 +1,7 @@
-"""The vector store: LangChain's interface over an index."""
+"""The vector store: LangChain's interface over an index.
+
+The retriever: hybrid search and reranking, with scores, titles and times in the metadata.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,30 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import VectorStore
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
+from pydantic import ConfigDict, Field
 from typing_extensions import Self
 
 from scannery.adapters.connection import Connection
 from scannery.adapters.ids import MAX_ITEMS, pages
-from scannery.adapters.langchain.documents import checked_ids, document, points
-from scannery.adapters.langchain.searches import deletions, query_of, relevance, search_options
+from scannery.adapters.langchain.documents import (
+    checked_ids,
+    deletions,
+    document,
+    points,
+    query_of,
+    relevance,
+    scored_document,
+    search_options,
+)
 from scannery.client import Client, Hits, InvalidArgumentError
 
-__all__ = ["ScanneryVectorStore"]
+__all__ = ["ScanneryRetriever", "ScanneryVectorStore"]
 
 
 class ScanneryVectorStore(VectorStore):
@@ -370,3 +384,49 @@ def _only_encoder(client: Client) -> str:
 def _check_known(kwargs: Mapping[str, Any]) -> None:
     for name in kwargs:
         raise TypeError(f"unexpected argument {name!r}")
+
+
+class ScanneryRetriever(BaseRetriever):
+    """Documents of a vector store by meaning and by words, reranked if wanted.
+
+    The metadata of a document also have its `score`; in hybrid search `dense_score` and `lexical_score` where that side
+    found it; after reranking `rerank_score`; and where the index has them `title`, `time_start_s` and `time_end_s` of
+    the passage in a recording, and the `document_id` that it is of.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    vectorstore: ScanneryVectorStore
+    """Where to search."""
+    k: int = 4
+    """Documents wanted, 1 to 10,000; also an argument of `invoke`."""
+    mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
+    """By vector and by words, or by one of them."""
+    alpha: float | None = None
+    """Hybrid: weight of the search by vector, 0 to 1; default: what the index has measured, or 0.5."""
+    rerank: int | None = None
+    """How many of the best hits a cross-encoder of the index orders again."""
+    filter: dict[str, Any] | None = None
+    """By keys of the metadata."""
+    search_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further options of `Index.search`: `max_per_group`, `target_recall`, `rerank_budget_s`, `where` and so on."""
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        return [scored_document(hit) for hit in self.vectorstore.hits(query, **self._options(kwargs))]
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        return [scored_document(hit) for hit in await self.vectorstore.ahits(query, **self._options(kwargs))]
+
+    def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        own = {
+            "k": self.k,
+            "mode": self.mode,
+            "alpha": self.alpha,
+            "rerank": self.rerank,
+            "filter": self.filter,
+        }
+        return {**own, **self.search_kwargs, **kwargs}

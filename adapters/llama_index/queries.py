@@ -1,4 +1,11 @@
-"""Queries of LlamaIndex as searches: which query, in which mode, with which number of hits, by mode of LlamaIndex."""
+"""Queries and nodes of LlamaIndex as searches and datapoints, and back.
+
+A list that a node has matches as everywhere in Scannery: `==`, `in` and `any` if one of its elements does, `!=` and
+`nin` if none does. A filter cannot hold booleans, and in Python 1 equals True: so 1 and 0 also match True and False.
+
+A node's text is the datapoint's text, so that words find it, and its metadata are attributes, so that filters see them.
+The payload has the node as LlamaIndex serialises it, without text and embedding.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +14,163 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from llama_index.core.indices.query.embedding_utils import get_top_k_mmr_embeddings
+from llama_index.core.schema import BaseNode, MetadataMode, TextNode
 from llama_index.core.vector_stores.types import (
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
+from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
-from scannery.adapters.llama_index.filters import REF_DOC_ID, all_of, among, where_of
-from scannery.adapters.llama_index.nodes import node_of
-from scannery.client import Hit, Hits, QueryLike, Sparse, Words
+from scannery.adapters.attributes import attribute_name, to_attributes, to_metadata
+from scannery.client import Datapoint, Hit, Hits, NewDatapoint, QueryLike, Sparse, Where, Words
 
-__all__ = ["Search", "SparseEncoder", "diverse", "result_of", "search_of", "sparse_weights"]
+__all__ = [
+    "NOTHING",
+    "REF_DOC_ID",
+    "Search",
+    "SparseEncoder",
+    "all_of",
+    "among",
+    "diverse",
+    "node_of",
+    "point_of",
+    "result_of",
+    "search_of",
+    "sparse_weights",
+    "where_of",
+]
+
+
+REF_DOC_ID = "ref_doc_id"
+"""The attribute with the id of the document that a node is a part of."""
+_REF_DOC_IDS = (REF_DOC_ID, "doc_id", "document_id")
+"""Names by which stores of LlamaIndex know it."""
+NOTHING: Where = {"$not": {}}
+
+
+def where_of(filters: MetadataFilters | None) -> Where:
+    """Return filters as a `where` dictionary; an empty one allows all nodes.
+
+    Raises:
+        ValueError: an operator does not take the value.
+
+    """
+    parts = [
+        where_of(each) if isinstance(each, MetadataFilters) else _condition(each)
+        for each in (filters.filters if filters else ())
+    ]
+    if not parts or filters is None:
+        return {}
+    if filters.condition == FilterCondition.OR:
+        return {"$or": parts}
+    if filters.condition == FilterCondition.NOT:
+        return {"$not": {"$or": parts}}
+    return all_of(parts)
+
+
+def all_of(parts: Sequence[Where]) -> Where:
+    """Return a filter that allows what all of its parts allow."""
+    wanted = [part for part in parts if part]
+    if not wanted:
+        return {}
+    return wanted[0] if len(wanted) == 1 else {"$and": wanted}
+
+
+def among(name: str, values: Sequence[Any]) -> Where:
+    """Return a filter that allows values of a list, which may be empty."""
+    return {name: {"$in": list(values)}} if values else NOTHING
+
+
+def _condition(one: MetadataFilter) -> Where:
+    name = REF_DOC_ID if one.key in _REF_DOC_IDS else attribute_name(one.key)
+    operator, value = one.operator, one.value
+    if operator == FilterOperator.IS_EMPTY:
+        return {"$or": [{name: {"$empty": True}}, {name: ""}]}
+    if operator in _LISTS:
+        if not isinstance(value, list):
+            raise ValueError(f"filters: {one.key} {operator.value!r} needs a list, got {value!r:.80}")
+        return _LISTS[operator](name, value)
+    if isinstance(value, list):
+        raise ValueError(
+            f"filters: {one.key} {operator.value!r} needs one value, got a list; use 'in' or 'all'"
+        )
+    if operator in (FilterOperator.EQ, FilterOperator.NE):
+        equal: Where = among(name, _equal([value]))
+        return equal if operator == FilterOperator.EQ else {"$not": equal}
+    if operator == FilterOperator.CONTAINS:
+        return {"$or": [{name: {"$contains": each}} for each in _equal([value])]}
+    return {name: {_OPERATORS[operator]: value}}
+
+
+def _equal(values: Sequence[Any]) -> list[Any]:
+    """Return values, and the booleans that equal some of them."""
+    return [*values, *(bool(value) for value in values if not isinstance(value, str) and value in (0, 1))]
+
+
+def _all(name: str, values: list[Any]) -> Where:
+    return {name: {"$all": values}} if values else {name: {"$exists": True}}
+
+
+_OPERATORS = {
+    FilterOperator.GT: "$gt",
+    FilterOperator.GTE: "$gte",
+    FilterOperator.LT: "$lt",
+    FilterOperator.LTE: "$lte",
+    FilterOperator.TEXT_MATCH: "$substring",
+    FilterOperator.TEXT_MATCH_INSENSITIVE: "$isubstring",
+}
+_LISTS: dict[FilterOperator, Callable[[str, list[Any]], Where]] = {
+    FilterOperator.IN: lambda name, values: among(name, _equal(values)),
+    FilterOperator.NIN: lambda name, values: {"$not": among(name, _equal(values))},
+    FilterOperator.ANY: lambda name, values: among(name, _equal(values)),
+    FilterOperator.ALL: _all,
+}
+
+
+_CONTENT, _TYPE = "_node_content", "_node_type"
+_OWN = (_CONTENT, _TYPE, "document_id", "doc_id", REF_DOC_ID)
+
+
+def point_of(node: BaseNode, *, embedded: bool) -> NewDatapoint:
+    """Return the datapoint of a node.
+
+    Args:
+        node: it is not changed.
+        embedded: whether the node's embedding is its vector; else the index encodes its text.
+
+    """
+    known = node_to_metadata_dict(node, remove_text=True, flat_metadata=False)
+    attributes = to_attributes({key: value for key, value in known.items() if key not in _OWN})
+    point: NewDatapoint = {
+        "id": node.node_id,
+        "attributes": attributes,
+        "payload": {_CONTENT: known[_CONTENT], _TYPE: known[_TYPE]},
+    }
+    if text := node.get_content(metadata_mode=MetadataMode.NONE):
+        point["text"] = text
+    if node.ref_doc_id:
+        point["document_id"] = node.ref_doc_id
+        attributes[REF_DOC_ID] = node.ref_doc_id
+    if embedded and node.embedding is not None:
+        point["vector"] = node.embedding
+    return point
+
+
+def node_of(point: Datapoint) -> BaseNode:
+    """Return the node of a datapoint; of one that no node was made into, a node with its text and attributes."""
+    payload: Any = point.payload
+    if isinstance(payload, dict) and isinstance(payload.get(_CONTENT), str):
+        return metadata_dict_to_node(payload, text=point.text)
+    metadata = to_metadata(point.attributes)
+    if point.title is not None:
+        metadata.setdefault("title", point.title)
+    return TextNode(id_=point.id, text=point.text or "", metadata=metadata)
+
 
 SparseEncoder: TypeAlias = Callable[[list[str]], tuple[list[list[int]], list[list[float]]]]
 """Returns the dimensions and the weights of the sparse vector of each text."""

@@ -20,14 +20,18 @@ from llama_index.core.vector_stores.types import (
 
 from scannery.adapters.connection import Connection
 from scannery.adapters.ids import pages
-from scannery.adapters.llama_index.filters import REF_DOC_ID, all_of, among, where_of
-from scannery.adapters.llama_index.nodes import node_of, point_of
 from scannery.adapters.llama_index.queries import (
+    REF_DOC_ID,
     SparseEncoder,
+    all_of,
+    among,
     diverse,
+    node_of,
+    point_of,
     result_of,
     search_of,
     sparse_weights,
+    where_of,
 )
 from scannery.client import Client, Index, NewDatapoint, Where
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scannery.cli.client_options import (
+from scannery.cli.options import (
     IndexOption,
     JsonOption,
     StoreOption,

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from scannery.cli.client_options import IndexOption, JsonOption, remote_options
 from scannery.cli.load_generator import Latencies, Step, run_step
+from scannery.cli.options import IndexOption, JsonOption, remote_options
 from scannery.cli.output import console, print_json
 
 __all__ = ["Latencies", "Step", "bench_app", "run_step"]

@@ -15,13 +15,13 @@ from rich.markup import escape
 
 from scannery.cli.errors import PARTIAL
 from scannery.cli.lazy_commands import uncollected
-from scannery.cli.log_option import LogOption, given_log_root
+from scannery.cli.options import LogOption, given_log_root
 from scannery.cli.output import console, size_text
 from scannery.cli.progress import stage_bar
 
 if TYPE_CHECKING:
     from scannery.indexer import Store
-    from scannery.live.log.location import LogRoot
+    from scannery.live.log.mutation_log import LogRoot
     from scannery.pipelines import BuildPlan, BuildReport
 
 __all__ = ["build", "quiet_beam"]
@@ -208,7 +208,7 @@ def build(
 
 
 def _print_plan(plan: BuildPlan, *, as_json: bool) -> None:
-    from scannery.cli.build_plan import print_plan
+    from scannery.cli.progress import print_plan
 
     if as_json:
         typer.echo(json.dumps(plan.to_dict(), indent=2))
@@ -274,7 +274,7 @@ def _deletes(values: Sequence[str]) -> list[str]:
 
 
 def _limit(text: str | None) -> float | None:
-    from scannery.indexer.spec.error_limit import error_limit
+    from scannery.indexer.spec.source_spec import error_limit
 
     try:
         return None if text is None else error_limit(text)

@@ -12,9 +12,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from scannery.cli.client_options import JsonOption
 from scannery.cli.errors import NO
-from scannery.cli.leaf_options import (
+from scannery.cli.options import (
+    JsonOption,
     LeavesCaOption,
     LeavesCertKeyOption,
     LeavesCertOption,
@@ -24,8 +24,8 @@ from scannery.cli.output import console, print_json
 from scannery.cli.placement import commands as placement
 
 if TYPE_CHECKING:
+    from scannery.cli.placement.places import Slot
     from scannery.cli.placement.ray_actors import ActorState
-    from scannery.cli.placement.slots import Slot
     from scannery.serving.leaves.groups import LeafGroups, LeafInfo
     from scannery.serving.leaves.leaf import IndexState
 

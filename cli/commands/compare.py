@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scannery.cli.client_options import (
+from scannery.cli.index_samples import batched, existing_ids
+from scannery.cli.options import (
     IndexOption,
     JsonOption,
     StoreOption,
@@ -17,13 +18,12 @@ from scannery.cli.client_options import (
     TimeoutOption,
     connected,
 )
-from scannery.cli.index_samples import batched, existing_ids
 from scannery.cli.output import print_json
 from scannery.client import Index
 
 if TYPE_CHECKING:
     from scannery.pipelines.evaluation.comparison import AnsweredQuery, Comparison, OtherAnswer
-    from scannery.pipelines.evaluation.significance import Interval
+    from scannery.pipelines.evaluation.measures import Interval
 
 __all__ = ["compare"]
 

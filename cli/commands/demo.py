@@ -19,8 +19,8 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from scannery.cli.client_options import JsonOption
 from scannery.cli.commands.build import quiet_beam
+from scannery.cli.options import JsonOption
 from scannery.cli.output import hit_json, print_json
 from scannery.cli.sample import EPISODES_PATH, SPEC_PATH, Question, questions, shared_words
 
@@ -84,7 +84,7 @@ def _store(chosen: Path | None, *, keep: bool) -> Iterator[Path]:
     elif keep:
         yield Path(tempfile.mkdtemp(prefix="scannery-demo-"))
     else:
-        from scannery.indexer.local.scratch_folders import scratch_folder
+        from scannery.indexer.local.files import scratch_folder
 
         with scratch_folder("demo") as folder:
             yield folder

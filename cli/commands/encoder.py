@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from scannery.cli import server_options as options
+from scannery.cli import options
 from scannery.cli.lazy_commands import uncollected
 
 __all__ = ["encoder"]

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from scannery.cli.client_options import (
+from scannery.cli.evaluation_report import EvaluationReport, evaluation_json, print_evaluation
+from scannery.cli.index_samples import (
+    Searcher,
+    derived_queries,
+    existing_documents,
+    existing_ids,
+    possible_modes,
+)
+from scannery.cli.options import (
     IndexOption,
     JsonOption,
     StoreOption,
@@ -18,17 +26,13 @@ from scannery.cli.client_options import (
     connected,
     parsed_json,
 )
-from scannery.cli.evaluation_report import EvaluationReport, evaluation_json, print_evaluation
-from scannery.cli.evaluation_searches import Searcher, derived_queries, possible_modes
-from scannery.cli.index_samples import existing_documents, existing_ids
 from scannery.cli.output import print_json
 from scannery.client import Fusion, Index, Mode
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluation.derived_queries import Source
-    from scannery.pipelines.evaluation.judgements import Judgement, Judgements, Query
+    from scannery.pipelines.evaluation.evaluate import Configuration
+    from scannery.pipelines.evaluation.judgements import Judgement, Judgements, Query, Source
     from scannery.pipelines.evaluation.measures import Measure
-    from scannery.pipelines.evaluation.sweeps import Configuration
 
 __all__ = ["evaluate"]
 
@@ -162,13 +166,13 @@ class OutputFiles:
         if self.per_query is not None and self.per_query.suffix not in (".jsonl", ".csv"):
             raise typer.BadParameter("must end with .jsonl or .csv", param_hint="--per-query")
         if self.plot is not None:
-            from scannery.cli.plots import check_plot
+            from scannery.cli.evaluation_report import check_plot
 
             check_plot(self.plot)
 
     def write(self, report: EvaluationReport) -> list[str]:
         """Write the files, and return their names."""
-        from scannery.pipelines.evaluation.result_files import run_paths, write_per_query, write_run
+        from scannery.pipelines.evaluation.evaluate import run_paths, write_per_query, write_run
 
         written: list[Path] = []
         if self.run is not None:
@@ -182,7 +186,7 @@ class OutputFiles:
             write_per_query(self.per_query, report.results, texts)
             written.append(self.per_query)
         if self.plot is not None:
-            from scannery.cli.plots import plot_evaluation
+            from scannery.cli.evaluation_report import plot_evaluation
 
             plot_evaluation(report, self.plot)
             written.append(self.plot)
@@ -237,7 +241,7 @@ def _derived(index: Index, count: int, where: Any, *, passages: bool) -> JudgedQ
 def _configurations(
     index: Index, queries: Mapping[str, Query], mode: str | None, fixed: dict[str, Any], sweep: Sequence[str]
 ) -> list[Configuration]:
-    from scannery.pipelines.evaluation.sweeps import combine, parse_sweep
+    from scannery.pipelines.evaluation.evaluate import combine, parse_sweep
 
     try:
         sweeps = dict(map(parse_sweep, sweep))

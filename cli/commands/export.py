@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scannery.cli.log_option import LogOption, given_log_root
+from scannery.cli.options import LogOption, given_log_root
 from scannery.cli.output import console, size_text
 from scannery.cli.progress import counting_bar
 
@@ -49,7 +49,7 @@ def export(
     """
     # Imported late: PyArrow takes time, which `scannery --help` should not wait for.
     from scannery.indexer import Store, read_aliases
-    from scannery.live.unsealed import unsealed_change
+    from scannery.live.replay import unsealed_change
     from scannery.pipelines.exports.exporting import export as run_export
 
     name, root = read_aliases(Store.open(store)).get(name, name), given_log_root(log)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from scannery.cli.client_options import (
+from scannery.cli.options import (
     FieldsOption,
     IndexOption,
     JsonOption,

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scannery.cli.client_options import (
+from scannery.cli.index_samples import asked_of, derived_queries, possible_modes
+from scannery.cli.judging_terminal import JudgingSession, Task, keyboard
+from scannery.cli.options import (
     JsonOption,
     StoreOption,
     TargetOption,
@@ -18,14 +20,11 @@ from scannery.cli.client_options import (
     connected,
     parsed_json,
 )
-from scannery.cli.evaluation_searches import asked_of, derived_queries, possible_modes
-from scannery.cli.judging_terminal import JudgingSession, Task, keyboard
 from scannery.cli.output import print_json
 from scannery.client import Hit, Index
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluation.judgement_file import JudgementFile
-    from scannery.pipelines.evaluation.judgements import Query
+    from scannery.pipelines.evaluation.judgements import JudgementFile, Query
 
 __all__ = ["judge"]
 
@@ -72,8 +71,7 @@ def judge(
     as_json: JsonOption = False,
 ) -> None:
     """Judge the hits of queries in a terminal: one key for each, saved at once, and continued where it stopped."""
-    from scannery.pipelines.evaluation.judgement_file import JudgementFile
-    from scannery.pipelines.evaluation.judgements import read_queries
+    from scannery.pipelines.evaluation.judgements import JudgementFile, read_queries
 
     index, target, store = _place(place or [], index, target, store)
     filtered = parsed_json(where, "--where")
@@ -119,7 +117,7 @@ class Pools:
 
     def tasks(self, number: int, query_id: str, modes: Sequence[str]) -> list[Task]:
         """Return the hits of a query in an order that does not tell their ranks."""
-        from scannery.pipelines.evaluation.pooling import pool
+        from scannery.pipelines.evaluation.comparison import pool
 
         query = self.queries[query_id]
         hits = pool([self._hits(query, mode) for mode in modes], self._name, seed=query_id)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from scannery.cli.client_options import JsonOption
+from scannery.cli.options import JsonOption
 from scannery.cli.output import console, print_json
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from scannery.cli import server_options as options
+from scannery.cli import options
 from scannery.cli.lazy_commands import uncollected
-from scannery.cli.log_option import LogOption
-from scannery.live.log.location import LOG_VARIABLE
+from scannery.cli.options import LogOption
+from scannery.live.log.mutation_log import LOG_VARIABLE
 
 __all__ = ["maintain"]
 

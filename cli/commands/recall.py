@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from scannery.cli.client_options import (
+from scannery.cli.index_samples import batched, sampled_vectors
+from scannery.cli.options import (
     IndexOption,
     JsonOption,
     StoreOption,
@@ -18,7 +19,6 @@ from scannery.cli.client_options import (
     connected,
     parsed_json,
 )
-from scannery.cli.index_samples import batched, sampled_vectors
 from scannery.cli.output import print_json
 from scannery.client import Hit, Index
 

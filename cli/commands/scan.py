@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from scannery.cli.client_options import StoreOption, TargetOption, TimeoutOption, connected, parsed_json
+from scannery.cli.options import StoreOption, TargetOption, TimeoutOption, connected, parsed_json
 from scannery.cli.output import json_text, point_json
 from scannery.client import Scan
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scannery.cli.client_options import (
+from scannery.cli.options import (
     FieldsOption,
     IndexOption,
     JsonOption,
@@ -18,7 +18,7 @@ from scannery.cli.client_options import (
     parsed_json,
 )
 from scannery.cli.output import hit_json, print_explanation, print_hits, print_json
-from scannery.cli.query_files import answer_queries
+from scannery.cli.uploads import answer_queries
 from scannery.client import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
 
 __all__ = ["search"]

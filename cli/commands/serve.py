@@ -7,17 +7,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from scannery.cli import server_options as options
-from scannery.cli import vertex_options
+from scannery.cli import options
 from scannery.cli.lazy_commands import uncollected
-from scannery.cli.leaf_options import (
+from scannery.cli.options import (
     LeavesCaOption,
     LeavesCertKeyOption,
     LeavesCertOption,
     LeavesKeyOption,
+    LogOption,
 )
-from scannery.cli.log_option import LogOption
-from scannery.live.log.location import LOG_VARIABLE
+from scannery.live.log.mutation_log import LOG_VARIABLE
 
 __all__ = ["serve"]
 
@@ -148,12 +147,12 @@ def serve(
     public_health: options.PublicHealthOption = True,
     reflection: options.ReflectionOption = None,
     insecure: options.InsecureOption = False,
-    vertex: vertex_options.VertexOption = False,
-    vertex_address: vertex_options.AddressOption = "",
-    vertex_contents: vertex_options.ContentsOption = None,
-    vertex_private: vertex_options.PrivateOption = "",
-    vertex_model: vertex_options.ModelOption = None,
-    tls_dev: vertex_options.TlsDevOption = "",
+    vertex: options.VertexOption = False,
+    vertex_address: options.AddressOption = "",
+    vertex_contents: options.ContentsOption = None,
+    vertex_private: options.PrivateOption = "",
+    vertex_model: options.ModelOption = None,
+    tls_dev: options.TlsDevOption = "",
 ) -> None:
     """Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart."""
     given = dict(locals())
@@ -170,7 +169,7 @@ def serve(
     if (leaves_key or leaves_ca or leaves_cert or leaves_cert_key) and not leaves:
         raise typer.BadParameter("--leaves-key, --leaves-ca and --leaves-cert need --leaves")
     if tls_dev:
-        given |= vertex_options.development_certificate(tls_dev, **given)
+        given |= options.development_certificate(tls_dev, **given)
     config = ServerConfig(
         store=store,
         listen=listen,
@@ -200,6 +199,6 @@ def serve(
         reranker=reranker,
         models=tuple(model or ()),
         drain_s=drain,
-        vertex=vertex_options.vertex_config(**given),
+        vertex=options.vertex_config(**given),
     )
     run(config, workers=options.worker_count(workers), ready=options.announce)

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from scannery.cli.client_options import (
+from scannery.cli.errors import PARTIAL
+from scannery.cli.options import (
     IndexOption,
     JsonOption,
     StoreOption,
@@ -19,10 +20,8 @@ from scannery.cli.client_options import (
     connected,
     parsed_json,
 )
-from scannery.cli.errors import PARTIAL
 from scannery.cli.output import print_json
-from scannery.cli.records import STDIN, is_record_file
-from scannery.cli.uploads import Upload, identifiers
+from scannery.cli.uploads import STDIN, Upload, identifiers, is_record_file
 from scannery.client import Index
 
 __all__ = ["delete", "update", "upsert"]
@@ -300,7 +299,7 @@ def _read_ids(index: Index, file: str | None) -> list[Any]:
 def _limit(text: str | None) -> float | None:
     if text is None:
         return None
-    from scannery.indexer.spec.error_limit import error_limit
+    from scannery.indexer.spec.source_spec import error_limit
 
     try:
         return error_limit(text)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from scannery.cli.client_options import (
+from scannery.cli.errors import PARTIAL
+from scannery.cli.options import (
     IndexOption,
     JsonOption,
     StoreOption,
@@ -15,7 +16,6 @@ from scannery.cli.client_options import (
     TimeoutOption,
     connected,
 )
-from scannery.cli.errors import PARTIAL
 from scannery.cli.output import console, print_json
 from scannery.cli.progress import counting_bar
 
@@ -101,8 +101,7 @@ def import_(
     """
     # Imported late: `scannery --help` should not wait for these.
     from scannery.cli.importing.writing import ImportSettings, import_collection
-    from scannery.pipelines.peers.options import PeerOptions
-    from scannery.pipelines.peers.readers import open_peer
+    from scannery.pipelines.peers.collection import PeerOptions, open_peer
 
     options = PeerOptions(collection=collection, vector=vector, id=id, ids=ids, distance=distance)
     models = _models(encoder or [])

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from scannery.cli.leaf_options import (
+from scannery.cli.options import (
     LeavesCaOption,
     LeavesCertKeyOption,
     LeavesCertOption,
     LeavesKeyOption,
+    LogOption,
 )
-from scannery.cli.log_option import LogOption
 from scannery.cli.output import console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from scannery.cli.placement.places import Slot
     from scannery.cli.placement.ray_actors import ActorState
-    from scannery.cli.placement.slots import Slot
 
 __all__ = ["NameOption", "RayOption", "as_json", "autoscale", "down", "processes", "up"]
 
@@ -62,9 +62,9 @@ def up(
     ] = 900.0,
 ) -> None:  # fmt: skip
     """Start a cluster on Ray, or give a running one other numbers of groups, rows and roots, while it answers."""
+    from scannery.cli.placement.places import Shape
     from scannery.cli.placement.ray_actors import ServeOptions
     from scannery.cli.placement.ray_cluster import RayCluster
-    from scannery.cli.placement.slots import Shape
 
     shape = Shape(groups=groups, rows=rows, roots=roots)
     leaf_arguments, root_arguments = (
@@ -113,8 +113,7 @@ def autoscale(
     leaves_cert_key: LeavesCertKeyOption = "",
 ) -> None:  # fmt: skip
     """Add and remove rows of a cluster on Ray with its load, until SIGTERM or Ctrl-C."""
-    from scannery.cli.placement.autoscaling import Autoscaling, follow_load
-    from scannery.cli.placement.scaling import Limits
+    from scannery.cli.placement.autoscaling import Autoscaling, Limits, follow_load
 
     limits = Limits(
         min_rows=min_rows, max_rows=max_rows, target_load=target_load, shrink_after_s=shrink_after

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scannery.cli.placement.places import ROOTS, Slot
 from scannery.cli.placement.server_process import ProcessState, ServerProcess
-from scannery.cli.placement.slots import ROOTS, Slot
-from scannery.live.log.location import LOG_VARIABLE
+from scannery.live.log.mutation_log import LOG_VARIABLE
 
 __all__ = ["ActorState", "ServeOptions", "ServerActor"]
 

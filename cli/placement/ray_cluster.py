@@ -15,10 +15,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+from scannery.cli.placement.places import ROOTS, Places, Shape, Slot, Team, Turn, turn
 from scannery.cli.placement.ray_actors import ActorState, ServeOptions, ServerActor
-from scannery.cli.placement.ray_places import Places
-from scannery.cli.placement.ray_turn import Turn, turn
-from scannery.cli.placement.slots import ROOTS, Shape, Slot, Team
 from scannery.runtime.errors import ConfigError, UnavailableError
 
 __all__ = ["RayCluster"]

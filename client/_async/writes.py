@@ -1,31 +1,100 @@
-"""Writes to an index: upserts, updates and deletions, of given datapoints or of those that a filter allows."""
+"""Writes to an index: upserts, updates and deletions, of given datapoints or of those that a filter allows.
+
+What an index says about itself, and about all of its datapoints or those that a filter allows: number and values.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from scannery.client._async.aggregations import AsyncAggregations
-from scannery.client._async.bulk_upsert import write_all
-from scannery.client._async.filtered_writes import write_batches_where
+from scannery.client._async.bulk import write_all, write_batches_where
 from scannery.client.errors import InvalidArgumentError
-from scannery.client.request import calls, filtered_writes
+from scannery.client.request import aggregations, calls, filtered_writes
 from scannery.client.request.batches import Errors, size_of, write_batches
 from scannery.client.request.calls import Call
 from scannery.client.request.filtered_writes import BatchCall, FilteredBatch
 from scannery.client.request.filters import Where
-from scannery.client.request.identifiers import Identifier
-from scannery.client.request.records import Extra, RecordReader, is_foreign
-from scannery.client.request.tables import Table, is_table
+from scannery.client.request.records import Extra, RecordReader, Table, is_foreign, is_table
+from scannery.client.request.values import Identifier
 from scannery.client.request.writes import NewDatapoint, Update, as_list
+from scannery.client.response.aggregations import AttributeStats, Facets
+from scannery.client.response.index_info import IndexInfo
 from scannery.client.response.outcomes import Progress
-from scannery.client.response.results import (
-    BulkWritten,
-    Deleted,
-    Written,
-)
+from scannery.client.response.results import BulkWritten, Deleted, Written
 
-__all__ = ["AsyncWrites"]
+if TYPE_CHECKING:
+    from scannery.client._async.client import AsyncClient
+
+__all__ = ["AsyncAggregations", "AsyncWrites"]
+
+
+class AsyncAggregations:
+    """The part of a handle on an index that describes and counts."""
+
+    def __init__(self, client: AsyncClient, name: str) -> None:
+        self._client = client
+        self.name = name
+
+    async def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
+        """Return what the index is: version, rows, dimensions, attributes, encoder, recall, segments, spec."""
+        return await self._client._run(calls.get_index(self.name, timeout_s=timeout_s))
+
+    async def count(self, where: Where | None = None, *, timeout_s: float | None = None) -> int:
+        """Return the number of datapoints that a filter allows; without one, of all of them."""
+        return await self._client._run(
+            aggregations.count(self.name, where, min_sequence=self._seen(), timeout_s=timeout_s)
+        )
+
+    async def facets(
+        self,
+        attribute: str,
+        where: Where | None = None,
+        *,
+        limit: int = 100,
+        timeout_s: float | None = None,
+    ) -> Facets:
+        """Return the values of an attribute with their numbers of datapoints, the most frequent first.
+
+        Args:
+            attribute: its name, or `document_id`.
+            where: which datapoints are counted; default: all.
+            limit: most values to return, 1 to 10,000.
+            timeout_s: of the call.
+
+        """
+        return await self._client._run(
+            aggregations.facets(
+                self.name, attribute, where, limit, min_sequence=self._seen(), timeout_s=timeout_s
+            )
+        )
+
+    async def attribute_stats(
+        self,
+        attribute: str,
+        where: Where | None = None,
+        *,
+        quantiles: Sequence[float] = (0.5,),
+        timeout_s: float | None = None,
+    ) -> AttributeStats:
+        """Return the number of distinct values of an attribute, the least, the greatest, and quantiles.
+
+        Args:
+            attribute: its name, or `document_id`.
+            where: of which datapoints; default: of all.
+            quantiles: shares, each 0 to 1, at most 100; default: the median.
+            timeout_s: of the call.
+
+        """
+        return await self._client._run(
+            aggregations.attribute_stats(
+                self.name, attribute, where, quantiles, min_sequence=self._seen(), timeout_s=timeout_s
+            )
+        )
+
+    def _seen(self) -> int:
+        """Return the sequence of the last write of this client, which its reads wait for."""
+        return self._client._sequences.get(self.name, 0)
 
 
 class AsyncWrites(AsyncAggregations):

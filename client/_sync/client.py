@@ -15,10 +15,9 @@ from typing_extensions import Self
 from scannery.client._sync.index import Index
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request import calls, lifecycle_calls
-from scannery.client.request.calls import Call, TextKind
+from scannery.client.request.calls import Call, Sequences, TextKind
 from scannery.client.request.filtered_writes import FilteredBatch
 from scannery.client.request.named_vectors import NamedVectors
-from scannery.client.request.sequences import Sequences
 from scannery.client.response.index_info import Distance, EncoderInfo, Indexes
 from scannery.client.response.results import Deleted, Written
 from scannery.client.transport.base import Transport

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from typing_extensions import Unpack
 
-from scannery.client._sync.bulk_search import search_batches
+from scannery.client._sync.bulk import search_batches
 from scannery.client._sync.scan import Scan
 from scannery.client._sync.writes import Writes
 from scannery.client.errors import ScanneryError
@@ -17,10 +17,9 @@ from scannery.client.request import calls, lifecycle_calls
 from scannery.client.request.batches import Errors, QueryStream, query_batches, size_of
 from scannery.client.request.calls import TextKind
 from scannery.client.request.filters import Where
-from scannery.client.request.identifiers import Identifier
 from scannery.client.request.named_vectors import NamedVectors
-from scannery.client.request.queries import Queries, QueryLike, SearchOptions
-from scannery.client.request.scans import build_scan, checked_token
+from scannery.client.request.queries import Queries, QueryLike, SearchOptions, build_scan, checked_token
+from scannery.client.request.values import Identifier
 from scannery.client.response.index_info import IndexInfo
 from scannery.client.response.notebook import handle_view
 from scannery.client.response.outcomes import Progress

@@ -9,7 +9,7 @@ from typing import TypeGuard
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.calls import Call, Method
 from scannery.client.request.filters import Where, build_filter
-from scannery.client.request.unicode import refuses_surrogates
+from scannery.client.request.values import refuses_surrogates
 from scannery.client.response.aggregations import AttributeStats, Facets, parse_attribute_stats, parse_facets
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Filter

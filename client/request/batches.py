@@ -11,8 +11,7 @@ import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.queries import QueryLike
-from scannery.client.request.records import RecordReader, is_foreign
-from scannery.client.request.tables import is_table, row_count, table_rows
+from scannery.client.request.records import RecordReader, is_foreign, is_table, row_count, table_rows
 from scannery.client.request.writes import Refused
 
 __all__ = [

@@ -10,7 +10,7 @@ from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.aggregations import is_int32
 from scannery.client.request.calls import Call, Method
 from scannery.client.request.filters import Where, build_filter
-from scannery.client.request.unicode import refuses_surrogates
+from scannery.client.request.values import refuses_surrogates
 from scannery.client.request.writes import build_attributes
 from scannery.v1 import index_pb2 as pb
 

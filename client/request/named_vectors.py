@@ -155,5 +155,5 @@ def with_vectors(row: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "vectors": {**(rest.get("vectors") or {}), **named}}
 
 
-def _invalid(field: str, what: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"{field}: {what}", field=field)
+def _invalid(path: str, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{path}: {what}", field=path)

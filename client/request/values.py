@@ -1,18 +1,22 @@
-"""Values of records and frames → values as datapoints have them: Python's own, without what stands for nothing."""
+"""Values of records and frames → values as datapoints have them: Python's own, ids as text, and valid Unicode."""
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
+import functools
+import inspect
 import math
 import numbers
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 
-__all__ = ["plain_value"]
+from scannery.client.errors import InvalidArgumentError
+
+__all__ = ["Identifier", "as_identifier", "not_unicode", "plain_value", "refuses_surrogates"]
 
 
 def plain_value(value: Any) -> Any:
@@ -76,3 +80,65 @@ _CONVERSIONS: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
     ((Mapping,), lambda value: {name: plain_value(item) for name, item in value.items()}),
     ((list, tuple), lambda value: [plain_value(item) for item in value]),
 )
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def not_unicode(field: str, error: UnicodeEncodeError) -> InvalidArgumentError:
+    """Return the error for a text that a message could not take."""
+    return InvalidArgumentError(f"{field}: is not valid Unicode: {error.object!a:.80}", field=field)
+
+
+def refuses_surrogates(build: Callable[P, T]) -> Callable[P, T]:
+    """Make a function that builds a message raise InvalidArgumentError, with the argument's name, for such a text."""
+    signature = inspect.signature(build)
+
+    @functools.wraps(build)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return build(*args, **kwargs)
+        except UnicodeEncodeError as error:
+            given = signature.bind(*args, **kwargs).arguments
+            names = {**given, **given.pop("options", {})}
+            raise not_unicode(_holder(names, error.object), error) from error
+
+    return checked
+
+
+def _holder(arguments: Mapping[str, Any], text: str) -> str:
+    """Return the argument that a text comes from; the last one if it cannot be told."""
+    found = (name for name, value in arguments.items() if text in _texts(value))
+    return next(found, list(arguments)[-1])
+
+
+def _texts(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Mapping):
+        return tuple(value)
+    return tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,)
+
+
+Identifier: TypeAlias = str | int | uuid.UUID
+"""An integer becomes its digits."""
+
+
+def as_identifier(value: object, field: str) -> str:
+    """Return an id as text.
+
+    Raises:
+        InvalidArgumentError: it is no string, integer or UUID; `field` names it.
+
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, np.integer)) and not isinstance(
+        value,
+        (bool, np.timedelta64),  # which are integers to Python and to NumPy
+    ):
+        return str(int(value))
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    raise InvalidArgumentError(
+        f"{field}: must be a string or an integer, got {type(value).__name__} {value!r:.80}", field=field
+    )

@@ -14,11 +14,9 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import build_value
-from scannery.client.request.identifiers import Identifier, as_identifier
 from scannery.client.request.named_vectors import build_vectors, packed_vector
 from scannery.client.request.queries import build_sparse
-from scannery.client.request.unicode import not_unicode
-from scannery.client.request.values import plain_value
+from scannery.client.request.values import Identifier, as_identifier, not_unicode, plain_value
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, StringList, Value, ValueList
 
@@ -214,7 +212,7 @@ def _text(value: Any, name: str) -> Any:
         return value
     # Imported late: texts need none of it.
     from scannery.indexer.datapoints.conversions import plain_text
-    from scannery.indexer.datapoints.field_paths import TEXT_SEPARATORS, join_texts
+    from scannery.indexer.datapoints.field_mapping import TEXT_SEPARATORS, join_texts
 
     value = join_texts(value.tolist() if isinstance(value, np.ndarray) else value, TEXT_SEPARATORS[name])
     try:

@@ -20,8 +20,8 @@ from contextlib import suppress
 from typing import Any
 
 from scannery.client.transport.credentials import Credentials
-from scannery.client.transport.http.connection_sync import dial
-from scannery.client.transport.http.endpoint import Endpoint
+from scannery.client.transport.http.connections import dial
+from scannery.client.transport.http.pool import Endpoint
 
 __all__ = ["ASK", "Discovery"]
 

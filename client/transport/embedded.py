@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from scannery.client.errors import ScanneryError
 from scannery.client.request.calls import Method
-from scannery.client.transport.status import client_closed, error_from_status
+from scannery.client.transport.retries import client_closed, error_from_status
 
 if TYPE_CHECKING:
     from scannery.serving.embedded import EmbeddedEngine

@@ -1,4 +1,4 @@
-"""When a call that failed is tried again: only where that is safe, never beyond the caller's deadline.
+"""When a call that failed is tried again, the errors of its codes, and what probably is wrong.
 
 - UNAVAILABLE (no connection, or it broke): reads, and writes with a `request_id`, which the server does only once.
 - RESOURCE_EXHAUSTED with a retry hint (overload): everything, since the server refused before it did anything.
@@ -18,9 +18,21 @@ from collections.abc import Callable
 
 from google.protobuf.message import Message
 
+from scannery.client import errors
 from scannery.client.errors import ResourceExhaustedError, ScanneryError, UnavailableError
+from scannery.v1.types_pb2 import ErrorDetail
 
-__all__ = ["Attempts"]
+__all__ = [
+    "DETAIL_KEY",
+    "MAX_PUSHBACK_MS",
+    "PUSHBACK_KEY",
+    "Attempts",
+    "client_closed",
+    "error_from_status",
+    "grpc_hint",
+    "http_hint",
+]
+
 
 FIRST_WAIT_S, MAX_WAIT_S = 0.05, 1.0
 MAX_NEVER_REACHED = 3
@@ -72,3 +84,78 @@ class Attempts:
         else:
             return None
         return wait_s if wait_s < self.left_s else None
+
+
+DETAIL_KEY = "scannery-error-bin"
+"""Trailing metadata of gRPC that holds a serialised `ErrorDetail`."""
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""Trailing metadata of gRPC with the delay after which a refused call may be repeated."""
+MAX_PUSHBACK_MS = 600_000
+"""Longest delay that is believed."""
+
+_ERRORS: dict[str, type[errors.ScanneryError]] = {
+    "canceled": errors.CancelledError,
+    "cancelled": errors.CancelledError,
+    "invalid_argument": errors.InvalidArgumentError,
+    "out_of_range": errors.InvalidArgumentError,
+    "deadline_exceeded": errors.DeadlineExceededError,
+    "not_found": errors.NotFoundError,
+    "already_exists": errors.AlreadyExistsError,
+    "permission_denied": errors.PermissionDeniedError,
+    "unauthenticated": errors.UnauthenticatedError,
+    "resource_exhausted": errors.ResourceExhaustedError,
+    "failed_precondition": errors.FailedPreconditionError,
+    "aborted": errors.FailedPreconditionError,
+    "unimplemented": errors.UnimplementedError,
+    "unavailable": errors.UnavailableError,
+    "data_loss": errors.DataLossError,
+}
+"""By code in lower case; gRPC writes "cancelled", Connect "canceled"."""
+
+
+def error_from_status(code: str, message: str, detail: ErrorDetail | None) -> errors.ScanneryError:
+    """Return the error for a code; codes that are not in the table are defects of the server."""
+    kind = _ERRORS.get(code.lower(), errors.InternalError)
+    if detail is None:
+        return kind(message)
+    retry_after_s = detail.retry_after_ms / 1000 if detail.retry_after_ms else None
+    return kind(detail.message or message, field=detail.field or None, retry_after_s=retry_after_s)
+
+
+def client_closed() -> errors.ScanneryError:
+    """Return the error of a call on a closed client."""
+    return errors.CancelledError("the client is closed")
+
+
+_NO_SERVER = "; is a server running there (`scannery serve`)?"
+_NO_TLS = "; the server seems not to speak TLS"
+
+_GRPC = {
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "http1.x server": "; this seems to be the HTTP port: put http:// in front, or give the port of gRPC",
+    "Socket closed": "; it may speak TLS, and this client does not (tls, ca)",
+    "Connection refused": _NO_SERVER,
+}
+_HTTP = {
+    "WRONG_VERSION_NUMBER": f"{_NO_TLS}: http:// in place of https://",
+    "no valid HTTP response": "; this may be the port of gRPC: leave http:// out, or give the port of HTTP",
+    "Connection refused": _NO_SERVER,
+}
+
+
+def grpc_hint(message: str) -> str:
+    """Return a sentence to append to a message of gRPC; empty: nothing is known.
+
+    >>> grpc_hint("failed to connect to all addresses: Connection refused")
+    '; is a server running there (`scannery serve`)?'
+    """
+    return _hint(message, _GRPC)
+
+
+def http_hint(message: str) -> str:
+    """As `grpc_hint`, for a message of a socket or of the HTTP codec."""
+    return _hint(message, _HTTP)
+
+
+def _hint(message: str, known: dict[str, str]) -> str:
+    return next((hint for part, hint in known.items() if part in message), "")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scannery.embed.batching import Batch, snug_batches
+from scannery.embed.batching import Batch, even_batches, packed_like, snug_batches
 from scannery.embed.devices.bert_pass import ALONE_TOKENS
 from scannery.embed.devices.cores import (
     counted,
@@ -32,7 +32,6 @@ from scannery.embed.devices.precision import (
 )
 from scannery.embed.devices.protocol import Emit, Forward, Work
 from scannery.embed.errors import InvalidArgumentError
-from scannery.embed.packing import even_batches, packed_like
 from scannery.embed.tokenization import Features
 
 __all__ = ["CpuDevice"]

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from scannery.embed.batching import Batch, Bucket, bucket_batches
+from scannery.embed.batching import Batch, Bucket, bucket_batches, packed_batches, packed_like
 from scannery.embed.devices.cuda_devices import has_cuda
 from scannery.embed.devices.out_of_memory import TokenBudget, halving
 from scannery.embed.devices.precision import FAITHFUL_COSINE, logger, lower_precision, worst_cosine
 from scannery.embed.devices.protocol import Emit, Forward, Work, cosines, unavailable
 from scannery.embed.devices.static_masks import use_static_masks
 from scannery.embed.errors import InvalidArgumentError
-from scannery.embed.packing import packed_batches, packed_like
 from scannery.embed.tokenization import Features
 
 __all__ = ["CudaDevice"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scannery.embed.devices.cuda_devices import free_gpu, has_cuda
 from scannery.embed.devices.protocol import Device
 from scannery.embed.errors import InvalidArgumentError
-from scannery.embed.uncollected import uncollected
+from scannery.embed.library_imports import uncollected
 
 __all__ = ["DTYPES", "device_kind", "open_device"]
 

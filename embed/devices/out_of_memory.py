@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from scannery.embed.batching import is_packed, packed_halves
 from scannery.embed.errors import DeviceError
-from scannery.embed.packing import is_packed, packed_halves
 from scannery.embed.tokenization import Features
 
 __all__ = ["TokenBudget", "halving", "is_out_of_memory"]

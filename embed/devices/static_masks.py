@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from scannery.embed.library_output import quiet
+from scannery.embed.library_imports import quiet
 
 __all__ = ["use_static_masks"]
 

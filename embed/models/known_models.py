@@ -19,8 +19,7 @@ from typing import Any
 from scannery.embed.cache_folders import cache_folder, is_ours, make_cache_folder
 from scannery.embed.errors import EmbedError
 from scannery.embed.fingerprint import Fingerprint, hash_model_folder
-from scannery.embed.models.model_checks import module_folders
-from scannery.embed.models.model_files import DATA_FILES
+from scannery.embed.models.model_files import DATA_FILES, module_folders
 
 __all__ = ["Known", "recalled"]
 

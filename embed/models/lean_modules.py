@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from scannery.embed.batching import is_packed
 from scannery.embed.devices.packed_attention import packed_attention
-from scannery.embed.packing import is_packed
 from scannery.embed.tokenization import FastTokens, Features
 
 __all__ = ["LeanModel", "LeanTokenizer"]
@@ -50,7 +50,7 @@ class LeanModel(nn.Sequential):
     """BERT, pooling, and normalisation if the model has it; features to features, as in sentence-transformers."""
 
     takes_packed = True
-    """Whether `forward` takes packed batches (packing.py), too."""
+    """Whether `forward` takes packed batches (batching.py), too."""
 
     def __init__(self, notes: Mapping[str, Any], weights: Weights) -> None:
         """Make the layers.

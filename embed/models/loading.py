@@ -15,8 +15,7 @@ from scannery.embed.errors import InvalidArgumentError
 from scannery.embed.fingerprint import Fingerprint, require_files, require_match
 from scannery.embed.models.known_models import Known
 from scannery.embed.models.lean import lean_model, lean_notes
-from scannery.embed.models.model_checks import check_model_folder
-from scannery.embed.models.model_files import find_model, load_modules
+from scannery.embed.models.model_files import check_model_folder, find_model, load_modules
 from scannery.embed.tokenization import Tokens, tokens_for
 
 __all__ = ["LEAN_ENVIRONMENT", "ModelOptions", "load_model", "tokens_of"]

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scannery.indexer.datapoints.places import place_of
-from scannery.indexer.datapoints.prices import number_in_price, price_in_text
 from scannery.indexer.datapoints.text_values import (
     epoch_number,
     epoch_time,
     is_zero_date,
     list_in_text,
+    number_in_price,
+    price_in_text,
     time_in_text,
     unit_of,
 )

@@ -1,9 +1,15 @@
-"""Named vectors in tables of datapoints: one nullable column of lists for each name.
+"""Vectors in tables of datapoints: a nullable column of lists for each name, and rows without a vector.
 
 Rows on their way into a segment have them beside `embedding`. A segment has the vectors of each name in a file of their
 own, with the number of the row that each belongs to (segment/build.py), since a file has the order of one ScaNN tree.
 
 Shapes: N rows of a table, V vectors of one name, D dimensions.
+
+In tables, `embedding` is null where a row has no vector, or the column is missing if none has one. Parquet files have
+no nulls in it, since Arrow cannot read fixed-size lists with nulls from Parquet: segments without vectors lack the
+column, and files that mix rows have zeros there and a column `PRESENT_COLUMN`.
+
+Shapes: N rows.
 """
 
 from __future__ import annotations
@@ -16,12 +22,18 @@ import pyarrow.compute as pc
 
 __all__ = [
     "NAMED_TYPE",
+    "PRESENT_COLUMN",
     "ROW_COLUMN",
     "as_lists",
+    "filled",
+    "has_vector",
     "is_vector_column",
+    "is_vectorless",
     "named_array",
     "named_column",
     "names_in",
+    "parts_by_vector",
+    "unfilled",
     "vector_column",
     "vector_name",
     "vectors_array",
@@ -30,7 +42,9 @@ __all__ = [
     "with_vectors",
     "without_absent",
     "without_named",
+    "without_vectors",
 ]
+
 
 NAMED_TYPE = pa.large_list(pa.field("item", pa.float32(), nullable=False))
 """Type of the columns: lists, since nulls of a fixed size take the space of vectors; large ones, since a shard may have
@@ -175,3 +189,74 @@ def named_array(values: np.ndarray, present_N: np.ndarray, sizes_N: np.ndarray) 
     ends = pa.array(np.concatenate([[0], np.cumsum(sizes_N, dtype=np.int64)]))
     missing = pa.array(~present_N)
     return pa.LargeListArray.from_arrays(ends, pa.array(values), type=NAMED_TYPE, mask=missing)
+
+
+PRESENT_COLUMN = "_has_vector"
+"""Column of `filled` tables: whether a row has a vector, bool."""
+
+
+def is_vectorless(table: pa.Table) -> bool:
+    """Return whether a table has rows, and none with a vector."""
+    if "embedding" not in table.column_names:
+        return bool(table.num_rows)
+    return bool(0 < table.num_rows == table.column("embedding").null_count)
+
+
+def has_vector(table: pa.Table, column: str = "embedding") -> np.ndarray:
+    """Return which rows have a vector in a column, that of the unnamed one by default, bool (N,)."""
+    if column not in table.column_names:
+        return np.zeros(table.num_rows, bool)
+    vectors = table.column(column)
+    if not vectors.null_count:
+        return np.ones(table.num_rows, bool)
+    present_N: np.ndarray = vectors.is_valid().to_numpy()
+    return present_N
+
+
+def without_vectors(table: pa.Table) -> pa.Table:
+    """Return a table without the column of vectors; the table itself if it has none."""
+    return table.drop_columns(["embedding"]) if "embedding" in table.column_names else table
+
+
+def parts_by_vector(table: pa.Table) -> list[pa.Table]:
+    """Return the rows with a vector, and then those without one, whose table lacks `embedding`; no empty tables."""
+    present_N = has_vector(table)
+    if present_N.all():
+        return [table] if table.num_rows else []
+    without = without_vectors(table)
+    if not present_N.any():
+        return [without]
+    return [table.filter(pa.array(present_N)), without.filter(pa.array(~present_N))]
+
+
+def filled(table: pa.Table) -> pa.Table:
+    """Return a table for a Parquet file: zeros in place of missing vectors, and `PRESENT_COLUMN` if a row has none."""
+    present_N = has_vector(table)
+    if present_N.all():
+        return _with_embedding(table, table.column("embedding"), nullable=False)
+    column = table.column("embedding")
+    zeros = pa.array(np.zeros(column.type.list_size, np.float32))
+    zero = pa.FixedSizeListArray.from_arrays(zeros, type=column.type)
+    # In place of nulls: the zero vector, which is last.
+    places_N = np.where(present_N, np.arange(table.num_rows), table.num_rows)
+    whole = pa.chunked_array([*column.chunks, zero], type=column.type)
+    table = _with_embedding(table, whole.take(pa.array(places_N)), nullable=False)
+    return table.append_column(pa.field(PRESENT_COLUMN, pa.bool_(), nullable=False), pa.array(present_N))
+
+
+def unfilled(table: pa.Table) -> pa.Table:
+    """Return what `filled` was given."""
+    if PRESENT_COLUMN not in table.column_names:
+        return table
+    present_N = table.column(PRESENT_COLUMN).to_numpy()
+    table = table.drop_columns([PRESENT_COLUMN])
+    if "embedding" not in table.column_names or present_N.all():
+        return table
+    column = table.column("embedding")
+    places = pa.array(np.arange(table.num_rows), mask=~present_N)
+    return _with_embedding(table, column.take(places), nullable=True)
+
+
+def _with_embedding(table: pa.Table, column: pa.ChunkedArray, *, nullable: bool) -> pa.Table:
+    place = table.schema.get_field_index("embedding")
+    return table.set_column(place, table.schema.field(place).with_nullable(nullable), column)

@@ -16,9 +16,8 @@ import pyarrow as pa
 from scannery.indexer.datapoints.conversions import Converted, convert, plain_text
 from scannery.indexer.datapoints.named_vectors import NAMED_TYPE, vector_column
 from scannery.indexer.datapoints.places import GEO_TYPE, place_problem
-from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS
-from scannery.indexer.datapoints.text_values import decimal_number
+from scannery.indexer.datapoints.text_values import decimal_number, without_currency
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 

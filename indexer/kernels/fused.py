@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
+from scannery.indexer.local.files import keeps_code
 from scannery.indexer.local.needless_imports import numba_is_needed
-from scannery.indexer.local.private_folders import keeps_code
 
 __all__ = [
     "add_bm25",

@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from scannery.indexer.local.fork_server import NUMBER
+from scannery.indexer.local.child_processes import NUMBER
 
 __all__: list[str] = []
 

@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 
 from scannery.indexer.errors import CorruptError
-from scannery.indexer.paging.thrift import Struct, read_struct
+from scannery.indexer.paging.page_index import Struct, read_struct
 
 __all__ = ["decoded_page"]
 

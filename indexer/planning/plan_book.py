@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scannery.indexer.planning.cost_file import CostFile
-from scannery.indexer.planning.plan_costs import PLANS, Costs
+from scannery.indexer.planning.plan_costs import PLANS, CostFile, Costs
 
 if TYPE_CHECKING:
     from scannery.indexer.planning.allowed_rows import AllowedRows
-    from scannery.indexer.tuning.search_settings import SearchSettings
+    from scannery.indexer.tuning.settings_choice import SearchSettings
 
 __all__ = ["EVERY", "Asked", "PlanBook"]
 

@@ -1,17 +1,29 @@
-"""Measured costs of the plans of a filtered search (planner.py), per segment, on this machine.
+"""Measured costs of the plans of a filtered search (planner.py), per segment and kind of processor, and their file.
 
 They are measured when the segment is first opened (plan_timing.py), and stored beside it in the local cache
-(cost_file.py). plan_book.py compares them with what searches take.
+(plan_costs.py). plan_book.py compares them with what searches take.
+
+A cache folder may be on a shared disk, or in an image that runs on another machine, whose costs differ.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import platform
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 
-__all__ = ["BATCH", "BUSY", "PLANS", "SHARES", "TIMED_K", "Costs"]
+__all__ = ["BATCH", "BUSY", "COSTS", "PLANS", "SHARES", "TIMED_K", "CostFile", "Costs", "processor_key"]
+
 
 PLANS = ("scann_allowed", "leaves", "exact_allowed")
 """The plans of a search among allowed rows."""
@@ -154,3 +166,108 @@ def _along_shares(values: Sequence[float], share: float) -> float:
             part = math.log(share / below) / math.log(above / below)
             return values[i] + part * (values[i - 1] - values[i])
     return values[-1]
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+_NAMED = (
+    "vendor_id", "model name", "cpu family", "model", "stepping", "cache size",
+    "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision",
+)  # fmt: skip
+"""Lines of /proc/cpuinfo that name a model; on virtual machines `model name` alone is often that of a whole series."""
+_FLAGS = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve", "neon")
+"""Beginnings of the flags that decide on the instructions of kernels."""
+
+
+@lru_cache(maxsize=1)
+def processor_key() -> str:
+    """Return 16 hexadecimal digits for the model, its vector instructions and the number of cores."""
+    try:
+        text = _CPUINFO.read_text()
+    except OSError:
+        text = ""
+    return key_of(text, os.cpu_count() or 1)
+
+
+def key_of(cpuinfo: str, cores: int) -> str:
+    """Return the key of a machine by the content of its /proc/cpuinfo, which may be empty, and its cores."""
+    first = cpuinfo.partition("\n\n")[0]
+    lines = {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())
+    }
+    flags = (lines.get("flags") or lines.get("Features") or "").split()
+    parts = [
+        platform.machine(),
+        *(lines.get(name, "") for name in _NAMED),
+        *sorted(flag for flag in flags if flag.startswith(_FLAGS)),
+        str(cores),
+    ]
+    return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:16]
+
+
+COSTS = "costs-{}.json"
+"""Name of the file, by the key of the processor. It has no checksum in the cache, since it is written again later."""
+_MOST_BYTES = 1 << 16
+
+
+class CostFile:
+    """Reads and writes the costs of one segment on this kind of processor. Safe to use from several processes."""
+
+    def __init__(self, folder: Path, key: str | None = None) -> None:
+        """Read nothing yet.
+
+        Args:
+            folder: of the segment in the local cache.
+            key: of the processor; None: of this machine.
+
+        """
+        self.path = folder / COSTS.format(key or processor_key())
+
+    def read(self) -> Costs | None:
+        """Return the costs; None if there are none, the file is damaged, or another release wrote it."""
+        # Nested deeply, JSON is a RecursionError; a number of hundreds of digits is an OverflowError when it is used.
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError, OverflowError):
+            found = self.path.stat()
+            if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES:  # a named pipe would never end
+                return Costs.from_json(self.path.read_text())
+        return None
+
+    def write(self, costs: Costs) -> None:
+        """Replace the costs; does nothing on a full disk, which must not make opening fail."""
+        with contextlib.suppress(OSError):
+            descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix="draft-costs-")
+            draft = Path(name)
+            try:
+                with os.fdopen(descriptor, "w") as file:
+                    file.write(costs.to_json())
+                draft.rename(self.path)
+            finally:
+                draft.unlink(missing_ok=True)
+
+    def changed(self) -> int:
+        """Return the time of the last change in nanoseconds; 0 if there is no file."""
+        try:
+            return self.path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[bool]:
+        """Give whether this process alone times the plans of the segment within the context."""
+        try:
+            descriptor = os.open(
+                self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+        except OSError:  # the segment was evicted, or the disk is full
+            yield False
+            return
+        try:
+            yield _locked(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False

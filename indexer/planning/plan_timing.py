@@ -15,7 +15,7 @@ from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.planning.leaves import Leaves
 from scannery.indexer.planning.plan_costs import BATCH, CACHED_BYTES, SHARES, TIMED_K, Costs
 from scannery.indexer.planning.planner import Planner
-from scannery.indexer.tuning.search_settings import SearchSettings
+from scannery.indexer.tuning.settings_choice import SearchSettings
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
 
 __all__ = ["Clock", "Way", "measure_costs"]

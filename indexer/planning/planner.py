@@ -32,7 +32,7 @@ from scannery.indexer.planning.plan_book import EVERY, Asked, PlanBook
 from scannery.indexer.planning.plan_costs import BATCH, PLANS
 from scannery.indexer.scann.search import ScannSearcher
 from scannery.indexer.spec.spec import Distance
-from scannery.indexer.tuning.search_settings import SearchSettings
+from scannery.indexer.tuning.settings_choice import SearchSettings
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
 
 __all__ = ["EXACT_ABOVE_SHARE", "Found", "Planner", "exact_found", "nothing_found", "replace"]

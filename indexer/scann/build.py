@@ -16,8 +16,12 @@ import numpy as np
 from typing_extensions import Self
 
 from scannery.indexer.errors import BuildError
-from scannery.indexer.local.child_processes import python_command, python_environment
-from scannery.indexer.local.fork_server import ForkedProcess, ForkServer
+from scannery.indexer.local.child_processes import (
+    ForkedProcess,
+    ForkServer,
+    python_command,
+    python_environment,
+)
 from scannery.indexer.manifest import ConfigTrial, CurvePoint, DepthCurve
 from scannery.indexer.scann.config import CODEBOOK_ROWS, SOAR_LAMBDA, ScannConfig
 from scannery.indexer.spec.spec import Distance

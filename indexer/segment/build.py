@@ -68,7 +68,7 @@ def build_segment(
 
     Args:
         table: the columns of `datapoint_schema`, and optionally `_spoken` and `_revision`; others are dropped. Rows
-            without a vector as in vector_presence.py, named vectors as in named_vectors.py.
+            without a vector as in named_vectors.py, named vectors as in named_vectors.py.
         spec: of the index.
         shard: number of the shard.
         directory: where the files are written.

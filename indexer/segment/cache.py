@@ -27,8 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from scannery.indexer.errors import StoreError
-from scannery.indexer.local.file_hash import file_sha256
-from scannery.indexer.local.private_folders import is_private, make_private
+from scannery.indexer.local.files import file_sha256, is_private, make_private
 
 __all__ = ["Hold", "SegmentCache", "default_cache_folder"]
 

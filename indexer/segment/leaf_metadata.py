@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from scannery.indexer.datapoints.schema import vectors_of
 from scannery.indexer.kernels.compilation import COMPILING
-from scannery.indexer.planning.leaf_statistics import pack_leaves
-from scannery.indexer.planning.leaves import measure_leaves
+from scannery.indexer.planning.leaves import measure_leaves, pack_leaves
 from scannery.indexer.scann.assets import LEAF_COLUMN
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped

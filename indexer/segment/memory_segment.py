@@ -14,17 +14,18 @@ import pyarrow as pa
 
 from scannery.indexer.datapoints.named_vectors import (
     ROW_COLUMN,
+    is_vectorless,
     names_in,
     vector_column,
     vectors_table,
     without_named,
+    without_vectors,
 )
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import vectors_of
 from scannery.indexer.datapoints.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
-from scannery.indexer.datapoints.vector_presence import is_vectorless, without_vectors
 from scannery.indexer.hashes import in_order, sorted_hashes
-from scannery.indexer.lexical.inverted_index import WORD_COLUMNS, Postings, invert, with_terms
+from scannery.indexer.lexical.bm25 import WORD_COLUMNS, Postings, invert, with_terms
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.segment import Segment

@@ -19,26 +19,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.passages import SEARCHED_COLUMNS, searched_text
 from scannery.indexer.datapoints.row_records import Records
-from scannery.indexer.datapoints.searched_text import SEARCHED_COLUMNS, searched_text
 from scannery.indexer.datapoints.sparse import SparsePostings, score_sparse
 from scannery.indexer.hashes import text_hash
 from scannery.indexer.kernels.compilation import COMPILING
-from scannery.indexer.lexical.bm25 import score_rows
-from scannery.indexer.lexical.inverted_index import Postings
+from scannery.indexer.lexical.bm25 import Postings, score_rows
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows
-from scannery.indexer.planning.cost_file import CostFile
 from scannery.indexer.planning.leaves import Leaves
 from scannery.indexer.planning.plan_book import PlanBook
-from scannery.indexer.planning.plan_costs import Costs
+from scannery.indexer.planning.plan_costs import CostFile, Costs
 from scannery.indexer.planning.plan_timing import measure_costs
 from scannery.indexer.planning.planner import Found, Planner, exact_found, nothing_found, replace
 from scannery.indexer.scann.search import ScannSearcher, load_searcher
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.spec.spec import Distance
-from scannery.indexer.tuning.search_settings import TUNED_K, Depth, SearchSettings
-from scannery.indexer.tuning.settings_choice import pick_settings
+from scannery.indexer.tuning.settings_choice import TUNED_K, Depth, SearchSettings, pick_settings
 from scannery.indexer.vectors.arrays import mapped, taken
 from scannery.indexer.vectors.coarse_search import CoarseRows
 from scannery.indexer.vectors.exact_search import (

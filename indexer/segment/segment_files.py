@@ -18,7 +18,7 @@ from scannery.indexer.errors import FormatError
 from scannery.indexer.hashes import sorted_hashes
 from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
-from scannery.indexer.lexical.inverted_index import WORD_COLUMNS, write_postings
+from scannery.indexer.lexical.bm25 import WORD_COLUMNS, write_postings
 from scannery.indexer.manifest import FORMAT_VERSION
 from scannery.indexer.planning.leaves import measure_leaves
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_assets

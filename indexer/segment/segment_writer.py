@@ -18,12 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from scannery.indexer.datapoints.named_vectors import ROW_COLUMN
+from scannery.indexer.datapoints.named_vectors import ROW_COLUMN, is_vectorless
 from scannery.indexer.datapoints.schema import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema
-from scannery.indexer.datapoints.vector_presence import is_vectorless
 from scannery.indexer.errors import BuildError, CorruptError, NotFoundError
-from scannery.indexer.lexical.inverted_index import with_terms
-from scannery.indexer.local.file_hash import file_sha256
+from scannery.indexer.lexical.bm25 import with_terms
+from scannery.indexer.local.files import file_sha256
 from scannery.indexer.manifest import FORMAT_VERSION, ConfigTrial, SegmentEntry
 from scannery.indexer.paging.page_index import tail_of
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
@@ -77,7 +76,7 @@ def write_segment(
 
     Args:
         table: the columns of `datapoint_schema`, without named vectors, and optionally `_spoken`, `_revision` and
-            `_row`; others are dropped. Rows without a vector as in vector_presence.py.
+            `_row`; others are dropped. Rows without a vector as in named_vectors.py.
         spec: of the index.
         shard: number of the shard.
         directory: where the file is written.

@@ -1,4 +1,7 @@
-"""The spec of an index, as users write it in SPEC.yaml."""
+"""The spec of an index, as users write it in SPEC.yaml.
+
+Sharding: the shard of a document, by a hash of its id.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
+import pyarrow as pa
 from pydantic import (
     BeforeValidator,
     Field,
@@ -24,15 +29,16 @@ from scannery.indexer.spec.attribute_spec import (
     CheckedType,
     check_attribute_name,
 )
-from scannery.indexer.spec.encoder_spec import Distance, EncoderSpec
 from scannery.indexer.spec.model import SpecModel, mapping_like
-from scannery.indexer.spec.named_vectors import (
+from scannery.indexer.spec.source_spec import ChunkSpec, CsvSpec, SourceFormat, SourceSpec
+from scannery.indexer.spec.vector_spec import (
+    Distance,
+    EncoderSpec,
     NamedVectorSpec,
     NamedVectorSpecs,
     check_named_vectors,
     text_field,
 )
-from scannery.indexer.spec.source_spec import ChunkSpec, CsvSpec, SourceFormat, SourceSpec
 
 __all__ = [
     "AttributeSpec",
@@ -51,6 +57,8 @@ __all__ = [
     "SearchSpec",
     "SourceFormat",
     "SourceSpec",
+    "shard_of",
+    "shards_of_ids",
 ]
 
 
@@ -444,3 +452,23 @@ class IndexSpec(SpecModel):
         if self.source.format == "managed" and self.source.payload in self.attributes:
             raise ValueError(f"attribute name {self.source.payload!r} is taken with `format: managed`")
         return self
+
+
+def shard_of(document_id: str, shards: int) -> int:
+    """Return the shard of a document, from 0 to `shards - 1`, the same in every process and version.
+
+    The first 8 bytes of BLAKE2b of the UTF-8 id, little-endian, modulo `shards`. Part of the format: changing it
+    would scatter the passages of existing documents.
+    """
+    digest = hashlib.blake2b(document_id.encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % shards
+
+
+def shards_of_ids(documents: pa.ChunkedArray, shards: int) -> np.ndarray:
+    """Return `shard_of` for each id in a column of strings, int64."""
+    if shards == 1 or not len(documents):
+        return np.zeros(len(documents), np.int64)
+    coded = documents.combine_chunks().dictionary_encode()  # hashed once: passages share their document's id
+    shard_C = np.array([shard_of(name, shards) for name in coded.dictionary.to_pylist()], np.int64)
+    shard_N: np.ndarray = shard_C[coded.indices.to_numpy()]
+    return shard_N

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
-from scannery.indexer.local.draft_files import new_draft, remove_draft
+from scannery.indexer.local.files import new_draft, remove_draft
 from scannery.indexer.store.backend import StoredObject, check_size
 from scannery.indexer.store.changes import Changes, FolderChanges, note_change
 

@@ -1,30 +1,48 @@
 """The object store: a folder or a bucket, with conditional puts that make publishing atomic.
 
 Keys are relative paths with `/`.
+
+A mapping in one JSON object of a store, changed by conditional puts.
+
+An object of a store as a file that is read by ranges, for readers that need a small part of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
+import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from scannery.indexer.errors import AlreadyExistsError, CorruptError, NotFoundError, StoreError, StoreUriError
-from scannery.indexer.local.file_hash import file_sha256
-from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    FormatError,
+    NotFoundError,
+    StoreError,
+    StoreUriError,
+)
+from scannery.indexer.local.files import file_sha256, scratch_folder
 from scannery.indexer.local.shown_uris import has_credentials, without_credentials
 from scannery.indexer.store.backend import Backend, StoredObject, check_size
 from scannery.indexer.store.bucket_backend import BucketBackend
 from scannery.indexer.store.changes import Changes
 from scannery.indexer.store.folder_backend import FolderBackend, store_folder
 
-__all__ = ["Store", "StoredObject"]
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = ["JsonObject", "RangeFile", "ReadOnlyFile", "Store", "StoredObject"]
+
 
 _LOG = logging.getLogger(__name__)
 _MOST_DOWNLOADS = 2
@@ -335,3 +353,144 @@ def _check_range(start: int, length: int) -> None:
 def _check_length(key: str, start: int, length: int, data: bytes | memoryview) -> None:
     if len(data) != length:
         raise StoreError(f"{key}: wanted bytes {start} to {start + length}, got {len(data)} of {length}")
+
+
+FORMAT = 1
+"""Version of the objects that this code writes; later ones are refused."""
+MAX_ATTEMPTS = 50
+"""Attempts to replace an object while other processes replace it; each failure is the success of another one."""
+
+Content: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """An object `{"format": 1, FIELD: {…}}`, which need not exist: then the mapping is empty."""
+
+    store: Store
+    key: str
+    field: str
+    """Name of the mapping in the object."""
+    kind: type
+    """Of its values."""
+
+    def read(self) -> Content:
+        """Return the mapping.
+
+        Raises:
+            CorruptError: the object is damaged.
+            FormatError: a later release wrote it.
+            StoreError: it cannot be read.
+
+        """
+        return self._parsed(self._stored())
+
+    def change(self, change: Callable[[Content], Content]) -> tuple[Content, Content]:
+        """Replace the mapping by `change` of it, and return the one before and the new one.
+
+        Args:
+            change: returns the new mapping, and leaves the given one as it is; called again if another process was
+                quicker. Its errors end the call, and nothing is changed.
+
+        Raises:
+            AlreadyExistsError: other processes were quicker in each of MAX_ATTEMPTS attempts.
+            CorruptError, FormatError, StoreError: as `read`.
+
+        """
+        for attempt in range(MAX_ATTEMPTS):
+            stored = self._stored()
+            before = self._parsed(stored)
+            after = change(before)
+            if after == before:
+                return before, before
+            try:
+                self.store.replace(self.key, self._to_json(after), known=stored)
+            except AlreadyExistsError:
+                if attempt + 1 == MAX_ATTEMPTS:
+                    raise
+            else:
+                return before, after
+        raise AssertionError
+
+    def _stored(self) -> bytes | None:
+        with contextlib.suppress(NotFoundError):
+            return self.store.read(self.key)
+        return None
+
+    def _parsed(self, data: bytes | None) -> Content:
+        if data is None:
+            return {}
+        try:
+            content = json.loads(data)
+            if content["format"] > FORMAT:
+                raise FormatError(
+                    f"{self.key} has format {content['format']}, this Scannery reads up to {FORMAT}; upgrade it"
+                )
+            found: Content = dict(content[self.field].items())
+            if not all(isinstance(value, self.kind) for value in found.values()):
+                raise TypeError(f"the values of {self.field!r} must be of type {self.kind.__name__}")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptError(f"{self.key} is damaged: {error!r}") from error
+        return found
+
+    def _to_json(self, content: Content) -> bytes:
+        return json.dumps({"format": FORMAT, self.field: content}, indent=2, sort_keys=True).encode() + b"\n"
+
+
+class ReadOnlyFile(io.RawIOBase):
+    """A file of which ranges are read."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self._size, self._at = size_bytes, 0
+
+    def range_of(self, start: int, length: int) -> bytes | memoryview:
+        """Return bytes of the file, which are in it."""
+        raise NotImplementedError
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position, and return it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Read into a buffer, and return the number of bytes; 0 at the end. Raises as `range_of`."""
+        view = memoryview(buffer).cast("B")
+        length = max(0, min(len(view), self._size - self._at))
+        if length:
+            view[:length] = self.range_of(self._at, length)
+            self._at += length
+        return length
+
+
+class RangeFile(ReadOnlyFile):
+    """A file over an object. Each read is one request; the reader checks what it reads."""
+
+    def __init__(self, store: Store, key: str, size_bytes: int) -> None:
+        """Open nothing yet.
+
+        Args:
+            store: that has the object.
+            key: of the object.
+            size_bytes: its size.
+
+        """
+        super().__init__(size_bytes)
+        self._store, self._key = store, key
+
+    def range_of(self, start: int, length: int) -> bytes | memoryview:
+        """Return bytes of the object; raises NotFoundError and StoreError."""
+        return self._store.read_range(self._key, start, length)

@@ -12,10 +12,10 @@ import numpy as np
 from scannery.indexer.manifest import CurvePoint
 from scannery.indexer.scann.search import ScannSearcher
 from scannery.indexer.spec.spec import Distance
-from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.indexer.tuning.settings_choice import (
     FRESH_QUERIES,
     QUERIES_PER_KIND,
+    TUNED_K,
     magnitudes,
     near,
     recall_by_score,

@@ -32,15 +32,14 @@ from scannery.indexer.tuning.config_trial import (
     TRIAL_CODEBOOK_ROWS,
     TRIAL_ITERATIONS,
     TRIAL_QUERIES,
+    SearchCost,
     affordable,
     choose_by_trial,
     sample_rows,
 )
 from scannery.indexer.tuning.held_out_queries import FreshQueries, held_out_queries
 from scannery.indexer.tuning.recall_curve import DEEPER, Curves, measure_curves
-from scannery.indexer.tuning.search_cost import SearchCost
-from scannery.indexer.tuning.search_settings import TUNED_K
-from scannery.indexer.tuning.settings_choice import pick_point
+from scannery.indexer.tuning.settings_choice import TUNED_K, pick_point
 from scannery.indexer.vectors.arrays import mapped
 from scannery.indexer.vectors.tie_order import BY_ROW
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from scannery.indexer.errors import AlreadyExistsError
-from scannery.indexer.store.json_object import JsonObject
-from scannery.indexer.store.object_store import Store
+from scannery.indexer.store.object_store import JsonObject, Store
 
 __all__ = ["ALIASES_KEY", "Aliases", "change_aliases", "check_no_alias", "read_aliases"]
 

@@ -1,21 +1,28 @@
-"""Create an empty index: its first version, which has no segments yet."""
+"""Create an empty index, and change the spec of one.
+
+Only changes that existing rows fit are possible. An attribute that is added is null in all rows before it: files are
+not rewritten, and readers take a column that a file lacks as null (`Segment.with_columns`). Likewise all rows before a
+named vector lack it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any
 
-from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, NotFoundError
+from scannery.indexer.errors import AlreadyExistsError, InvalidSpecError, NotFoundError, ReplacedError
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
-from scannery.indexer.manifest import Manifest, NamedVectorsInfo
+from scannery.indexer.manifest import Manifest, NamedVectorsInfo, Recall
 from scannery.indexer.spec.spec import IndexSpec, LexicalSpec
+from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.versions.aliases import check_no_alias
 from scannery.indexer.versions.versions import commit, latest_version, read_manifest
 
-__all__ = ["create_index", "given_vectors", "keeps_compounds", "with_analyser"]
+__all__ = ["alter_index", "altered_spec", "create_index", "given_vectors", "keeps_compounds", "with_analyser"]
 
 
 def create_index(
@@ -108,3 +115,144 @@ def _created_before(store: Store, index: str, request_id: str) -> Manifest | Non
     except NotFoundError:  # removed by gc, long after the request
         return None
     return first if first.statistics.get("request_id") == request_id else None
+
+
+MAX_ATTEMPTS = 20
+"""Attempts to commit while other processes commit versions."""
+
+_POSSIBLE = (
+    "attributes",
+    "named_vectors",
+    "dynamic",
+    "vectors",
+    "target_recall",
+    "search",
+    "live",
+    "reranker",
+)
+"""Keys of which at least some changes fit existing rows."""
+_OTHER_WAY = (
+    "create another index with this spec, fill it, and move an alias to it; or `scannery build --full`"
+)
+
+
+def alter_index(
+    store: Store,
+    index: str,
+    change: Callable[[Manifest], IndexSpec],
+    *,
+    named: Callable[[IndexSpec, str], NamedVectorsInfo] = given_vectors,
+) -> Manifest:
+    """Publish a version with a changed spec, and return its manifest; the current one if the spec stays the same.
+
+    Args:
+        store: the store.
+        index: name of the index.
+        change: returns the new spec for the current version; called again if another version was published meanwhile.
+            Its errors end the call.
+        named: returns what is known of a named vector that is added, for the changed spec and its name. Default: for
+            names without an encoder.
+
+    Raises:
+        InvalidSpecError: a name with an encoder is added, without `named`.
+        NotFoundError: there is no such index.
+        CorruptError, FormatError: the current version cannot be read.
+        AlreadyExistsError: in each of MAX_ATTEMPTS attempts, another version was published meanwhile.
+
+    """
+    for attempt in range(MAX_ATTEMPTS):
+        parent = read_manifest(store, index)
+        spec = change(parent)
+        if spec == parent.spec:
+            return parent
+        try:
+            return commit(store, _altered(parent, spec, named))
+        except ReplacedError:
+            raise
+        except AlreadyExistsError:
+            if attempt + 1 == MAX_ATTEMPTS:
+                raise
+    raise AssertionError
+
+
+def altered_spec(spec: IndexSpec, changes: Mapping[str, Any]) -> IndexSpec:
+    """Return a spec with changes: mappings are merged key by key, other values replaced.
+
+    Args:
+        spec: of the index.
+        changes: keys of SPEC.yaml.
+
+    Raises:
+        InvalidSpecError: a key or value is wrong, or the change needs a new build; the message says what to do.
+
+    """
+    data = spec.model_dump(mode="json")
+    for key, value in changes.items():
+        merges = isinstance(value, Mapping) and isinstance(data.get(key), Mapping)
+        merged = {**data[key], **value} if merges else value
+        if key in IndexSpec.model_fields and key not in _POSSIBLE and merged != data.get(key):
+            what = "an alias gives the index another name" if key == "index" else _OTHER_WAY
+            raise _refused(key, f"cannot be changed, since it determines what is stored: {what}")
+        data[key] = merged
+    removed = [name for name, kind in (data.get("attributes") or {}).items() if kind is None]
+    if gone := spec.attributes.keys() & removed:
+        raise _refused(f"attributes.{min(gone)}", f"cannot be removed. To be without it, {_OTHER_WAY}")
+    _check_names_stay(spec, data.get("named_vectors"))
+    changed = parse_spec(data)
+    _check_attributes(spec, changed)
+    _check_named_vectors(spec, changed)
+    for key, value in (("dynamic", True), ("vectors", "optional")):
+        if getattr(spec, key) == value and getattr(changed, key) != value:
+            raise _refused(key, f"cannot be taken back, since rows may depend on it: {_OTHER_WAY}")
+    return changed
+
+
+def _check_attributes(old: IndexSpec, new: IndexSpec) -> None:
+    for name, kind in old.attributes.items():
+        if new.attributes.get(name) != kind:
+            raise _refused(
+                f"attributes.{name}",
+                f"has type {kind}, which stays: add an attribute with another name, or {_OTHER_WAY}",
+            )
+
+
+def _check_names_stay(spec: IndexSpec, given: object) -> None:
+    named = given if isinstance(given, Mapping) else {}
+    for name in spec.named_vectors:
+        if named.get(name) is None:
+            raise _refused(f"named_vectors.{name}", f"cannot be removed. To be without it, {_OTHER_WAY}")
+
+
+def _check_named_vectors(old: IndexSpec, new: IndexSpec) -> None:
+    for name, own in old.named_vectors.items():
+        if new.named_vectors[name] != own:
+            raise _refused(
+                f"named_vectors.{name}",
+                f"cannot be changed, since it determines what is stored: add another name, or {_OTHER_WAY}",
+            )
+
+
+def _refused(field: str, what: str) -> InvalidSpecError:
+    return InvalidSpecError(f"{field}: {what}", field=field)
+
+
+def _altered(
+    parent: Manifest, spec: IndexSpec, named: Callable[[IndexSpec, str], NamedVectorsInfo]
+) -> Manifest:
+    known = parent.named_vectors
+    return parent.model_copy(
+        update={
+            "parent": parent.version,
+            "spec": spec,
+            "recall": _recall(parent, spec),
+            "named_vectors": {name: known.get(name) or named(spec, name) for name in spec.named_vectors},
+            "statistics": {"mode": "alter", "builds": parent.builds},
+        }
+    )
+
+
+def _recall(parent: Manifest, spec: IndexSpec) -> Recall | None:
+    if spec.target_recall == parent.spec.target_recall:
+        return parent.recall
+    given = parent.recall.given_queries if parent.recall else None
+    return expected_recall(parent.segments, spec.target_recall, given_queries=given)

@@ -13,7 +13,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from scannery.indexer import AlreadyExistsError, CorruptError, Manifest, Store
-from scannery.live.log.checks import ADVICE, FORGET, check_begun, check_current, check_index, check_registered
 from scannery.live.log.files import (
     DRAFT_FILE,
     LOG_FILE,
@@ -23,9 +22,18 @@ from scannery.live.log.files import (
     read_mark,
     sync_files,
 )
-from scannery.live.log.location import log_folder
-from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError
-from scannery.live.log.registry import Registration, register, registered
+from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError, log_folder
+from scannery.live.log.registry import (
+    ADVICE,
+    FORGET,
+    Registration,
+    check_begun,
+    check_current,
+    check_index,
+    check_registered,
+    register,
+    registered,
+)
 from scannery.live.log.sqlite_log import SqliteLog, rename_log
 from scannery.runtime.errors import ReadOnlyError
 

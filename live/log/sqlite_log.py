@@ -4,6 +4,8 @@ A commit costs one sync of the write-ahead log, for any number of batches. Check
 they would delay (`checkpoint`).
 
 Each object has two connections: one to append, one to read.
+
+Copies of a log as a single file, whatever kind of log it comes from: an SQLite database, in backups.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import apsw
@@ -21,12 +23,7 @@ import apsw
 from scannery.indexer import StoreError
 from scannery.indexer.store.changes import note_change
 from scannery.indexer.store.folder_backend import sync_folder
-from scannery.live.log.database import (
-    BUSY_MS,
-    connected,
-    create_database,
-    translated_errors,
-)
+from scannery.live.log.database import BUSY_MS, connected, create_database, translated_errors
 from scannery.live.log.files import (
     DRAFT_FILE,
     LOG_FILE,
@@ -54,7 +51,8 @@ from scannery.live.log.transaction import (
     written_by,
 )
 
-__all__ = ["SqliteLog", "rename_log"]
+__all__ = ["SqliteLog", "read_copy", "rename_log", "write_copy"]
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -371,3 +369,45 @@ def _create(path: Path) -> None:
         draft.rename(path)
         sync_files(path.parent)
         sync_folder(path.parent.parent)
+
+
+COPY_BYTES = 16 << 20
+
+
+def write_copy(
+    path: Path, identity: LogIdentity, truncated: int, read: Callable[[int], Sequence[LogEntry]]
+) -> None:
+    """Write entries to a new file.
+
+    Args:
+        path: of the file, which must not exist.
+        identity: of the log.
+        truncated: the sequence after which it begins.
+        read: returns some entries after a sequence; none: there are none.
+
+    """
+    os.close(open_private(path))
+    with translated_errors(path), no_forks():
+        create_database(path)
+        with closing(connected(path)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            identify(connection, identity)
+            transaction = SqliteTransaction(connection, truncated, lambda: 0.0)
+            while entries := read(transaction.position):
+                for entry in entries:
+                    transaction.append(entry.data)
+            connection.execute("COMMIT")
+
+
+def read_copy(path: Path) -> tuple[int, Iterator[LogEntry]]:
+    """Return the sequence after which a copy begins, and its entries."""
+    with translated_errors(path), no_forks(), closing(connected(path)) as connection:
+        truncated = truncated_of(connection)
+    return truncated, _entries(path, truncated)
+
+
+def _entries(path: Path, after: int) -> Iterator[LogEntry]:
+    with translated_errors(path), closing(connected(path)) as connection:
+        while entries := entries_after(connection, after, COPY_BYTES):
+            yield from entries
+            after = entries[-1].sequence

@@ -37,7 +37,7 @@ from scannery.indexer import (
     store_segment,
     with_deleted,
 )
-from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.versions.leases import working
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.maintenance.merge_policy import due, full_tiers, largest_tried

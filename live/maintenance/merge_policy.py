@@ -7,7 +7,7 @@ tree). So a row is built at most once per tier. If the result would fill the nex
 it at once, so that rows skip a tier.
 
 Building a segment without ScaNN takes a fortieth of the processor time of one with it (docs/benchmarks/live.md). So
-while an index is filled (filling.py), a seal does not train: its segment is scanned like the rows in memory. A merge
+while an index is filled (scheduler.py), a seal does not train: its segment is scanned like the rows in memory. A merge
 trains when the segments of a shard that are not trained have enough rows, and full tiers wait, up to PATIENCE times as
 many segments, so that most rows are trained once before writes slow down and once after.
 """

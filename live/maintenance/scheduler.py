@@ -3,6 +3,10 @@
 Workers check their indexes periodically. The worker that finds a task due locks a file and passes it, open, to a new
 process (locks.py). So each task of an index has at most one process for all workers and servers, and the kernel
 releases the lock however that process ends. A task that is interrupted changes no version.
+
+Bound how many tasks of maintenance a process runs at once, in the order in which they became due.
+
+Whether an index is being filled: rows are added so quickly that what a merge builds would soon be merged again.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,15 +36,126 @@ from scannery.indexer import (
 )
 from scannery.live.log.files import LOG_FILE
 from scannery.live.log.forks import held_by_this_process
-from scannery.live.log.location import LOG_VARIABLE, DatabaseUrl, LogRoot
-from scannery.live.maintenance.filling import QUIET_S, FillDetector
+from scannery.live.log.mutation_log import LOG_VARIABLE, DatabaseUrl, LogRoot
 from scannery.live.maintenance.locks import SharedLock, Task, TaskLock, TaskLocks
 from scannery.live.maintenance.merge_policy import due
-from scannery.live.maintenance.task_slots import TaskSlots
 from scannery.live.memtable import LiveState
 from scannery.runtime.retry import Backoff
 
-__all__ = ["PROGRAM", "SWEEP_S", "Ended", "Maintenance", "bounds", "seal_due", "task_threads"]
+__all__ = [
+    "PROGRAM",
+    "QUIET_S",
+    "SEALED_S",
+    "SWEEP_S",
+    "Ended",
+    "FillDetector",
+    "Maintenance",
+    "TaskSlots",
+    "bounds",
+    "seal_due",
+    "task_threads",
+]
+
+
+PATIENCE_S = 60.0
+"""Who has not asked again for so long, as an idle client, keeps no place in the queue."""
+
+
+class TaskSlots:
+    """Slots for tasks. Safe to use from several threads; a forked process has all of them free."""
+
+    def __init__(self, count: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with all slots free.
+
+        Args:
+            count: of slots.
+            clock: seconds.
+
+        """
+        self._count, self._clock = count, clock
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+        self._free = self._count
+        self._waiting: dict[Hashable, float] = {}
+        """When each that waits last asked, in the order of the queue."""
+
+    def take(self, asker: Hashable) -> bool:
+        """Take a slot, and return whether there was one; otherwise the asker keeps its place until it asks again."""
+        with self._lock:
+            now_s = self._clock()
+            self._waiting[asker] = now_s
+            if not self._free:
+                return False
+            self._waiting = {
+                each: asked_s for each, asked_s in self._waiting.items() if now_s - asked_s < PATIENCE_S
+            }
+            if list(self._waiting).index(asker) >= self._free:
+                return False
+            del self._waiting[asker]
+            self._free -= 1
+            return True
+
+    def leave(self, asker: Hashable) -> None:
+        """Give up a place in the queue, if there is one."""
+        with self._lock:
+            self._waiting.pop(asker, None)
+
+    def give_back(self) -> None:
+        """Give back a slot."""
+        with self._lock:
+            # A forked process may give back what its parent took.
+            self._free = min(self._count, self._free + 1)
+
+
+QUIET_S = 3.0
+"""Seconds without a mutation after which an index is not being filled."""
+SEALED_S = 15.0
+"""Seconds for `seal_rows` rows, or since the last seal, up to which an index is being filled: with the default of
+`seal_rows`, 1,333 rows/s and more."""
+
+
+class FillDetector:
+    """Observes the writes to one index. Not safe to use from several threads."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Start without an observation.
+
+        Args:
+            clock: seconds.
+
+        """
+        self._clock = clock
+        self._written: int | None = None
+        self._sealed: int | None = None
+        self._written_at_s = self._sealed_at_s = float("-inf")
+
+    def filling(self, *, written: int, sealed: int, full: bool, behind: bool, age_s: float) -> bool:
+        """Return whether the index is being filled.
+
+        Args:
+            written: sequence of the last mutation.
+            sealed: sequence of the last mutation that is in the current version.
+            full: whether the rows in memory suffice for a seal.
+            behind: whether they suffice for a larger one; then writes may only have paused because they were refused.
+            age_s: age of the oldest mutation in memory, in seconds.
+
+        """
+        now_s = self._clock()
+        if written != self._written:
+            self._written, self._written_at_s = written, now_s
+        if sealed != self._sealed:
+            if self._sealed is not None:  # a server that has just started does not know when that was
+                self._sealed_at_s = now_s
+            self._sealed = sealed
+        if behind:
+            return True
+        if now_s - self._written_at_s >= QUIET_S:
+            return False
+        return (full and age_s < SEALED_S) or now_s - self._sealed_at_s < SEALED_S
+
 
 _LOG = logging.getLogger(__name__)
 

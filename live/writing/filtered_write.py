@@ -8,6 +8,8 @@ Each batch has only rows that were written up to the sequence at which the first
 an earlier batch or by others, have later ones; so the batches come to an end.
 
 Shapes: R chosen rows.
+
+Writes as they are queued: prepared in what they read, and resolved in it when their turn has come.
 """
 
 from __future__ import annotations
@@ -18,24 +20,35 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import (
-    KnownTerms,
-    Manifest,
-    Segment,
-    written_schema,
-)
+from scannery.indexer import KnownTerms, Manifest, Segment, written_schema
 from scannery.indexer.datapoints.dynamic import canonical_json
+from scannery.live.log.mutation_log import Request
 from scannery.live.log.records import Mutation, encode
 from scannery.live.memtable import LiveState
-from scannery.live.row_sizes import fitting_rows
-from scannery.live.write_request import PartialUpdate
-from scannery.live.writing.group_commit import Resolved
-from scannery.live.writing.matching_rows import MatchingRows, RowFilter, matching_rows
-from scannery.live.writing.resolve import Places, changed_rows
-from scannery.live.writing.write_views import StateMovedError, WriteView
-from scannery.runtime.deadline import Deadline
+from scannery.live.prepare import Deletion, PartialUpdate, PreparedUpsert
+from scannery.live.row_tables import fitting_rows
+from scannery.live.writing.group_commit import Resolved, Write
+from scannery.live.writing.resolve import Places, changed_rows, look_ahead, resolve_deletion, resolve_upsert
+from scannery.live.writing.write_views import (
+    GroupState,
+    MatchingRows,
+    RowFilter,
+    StateMovedError,
+    WriteView,
+    matching_rows,
+)
+from scannery.runtime.retry import Deadline
 
-__all__ = ["MAX_BATCH_BYTES", "FilteredWrite"]
+__all__ = [
+    "MAX_BATCH_BYTES",
+    "FilteredWrite",
+    "blind_upsert",
+    "columns_mark",
+    "deletion_in",
+    "filtered_in",
+    "upsert_in",
+]
+
 
 MAX_BATCH_BYTES = 16 << 20
 """Most bytes of the changed rows of a batch, of which each may have several MiB; one row is always taken."""
@@ -193,3 +206,52 @@ def _size_bytes(change: PartialUpdate) -> int:
     """Return the bytes that new values take in each row; of an undeclared one, its JSON."""
     declared: int = sum(pa.array([value]).nbytes for value in change.values.values() if value is not None)
     return declared + (len(canonical_json(change.dynamic).encode()) if change.dynamic else 0)
+
+
+def blind_upsert(prepared: PreparedUpsert, request: Request) -> Write:
+    """Return the write of a batch that is the same in every state."""
+    resolved = prepared.mutation, prepared.encoded, prepared.mutation.rows.num_rows
+    columns = prepared.mutation.columns_version
+    return Write(request, len(prepared.encoded), None, columns, lambda group: resolved)
+
+
+def columns_mark(manifest: Manifest) -> Write:
+    """Return the write of a record without rows for the columns of a version."""
+    nothing = written_schema(manifest.spec, manifest.dimensions).empty_table()
+    mutation = Mutation.of(nothing, manifest)
+    resolved = mutation, encode(mutation), 0
+    return Write(Request(""), 0, None, manifest.columns_version, lambda group: resolved)
+
+
+def upsert_in(view: WriteView, prepared: PreparedUpsert, request: Request) -> Write:
+    """Return the write of a batch with conditions or partial updates."""
+
+    def resolve(group: GroupState) -> Resolved:
+        mutation = resolve_upsert(prepared, view.before(group))
+        return mutation, encode(mutation), mutation.rows.num_rows
+
+    look_ahead(prepared, view.state)
+    columns = prepared.mutation.columns_version
+    return Write(request, prepared.mutation.rows.nbytes, view, columns, resolve)
+
+
+def deletion_in(view: WriteView, deletion: Deletion, request: Request) -> Write:
+    """Return the write of a deletion."""
+
+    def resolve(group: GroupState) -> Resolved:
+        mutation, count = resolve_deletion(deletion, view.before(group))
+        return mutation, encode(mutation), count
+
+    return Write(request, 0, view, None, resolve)
+
+
+def filtered_in(view: WriteView, write: FilteredWrite, request: Request, deadline: Deadline) -> Write:
+    """Return the write of a batch of what a filter allows."""
+    write.look_ahead(view, deadline)
+    return Write(
+        request,
+        write.size_bytes,
+        view,
+        write.columns_version,
+        lambda group: write.resolve(view.before(group)),
+    )

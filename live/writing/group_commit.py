@@ -2,6 +2,8 @@
 
 One thread per index appends. Callers wait for the outcome until their deadline. A write whose caller gave up during the
 commit is still written, like any request whose response is lost.
+
+Append a group of writes to the log, inside its transaction.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from scannery.live.log.mutation_log import Answer, Request
-from scannery.live.log.records import Mutation
-from scannery.live.writing.group_state import GroupState
-from scannery.live.writing.write_views import WriteView
-from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import ClosedError, DeadlineError, OverloadedError
+from scannery.live.log.mutation_log import Answer, LogGapError, LogReplacedError, LogTransaction, Request
+from scannery.live.log.records import Mutation, rows_fit
+from scannery.live.memtable import LiveState
+from scannery.live.writing.write_views import GroupState, WriteView
+from scannery.runtime.errors import ClosedError, DeadlineError, OtherVersionError, OverloadedError
+from scannery.runtime.retry import Deadline
 
-__all__ = ["Resolved", "Write", "Writer"]
+__all__ = ["Resolved", "Write", "Writer", "append_group"]
+
 
 MAX_QUEUED = 128
 """Writes; further ones are refused with `retry_after_s` RETRY_S."""
@@ -156,3 +159,60 @@ class Writer:
             group.append(write)
             size_bytes += write.size_bytes
         return group, False
+
+
+MOVED_RETRY_S = 0.1
+
+
+def append_group(
+    own: LiveState,
+    transaction: LogTransaction,
+    group: Sequence[Write],
+    answers: dict[int, Answer | Exception],
+) -> LiveState:
+    """Append the writes of a group, add the response to each to `answers`, and return the state after them.
+
+    Args:
+        own: the state that readers see.
+        transaction: of the log.
+        group: the writes.
+        answers: to be filled, by the place in the group.
+
+    Raises:
+        LogGapError: the log does not reach the version, or goes on with rows for a later one.
+        LogReplacedError: it has lost entries.
+        CorruptError, FormatError: its entries cannot be read.
+
+    """
+    if transaction.position < own.manifest.log_sequence:
+        raise LogGapError("the index has moved to a version that the log does not reach")
+    if transaction.position < own.sequence:
+        raise LogReplacedError(
+            f"the log ends at sequence {transaction.position}, and had {own.sequence} before: it was replaced"
+        )
+    views = [write.view for write in group if write.view is not None]
+    after = min([own.sequence, *(view.after(own) for view in views)])
+    state = GroupState(own, transaction.read(after))
+    transaction.expect([write.request for write in group if write.request.id])
+    for number, write in enumerate(group):
+        try:
+            known = transaction.answer_of(write.request) if write.request.id else None
+            if known is not None:
+                answers[number] = known
+                continue
+            if write.columns_version not in (None, own.manifest.columns_version):
+                raise OtherVersionError("the index has just got other columns", retry_after_s=MOVED_RETRY_S)
+            resolved = write.resolve(state)
+            if resolved is None:
+                answers[number] = Answer(transaction.position, 0)
+                continue
+            mutation, data, count = resolved
+            # The index may have moved to another version with these columns since it was prepared.
+            mutation = rows_fit(mutation, state.manifest, sequence=transaction.position + 1, new=True)
+        except Exception as error:  # noqa: BLE001  fails this request only
+            answers[number] = error
+            continue
+        sequence = transaction.append(data, request=write.request, count=count)
+        state.add(sequence, mutation, len(data))
+        answers[number] = Answer(sequence, count)
+    return state.own

@@ -28,10 +28,8 @@ from scannery.indexer.datapoints.dynamic import changed_dynamic
 from scannery.indexer.datapoints.named_vectors import is_vector_column
 from scannery.live.log.records import Mutation, named_digests, rows_fit
 from scannery.live.memtable import LiveState
-from scannery.live.named_encoding import VectorsOf, encode_again
-from scannery.live.prepare import PreparedUpsert
+from scannery.live.prepare import Condition, Deletion, PartialUpdate, PreparedUpsert, VectorsOf, encode_again
 from scannery.live.row_tables import whole_rows
-from scannery.live.write_request import Condition, Deletion, PartialUpdate
 from scannery.live.writing.write_views import NamedRows
 from scannery.runtime.errors import (
     ConditionError,

@@ -3,35 +3,160 @@
 A server with all shards resolves a write in its own state. A root of a cluster has no rows: it reads those that a write
 names from the leaves, before the transaction, and applies to them what was written since, in the transaction. So each
 write sees the state after all earlier ones, wherever the rows are.
+
+The rows of an index that a filter allows, up to the revision at which a write by filter began.
+
+Shapes: N rows of a segment, R chosen rows.
+
+The index while the writes of a group are appended, one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import IndexSpec, Manifest, MemorySegment, OpenIndex, Segment
-from scannery.indexer.datapoints.vector_presence import parts_by_vector
+from scannery.indexer import (
+    REVISION_COLUMN,
+    AllowedRows,
+    IndexSpec,
+    Manifest,
+    MemorySegment,
+    OpenIndex,
+    Segment,
+)
+from scannery.indexer.datapoints.named_vectors import parts_by_vector
+from scannery.live.log.mutation_log import LogEntry
 from scannery.live.log.records import Mutation
 from scannery.live.memtable import LiveState, apply, begin
-from scannery.live.writing.group_state import GroupState
-from scannery.live.writing.matching_rows import MatchingRows, count_matching
-from scannery.runtime.deadline import Deadline
+from scannery.live.replay import mutations_of
+from scannery.runtime.retry import Deadline
 
 __all__ = [
     "OWN_ROWS",
     "FetchedView",
+    "GroupState",
+    "MatchingRows",
     "NamedRows",
     "OwnView",
+    "RowFilter",
     "RowReader",
     "StateMovedError",
     "WriteView",
+    "count_matching",
+    "matching_rows",
     "view_of_matching",
     "view_of_named",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """A filter, as this process evaluates it, and as others read it."""
+
+    allowed: Callable[[Segment], AllowedRows]
+    """Returns the rows of a segment that it allows, deleted rows included; quick for segments that it was given
+    before."""
+    message: bytes
+    """The serialised message of the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchingRows:
+    """The rows that one batch of a write by filter is chosen from."""
+
+    where: RowFilter | None
+    """None: all rows."""
+    limit: int
+    """Most rows of the batch."""
+    until_sequence: int | None
+    """Only rows that were written up to this sequence, 0 for those of a build; None: all rows."""
+    whole: bool
+    """Whether all columns are read; else ids alone."""
+
+
+def matching_rows(
+    index: OpenIndex,
+    where: RowFilter | None,
+    until_sequence: int | None,
+    *,
+    matched: Collection[Segment] = (),
+) -> Iterator[tuple[Segment, np.ndarray]]:
+    """Yield the rows of each segment that are allowed, alive and not too new, int64 (R,), ascending; no empty ones.
+
+    Args:
+        index: the rows.
+        where: None: all rows.
+        until_sequence: as of `MatchingRows`.
+        matched: segments of which the filter is known to allow all rows.
+
+    """
+    for segment, alive in zip(index.segments, index.alive, strict=True):
+        allowed = None if where is None or segment in matched else where.allowed(segment)
+        rows_R = _both(allowed, alive, segment.rows)
+        if until_sequence is not None and REVISION_COLUMN in segment.table.column_names:
+            # Rows of a build have no revision.
+            revisions_N = segment.column(REVISION_COLUMN).fill_null(0).to_numpy()
+            rows_R = rows_R[revisions_N[rows_R] <= until_sequence]
+        if len(rows_R):
+            yield segment, rows_R
+
+
+def count_matching(index: OpenIndex, wanted: MatchingRows) -> int:
+    """Return the number of rows that a batch and those after it would have."""
+    return sum(len(rows_R) for _, rows_R in matching_rows(index, wanted.where, wanted.until_sequence))
+
+
+def _both(allowed: AllowedRows | None, alive: AllowedRows | None, total: int) -> np.ndarray:
+    """Return the rows that are in both sets, int64, ascending; None: all rows."""
+    if allowed is None:
+        return np.arange(total) if alive is None else alive.rows
+    return allowed.rows if alive is None else allowed.rows[alive.mask_N[allowed.rows]]
+
+
+class GroupState:
+    """The state of this process after all earlier writes, and the mutations that led to it. For one thread."""
+
+    def __init__(self, own: LiveState, entries: Sequence[LogEntry]) -> None:
+        """Begin after the entries of the log.
+
+        Args:
+            own: the state that readers see.
+            entries: all entries after it; further ones before these, if a write needs their mutations.
+
+        Raises:
+            CorruptError, FormatError: as `state_after`.
+
+        """
+        self.later = mutations_of(entries, own.manifest)
+        """Mutations with their sequences, in order, up to the write that is next."""
+        self.sequence = max(own.sequence, entries[-1].sequence if entries else 0)
+        """Sequence of the last one."""
+        self._pending = [(sequence, mutation) for sequence, mutation in self.later if sequence > own.sequence]
+        self._own = own.logged(sum(len(entry.data) for entry in entries if entry.sequence > own.sequence))
+
+    @property
+    def own(self) -> LiveState:
+        """The state of this process before the next write."""
+        if self._pending:
+            self._own, self._pending = apply(self._own, self._pending), []
+        return self._own
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the version."""
+        return self._own.manifest
+
+    def add(self, sequence: int, mutation: Mutation, size_bytes: int) -> None:
+        """Add a write; `size_bytes` are those of its record."""
+        self.sequence = sequence
+        self.later.append((sequence, mutation))
+        self._pending.append((sequence, mutation))
+        self._own = self._own.logged(size_bytes)
 
 
 class StateMovedError(Exception):

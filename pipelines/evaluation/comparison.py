@@ -4,22 +4,26 @@ The answers are JSON lines: a query as in any file of queries (`query_files`), `
 object with `id`, and optionally `where`, a filter of ours that stands for the one that the other system had.
 
 Shapes: Q queries.
+
+Pools: the documents to judge for a query, from the first hits of several searches (Spärck Jones, 1975).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from scannery.pipelines.errors import CollectionError
+from scannery.pipelines.evaluation.measures import Interval, interval_of
 from scannery.pipelines.evaluation.query_files import Query, query_records
-from scannery.pipelines.evaluation.significance import Interval, interval_of
 
-__all__ = ["AnsweredQuery", "Comparison", "OtherAnswer", "compare", "read_answers"]
+__all__ = ["AnsweredQuery", "Comparison", "OtherAnswer", "compare", "pool", "read_answers"]
+
 
 LISTED = 5
 """Queries and ids that a comparison lists."""
@@ -128,3 +132,27 @@ def _filter_of(place: str, value: Any) -> Mapping[str, Any] | None:
             f"answers: {place}: `where` must be an object, got {value!r:.80}", field="answers"
         )
     return value
+
+
+HitT = TypeVar("HitT")
+
+
+def pool(rankings: Iterable[Sequence[HitT]], key: Callable[[HitT], str], *, seed: str) -> list[HitT]:
+    """Return the hits of all rankings, each key once with its best hit, in an order that does not tell their ranks.
+
+    A person who sees which search found a hit, or how high, judges the search and not the hit.
+
+    Args:
+        rankings: hits of each search, best first.
+        key: what is judged: the id of the document, or of the datapoint.
+        seed: the same seed and keys give the same order, so that judging can go on where it stopped.
+
+    """
+    found: dict[str, HitT] = {}
+    for hits in rankings:
+        for hit in hits:
+            found.setdefault(key(hit), hit)
+    # Sorted first, so that the order does not depend on the order of the searches.
+    names = sorted(found)
+    random.Random(seed).shuffle(names)
+    return [found[name] for name in names]

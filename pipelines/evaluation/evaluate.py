@@ -1,15 +1,32 @@
 """Retrieval quality against relevance judgements: the measures of each configuration, and what differs between two.
 
 Shapes: M measures, Q queries.
+
+Write the results of an evaluation: TREC runs, and the values of each query as JSON lines or CSV.
+
+Configurations of a search, from options and lists of values to try.
+
+    mode=dense,hybrid                   values
+    alpha=0.1..0.9:0.2                  a range with both ends and a step: 0.1, 0.3, 0.5, 0.7, 0.9
+
+Every combination is a configuration, without those that differ only in options that their mode ignores: dense search
+has no alpha.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
+import json
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from functools import cached_property
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,14 +34,31 @@ from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.evaluation.judgements import Judgements
 from scannery.pipelines.evaluation.measures import (
     MAIN_MEASURE,
+    Interval,
     Measure,
     default_measures,
+    intervals_of,
     measured_values,
     measuring_engine,
+    paired_bootstrap,
 )
-from scannery.pipelines.evaluation.significance import Interval, intervals_of, paired_bootstrap
 
-__all__ = ["Comparison", "Difference", "Evaluation", "compare", "evaluate", "largest_differences"]
+__all__ = [
+    "SWEPT",
+    "Comparison",
+    "Configuration",
+    "Difference",
+    "Evaluation",
+    "combine",
+    "compare",
+    "evaluate",
+    "largest_differences",
+    "parse_sweep",
+    "run_paths",
+    "write_per_query",
+    "write_run",
+]
+
 
 QueryT = TypeVar("QueryT")
 Search = Callable[[Sequence[QueryT]], Sequence[Sequence[str]]]
@@ -176,3 +210,191 @@ def largest_differences(
         for i in order.tolist()
         if gaps_Q[i] > 0
     ]
+
+
+def run_paths(path: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Return the file of each configuration's run: the path itself for one, `run.dense.trec`, … for several."""
+    if len(names) == 1:
+        return {names[0]: path}
+    parts = {name: re.sub(r"[^\w.=-]+", "_", name) for name in names}
+    return {name: path.with_name(f"{path.stem}.{part}{path.suffix}") for name, part in parts.items()}
+
+
+def write_run(path: Path, result: Evaluation) -> int:
+    """Write a TREC run, and return the number of ids that had blanks, which a run cannot hold.
+
+    A line has the query, `Q0`, the document, the rank from 1, a score, and the name of the configuration. Programs for
+    runs order by score and equal scores by their own rule, so scores are numbers that fall with the rank. Blanks in
+    ids become `%20`.
+    """
+    tag = re.sub(r"\s+", "_", result.name)
+    changed: set[str] = set()
+
+    def word(identifier: str) -> str:
+        if re.search(r"\s", identifier):
+            changed.add(identifier)
+        return re.sub(r"\s", lambda match: f"%{ord(match[0]):02X}", identifier)
+
+    lines = [
+        f"{word(query)} Q0 {word(document)} {rank} {len(documents) - rank + 1} {tag}\n"
+        for query, documents in zip(result.query_ids, result.found, strict=True)
+        for rank, document in enumerate(documents, 1)
+    ]
+    _write(path, "".join(lines))
+    return len(changed)
+
+
+def write_per_query(path: Path, results: Sequence[Evaluation], texts: Mapping[str, str]) -> None:
+    """Write a row for each configuration and query: its id, text, number of hits, and value of each measure.
+
+    Raises:
+        CollectionError: the file's ending is neither `.jsonl` nor `.csv`.
+
+    """
+    if path.suffix not in (".jsonl", ".csv"):
+        raise CollectionError(f"per-query: {path} must end with .jsonl or .csv", field="per-query")
+    rows = [
+        {
+            "configuration": result.name,
+            "query_id": name,
+            "text": texts[name],
+            "hits": len(result.found[position]),
+            **{measure: float(values_Q[position]) for measure, values_Q in result.values.items()},
+        }
+        for result in results
+        for position, name in enumerate(result.query_ids)
+    ]
+    if path.suffix == ".jsonl":
+        _write(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows))
+        return
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    _write(path, text.getvalue())
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+
+
+SWEPT: dict[str, Callable[[str], Any]] = {
+    "index": str,
+    "mode": str,
+    "fusion": str,
+    "alpha": float,
+    "rerank": int,
+    "k": int,
+    "target_recall": float,
+}
+"""Options that can be swept, and the types of their values. The order is that of the configurations."""
+
+MOST_VALUES = 200
+"""Values of one sweep, and configurations in all: a wrong step would search for days."""
+
+_HYBRID_ONLY = ("fusion", "alpha")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """Options of a search."""
+
+    name: str
+    """The mode, and the options that are swept: `hybrid alpha=0.3`."""
+    options: Mapping[str, Any]
+    """By the names of SWEPT, without those that are not set."""
+
+    def without(self, option: str) -> str:
+        """Return the name without one option: configurations with equal ones make a line of a plot."""
+        given = f"{option}={_text(self.options.get(option))}"
+        return " ".join(part for part in self.name.split(" ") if part != given)
+
+
+def parse_sweep(text: str) -> tuple[str, list[Any]]:
+    """Return the option and the values of a sweep such as `alpha=0.1..0.9:0.2`, in order, each once.
+
+    Raises:
+        ValueError: it has another form, or the option cannot be swept.
+
+    """
+    name, equals, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if name not in SWEPT or not equals:
+        raise ValueError(f"must be NAME=VALUES, with a name of {', '.join(SWEPT)}, got {text!r:.80}")
+    parts = [part.strip() for part in values.split(",") if part.strip()]
+    found = [value for part in parts for value in _values(name, part)]
+    distinct = list(dict.fromkeys(found))
+    if not distinct or len(distinct) > MOST_VALUES:
+        raise ValueError(f"{name} must have 1 to {MOST_VALUES} values, got {len(distinct)}")
+    return name, distinct
+
+
+def combine(fixed: Mapping[str, Any], sweeps: Mapping[str, Sequence[Any]]) -> list[Configuration]:
+    """Return the configurations of all combinations, in the order of SWEPT and of the values.
+
+    Args:
+        fixed: options of all configurations, by the names of SWEPT; None: not set.
+        sweeps: values by option; `mode` is one of them.
+
+    Raises:
+        ValueError: there are more than MOST_VALUES.
+
+    """
+    names = [name for name in SWEPT if name in sweeps]
+    found: dict[str, Configuration] = {}
+    for values in itertools.product(*(sweeps[name] for name in names)):
+        swept = _relevant(dict(zip(names, values, strict=True)))
+        name = " ".join(_label(option, value) for option, value in swept.items())
+        options = _relevant({**fixed, **swept})
+        set_options = {key: value for key, value in options.items() if value is not None}
+        found.setdefault(name, Configuration(name=name, options=set_options))
+    if len(found) > MOST_VALUES:
+        raise ValueError(f"at most {MOST_VALUES} configurations, these sweeps make {len(found)}")
+    return list(found.values())
+
+
+def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:
+    hybrid = options.get("mode") == "hybrid"
+    return {name: value for name, value in options.items() if hybrid or name not in _HYBRID_ONLY}
+
+
+def _label(option: str, value: Any) -> str:
+    return str(value) if option in ("index", "mode", "fusion") else f"{option}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _values(name: str, text: str) -> Iterable[Any]:
+    kind = SWEPT[name]
+    if kind is str or ".." not in text:
+        return [_converted(name, kind, text)]
+    bounds, _, step = text.partition(":")
+    low, high = (_decimal(name, part) for part in bounds.split("..", 1))
+    by = _decimal(name, step) if step else Decimal(1) if kind is int else None
+    if by is None or by <= 0 or high < low:
+        raise ValueError(f"{name}: a range is LOW..HIGH:STEP, such as 0.1..0.9:0.2, got {text!r:.80}")
+    count = int((high - low) / by) + 1
+    if count > MOST_VALUES:
+        raise ValueError(f"{name} must have 1 to {MOST_VALUES} values, got {count}")
+    return [_converted(name, kind, str(low + number * by)) for number in range(count)]
+
+
+def _decimal(name: str, text: str) -> Decimal:
+    try:
+        number = Decimal(text.strip())
+    except InvalidOperation as error:
+        raise ValueError(f"{name}: must be a number, got {text!r:.80}") from error
+    if not number.is_finite():
+        raise ValueError(f"{name}: must be finite, got {text!r:.80}")
+    return number
+
+
+def _converted(name: str, kind: Callable[[str], Any], text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError as error:
+        what = "an integer" if kind is int else "a number"
+        raise ValueError(f"{name}: must be {what}, got {text!r:.80}") from error

@@ -19,7 +19,7 @@ from scannery.pipelines.execution.chain import (
     Until,
     resolves,
 )
-from scannery.pipelines.execution.worker_options import StagePools
+from scannery.pipelines.execution.runners import StagePools
 from scannery.pipelines.state.job import Job
 
 __all__ = ["StageFn", "add_build", "new_encoder_handle"]

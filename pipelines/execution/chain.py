@@ -43,16 +43,11 @@ from scannery.pipelines.stages.resolve import (
 )
 from scannery.pipelines.stages.segment import build_shard, finished_shard, shard_key
 from scannery.pipelines.stages.update import ShardChange, update_shard
-from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
-from scannery.pipelines.state.embedding_cache import Catalogue
-from scannery.pipelines.state.job import Job
-from scannery.pipelines.state.named_cache import NamedCatalogue
+from scannery.pipelines.state.embedding_cache import Catalogue, NamedCatalogue
+from scannery.pipelines.state.job import Job, ShardOutcome, UnitOutcome, read_parent
 from scannery.pipelines.state.row_groups import RowGroup, row_groups_of
-from scannery.pipelines.state.stage_outputs import read_parent
-from scannery.pipelines.state.unit_list import read_run
-from scannery.pipelines.state.unit_sums import UnitSums, add_up
-from scannery.pipelines.state.work_units import WorkUnit
-from scannery.pipelines.tuning.synthetic_queries import EncoderSource, EncoderSources
+from scannery.pipelines.state.work_units import UnitSums, WorkUnit, add_up, read_run
+from scannery.pipelines.tuning.tuning_queries import EncoderSource, EncoderSources
 
 __all__ = [
     "BuildSegment",
@@ -120,7 +115,7 @@ def first_elements(
     """Return the elements of the first stage: units, changes besides their rows, and segments whose ids they need.
 
     Args:
-        units: as JSON, or runs of them (unit_list.py).
+        units: as JSON, or runs of them (work_units.py).
         shard_changes: by shard.
         job: the build.
         parent: its parent version.

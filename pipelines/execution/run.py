@@ -1,16 +1,28 @@
-"""Run the chain on an engine: once, or again where an earlier run's files turned out to be damaged."""
+"""Run the chain on an engine: once, or again where an earlier run's files turned out to be damaged.
+
+Publish a build without a runner if earlier runs did all of its work: starting a runner takes longer.
+
+Errors for builds that ran to their end without committing a version.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from scannery.embed import Encoder
+from scannery.indexer.manifest import Manifest
 from scannery.indexer.store.object_store import Store
-from scannery.pipelines.errors import PipelineError, StageDamagedError
+from scannery.pipelines.errors import (
+    NothingToIndexError,
+    PipelineError,
+    StageDamagedError,
+    TooManyDeadLettersError,
+)
 from scannery.pipelines.execution.chain import (
     EncoderHandle,
     Until,
@@ -20,26 +32,126 @@ from scannery.pipelines.execution.chain import (
 )
 from scannery.pipelines.execution.failures import restored
 from scannery.pipelines.execution.runners import new_pipeline, stage_pools
-from scannery.pipelines.execution.up_to_date import publish_finished
-from scannery.pipelines.planning.padded_widths import with_widths
-from scannery.pipelines.planning.planned_encoder import (
-    PlannedEncoder,
-    recipe_of,
+from scannery.pipelines.planning.agreed_dtype import with_widths
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder, recipe_of
+from scannery.pipelines.stages.embed import find_finished, finished_units, read_outcomes
+from scannery.pipelines.stages.publish import BuildRecord, embedded_record, publish, read_record
+from scannery.pipelines.stages.resolve import (
+    ROWS_PER_RANGE,
+    LostRows,
+    may_move,
+    merged_values,
+    needs_resolving,
+    parent_ids,
+    ranges_for,
+    resolve_range,
+    unit_ids,
 )
-from scannery.pipelines.stages.finished_units import find_finished, finished_units, read_outcomes
-from scannery.pipelines.stages.publish import BuildRecord, embedded_record, read_record
-from scannery.pipelines.stages.resolve import may_move, ranges_for
-from scannery.pipelines.stages.update import ShardChange
-from scannery.pipelines.state.embedding_cache import remove_catalogue, write_catalogue
-from scannery.pipelines.state.job import Job
-from scannery.pipelines.state.named_cache import remove_named_catalogue, write_named_catalogue
+from scannery.pipelines.stages.segment import finished_shard, shard_key
+from scannery.pipelines.stages.update import ShardChange, finished_update
+from scannery.pipelines.state.embedding_cache import (
+    remove_catalogue,
+    remove_named_catalogue,
+    write_catalogue,
+    write_named_catalogue,
+)
+from scannery.pipelines.state.job import Job, ShardOutcome, UnitOutcome, read_parent
 from scannery.pipelines.state.progress import Progress, ProgressCallback, watched
-from scannery.pipelines.state.stage_outputs import read_parent
-from scannery.pipelines.state.unit_list import new_unit_list, remove_unit_list, write_unit_list
-from scannery.pipelines.state.unit_sums import UnitSums, add_up, fan_in
-from scannery.pipelines.state.work_units import WorkUnit, expected_rows
+from scannery.pipelines.state.row_groups import RowGroup, row_groups_of
+from scannery.pipelines.state.work_units import (
+    UnitSums,
+    WorkUnit,
+    add_up,
+    expected_rows,
+    fan_in,
+    new_unit_list,
+    remove_unit_list,
+    write_unit_list,
+)
+from scannery.pipelines.tuning.tuning_queries import EncoderSource
 
-__all__ = ["Engine", "embed_only", "execute"]
+__all__ = ["Engine", "check_record", "embed_only", "execute", "publish_finished"]
+
+
+MOST_ROWS = ROWS_PER_RANGE
+"""Most rows, new and old, whose ids this process compares; more are compared by workers."""
+
+
+def publish_finished(
+    job: Job,
+    store: Store,
+    units: Sequence[UnitOutcome],
+    shard_changes: Mapping[int, ShardChange],
+    encoder: EncoderSource | None,
+) -> bool:
+    """Publish a build if all its segments exist already; return whether it was published.
+
+    Args:
+        job: the build.
+        store: of the index.
+        units: outcomes of all its units, which earlier runs finished.
+        shard_changes: by shard, changes besides the units' rows.
+        encoder: gives the encoder, where queries are made for a measurement.
+
+    Raises:
+        AlreadyExistsError: another build published a version meanwhile.
+
+    """
+    if needs_resolving(job):  # only the runner's stages find duplicates across shards
+        return False
+    shards = _finished_shards(job, store, units, shard_changes)
+    if shards is None:
+        return False
+    publish(job, store, add_up(map(UnitSums.of, units)), shards, encoder=encoder)
+    return True
+
+
+def _finished_shards(
+    job: Job, store: Store, units: Sequence[UnitOutcome], shard_changes: Mapping[int, ShardChange]
+) -> list[ShardOutcome] | None:
+    parent = read_parent(job, store) if job.mode == "upsert" or job.keep_rows else None
+    moved = _moved_ids(job, store, units, parent)
+    if moved is None:
+        return None
+    values: dict[int, list[str]] = defaultdict(list)
+    for shard, change in shard_changes.items():
+        values[shard].append(change.to_json())
+    for unit in units:
+        for shard, group in row_groups_of(unit):
+            values[shard].append(group.to_json())
+    for shard, found in moved:
+        values[shard].append(found.to_json())
+    shards = []
+    for shard, items in values.items():
+        outcome = _finished_shard(shard, merged_values(items), parent, job, store)
+        if outcome is None:
+            return None
+        shards.append(outcome)
+    return shards
+
+
+def _moved_ids(
+    job: Job, store: Store, units: Sequence[UnitOutcome], parent: Manifest | None
+) -> list[tuple[int, LostRows | ShardChange]] | None:
+    """Return the changes for ids that move between shards; None if these are too many for this process."""
+    if parent is None or not may_move(job) or not any(unit.row_groups for unit in units):
+        return []
+    if parent.rows + sum(unit.counts.passages for unit in units) > MOST_ROWS:
+        return None
+    new = [unit_ids(unit.ordinal, unit.key, dict(row_groups_of(unit)), job, store) for unit in units]
+    old = [parent_ids(number, parent, job, store) for number in range(len(parent.segments))]
+    return list(resolve_range([*new, *old], job))
+
+
+def _finished_shard(
+    shard: int, values: Sequence[str], parent: Manifest | None, job: Job, store: Store
+) -> ShardOutcome | None:
+    if job.mode == "full" and (job.newer_than is None or parent is None):
+        rows = [RowGroup.from_json(value) for value in values]
+        if done := finished_shard(shard_key(job, shard, rows), job, store):
+            return done
+    return None if parent is None else finished_update(shard, values, parent, job, store)
+
 
 ATTEMPTS = 3
 """Each run removes the damaged files that it meets; a run that still meets one after two repetitions fails."""
@@ -66,7 +178,7 @@ class Engine:
     """All encoders of the job by recipe, those of named vectors included."""
 
     accelerator: str | None = None
-    """Accelerator of the machines that embed, for engines that have machines by stage (worker_options.py)."""
+    """Accelerator of the machines that embed, for engines that have machines by stage (runners.py)."""
 
     segment_bytes: int = 0
     """Memory that building the largest shard needs, as planned; 0: not known."""
@@ -250,3 +362,23 @@ def _with_loaded(encoders: EncoderHandle, job: Job, engine: Engine) -> EncoderHa
             loaded.use_widths(job.widths)
         encoders.acquire(recipe, partial(_same, loaded))
     return encoders
+
+
+MOST_EXAMPLES = 3
+"""Reasons of which a message of a failed build gives the first record."""
+
+
+def check_record(record: BuildRecord, job: Job) -> None:
+    """Raise NothingToIndexError or TooManyDeadLettersError if the build committed no version for that reason."""
+    dead = ", ".join(f"{count} × {reason}" for reason, count in record.counts.dead_letters.items())
+    key = record.statistics["dead_letters_key"]
+    first = [f"; first {text}" for text in record.statistics.get("dead_letter_examples", {}).values()]
+    where = f"{''.join(first[:MOST_EXAMPLES])}; see {job.store_uri}/{key}" if key else ""
+    if record.status == "empty":
+        raise NothingToIndexError(f"no record could be indexed ({dead or 'the input is empty'}){where}")
+    if record.status == "too_many_dead_letters":
+        raise TooManyDeadLettersError(
+            f"{sum(record.counts.dead_letters.values())} dead letters ({dead}), more than the {job.max_dead_letters:g} "
+            f"allowed{where}",
+            field="max_dead_letters",
+        )

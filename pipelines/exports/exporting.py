@@ -30,19 +30,21 @@ from scannery.indexer import (
     written_schema,
 )
 from scannery.indexer.datapoints.named_vectors import without_named
-from scannery.indexer.local.file_hash import file_sha256
-from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.local.files import file_sha256, scratch_folder
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.errors import OutputError
 from scannery.pipelines.exports.export_files import (
     FORMATS,
     SPARSE,
+    ExportRows,
+    LiveChange,
+    LiveRows,
+    SegmentRows,
     exported,
     exported_schema,
     format_of_name,
     open_writer,
 )
-from scannery.pipelines.exports.export_rows import ExportRows, LiveChange, LiveRows, SegmentRows
 
 __all__ = ["ExportReport", "ExportedFile", "export"]
 

@@ -13,13 +13,13 @@ from scannery.indexer import Distance
 from scannery.pipelines.errors import InputNotFoundError, PeerError
 from scannery.pipelines.peers.collection import (
     PeerCollection,
+    PeerOptions,
     PeerRecord,
     chosen,
     distance_of,
     json_value,
     loaded,
 )
-from scannery.pipelines.peers.options import PeerOptions
 
 __all__ = ["open_chroma"]
 

@@ -1,4 +1,9 @@
-"""What a collection of another system is, in the terms of an index, and the checks that all readers share."""
+"""What a collection of another system is, in the terms of an index, and the checks that all readers share.
+
+What a user may say about the source of an import.
+
+The systems that can be read, by name.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +12,25 @@ import math
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from importlib import import_module, metadata
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
 from scannery.indexer import Distance
-from scannery.indexer.spec.named_vectors import MAX_NAMED_VECTORS, VECTOR_NAME
+from scannery.indexer.spec.vector_spec import MAX_NAMED_VECTORS, VECTOR_NAME
 from scannery.pipelines.errors import MissingPackageError, PeerError
 
 __all__ = [
+    "PEERS",
+    "Peer",
     "PeerCollection",
+    "PeerOptions",
     "PeerRecord",
     "PeerVectors",
     "as_identifier",
@@ -30,11 +39,13 @@ __all__ = [
     "json_value",
     "loaded",
     "names_in_index",
+    "open_peer",
     "record_problem",
     "rename_notes",
     "vector_columns",
     "vector_problem",
 ]
+
 
 MAX_SHOWN = 20
 """Names in a message."""
@@ -253,3 +264,45 @@ def _scalar(value: object) -> Any:
 
 
 _BYTES = (bytes, bytearray, memoryview)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerOptions:
+    """Options of an import; None: found by the source, where it is the only one."""
+
+    collection: str | None = None
+    """Of Qdrant and Chroma: the collection; of LanceDB and PostgreSQL: the table."""
+    vector: str | None = None
+    """Name of the vector, or of its column. Without it, several vectors become named vectors."""
+    id: str | None = None
+    """Column of the id."""
+    ids: str | None = None
+    """File with the ids, for FAISS."""
+    distance: Distance | None = None
+    """In place of the source's own."""
+
+
+Peer: TypeAlias = Literal["qdrant", "chroma", "lancedb", "pgvector", "faiss"]
+PEERS: tuple[Peer, ...] = get_args(Peer)
+
+
+@contextmanager
+def open_peer(peer: str, source: str, options: PeerOptions) -> Iterator[PeerCollection]:
+    """Yield a collection of another system; its connection is closed afterwards.
+
+    Args:
+        peer: one of PEERS.
+        source: a folder, a file, a URL or a connection string, as the system has it.
+        options: what to read there.
+
+    Raises:
+        MissingPackageError: the system's own package is not installed.
+        InputNotFoundError: there is nothing at the source.
+        PeerError: it cannot become an index; tells what to do.
+
+    """
+    if peer not in PEERS:
+        raise PeerError(f"--from: must be one of {', '.join(PEERS)}, got {peer!r:.80}")
+    module = import_module(f"scannery.pipelines.peers.{peer}")
+    with ExitStack() as stack:
+        yield getattr(module, f"open_{peer}")(source, options, stack)

@@ -11,8 +11,14 @@ import numpy as np
 
 from scannery.indexer import Distance
 from scannery.pipelines.errors import InputNotFoundError, PeerError
-from scannery.pipelines.peers.collection import PeerCollection, PeerRecord, as_identifier, distance_of, loaded
-from scannery.pipelines.peers.options import PeerOptions
+from scannery.pipelines.peers.collection import (
+    PeerCollection,
+    PeerOptions,
+    PeerRecord,
+    as_identifier,
+    distance_of,
+    loaded,
+)
 
 __all__ = ["open_faiss"]
 

@@ -14,6 +14,7 @@ from scannery.indexer import Distance
 from scannery.pipelines.errors import InputNotFoundError, PeerError
 from scannery.pipelines.peers.collection import (
     PeerCollection,
+    PeerOptions,
     PeerRecord,
     PeerVectors,
     as_identifier,
@@ -25,7 +26,6 @@ from scannery.pipelines.peers.collection import (
     rename_notes,
     vector_columns,
 )
-from scannery.pipelines.peers.options import PeerOptions
 
 __all__ = ["open_lancedb"]
 

@@ -13,6 +13,7 @@ from scannery.indexer import Distance
 from scannery.pipelines.errors import InputNotFoundError, PeerError
 from scannery.pipelines.peers.collection import (
     PeerCollection,
+    PeerOptions,
     PeerRecord,
     PeerVectors,
     as_identifier,
@@ -24,7 +25,6 @@ from scannery.pipelines.peers.collection import (
     rename_notes,
     vector_columns,
 )
-from scannery.pipelines.peers.options import PeerOptions
 
 __all__ = ["open_pgvector"]
 
@@ -52,7 +52,7 @@ _OPERATORS = """
 def open_pgvector(source: str, options: PeerOptions, stack: ExitStack) -> PeerCollection:
     """Return a table of a database."""
     psycopg = loaded("psycopg", system="pgvector")
-    connection_options = import_module("scannery.live.log.postgres.connection_options").connection_options
+    connection_options = import_module("scannery.live.log.postgres.database").connection_options
     if connection_options(source) is None:
         raise PeerError(
             "the source cannot be read: it is a connection string, such as postgresql://USER@HOST:PORT/DATABASE, with "

@@ -15,6 +15,7 @@ from scannery.indexer import Distance
 from scannery.pipelines.errors import InputNotFoundError, PeerError
 from scannery.pipelines.peers.collection import (
     PeerCollection,
+    PeerOptions,
     PeerRecord,
     PeerVectors,
     as_identifier,
@@ -25,7 +26,6 @@ from scannery.pipelines.peers.collection import (
     names_in_index,
     rename_notes,
 )
-from scannery.pipelines.peers.options import PeerOptions
 from scannery.pipelines.peers.pickles import only_plain_pickles
 
 __all__ = ["open_qdrant"]

@@ -5,25 +5,36 @@ launcher cannot choose it, since its own device is another. So the first worker 
 records its choice in the store by a conditional write; the others, and a build that is resumed, follow it. To follow
 is always correct, as vectors are equal within the tolerance of `auto`, but it can be slow: that is logged, and the
 report counts units by the fastest type of the workers' devices.
+
+Plan to how many tokens XLA pads texts, from a sample of the input, so that all workers compile equal shapes.
+
+Only for encoders on XLA: other devices take batches of any width.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
 
 from scannery.embed import Encoder, InvalidArgumentError
 from scannery.embed.devices.precision import fastest_dtype
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError
-from scannery.indexer.spec.spec import EncoderSpec
+from scannery.indexer.spec.spec import EncoderSpec, IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.errors import PipelineError
-from scannery.pipelines.planning.planned_encoder import recipe_of
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder, recipe_of
+from scannery.pipelines.records.source_columns import validate_records
+from scannery.pipelines.sources import Fields, Part, Record, read_part
 from scannery.pipelines.state.job import Job, sealed, stage_key, unsealed
 from scannery.pipelines.state.work_units import key_of
 
-__all__ = ["agreed_dtype", "agreed_encoder"]
+__all__ = ["agreed_dtype", "agreed_encoder", "sampled_passages", "with_widths"]
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -105,3 +116,58 @@ def _key(job: Job, spec: EncoderSpec | None) -> str:
     own = "" if spec in (None, job.spec.encoder) else f".{key_of('dtype', recipe_of(spec))[:16]}"
     # Among the records of units: these are kept as long as the embeddings of a build without a version.
     return stage_key(job.index, "units", f"{job.build_id}{own}.dtype.json")
+
+
+SAMPLED_PARTS = 32
+SAMPLED_PASSAGES = 4096
+"""Passages whose tokens are counted, about: a second or two of one core."""
+RECORDS_AT_ONCE = 8
+
+
+def with_widths(job: Job, parts: Sequence[Part], encoder: PlannedEncoder | None) -> Job:
+    """Return the job with the widths that its workers compile; without them where the encoder is not on XLA.
+
+    Args:
+        job: the build.
+        parts: of its input.
+        encoder: of the spec. If it is not loaded yet, the tokenizer is loaded with a CPU as device, since the planning
+            machine may have no other.
+
+    Raises:
+        EmbedError: the encoder cannot be loaded.
+
+    """
+    if encoder is None or encoder.spec.device != "xla" or not job.embeds:
+        return job
+    tokenizing = encoder.loaded or encoder.load_on_cpu()
+    texts = sampled_passages(parts, job.spec, job.dimensions, tokenizing)
+    return dataclasses.replace(job, widths=tokenizing.plan_widths(texts)) if texts else job
+
+
+def sampled_passages(parts: Sequence[Part], spec: IndexSpec, dimensions: int, encoder: Encoder) -> list[str]:
+    """Return the texts of about SAMPLED_PASSAGES passages as they are embedded, from parts spread over the input."""
+    numbers = np.unique(np.linspace(0, len(parts) - 1, min(len(parts), SAMPLED_PARTS), dtype=np.int64))
+    share = -(-SAMPLED_PASSAGES // max(1, len(numbers)))
+    return [
+        text
+        for number in numbers.tolist()
+        for text in islice(_passages(parts[number], spec, dimensions, encoder), share)
+    ]
+
+
+def _passages(part: Part, spec: IndexSpec, dimensions: int, encoder: Encoder) -> Iterator[str]:
+    """Yield the texts of the passages of a part; records that cannot be indexed have none."""
+    from scannery.embed.text.documents import cut, embedded_texts
+
+    chunk = spec.source.chunk
+    chunker = (
+        None
+        if chunk is None
+        else encoder.chunker(chunk.max_tokens, chunk.overlap_tokens, headings=bool(chunk.headings))
+    )
+    records = (item for item in read_part(part, Fields.of(spec)) if isinstance(item, Record))
+    while some := list(islice(records, RECORDS_AT_ONCE)):
+        table = validate_records(some, spec, dimensions).table
+        titles, texts = (table.column(name).to_pylist() for name in ("title", "text"))
+        for title, text in zip(titles, texts, strict=True):
+            yield from embedded_texts(title, cut(text, chunker, title), chunker)

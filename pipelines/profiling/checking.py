@@ -13,17 +13,16 @@ from scannery.embed.text.language import languages_of
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.field_mapping import FieldMapping, MappedField
 from scannery.indexer.datapoints.named_vectors import is_vector_column, vector_column
-from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
-from scannery.indexer.datapoints.searched_text import named_texts
+from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES, named_texts
 from scannery.indexer.datapoints.validation import SPARSE, Validated
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import IndexSpec
-from scannery.pipelines.planning.cutting import with_headings
+from scannery.pipelines.planning.build_plan import with_headings
 from scannery.pipelines.profiling.field_profiles import profile_fields, shown
 from scannery.pipelines.profiling.sample import Sample
 from scannery.pipelines.records.source_columns import dead_letter, validate_records, vector_size
 from scannery.pipelines.sources import Record
-from scannery.pipelines.sources.documents.html_fields import html_share, mapping_of
+from scannery.pipelines.sources.documents.html_pages import html_share, mapping_of
 
 __all__ = [
     "ID_WARNINGS",

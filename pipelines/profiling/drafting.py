@@ -27,7 +27,7 @@ from scannery.pipelines.profiling.field_roles import CUT_VECTORS, Attribute, Rol
 from scannery.pipelines.profiling.sample import Sample, read_sample
 from scannery.pipelines.profiling.value_types import TypeGuess
 from scannery.pipelines.sources import HEADED
-from scannery.pipelines.sources.documents.html_fields import HTML_SHARE, html_share
+from scannery.pipelines.sources.documents.html_pages import HTML_SHARE, html_share
 
 __all__ = ["Draft", "attribute_name", "draft_spec", "index_name"]
 

@@ -15,8 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from scannery.indexer.datapoints.conversions import TRUTH_WORDS
-from scannery.indexer.datapoints.prices import price_in_text
-from scannery.indexer.datapoints.text_values import is_zero_date, list_in_text
+from scannery.indexer.datapoints.text_values import is_zero_date, list_in_text, price_in_text
 from scannery.indexer.spec.spec import AttributeType
 
 __all__ = ["TypeGuess", "guess_type", "has_decimal_commas", "is_missing"]

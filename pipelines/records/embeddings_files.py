@@ -16,13 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from scannery.indexer.datapoints.named_vectors import NAMED_TYPE
+from scannery.indexer.datapoints.named_vectors import NAMED_TYPE, filled
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, datapoint_schema
-from scannery.indexer.datapoints.vector_presence import filled
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.sources import Record
-from scannery.pipelines.state.counts import Piece
 from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN
+from scannery.pipelines.state.job import Piece
 
 __all__ = ["WrittenEmbeddings", "embeddings_schema", "embeddings_table", "places_of", "write_embeddings"]
 

@@ -1,14 +1,19 @@
-"""Records and batches of a source → columns for the validator, and its verdicts → dead letters."""
+"""Records and batches of a source → columns for the validator, and its verdicts → dead letters.
+
+Texts in languages that the encoder is not made for, from a sample of a work unit.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
+from scannery.embed.models.recommended_models import languages_of_model
+from scannery.embed.text.language import UNKNOWN, languages_of
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.column_rules import Values
 from scannery.indexer.datapoints.columns.plain import python_values
@@ -20,9 +25,16 @@ from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources import Batch, Record
 from scannery.pipelines.sources.batches import as_matrix
-from scannery.pipelines.sources.documents.html_fields import mapping_of
+from scannery.pipelines.sources.documents.html_pages import mapping_of
 
-__all__ = ["dead_letter", "validate_batch", "validate_records", "vector_size"]
+__all__ = [
+    "ForeignTexts",
+    "dead_letter",
+    "foreign_texts",
+    "validate_batch",
+    "validate_records",
+    "vector_size",
+]
 
 
 def validate_records(
@@ -156,3 +168,25 @@ def _present(fields: Mapping[str, Any], name: str) -> Iterator[str]:
             yield from (f"{own}.{inner}" for inner in value)
         else:
             yield str(own)
+
+
+class ForeignTexts(TypedDict):
+    """Counts of a sample; fields of `Counts`."""
+
+    sampled_texts: int
+    foreign_texts: dict[str, int]
+
+
+def foreign_texts(texts: Sequence[str | None], model: str) -> ForeignTexts:
+    """Return how many of some texts were looked at, and how many are in which language that a model is not made for."""
+    known = languages_of_model(model)
+    given = [text for text in texts if text and text.strip()]
+    if known is None or not given:
+        return {"sampled_texts": len(given), "foreign_texts": {}}
+    shares = dict(languages_of(given))
+    foreign = {
+        language: round(share * len(given))
+        for language, share in shares.items()
+        if language not in known and language != UNKNOWN
+    }
+    return {"sampled_texts": len(given), "foreign_texts": foreign}

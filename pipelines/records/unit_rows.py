@@ -19,13 +19,11 @@ from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.vectors.arrays import taken
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.records.embeddings_files import embeddings_schema, embeddings_table, places_of
-from scannery.pipelines.records.named_texts import NamedTexts, embed_named
-from scannery.pipelines.records.passages import Work, embed_documents
+from scannery.pipelines.records.passages import NamedTexts, Work, embed_documents, embed_named
 from scannery.pipelines.records.source_columns import dead_letter, validate_batch, validate_records
 from scannery.pipelines.sources import Batch, Record, one_by_one
 from scannery.pipelines.sources.managed.managed_records import with_category
-from scannery.pipelines.state.embedding_cache import Catalogue
-from scannery.pipelines.state.named_cache import NamedCatalogue
+from scannery.pipelines.state.embedding_cache import Catalogue, NamedCatalogue
 
 __all__ = ["Item", "UnitRows", "embedded_rows", "own_rows", "with_named"]
 

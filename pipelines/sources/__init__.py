@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
-from scannery.indexer.datapoints.field_paths import FieldExpression
+from scannery.indexer.datapoints.field_mapping import FieldExpression
 from scannery.indexer.spec.spec import CsvSpec, SourceFormat, SourceSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError

@@ -20,10 +20,9 @@ import pyarrow as pa
 from numpy.lib import format as npy
 
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
-from scannery.pipelines.sources.batches import Batch
+from scannery.pipelines.sources.batches import Batch, content_tag, row_ranges
 from scannery.pipelines.sources.locations import InputFile, open_bytes
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part
-from scannery.pipelines.sources.ranges import content_tag, row_ranges
 from scannery.pipelines.sources.streams import lines_of, read_blocks
 
 __all__ = ["FORMATS", "IDS_SUFFIX", "read", "split"]

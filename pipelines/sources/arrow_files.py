@@ -8,11 +8,10 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from scannery.pipelines.dead_letters import DeadLetter
-from scannery.pipelines.sources.batches import Batch
+from scannery.pipelines.sources.batches import Batch, content_tag, row_ranges
 from scannery.pipelines.sources.columns import BATCH_ROWS, chosen_columns, sliced, unreadable_rows
 from scannery.pipelines.sources.locations import InputFile, open_bytes
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part
-from scannery.pipelines.sources.ranges import content_tag, row_ranges
 
 __all__ = ["read", "split"]
 

@@ -16,10 +16,9 @@ from scannery.indexer.datapoints.columns.kinds import has_json_form
 from scannery.indexer.datapoints.columns.plain import unreadable
 from scannery.indexer.datapoints.field_mapping import may_be_dynamic
 from scannery.pipelines.dead_letters import DeadLetter
-from scannery.pipelines.sources.batches import Batch
+from scannery.pipelines.sources.batches import Batch, content_tag, row_ranges
 from scannery.pipelines.sources.locations import InputFile, open_bytes
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
-from scannery.pipelines.sources.ranges import content_tag, row_ranges
 
 __all__ = [
     "BATCH_ROWS",

@@ -1,14 +1,22 @@
-"""First stage: a work unit becomes an embeddings file, dead letters and counts."""
+"""First stage: a work unit becomes an embeddings file, dead letters and counts.
+
+What may be wrong with records that a build accepted: figures for its report, from the counts of its stages.
+
+Which units of a build earlier runs finished: looked up by one listing, not one by one.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,25 +24,48 @@ import pyarrow as pa
 from scannery.embed import Encoder
 from scannery.embed.devices.precision import fastest_dtype
 from scannery.indexer.errors import AlreadyExistsError
-from scannery.indexer.local.scratch_folders import scratch_folder
-from scannery.indexer.spec.sharding import shards_of_ids
+from scannery.indexer.local.files import scratch_folder
+from scannery.indexer.spec.spec import shards_of_ids
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.dead_letters import DeadLetter, count_categories, count_reasons, json_lines
+from scannery.pipelines.errors import PipelineError
 from scannery.pipelines.records.embeddings_files import WrittenEmbeddings, write_embeddings
 from scannery.pipelines.records.id_blocks import IdBlock
 from scannery.pipelines.records.passages import Work
-from scannery.pipelines.records.text_languages import foreign_texts
+from scannery.pipelines.records.source_columns import foreign_texts
 from scannery.pipelines.records.unit_rows import UnitRows, embedded_rows, own_rows, with_named
 from scannery.pipelines.sources import Fields, read_batches
 from scannery.pipelines.sources.dialects import DELIMITERS, Dialect
-from scannery.pipelines.state.counts import Counts, UnitOutcome
-from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue, document_list
-from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
-from scannery.pipelines.state.named_cache import NamedCatalogue, named_list
-from scannery.pipelines.state.stage_outputs import has_size, read_unit, write_beside
+from scannery.pipelines.state.embedding_cache import (
+    CUT_TOKENS_COLUMN,
+    Catalogue,
+    NamedCatalogue,
+    document_list,
+    named_list,
+)
+from scannery.pipelines.state.job import (
+    Counts,
+    Job,
+    UnitOutcome,
+    embeddings_key,
+    has_size,
+    read_unit,
+    sealed,
+    stage_key,
+    write_beside,
+)
 from scannery.pipelines.state.work_units import WorkUnit
 
-__all__ = ["NamedEncoding", "embed_unit", "finished_unit"]
+__all__ = [
+    "NamedEncoding",
+    "embed_unit",
+    "find_finished",
+    "finished_unit",
+    "finished_units",
+    "observations",
+    "read_outcomes",
+]
+
 
 MAX_IGNORED_NAMES = 100
 MAX_OTHER_FIELDS = 100
@@ -251,3 +282,113 @@ def _write_lists(unit: WorkUnit, rows: UnitRows, shard_N: np.ndarray, job: Job, 
 def _write_letters(unit: WorkUnit, letters: Sequence[DeadLetter], job: Job, store: Store) -> None:
     if letters:
         store.write(stage_key(job.index, "units", f"{unit.key}.dead.jsonl"), json_lines(letters))
+
+
+MOST_NAMES = 20
+LEAST_FOREIGN = 0.05
+"""Share of the sampled texts from which on a language is told."""
+
+
+def observations(counts: Counts, *, uncounted: bool) -> dict[str, Any]:
+    """Return the statistics of a version about accepted records.
+
+    Args:
+        counts: sums over all units and shards.
+        uncounted: whether a unit of an earlier release, which did not count fields, has documents.
+
+    """
+    missing = {} if uncounted else _missing_fields(counts)
+    return {
+        "cut_texts": counts.cut_texts,
+        "cut_tokens": counts.cut_tokens,
+        "missing_fields": missing,
+        "unused_fields": _unused(counts) if missing else [],
+        "converted": {name: count for name, count in sorted(counts.converted.items()) if count},
+        "sampled_texts": counts.sampled_texts,
+        "foreign_texts": {
+            language: count
+            for language, count in sorted(counts.foreign_texts.items(), key=lambda item: -item[1])
+            if count >= LEAST_FOREIGN * counts.sampled_texts
+        },
+    }
+
+
+def _missing_fields(counts: Counts) -> dict[str, list[str]]:
+    """Return the fields of the spec that no record had, each with similar names that records have."""
+    missing = [name for name, count in counts.fields.items() if not count]
+    return {name: _near(name, counts.other_fields) for name in missing}
+
+
+def _near(name: str, others: Mapping[str, int]) -> list[str]:
+    lower = {other.lower(): other for other in others}
+    return [lower[near] for near in difflib.get_close_matches(name.lower(), lower, n=2, cutoff=0.6)]
+
+
+def _unused(counts: Counts) -> list[str]:
+    return sorted(counts.other_fields, key=lambda name: (-counts.other_fields[name], name))[:MOST_NAMES]
+
+
+FoundT = TypeVar("FoundT")
+
+FEW_UNITS = 32
+"""Up to this number each is looked up: the index may have many other units, and a listing has all of them."""
+
+READERS = 16
+"""Requests at once to a bucket; threads that read small local files only wait for each other."""
+
+
+def finished_units(units: Sequence[WorkUnit], job: Job, store: Store) -> list[UnitOutcome] | None:
+    """Return the outcomes of all units, in their order; None if one is not finished."""
+    if len(units) > FEW_UNITS and not _listed(job, store).issuperset(unit.key for unit in units):
+        return None
+    outcomes: list[UnitOutcome] = []
+    for start in range(0, len(units), FEW_UNITS * READERS):
+        some = units[start : start + FEW_UNITS * READERS]
+        found = _looked_up(some, store, lambda unit: finished_unit(unit, job, store))
+        outcomes += (outcome for outcome in found if outcome is not None)
+        if len(outcomes) < start + len(some):
+            return None
+    return outcomes
+
+
+def find_finished(units: Sequence[WorkUnit], job: Job, store: Store) -> list[UnitOutcome]:
+    """Return the outcomes of those units that are finished."""
+    if len(units) > FEW_UNITS:
+        listed = _listed(job, store)
+        units = [unit for unit in units if unit.key in listed]
+    found = _looked_up(units, store, lambda unit: finished_unit(unit, job, store))
+    return [outcome for outcome in found if outcome is not None]
+
+
+def read_outcomes(
+    units: Sequence[WorkUnit], job: Job, store: Store, *, before: Container[str]
+) -> list[UnitOutcome]:
+    """Return the outcomes of all units of a run; those `before`, which it found finished, without their work.
+
+    Raises:
+        PipelineError: the record of a unit is missing.
+
+    """
+
+    def outcome(unit: WorkUnit) -> UnitOutcome:
+        found = (
+            finished_unit(unit, job, store) if unit.key in before else read_unit(store, job.index, unit.key)
+        )
+        if found is None:
+            raise PipelineError(f"the record of work unit {unit.key} is missing; run the build again")
+        return dataclasses.replace(found, ordinal=unit.ordinal)
+
+    return _looked_up(units, store, outcome)
+
+
+def _looked_up(
+    units: Sequence[WorkUnit], store: Store, look_up: Callable[[WorkUnit], FoundT]
+) -> list[FoundT]:
+    with ThreadPoolExecutor(READERS if store.local_root is None else 1) as pool:
+        return list(pool.map(look_up, units))
+
+
+def _listed(job: Job, store: Store) -> set[str]:
+    """Return the keys of the units that have a record."""
+    paths = (PurePosixPath(item.key) for item in store.list(f"{job.index}/stage/units"))
+    return {path.stem for path in paths if path.suffix == ".json"}

@@ -26,9 +26,8 @@ from scannery.indexer.store.object_store import Store
 from scannery.pipelines.records.id_blocks import OLD, IdBlock
 from scannery.pipelines.stages.old_rows import newer_rows, read_live_rows
 from scannery.pipelines.stages.update import ShardChange
-from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.job import Job, read_beside
 from scannery.pipelines.state.row_groups import RowGroup, read_row_group
-from scannery.pipelines.state.stage_outputs import read_beside
 
 __all__ = [
     "ROWS_PER_RANGE",

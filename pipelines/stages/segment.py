@@ -15,24 +15,35 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer.datapoints.columns.conforming import conformed
-from scannery.indexer.datapoints.named_vectors import vector_column
-from scannery.indexer.datapoints.vector_presence import is_vectorless, parts_by_vector, unfilled
+from scannery.indexer.datapoints.columns.plain import conformed
+from scannery.indexer.datapoints.named_vectors import is_vectorless, parts_by_vector, unfilled, vector_column
 from scannery.indexer.errors import AlreadyExistsError
-from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
 from scannery.indexer.segment.build import BuiltSegment, build_segment, store_segment
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import segment_key
 from scannery.pipelines.dead_letters import DeadLetter, count_reasons, json_lines
 from scannery.pipelines.records.embeddings_files import embeddings_schema
-from scannery.pipelines.state.counts import Counts, ShardOutcome
-from scannery.pipelines.state.job import Job, sealed, stage_key
+from scannery.pipelines.state.job import (
+    Counts,
+    Job,
+    ShardOutcome,
+    has_hash,
+    has_size,
+    read_stage,
+    sealed,
+    stage_key,
+)
 from scannery.pipelines.state.row_groups import RowGroup, read_row_group
-from scannery.pipelines.state.stage_outputs import has_hash, has_size, read_stage
 from scannery.pipelines.state.work_units import key_of
-from scannery.pipelines.tuning.synthetic_queries import NO_ENCODERS, EncoderSources, questions_of
-from scannery.pipelines.tuning.tuning_queries import load_queries, tuning_half
+from scannery.pipelines.tuning.tuning_queries import (
+    NO_ENCODERS,
+    EncoderSources,
+    load_queries,
+    questions_of,
+    tuning_half,
+)
 
 __all__ = [
     "build_shard",

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.named_vectors import has_vector
 from scannery.indexer.datapoints.schema import REVISION_COLUMN
-from scannery.indexer.datapoints.vector_presence import has_vector
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.tombstones import with_deleted
@@ -33,10 +33,9 @@ from scannery.pipelines.stages.segment import (
     update_key,
     write_segments,
 )
-from scannery.pipelines.state.counts import Counts, ShardOutcome
-from scannery.pipelines.state.job import Job, stage_key
+from scannery.pipelines.state.job import Counts, Job, ShardOutcome, stage_key
 from scannery.pipelines.state.row_groups import RowGroup
-from scannery.pipelines.tuning.synthetic_queries import NO_ENCODERS, EncoderSources
+from scannery.pipelines.tuning.tuning_queries import NO_ENCODERS, EncoderSources
 
 __all__ = [
     "MOST_DELETED",

@@ -12,9 +12,7 @@ from pathlib import PurePosixPath
 
 from scannery.indexer.errors import IndexerError
 from scannery.indexer.store.object_store import Store
-from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
-from scannery.pipelines.state.job import Job
-from scannery.pipelines.state.stage_outputs import read_stage, read_unit
+from scannery.pipelines.state.job import Job, ShardOutcome, UnitOutcome, read_stage, read_unit
 from scannery.pipelines.state.work_units import WorkUnit
 
 __all__ = ["Progress", "ProgressCallback", "watched"]

@@ -22,9 +22,15 @@ import pyarrow.parquet as pq
 from scannery.indexer.errors import NotFoundError, StoreError
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.errors import StageDamagedError
-from scannery.pipelines.state.counts import Piece, UnitOutcome
-from scannery.pipelines.state.job import Job, embeddings_key
-from scannery.pipelines.state.stage_outputs import forget_unit, open_checked, read_unit
+from scannery.pipelines.state.job import (
+    Job,
+    Piece,
+    UnitOutcome,
+    embeddings_key,
+    forget_unit,
+    open_checked,
+    read_unit,
+)
 
 __all__ = ["RowGroup", "embeddings_of", "piece_digest", "read_row_group", "row_groups_of", "rows_of_shards"]
 

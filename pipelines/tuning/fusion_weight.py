@@ -1,6 +1,6 @@
 """The default weight of dense search in hybrid search, measured before a version is committed.
 
-Questions made from passages (passage_questions.py) are searched by vector and by words over the version, and the
+Questions made from passages (tuning_queries.py) are searched by vector and by words over the version, and the
 rankings are fused with weights from 0 to 1. The weight with the highest mean nDCG@10 becomes the default. The better
 ranking alone, weight 0 or 1, is among the choices, so the default is never below it on these questions.
 
@@ -32,8 +32,7 @@ from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS, dense_values, lexical_values
 from scannery.indexer.vectors.exact_search import search_ready
-from scannery.pipelines.tuning.passage_questions import PassageQuestion, question_of
-from scannery.pipelines.tuning.synthetic_queries import EncoderSource
+from scannery.pipelines.tuning.tuning_queries import EncoderSource, PassageQuestion, question_of
 
 __all__ = ["MOST_QUESTIONS", "WEIGHTS", "best_weight", "measured_weight", "with_fusion_weight"]
 

@@ -19,10 +19,8 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.reader import OpenIndex, open_manifest
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import FRESH_QUERIES
-from scannery.pipelines.state.counts import ShardOutcome
-from scannery.pipelines.state.job import Job
-from scannery.pipelines.tuning.synthetic_queries import EncoderSource, questions_of
-from scannery.pipelines.tuning.tuning_queries import load_queries, measuring_half
+from scannery.pipelines.state.job import Job, ShardOutcome
+from scannery.pipelines.tuning.tuning_queries import EncoderSource, load_queries, measuring_half, questions_of
 
 __all__ = ["MOST_BYTES", "with_fresh_recall", "with_whole_recall"]
 

@@ -2,6 +2,8 @@
 
 A snapshot is replaced by one assignment. Queries on the old one finish, and its memory is freed with the last of them.
 If a version cannot be opened, the one before keeps serving.
+
+The aliases of a store as a process knows them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from scannery.indexer import (
+    ALIASES_KEY,
+    Aliases,
     IndexerError,
     Manifest,
     NotFoundError,
@@ -25,16 +29,15 @@ from scannery.indexer import (
     Shards,
     Store,
     latest_version,
+    read_aliases,
 )
 from scannery.indexer.store.changes import Changes
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.database import check_sqlite
 from scannery.live.log.homes import log_changes
-from scannery.live.log.location import LogRoot
-from scannery.live.log.mutation_log import LogGapError
+from scannery.live.log.mutation_log import LogGapError, LogRoot
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.replacement import Replacement
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     ClosedError,
     DeadlineError,
@@ -43,18 +46,63 @@ from scannery.runtime.errors import (
     SnapshotGoneError,
     UnknownIndexError,
 )
-from scannery.serving.catalog.aliases import AliasTable
-from scannery.serving.catalog.cold import ColdIndexes
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.held_snapshots import HeldSnapshot, HeldSnapshots
-from scannery.serving.catalog.version_opener import VersionOpener
+from scannery.serving.catalog.version_opener import ColdIndexes, VersionOpener
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.recall.controller import RecallController
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["OPEN_S", "BaseCatalog"]
+__all__ = ["OPEN_S", "AliasTable", "BaseCatalog"]
+
+
+class AliasTable:
+    """A copy of the aliases, read again when their object changed. Safe to use from several threads."""
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+        """Begin with none; `refresh` reads them.
+
+        Args:
+            store: with the aliases.
+            clock: returns seconds.
+
+        """
+        self._store, self._clock = store, clock
+        self._lock = threading.Lock()
+        self._stamp: str | None = None
+        """Of the object that was read; None: none was read, empty: there was none."""
+        self.known: Aliases = {}
+        """As of the last `refresh`."""
+        self._checked_at_s = float("-inf")
+
+    def refresh(self, *, older_than_s: float = 0.0) -> None:
+        """Read the aliases if they changed; look for that only if the last look was more than `older_than_s` ago.
+
+        Raises:
+            StoreError, CorruptError, FormatError: they cannot be read; those known before stay.
+
+        """
+        if self._clock() - self._checked_at_s <= older_than_s:
+            return
+        with self._lock:  # or an older copy could replace a newer one
+            self._checked_at_s = self._clock()
+            stamp = self._current_stamp()
+            if stamp != self._stamp:
+                self.known, self._stamp = read_aliases(self._store), stamp
+
+    def of(self, index: str) -> list[str]:
+        """Return the aliases of an index, sorted."""
+        return sorted(alias for alias, target in self.known.items() if target == index)
+
+    def _current_stamp(self) -> str:
+        try:
+            return self._store.stamp(ALIASES_KEY)
+        except NotFoundError:
+            return ""
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 from scannery.indexer import Manifest, MemorySegment
-from scannery.serving.scheduling.budgets import heaviest
+from scannery.serving.scheduling.permits import heaviest
 from scannery.serving.security.principal import current_account
 from scannery.serving.snapshot.snapshot import Snapshot
 

@@ -1,26 +1,31 @@
-"""The catalog of servers, refreshed in the background, so that no request waits for files."""
+"""The catalog of servers, refreshed in the background, so that no request waits for files.
+
+Threads that keep a server's catalog up to date.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
 from scannery.indexer import IndexerError, LeaseHolder, Manifest, Store, latest_version, read_manifest
+from scannery.live.log_follower import LogFollower
 from scannery.live.maintenance.scheduler import SWEEP_S
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
-from scannery.runtime.shared_marks import SharedMarks
-from scannery.runtime.slow_progress import SlowProgress
+from scannery.runtime.retry import Deadline, RetryState
+from scannery.runtime.sharing import SharedMarks
+from scannery.runtime.tasks import PeriodicTask, SlowProgress
 from scannery.serving.catalog.base_catalog import OPEN_S, BaseCatalog
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.held_snapshots import Holds
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["ServerCatalog"]
+__all__ = ["ServerCatalog", "Watcher"]
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -256,3 +261,74 @@ class ServerCatalog(BaseCatalog):
 def _busy(name: str, why: str) -> OverloadedError:
     message = f"index: {name!r:.100} is not open here, and {why}; try again"
     return OverloadedError(message, field="index", retry_after_s=LOOK_WAIT_S)
+
+
+CHECK_EVERY_S = 1.0
+ALIASES_EVERY_S = 0.5
+"""Apart from versions, which may take minutes to open."""
+
+
+class Watcher:
+    """Opens new versions, starts maintenance, and follows the logs; each continues if another fails."""
+
+    def __init__(
+        self,
+        catalog: ServerCatalog,
+        *,
+        every_s: float = CHECK_EVERY_S,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare; `start` runs the threads.
+
+        Args:
+            catalog: to keep up to date.
+            every_s: seconds between checks for new versions.
+            after: called after each check.
+
+        """
+        self._catalog = catalog
+        self._after = after
+        failed = catalog.note_failure
+        self._tasks = [
+            (what, run, RetryState(on_failure=partial(failed, name)))
+            for name, what, run in (
+                ("look", "cannot check for new versions", catalog.refresh),
+                ("maintain", "cannot start maintenance", catalog.maintain),
+                ("report", "cannot report the health of indexes", after),
+            )
+        ]
+        self._follower = LogFollower(
+            catalog.live_indexes, catalog.log_changes(), on_failure=partial(failed, "tail")
+        )
+        self._refreshing = PeriodicTask("watcher", self._refresh, every_s=every_s)
+        self._renaming = PeriodicTask(
+            "aliases",
+            catalog.refresh_aliases,
+            every_s=min(every_s, ALIASES_EVERY_S),
+            on_failure=partial(failed, "aliases"),
+        )
+
+    def start(self) -> None:
+        """Open all indexes that can be opened, then start the threads.
+
+        Raises:
+            StoreError: the store cannot be read.
+
+        """
+        self._catalog.refresh()
+        with suppress(IndexerError):  # the task tells it
+            self._catalog.refresh_aliases()
+        self._after()
+        self._follower.start()
+        self._refreshing.start()
+        self._renaming.start()
+
+    def stop(self) -> None:
+        """Stop the threads; waits for a version that is being opened."""
+        self._refreshing.stop()
+        self._renaming.stop()
+        self._follower.stop()
+
+    def _refresh(self) -> None:
+        for what, run, retry in self._tasks:
+            retry.run(what, run)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from scannery.serving.config.addresses import is_loopback, joined_address, split_address
-from scannery.serving.config.connections import DNS, FILE, LeavesConfig, RemoteConfig
-from scannery.serving.config.listen import CACHED_QUERIES, ListenConfig, WorkerContext
-from scannery.serving.config.maintain import MaintainConfig
-from scannery.serving.config.server import ALL_COLD, EncoderConfig, ServerConfig, VertexConfig
+from scannery.serving.config.listen import (
+    CACHED_QUERIES,
+    DNS,
+    FILE,
+    LeavesConfig,
+    ListenConfig,
+    RemoteConfig,
+    WorkerContext,
+    is_loopback,
+    joined_address,
+    split_address,
+)
+from scannery.serving.config.server import ALL_COLD, EncoderConfig, MaintainConfig, ServerConfig, VertexConfig
 
 __all__ = [
     "ALL_COLD",

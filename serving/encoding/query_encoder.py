@@ -15,10 +15,10 @@ import numpy as np
 
 from scannery.indexer import ChunkSpec
 from scannery.runtime.bounded_cache import BoundedCache
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving.config import CACHED_QUERIES
-from scannery.serving.encoding.sentence_vectors import SentenceVectors
+from scannery.serving.encoding.reranker import SentenceVectors
 from scannery.serving.encoding.text_batcher import TextBatcher
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT

@@ -22,7 +22,6 @@ import numpy as np
 from google.protobuf.message import Message
 
 from scannery.indexer import Manifest
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     DeadlineError,
     EncoderUnavailableError,
@@ -30,6 +29,7 @@ from scannery.runtime.errors import (
     InvalidRequestError,
     ServingError,
 )
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.config import RemoteConfig
 from scannery.serving.contract import EMBED, LIST_ENCODERS

@@ -4,6 +4,10 @@ Each of several vectors gives a ranking of its own. A row that one of them finds
 so that it loses nothing where it is just behind the best rows of these. hybrid.py makes one ranking of them.
 
 Shapes: Q queries, S vectors of the search, U rows in any ranking of a query, D dimensions.
+
+Candidates of queries: rows ranked by vectors, by words, or by both fused.
+
+Shapes: Q queries, M candidates asked for.
 """
 
 from __future__ import annotations
@@ -16,14 +20,20 @@ import numpy as np
 
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS
 from scannery.serving.engine.hybrid import DenseRankings, fuse, fusion_depth, keys_in, places_of
-from scannery.serving.engine.prepared_search import QueryBatch
+from scannery.serving.engine.lexical import LexicalSearch, Words, query_words
 from scannery.serving.engine.query_vectors import NOT_ASKED, AskedVectors, asked_vectors
-from scannery.serving.engine.segment_search import SearchedSegments, searched_segments, settings_of
+from scannery.serving.engine.segment_search import (
+    PreparedSearch,
+    QueryBatch,
+    SearchedSegments,
+    searched_segments,
+    settings_of,
+)
 from scannery.serving.engine.top_k import Ranking, merge
 from scannery.serving.request.options import Options
-from scannery.serving.request.vector_choice import ChosenVectors, check_has_vectors
+from scannery.serving.request.query import ChosenVectors, check_has_vectors
 
-__all__ = ["DenseSearch", "dense_rankings", "ranges_of", "with_scores"]
+__all__ = ["Candidates", "DenseSearch", "dense_rankings", "ranges_of", "with_scores"]
 
 
 class DenseSearch:
@@ -227,3 +237,93 @@ def ranges_of(best_QK: np.ndarray) -> list[float]:
     finite_QK = np.where(np.isfinite(best_QK), best_QK, np.inf)
     ranges: list[float] = (best_QK[:, 0] - finite_QK.min(axis=1)).tolist()
     return ranges
+
+
+class Candidates:
+    """The candidates of some queries with equal options, in the mode of these."""
+
+    def __init__(
+        self,
+        prepared: PreparedSearch,
+        batch: QueryBatch,
+        *,
+        asked: AskedVectors | None = None,
+        words: Sequence[Words] | None = None,
+    ) -> None:
+        """Encode the queries and apply the filter; raises what `search` does.
+
+        Args:
+            prepared: the options.
+            batch: the queries.
+            asked: the queries as vectors; None: they are encoded.
+            words: the words of the queries; None: these are found.
+
+        """
+        self._options, self._batch = prepared.options, batch
+        snapshot, stats, mode = batch.snapshot, batch.stats, prepared.options.mode
+        with stats.stage("encode"):
+            if mode != "dense":
+                if words is None:
+                    words = query_words(snapshot, snapshot.manifest, batch.queries, mode, paths=batch.paths)
+                self.words = LexicalSearch(snapshot, words, mode)
+                """Set in modes lexical and hybrid."""
+            if mode != "lexical":
+                self.dense = DenseSearch(batch, prepared.options, asked)
+                """Set in modes dense and hybrid."""
+        batch.deadline.check()
+        with stats.stage("filter"):
+            searched = prepared.segments(snapshot, batch.deadline)
+        self._allowed = searched.allowed
+        counted = searched.searches if mode == "dense" else searched.allowed
+        self.total = sum(each.rows for each in counted)
+        """Rows that the filter allows; in mode `dense` those of them with a vector, counted for each vector."""
+        if mode != "lexical":
+            self.dense.search(searched)
+        self._best_words: dict[int, float] = {}
+        if mode == "lexical":
+            for each in self._allowed:
+                stats.add_words(each.number, each.rows, batch.paths)
+
+    def best(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
+        """Return the best `wanted` rows of queries, by score and then by id; fewer only if there are no more.
+
+        Args:
+            queries: their numbers, int64.
+            wanted: rows for each.
+
+        """
+        if self._options.mode == "dense":
+            return self.dense.best(queries, wanted)
+        if self._options.mode == "lexical":
+            return self.by_words(queries, wanted)
+        depth = fusion_depth(wanted)
+        rankings = (
+            self.dense.rankings(queries, depth),
+            self.by_words(queries, depth),
+            map(self._best_word_score, queries.tolist()),
+        )
+        fusion, segments = self._options.fusion, self._batch.snapshot.segments
+        return [
+            fuse(dense, lexical, fusion, segments, lexical_best=best)
+            for dense, lexical, best in zip(*rankings, strict=True)
+        ]
+
+    def _best_word_score(self, query: int) -> float:
+        """Return the best score by words without the filter, which is measured once; see `Scale`."""
+        if self._options.where is None or self._options.fusion.method != "weighted_score":
+            return -np.inf
+        if query not in self._best_words:
+            self._batch.deadline.check()
+            self._best_words[query] = self.words.best_score(query)
+        return self._best_words[query]
+
+    def by_words(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
+        """Return the best `wanted` rows of queries by words; the arguments are those of `best`."""
+        allowed = [
+            (each.number, None if each.allowed is None else each.allowed.mask_N) for each in self._allowed
+        ]
+        rankings = []
+        for query in queries.tolist():
+            self._batch.deadline.check()
+            rankings.append(self.words.best(query, allowed, wanted))
+        return rankings

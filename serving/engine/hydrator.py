@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scannery.indexer import DYNAMIC_COLUMN, REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment
-from scannery.indexer.datapoints import dynamic_values
+from scannery.indexer.datapoints import dynamic
 from scannery.indexer.datapoints.dynamic import some_dynamic
 from scannery.indexer.kernels import fused
 from scannery.indexer.kernels.compilation import COMPILING
@@ -297,7 +297,7 @@ class Hydrator:
 def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
     """Compile the kernels that every query needs, or load them from numba's cache, before the first query."""
     if spec.dynamic:
-        dynamic_values.warm_up()
+        dynamic.warm_up()
     nothing = Fields(title=False, text=False, payload=False, offsets=False, attributes=(), vector=False)
     if segments and segments[0].rows:
         with COMPILING:

@@ -23,8 +23,8 @@ from typing import Protocol
 import numpy as np
 
 from scannery.indexer import Distance, InvalidRecordError, search_ready, unit_length, vector_value
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, VectorsUnavailableError
+from scannery.runtime.retry import Deadline
 from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.request.query import (
     Blend,
@@ -32,13 +32,14 @@ from scannery.serving.request.query import (
     ByText,
     ByVector,
     ByVectors,
+    ChosenVectors,
     Query,
     Single,
+    VectorChoice,
     Vectors,
     WithSparse,
     WithWords,
 )
-from scannery.serving.request.vector_choice import ChosenVectors, VectorChoice
 
 __all__ = [
     "NOT_ASKED",

@@ -3,50 +3,170 @@
 The life of a batch of queries with equal options:
 
 1. Queries by vector of which the best rows of one segment are the answer take steps 3 and 8, and no other.
-2. Texts and ids become vectors, or terms, or both (lexical and hybrid search: candidates.py), and the filter, with what
+2. Texts and ids become vectors, or terms, or both (lexical and hybrid search: dense.py), and the filter, with what
    the version has deleted, a mask of allowed rows per segment (cached).
 3. Each segment is searched for its best m rows, by the cheapest plan for the rows allowed (indexer/planning).
 4. The segments' rankings are merged, by score and then by id.
 5. The datapoint itself (query by id), hits below `min_score`, and hits beyond `max_per_group` are dropped.
 6. Queries that have too few hits left, though there are more rows, go back to 3 with a larger m.
-7. If wanted, a cross-encoder reorders the first hits (rerank.py).
+7. If wanted, a cross-encoder reorders the first hits (search.py).
 8. The hits are written in the wire format (hydrator.py).
 9. If wanted, each gets its best sentence and the words that match (highlighting/).
 
 Shapes: Q queries, D dimensions, K hits.
+
+Reranking: the first hits are ordered by the scores of a cross-encoder.
+
+Shapes: H hits of one query.
+
+The message that tells how a query was answered, from the record of its request.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from scannery.runtime.deadline import Deadline
+from scannery.indexer import SegmentEntry
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.engine.crowding import crowd
-from scannery.serving.engine.explain import explanation
-from scannery.serving.engine.highlighting.highlighter import Highlighter
-from scannery.serving.engine.highlighting.wire import with_snippets
+from scannery.runtime.retry import Deadline
+from scannery.serving.engine.highlighting.highlighter import Highlighter, with_snippets
 from scannery.serving.engine.hydrator import Written
-from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import named_rows
-from scannery.serving.engine.rerank import reranked
-from scannery.serving.engine.rows.local_rows import LocalRows
-from scannery.serving.engine.rows.row_source import RowSource
-from scannery.serving.engine.top_k import Ranking
+from scannery.serving.engine.rows.row_source import LocalRows, RowSource
+from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
+from scannery.serving.engine.top_k import Ranking, crowd
 from scannery.serving.request.filter import Node
-from scannery.serving.request.options import Mode, Options, Rerank
+from scannery.serving.request.options import WIRE_METHODS, WIRE_MODES, Mode, Options, Rerank
 from scannery.serving.request.query import ByText, ByVector, Query, Vectors, WithSparse, WithWords
+from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry import tracing
-from scannery.serving.telemetry.query_stats import QueryStats
-from scannery.v1.search_pb2 import SearchResponse
+from scannery.serving.telemetry.query_stats import QueryStats, SegmentStats
+from scannery.v1.search_pb2 import Explanation, Fusion, SearchResponse, SegmentPlan, StageTime
 
-__all__ = ["PreparedQuery", "answers_of", "search"]
+__all__ = ["PreparedQuery", "answers_of", "explanation", "reranked", "search"]
+
+
+BATCH_TEXTS = 16
+"""Scored between two checks of the deadline."""
+
+
+def reranked(
+    ranking: Ranking,
+    texts: Sequence[str | None],
+    score: Callable[[Sequence[str]], np.ndarray],
+    rerank: Rerank,
+    deadline: Deadline,
+    clock: Callable[[], float] = time.monotonic,
+) -> Ranking:
+    """Return the same hits: first those that were scored, by their new score, and then the others in their order.
+
+    Args:
+        ranking: the hits in their first order.
+        texts: of the first hits; hits without a text (None) are not scored.
+        score: returns the scores of texts.
+        rerank: with the time budget.
+        deadline: of the request; checked between batches.
+        clock: in seconds.
+
+    """
+    scores_H = np.full(len(ranking), np.nan, np.float32)
+    scorable = [position for position, text in enumerate(texts) if text]
+    started, longest_s = clock(), 0.0
+    budget_s = np.inf if rerank.time_budget_s is None else rerank.time_budget_s
+    for start in range(0, len(scorable), BATCH_TEXTS):
+        begun = clock()
+        # A batch that would exceed the budget is not begun.
+        if begun - started + longest_s > budget_s:
+            break
+        deadline.check()
+        batch = scorable[start : start + BATCH_TEXTS]
+        with on_all_cores():
+            scores_H[batch] = score([texts[position] or "" for position in batch])
+        longest_s = max(longest_s, clock() - begun)
+    # NaN sorts last, and the sort is stable: hits that were not scored keep their order.
+    order_H = np.argsort(-scores_H, kind="stable")
+    return replace(ranking, rerank=scores_H).at(order_H)
+
+
+def explanation(
+    stats: QueryStats, path: str, snapshot: Snapshot, options: Options, *, by_leaves: bool = False
+) -> Explanation:
+    """Return how the query at `path` was answered; times are those of all queries of the request together.
+
+    Where named vectors are searched, the segments are the files with these. `by_leaves`: the segments are on the leaves
+    of a cluster, so their plans are not known, and the expected recall (0: not known) only of a search that is exact.
+    """
+    fusion = None
+    if options.mode == "hybrid":
+        fusion = Fusion(method=WIRE_METHODS[options.fusion.method], alpha=options.fusion.alpha)
+    elif len(options.vectors) > 1 and options.mode == "dense":
+        fusion = Fusion(method=WIRE_METHODS[options.fusion.method])
+    files = _files(snapshot, options)
+    searched = [stats.segments.get((path, name, number)) for name, number, _ in files]
+    exact = options.exact or options.mode == "lexical"
+    return Explanation(
+        segments=[_plan(entry, step) for (_, _, entry), step in zip(files, searched, strict=True)],
+        stages=[
+            StageTime(stage=name, duration_us=round(seconds * 1e6))
+            for name, seconds in stats.stages_s.items()
+        ],
+        expected_recall=0.0 if by_leaves and not exact else _recall([s for s in searched if s is not None]),
+        mode=WIRE_MODES[options.mode],
+        fusion=fusion,
+        **_targets(snapshot, options),
+    )
+
+
+def _targets(snapshot: Snapshot, options: Options) -> dict[str, Any]:
+    """Return the target recall, the one that chose the settings, and the steps between them."""
+    effective = options.target_recall or snapshot.manifest.spec.target_recall
+    if options.recall_step:
+        return {
+            "target_recall": options.asked_recall,
+            "effective_target_recall": effective,
+            "recall_steps": options.recall_step,
+        }
+    if options.mode == "lexical" or options.exact or options.knobs.given:
+        return {}
+    return {"target_recall": effective, "effective_target_recall": effective}
+
+
+def _files(snapshot: Snapshot, options: Options) -> list[tuple[str, int, SegmentEntry]]:
+    """Return the files that may be searched: name of the vectors, number of the datapoints' segment, and entry."""
+    names = options.vectors.names if options.mode != "lexical" else ()
+    files = []
+    for name in names or ("",):
+        if name:
+            files += [(name, part.number, part.segment.entry) for part in snapshot.space(name).parts]
+        else:
+            files += [(name, number, segment.entry) for number, segment in enumerate(snapshot.segments)]
+    return files
+
+
+def _plan(entry: SegmentEntry, step: SegmentStats | None) -> SegmentPlan:
+    plan = SegmentPlan(segment=entry.sha256[:12], shard=entry.shard, rows=entry.rows, plan="none")
+    if step is not None:
+        plan.plan = step.plan
+        plan.rows_allowed = step.rows_allowed
+        plan.leaves_searched = step.leaves
+        plan.candidates = step.candidates
+        plan.predicted_us = step.predicted_us
+        plan.measured_us = step.measured_us
+    return plan
+
+
+def _recall(steps: Sequence[SegmentStats]) -> float:
+    """Return the mean, by allowed rows: a true neighbour lies in a segment in proportion to these."""
+    rows = sum(step.rows_allowed for step in steps)
+    return sum(step.recall * step.rows_allowed for step in steps) / rows if rows else 1.0
+
 
 WIDENING = 4
 """Factor between the candidates of two rounds: with four times as many, most queries are complete."""

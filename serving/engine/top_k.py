@@ -1,17 +1,20 @@
 """Ranked rows of several segments, and how they are merged.
 
 Shapes: Q queries, M rows per segment and query, H hits of one query, S vectors of the search.
+
+Crowding: a limit on the hits of each group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-__all__ = ["EMPTY", "Ranking", "Rows", "best", "by_score_and_id", "merge"]
+__all__ = ["EMPTY", "Ranking", "Rows", "best", "by_score_and_id", "crowd", "merge"]
 
 
 class Rows(Protocol):
@@ -180,3 +183,16 @@ def _ids(ranking: Ranking, segments: Sequence[Rows]) -> list[str]:
         for position, name in zip(positions.tolist(), names, strict=True):
             ids[position] = name
     return ids
+
+
+def crowd(ranking: Ranking, groups: Sequence[Hashable], max_per_group: int, *, most: int) -> Ranking:
+    """Return the first `most` hits of which no group has more than `max_per_group`; `groups` has the group of each."""
+    seen: Counter[Hashable] = Counter()
+    kept: list[int] = []
+    for position, group in enumerate(groups):
+        if len(kept) == most:
+            break
+        if seen[group] < max_per_group:
+            seen[group] += 1
+            kept.append(position)
+    return ranking.at(np.array(kept, np.int64))

@@ -1,8 +1,18 @@
-"""Connections to leaves, and the credentials for them, whose files may be replaced while the process runs."""
+"""Connections to leaves, and the credentials for them, whose files may be replaced while the process runs.
+
+The addresses of the leaves, from the target that `--leaves` gives.
+
+| target | addresses |
+| --- | --- |
+| `dns:///name:port` | all addresses of the name |
+| `file:///path` | one `host:port` a line; empty lines, and what follows `#`, are left out |
+| `host:port,host:port` | these |
+"""
 
 from __future__ import annotations
 
 import secrets
+import socket
 import ssl
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +22,49 @@ import grpc
 import grpc.aio
 
 from scannery.runtime.errors import ConfigError
-from scannery.serving.config import LeavesConfig
+from scannery.serving.config import DNS, FILE, LeavesConfig, joined_address, split_address
 from scannery.serving.contract import LEAF_STATUS
 from scannery.serving.leaves.http_calls import Headers, HttpCalls
-from scannery.serving.leaves.target import told_host
 from scannery.serving.security.tls import read_authorities, read_pair
 
-__all__ = ["Connector", "Headers", "hint"]
+__all__ = ["Connector", "Headers", "hint", "resolved", "told_host"]
+
+
+def resolved(target: str) -> list[str]:
+    """Return the addresses, `host:port` each, without repetitions; blocks while the name is looked up.
+
+    Raises:
+        OSError: the name cannot be resolved, or the file cannot be read.
+        ConfigError: a line of the file is no address.
+
+    """
+    if target.startswith(DNS):
+        host, port = split_address(target.removeprefix(DNS), field="leaves")
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return sorted({joined_address(str(where[0]), port) for *_, where in found})
+    if target.startswith(FILE):
+        return _addresses_in(Path(target.removeprefix(FILE)))
+    return list(dict.fromkeys(target.split(",")))
+
+
+def told_host(target: str) -> str:
+    """Return the name in the leaves' certificates, if connections are made to other addresses; else an empty text."""
+    return split_address(target.removeprefix(DNS))[0] if target.startswith(DNS) else ""
+
+
+def _addresses_in(path: Path) -> list[str]:
+    found: dict[str, None] = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        address = line.partition("#")[0].strip()
+        if not address:
+            continue
+        try:
+            split_address(address, field="leaves")
+        except ConfigError as error:
+            raise ConfigError(f"{error.message} in line {number} of {path}", field="leaves") from error
+        found[address] = None
+    return list(found)
+
 
 Files: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 """Authorities, certificate chain and its private key, PEM."""

@@ -30,8 +30,7 @@ from scannery.runtime.errors import (
     UnavailableError,
 )
 from scannery.serving.leaves.connector import Connector, Headers
-from scannery.serving.leaves.leaf import Leaf, one_line
-from scannery.serving.leaves.pacing import HedgeBudget, LatencyWindow
+from scannery.serving.leaves.leaf import HedgeBudget, LatencyWindow, Leaf, one_line
 from scannery.serving.leaves.view import View
 from scannery.serving.status import error_from_status, received_detail
 from scannery.serving.telemetry.metrics import ServerMetrics

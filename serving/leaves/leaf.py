@@ -1,28 +1,175 @@
-"""The connection to one leaf: its calls, what it has, and how fast it answers. Used in the thread of the event loop."""
+"""The connection to one leaf: its calls, what it has, and how fast it answers. Used in the thread of the event loop.
+
+Answers of leaves are parsed only if they have about as many parts as were asked for.
+
+A leaf of ours has no more. An empty part takes two bytes of an answer, and a hundred times as much as a message: 40 MB
+of them took 1 GB of a root, and an answer may have 1 GiB.
+
+How long calls to leaves take, and when a second one is sent.
+
+The decaying average after Finagle's load balancer; hedging after Dean and Barroso, "The Tail at Scale" (2013).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
+from scannery.runtime.errors import ServingError
 from scannery.serving.contract import LEAF_STATUS
-from scannery.serving.leaves.answers import MOST_OF_OTHERS, parsed
 from scannery.serving.leaves.connector import Connector, Headers
-from scannery.serving.leaves.http_calls import ASK
-from scannery.serving.leaves.http_connection import WireError
-from scannery.serving.leaves.pacing import LatencyAverage
-from scannery.v1.leaf_pb2 import LeafIndex, LeafStatus, LeafStatusRequest
+from scannery.serving.leaves.http_calls import ASK, WireError
+from scannery.serving.limits import MAX_LEAF_ROWS
+from scannery.serving.request.part_count import MAX_PARTS, count_parts
+from scannery.v1.leaf_pb2 import LeafFetchRequest, LeafIndex, LeafSearchRequest, LeafStatus, LeafStatusRequest
 
 if TYPE_CHECKING:
     from scannery.serving.leaves.group_call import Attempt
 
-__all__ = ["IndexState", "Leaf", "LeafState", "one_line", "shown"]
+__all__ = [
+    "FIRST_DELAY_S",
+    "MOST_OF_OTHERS",
+    "HedgeBudget",
+    "IndexState",
+    "LatencyAverage",
+    "LatencyWindow",
+    "Leaf",
+    "LeafState",
+    "most_parts",
+    "one_line",
+    "parsed",
+    "shown",
+]
+
+
+MOST_OF_OTHERS = 50_000
+"""Of answers whose lists are packed, and of a status: some 20,000 indexes."""
+MOST_OF_DATAPOINT = 8192
+
+AnswerT = TypeVar("AnswerT", bound=Message)
+
+
+def most_parts(request: Message) -> int:
+    """Return how many messages, and strings in lists, the answer to a request has at most, with room to spare."""
+    if isinstance(request, LeafSearchRequest):
+        rankings = len(request.vectors) + bool(request.words)
+        rows = min(request.queries * request.wanted, MAX_LEAF_ROWS) * rankings
+        of_row = 1 + 2 * bool(request.group_by) + request.datapoints
+        return 2 * rows * of_row + request.queries * (2 + 3 * rankings) + MOST_OF_OTHERS
+    if isinstance(request, LeafFetchRequest):
+        return max(MAX_PARTS, MOST_OF_DATAPOINT * len(request.ids))
+    return MOST_OF_OTHERS
+
+
+def parsed(kind: type[AnswerT], data: bytes, most: int, whose: str) -> AnswerT:
+    """Return an answer as a message.
+
+    Args:
+        kind: of the answer.
+        data: the encoded answer.
+        most: parts that it may have.
+        whose: whose answer it is, for errors.
+
+    Raises:
+        ServingError: it has more parts, or is no such message.
+
+    """
+    name = kind.DESCRIPTOR.full_name
+    found = count_parts(kind, data, most)
+    if found > most:
+        raise ServingError(f"the answer of {whose} has more parts than a {name} of what was asked can have")
+    try:
+        if found < 0:
+            raise DecodeError
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise ServingError(f"the answer of {whose} is not a {name}") from error
+
+
+FIRST_DELAY_S = 0.1
+"""A call is slow after this time where too few have been answered to tell."""
+
+_DECAY_S = 5.0
+_WEIGHT = 0.1
+_WINDOW, _LEAST, _EVERY = 256, 20, 16
+_QUANTILE = 0.95
+_LEAST_DELAY_S = 0.001
+"""Below it, a second call costs more than the wait."""
+
+
+class LatencyAverage:
+    """The average latency of a replica, in seconds, in which later calls count more.
+
+    It decays while the replica is not asked, so that one that was slow is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._value_s = 0.0
+        self._at_s = 0.0
+
+    def add(self, latency_s: float, now_s: float) -> None:
+        """Count a call that ended now."""
+        old_s = self.at(now_s)
+        self._value_s = old_s + _WEIGHT * (latency_s - old_s) if old_s else latency_s
+        self._at_s = now_s
+
+    def at(self, now_s: float) -> float:
+        """Return the average at a time; 0: no call was counted."""
+        return self._value_s * math.exp(-(now_s - self._at_s) / _DECAY_S) if self._value_s else 0.0
+
+
+class LatencyWindow:
+    """The latest latencies of one method of a group."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=_WINDOW)
+        self._added = 0
+        self.slow_after_s = FIRST_DELAY_S
+        """The 95th percentile, computed after every 16 values: sorting takes 15 µs."""
+
+    def add(self, latency_s: float) -> None:
+        """Count a call."""
+        self._latest.append(latency_s)
+        self._added += 1
+        if self._added >= _LEAST and self._added % _EVERY == 0:
+            ordered = sorted(self._latest)
+            self.slow_after_s = max(_LEAST_DELAY_S, ordered[math.ceil(_QUANTILE * len(ordered)) - 1])
+
+
+class HedgeBudget:
+    """Allows a second call for a share of the calls: each call saves a part of one, up to a few."""
+
+    def __init__(self, share: float = 0.05, most: float = 10.0) -> None:
+        """Begin with all that can be saved: the first leaf that hangs may do so before many calls.
+
+        Args:
+            share: of calls.
+            most: second calls that can be saved.
+
+        """
+        self._share, self._most = share, most
+        self._saved = most
+
+    def save(self) -> None:
+        """Count a call."""
+        self._saved = min(self._most, self._saved + self._share)
+
+    def take(self, *, keep: float = 0) -> bool:
+        """Return whether a second call is allowed when `keep` others stay saved, and count it."""
+        if self._saved < 1 + keep:
+            return False
+        self._saved -= 1
+        return True
+
 
 _STATUS_REQUEST = LeafStatusRequest().SerializeToString()
 _SHOWN_CHARS = 500

@@ -19,10 +19,9 @@ import grpc.aio
 
 from scannery.runtime.errors import ConfigError
 from scannery.serving.config import LeavesConfig
-from scannery.serving.leaves.connector import Headers, hint
+from scannery.serving.leaves.connector import Headers, hint, resolved
 from scannery.serving.leaves.group_call import Cluster
 from scannery.serving.leaves.leaf import Leaf
-from scannery.serving.leaves.target import resolved
 from scannery.serving.leaves.view import View
 from scannery.serving.status import received_detail
 

@@ -12,15 +12,14 @@ from typing_extensions import Self
 from scannery.serving.config import ListenConfig, WorkerContext
 from scannery.serving.scheduling.admission import with_reserve
 from scannery.serving.scheduling.affinity import on_core
-from scannery.serving.scheduling.thread_pool import CallThreads
-from scannery.serving.security.authentication import Authenticator
-from scannery.serving.security.authorization import Authorizer
+from scannery.serving.scheduling.coalescer import CallThreads
+from scannery.serving.security.authentication import Authenticator, Authorizer
 from scannery.serving.security.principal import Scope
 from scannery.serving.security.tls import Certificates
 from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
-from scannery.serving.telemetry.metrics.publisher import Publisher
+from scannery.serving.telemetry.metrics.exposition import Publisher
 from scannery.serving.transport.grpc.grpc_server import GrpcServer
 from scannery.serving.transport.health import Health
 from scannery.serving.transport.http import HttpEndpoint

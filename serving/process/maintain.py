@@ -16,15 +16,14 @@ from functools import partial
 
 from scannery.indexer import Store, list_indexes
 from scannery.live.log.homes import check_log_root
-from scannery.live.log.location import LogRoot, log_root_of
-from scannery.live.log.mutation_log import LogUnavailableError
+from scannery.live.log.mutation_log import LogRoot, LogUnavailableError, log_root_of
 from scannery.live.log_follower import LogFollower
 from scannery.live.maintenance.scheduler import Ended, task_threads
 from scannery.live.maintenance.tasks import run_due
 from scannery.live.memtable import LiveState
 from scannery.runtime.errors import ConfigError
-from scannery.runtime.periodic_task import PeriodicTask
 from scannery.runtime.retry import RetryState
+from scannery.runtime.tasks import PeriodicTask
 from scannery.serving.catalog.maintenance_catalog import MaintenanceCatalog
 from scannery.serving.config import MaintainConfig
 from scannery.serving.process.signals import Signals

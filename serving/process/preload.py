@@ -25,15 +25,14 @@ from scannery.indexer import (
     read_manifest,
 )
 from scannery.live.log.homes import check_log_root
-from scannery.live.log.location import log_root_of
+from scannery.live.log.mutation_log import log_root_of
 from scannery.runtime.errors import UnknownIndexError
-from scannery.runtime.slow_progress import SlowProgress
-from scannery.serving.catalog.cold import ColdIndexes
-from scannery.serving.catalog.version_opener import is_stored
+from scannery.runtime.tasks import SlowProgress
+from scannery.serving.catalog.version_opener import ColdIndexes, is_stored
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.engine import hydrator
-from scannery.serving.services.encoder_registry import EncoderRegistry
+from scannery.serving.services.embedding import EncoderRegistry
 
 __all__ = ["Preloaded", "encoder_pool", "preload", "preload_encoders"]
 

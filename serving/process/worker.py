@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, WorkerContext
 from scannery.serving.process.preload import Preloaded
-from scannery.serving.services.encoder_registry import EncoderRegistry
+from scannery.serving.services.embedding import EncoderRegistry
 from scannery.serving.telemetry.metrics import SharedSlots
 
 __all__ = ["STOP_SIGNALS", "await_stop", "run_encoder_server", "run_metrics", "run_server"]
@@ -37,7 +37,7 @@ def run_encoder_server(
     config: EncoderConfig, encoders: EncoderRegistry, context: WorkerContext, ready: Callable[[], None]
 ) -> None:
     """Serve encoders; call `ready` once the server answers."""
-    from scannery.serving.process.encoder_server import EncoderServer
+    from scannery.serving.process.server import EncoderServer
 
     with EncoderServer(config, encoders=encoders, context=context):
         ready()

@@ -4,31 +4,264 @@ The state of an index is one word of shared memory: its version, the step in for
 adds the recalls of the queries that it has sampled, under this word; the worker that finds by the sum of all that a
 step is due replaces the word, and with it the evidence becomes void. Two workers that do so at once write equal words,
 or one of two that are both right.
+
+Statistics of how far the recall of sampled queries is from their targets.
+
+A sample is a query, and its value the query's recall less its target: hits of one query are found or missed together,
+so the error is that of queries, not of hits.
+
+When the settings of an index move by a step: up quickly if recall is too low, down slowly if less would suffice.
+
+At a step above the first, sampled queries are also repeated with the settings of the step below. So it is measured, not
+guessed, whether these would suffice.
+
+A move down needs far more certainty than one up, and more each time that it had to be taken back. So at steady recall
+the settings come to rest: where the target is met narrowly, the step below is not significantly above the target.
+
+Steps of the effective target: what is asked for, so that the target is met on live queries.
+
+A step leaves 0.8 of the misses that the step before allows: a target of 0.95 becomes 0.96, 0.968, 0.974 and so on. The
+targets that requests name are moved by as many steps. The last step is exact search.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from scannery.indexer import Manifest, OpenIndex
-from scannery.runtime.shared_table import SharedTable
-from scannery.serving.recall.decision import FAST_WINDOW, SLOW_WINDOW, Findings, is_undecided, next_move
-from scannery.serving.recall.evidence import FIELDS, Evidence
-from scannery.serving.recall.steps import distinct_steps, has_choice, raised_target
+from scannery.runtime.sharing import SharedTable
 
-__all__ = ["Estimate", "IndexControl", "RecallController", "no_step", "trying"]
+__all__ = [
+    "EXACT_STEP",
+    "FIELDS",
+    "Estimate",
+    "Evidence",
+    "Findings",
+    "IndexControl",
+    "RecallController",
+    "distinct_steps",
+    "has_choice",
+    "is_undecided",
+    "next_move",
+    "no_step",
+    "raised_target",
+    "trying",
+]
+
+
+FIELDS = 4
+"""Numbers that an evidence is made of."""
+PRIOR_VARIANCE = 0.04
+PRIOR_QUERIES = 6.0
+"""Some queries of this variance are assumed besides those seen: if all have been found, the error is not 0."""
+
+
+class Evidence:
+    """Deviations of queries, where older ones count less. Not safe to use from several threads."""
+
+    __slots__ = ("_keep", "_squares", "_sum", "_weight", "_weights2")
+
+    def __init__(self, window: float = math.inf, numbers: Sequence[float] = (0.0, 0.0, 0.0, 0.0)) -> None:
+        """Begin.
+
+        Args:
+            window: queries after which an older one counts 1/e as much.
+            numbers: of another evidence.
+
+        """
+        self._keep = 1 - 1 / window
+        self._weight, self._weights2, self._sum, self._squares = numbers
+
+    @classmethod
+    def merged(cls, rows: Iterable[Sequence[float]]) -> Evidence:
+        """Return the evidence of several processes, from their `numbers`."""
+        return cls(numbers=[sum(column) for column in zip(*rows, strict=True)] or [0.0] * FIELDS)
+
+    def add(self, deviation: float) -> None:
+        """Add a query: its recall less its target."""
+        keep = self._keep
+        self._weight = self._weight * keep + 1
+        self._weights2 = self._weights2 * keep * keep + 1
+        self._sum = self._sum * keep + deviation
+        self._squares = self._squares * keep + deviation * deviation
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """What the evidence is made of."""
+        return self._weight, self._weights2, self._sum, self._squares
+
+    @property
+    def count(self) -> float:
+        """How many queries of equal weight would say as much."""
+        return self._weight**2 / self._weights2 if self._weights2 else 0.0
+
+    @property
+    def mean(self) -> float:
+        """The mean deviation; 0 without queries."""
+        return self._sum / self._weight if self._weight else 0.0
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean; infinite without queries."""
+        count = self.count
+        if not count:
+            return math.inf
+        variance = max(self._squares / self._weight - self.mean**2, 0.0)
+        return math.sqrt(variance * count + PRIOR_VARIANCE * PRIOR_QUERIES) / count
+
+    def below(self, errors: float) -> bool:
+        """Return whether the mean is below 0 by more than some standard errors."""
+        return self.mean + errors * self.error < 0
+
+    def above(self, errors: float) -> bool:
+        """Return whether the mean is above 0 by more than some standard errors."""
+        return self.mean - errors * self.error > 0
+
+
+SLOW_WINDOW = 2000.0
+FAST_WINDOW = 96.0
+"""Queries; the fast one sees a change of the questions before the slow one."""
+LEAST = 48
+LEAST_FAST = 32
+MANY = 400
+"""Queries from which on one standard error suffices for a move up: near the target, the rest is doubt."""
+UP = 2.0
+UP_FAST = 3.5
+UP_MANY = 1.0
+"""Standard errors for a move up."""
+FRESH_UP = 16
+"""New queries since the last move for a move up: the same queries alone must not lead up many steps."""
+LEAST_DOWN = 100
+LEAST_DOWN_FAST = 48
+FRESH_DOWN = 64
+"""New queries since the last move for a move down."""
+DOWN = 2.5
+DOWN_FAST = 4.0
+"""Standard errors for a move down."""
+DOWN_MORE = 0.75
+"""Further standard errors for each move down that was taken back."""
+MOST_TAKEN_BACK = 4
+SETTLED = 200
+"""Queries after which the estimate is certain enough if it is clear."""
+KNOWN = 1000
+"""Queries after which it is, clear or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What all processes have found with the settings in force."""
+
+    now: Evidence
+    """With the settings in force."""
+    now_fast: Evidence
+    """The same of the last queries."""
+    less: Evidence
+    """With those of the step below; empty at the first step."""
+    less_fast: Evidence
+    fresh: float
+    """Queries that were not asked before the last move."""
+
+
+def next_move(found: Findings, *, taken_back: int, lowest: bool, highest: bool) -> int:
+    """Return the direction of the next step: 1 (more effort), -1 (less), or 0 (none).
+
+    Args:
+        found: with the settings in force.
+        taken_back: moves down that were followed by a move up.
+        lowest: whether there is no step below.
+        highest: whether there is none above.
+
+    """
+    if not highest and _too_low(found):
+        return 1
+    return -1 if not lowest and _less_suffices(found, taken_back) else 0
+
+
+def _too_low(found: Findings) -> bool:
+    now, fast = found.now, found.now_fast
+    if found.fresh < FRESH_UP:
+        return False
+    if fast.count >= LEAST_FAST and fast.below(UP_FAST):
+        return True
+    return now.count >= LEAST and (now.below(UP) or (now.count >= MANY and now.below(UP_MANY)))
+
+
+def _less_suffices(found: Findings, taken_back: int) -> bool:
+    if found.fresh < FRESH_DOWN:
+        return False
+    more = DOWN_MORE * min(taken_back, MOST_TAKEN_BACK)
+    less, fast = found.less, found.less_fast
+    if less.count >= LEAST_DOWN and less.above(DOWN + more):
+        return True
+    return fast.count >= LEAST_DOWN_FAST and fast.above(DOWN_FAST + more)
+
+
+def is_undecided(found: Findings) -> bool:
+    """Return whether more queries should be sampled: the estimate is uncertain, or a move may be near."""
+    now, fast = found.now, found.now_fast
+    if now.count < SETTLED or (fast.count >= LEAST_FAST / 2 and fast.below(1.0)):
+        return True
+    if found.less_fast.count >= LEAST_FAST and found.less_fast.above(DOWN):
+        return True
+    return now.count < KNOWN and not now.above(UP)
+
+
+MISSES_KEPT = 0.8
+EXACT_STEP = 32
+"""The last step: exact search."""
+
+SettingsT = TypeVar("SettingsT")
+
+
+def raised_target(target: float, step: int) -> float:
+    """Return the effective target, 1 for exact search."""
+    return 1.0 if step >= EXACT_STEP else 1 - (1 - target) * MISSES_KEPT**step
+
+
+def has_choice(settings_for: Callable[[float], Sequence[SettingsT | None]], target: float) -> bool:
+    """Return whether a target has settings other than exact search in some segment."""
+    return any(each is not None for each in settings_for(target))
+
+
+def distinct_steps(
+    settings_for: Callable[[float], Sequence[SettingsT | None]], target: float
+) -> tuple[int, ...]:
+    """Return the steps that change the settings of an index, ascending: 0 first, exact search last.
+
+    Curves have few points, so that several steps in turn may have the same settings.
+
+    Args:
+        settings_for: returns the settings of each segment for a target; None: exact search.
+        target: of the index.
+
+    """
+    if not has_choice(settings_for, target):
+        return (0,)  # exact anyway
+    steps, last = [0], settings_for(target)
+    for step in range(1, EXACT_STEP):
+        settings = settings_for(raised_target(target, step))
+        if settings == last:
+            continue
+        if all(each is None for each in settings):
+            break
+        steps.append(step)
+        last = settings
+    return (*steps, EXACT_STEP)
+
 
 _LOG = logging.getLogger(__name__)
 
 _EPOCHS = 1 << 16
 _NUMBERS = 1 << 16
 """Of versions: later ones begin at 0 again."""
-MOST_TAKEN_BACK = 127
+MAX_TAKEN_BACK_COUNTED = 127
 
 
 class _Trying(threading.local):
@@ -69,7 +302,7 @@ class _State:
     def moved(self, step: int) -> _State:
         """Return the state after a move to another step."""
         down = step < self.step
-        taken_back = min(self.taken_back + (self.down and not down), MOST_TAKEN_BACK)
+        taken_back = min(self.taken_back + (self.down and not down), MAX_TAKEN_BACK_COUNTED)
         return _State(self.version, self._next_epoch, step, taken_back, down)
 
     def of_version(self, version: int, *, stays: bool) -> _State:

@@ -11,6 +11,15 @@ Semantics, for a row and a condition on the attribute `a`:
 - `$not` matches exactly the rows that its filter does not match, rows without the attribute included. So the tree
   writes `$ne` as `$not` of `$eq`, and `$nin` as `$not` of `$in`.
 - Order is numeric, by time, or for strings by Unicode code point.
+
+Names of fields in filters: those of the index, and those of dynamic attributes.
+
+A dynamic attribute may be called like a column of a segment (`title`), so it has a prefix in all that is made of a
+request: names of declared attributes never begin with "_".
+
+Conditions on places: `$geo_radius` and `$geo_box`.
+
+Conditions on lists and on strings: `$contains`, `$all`, `$prefix`, `$substring` and these without regard to case.
 """
 
 from __future__ import annotations
@@ -20,51 +29,260 @@ import difflib
 import enum
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from scannery.indexer import AttributeType, IndexSpec, InvalidRecordError, attribute_value
-from scannery.indexer.datapoints.dynamic import MAX_DEPTH, MAX_NAME_BYTES
+from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, MAX_DEPTH, MAX_NAME_BYTES
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.limits import (
     MAX_FILTER_CONDITIONS,
     MAX_FILTER_DEPTH,
     MAX_FILTER_PARTS,
     MAX_FILTER_VALUES,
-)
-from scannery.serving.request.field_names import FIXED_FIELDS, FieldKind, field_name, is_too_long
-from scannery.serving.request.geo_conditions import GEO, GeoWithin, parse_geo
-from scannery.serving.request.match_conditions import (
-    HAS_ALL,
-    MATCHES,
-    HasAll,
-    StringMatch,
-    parse_has_all,
-    parse_match,
+    MAX_GEO_RADIUS_M,
 )
 from scannery.v1 import types_pb2 as pb
 
 __all__ = [
+    "FIXED_FIELDS",
+    "GEO",
+    "HAS_ALL",
+    "MATCHES",
     "AllOf",
     "AnyOf",
+    "Area",
+    "Box",
+    "Circle",
     "Compare",
     "Condition",
     "Empty",
     "Exists",
+    "FieldKind",
     "GeoWithin",
     "HasAll",
     "IsIn",
+    "MatchOperator",
     "Node",
     "Not",
     "Scalar",
     "StringMatch",
     "Truth",
+    "dynamic_name",
+    "field_name",
     "has_condition",
+    "is_too_long",
     "parse_filter",
+    "parse_geo",
+    "parse_has_all",
+    "parse_match",
     "size_of",
     "unknown_name",
 ]
+
+
+FieldKind: TypeAlias = AttributeType | Literal["dynamic"]
+"""Type of a field in a filter; a dynamic one has values of any type."""
+FIXED_FIELDS: Mapping[str, AttributeType] = {"id": "string", "document_id": "string"}
+"""Fields that can be filtered by in every index."""
+_PREFIX = f"{DYNAMIC_COLUMN}."
+
+
+def field_name(name: str, attributes: Mapping[str, AttributeType], *, dynamic: bool) -> str | None:
+    """Return the name by which `FilterCache.field` knows a field; None if the index has no such field.
+
+    Args:
+        name: as the request gives it.
+        attributes: the declared attributes.
+        dynamic: whether the index takes others, too.
+
+    """
+    if name in FIXED_FIELDS or name in attributes:
+        return name
+    return f"{_PREFIX}{name}" if dynamic and not is_too_long(name) else None
+
+
+def is_too_long(name: str) -> bool:
+    """Return whether no value can have this name or path; such names would fill the caches that have names as keys."""
+    return len(name) > MAX_NAME_BYTES or len(name.encode()) > MAX_NAME_BYTES or name.count(".") >= MAX_DEPTH
+
+
+def dynamic_name(field: str) -> str | None:
+    """Return the name of the dynamic attribute that `field_name` returned a name for; None if it is no such name."""
+    return field.removeprefix(_PREFIX) if field.startswith(_PREFIX) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Circle:
+    """The places within a distance of another one, which counts."""
+
+    latitude: float
+    """Degrees north, -90 to 90."""
+    longitude: float
+    """Degrees east, -180 to 180."""
+    radius_m: float
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The places between two parallels and two meridians, which count; in degrees, as those of `Circle`."""
+
+    south: float
+    west: float
+    north: float
+    east: float
+    """Less than `west` in a box that crosses the antimeridian."""
+
+
+Area: TypeAlias = Circle | Box
+
+
+@dataclass(frozen=True, slots=True)
+class GeoWithin:
+    """The field is a place in an area."""
+
+    field: str
+    area: Area
+
+
+GEO = (pb.OPERATOR_GEO_RADIUS, pb.OPERATOR_GEO_BOX)
+
+
+def parse_geo(message: pb.Condition, name: str, kind: FieldKind, path: str) -> GeoWithin:
+    """Return a condition of an operator of GEO.
+
+    Args:
+        message: the condition.
+        name: of the field in the tree.
+        kind: type of the attribute.
+        path: where the condition is in the request, for errors.
+
+    Raises:
+        InvalidRequestError: the attribute is no place, or the area is none.
+
+    """
+    if kind != "geo":
+        hint = "; only a declared attribute of type geo has places" if kind == "dynamic" else ""
+        what = f"is for places, and {message.field!r:.80} is of type {kind}{hint}"
+        raise InvalidRequestError.at(path, what)
+    if len(message.values) != 2:
+        raise InvalidRequestError.at(path, f"needs two values, got {len(message.values)}")
+    first, second = message.values
+    is_circle = message.operator == pb.OPERATOR_GEO_RADIUS
+    return GeoWithin(name, _circle(first, second, path) if is_circle else _box(first, second, path))
+
+
+def _circle(centre: pb.Value, radius: pb.Value, path: str) -> Circle:
+    latitude, longitude = _place(centre, path, ("lat", "lon"))
+    given = radius.WhichOneof("kind")
+    metres = float(getattr(radius, given)) if given in ("int_value", "float_value") else math.nan
+    if not 0 <= metres <= MAX_GEO_RADIUS_M:  # of NaN, too
+        raise InvalidRequestError.at(
+            f"{path}.radius_m", f"must be 0 to {MAX_GEO_RADIUS_M} metres, got {metres:g}"
+        )
+    return Circle(latitude, longitude, metres)
+
+
+def _box(south_west: pb.Value, north_east: pb.Value, path: str) -> Box:
+    south, west = _place(south_west, path, ("south", "west"))
+    north, east = _place(north_east, path, ("north", "east"))
+    if south > north:
+        raise InvalidRequestError.at(f"{path}.south", f"must be at most north ({north:g}), got {south:g}")
+    return Box(south, west, north, east)
+
+
+def _place(message: pb.Value, path: str, names: tuple[str, str]) -> tuple[float, float]:
+    if message.WhichOneof("kind") != "geo_value":
+        raise InvalidRequestError.at(path, f"needs a place with {' and '.join(names)}")
+    found = (message.geo_value.latitude, message.geo_value.longitude)
+    for name, degrees, most in zip(names, found, (90, 180), strict=True):
+        if not -most <= degrees <= most:  # NaN is not, either
+            raise InvalidRequestError.at(
+                f"{path}.{name}", f"must be {-most} to {most} degrees, got {degrees:g}"
+            )
+    return found
+
+
+MatchOperator: TypeAlias = Literal["prefix", "substring", "ieq", "iprefix", "isubstring"]
+"""Begins with a string, or has it; equals one, begins with one, or has it, after Unicode case folding of both."""
+CASE_MATTERS: tuple[MatchOperator, ...] = ("prefix", "substring")
+
+
+@dataclass(frozen=True, slots=True)
+class HasAll:
+    """The field is a list that has all of the values."""
+
+    field: str
+    values: tuple[Any, ...]
+    """Distinct."""
+
+
+@dataclass(frozen=True, slots=True)
+class StringMatch:
+    """The field, or an element of a list, matches a string."""
+
+    field: str
+    operator: MatchOperator
+    value: str
+
+
+HAS_ALL = (pb.OPERATOR_CONTAINS, pb.OPERATOR_ALL)
+MATCHES: dict[int, MatchOperator] = {
+    pb.OPERATOR_PREFIX: "prefix",
+    pb.OPERATOR_IEQ: "ieq",
+    pb.OPERATOR_IPREFIX: "iprefix",
+    pb.OPERATOR_SUBSTRING: "substring",
+    pb.OPERATOR_ISUBSTRING: "isubstring",
+}
+
+
+def parse_has_all(
+    message: pb.Condition, name: str, kind: FieldKind, path: str, *, typed: Callable[[pb.Value, str], Any]
+) -> HasAll:
+    """Return a condition of an operator of HAS_ALL.
+
+    Args:
+        message: the condition.
+        name: of the field in the tree.
+        kind: type of the attribute.
+        path: where the condition is in the request, for errors.
+        typed: returns a value in the type of the list's elements.
+
+    Raises:
+        InvalidRequestError: the attribute is no list, or a value does not fit.
+
+    """
+    if kind not in ("string_list", "dynamic"):
+        hint = "use $eq for the whole value, $substring for a part of it" if kind == "string" else "use $eq"
+        raise InvalidRequestError.at(
+            path, f"is for lists, and {message.field!r:.80} is of type {kind}; {hint}"
+        )
+    if not message.values:
+        raise InvalidRequestError.at(path, "must not be empty")
+    if message.operator == pb.OPERATOR_CONTAINS:
+        if len(message.values) != 1:
+            what = f"needs exactly one value, got {len(message.values)}; use $all for several"
+            raise InvalidRequestError.at(path, what)
+        return HasAll(name, (typed(message.values[0], path),))
+    values = {typed(value, f"{path}[{i}]"): None for i, value in enumerate(message.values)}
+    return HasAll(name, tuple(values))
+
+
+def parse_match(message: pb.Condition, name: str, kind: FieldKind, path: str) -> StringMatch:
+    """Return a condition of an operator of MATCHES; raises as `parse_has_all`."""
+    if kind not in ("string", "string_list", "dynamic"):
+        raise InvalidRequestError.at(path, f"is for strings, and {message.field!r:.80} is of type {kind}")
+    if len(message.values) != 1:
+        raise InvalidRequestError.at(path, f"needs exactly one value, got {len(message.values)}")
+    value = message.values[0]
+    if value.WhichOneof("kind") != "string_value":
+        given = str(value).strip() or "null"
+        raise InvalidRequestError.at(path, f"must be a string, got {given:.80}")
+    operator = MATCHES[message.operator]
+    text = value.string_value
+    # Folded here, so that filters that differ by case are one entry of the cache.
+    return StringMatch(name, operator, text if operator in CASE_MATTERS else text.casefold())
 
 
 class Truth(enum.Enum):

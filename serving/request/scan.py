@@ -4,6 +4,8 @@ A token is `<snapshot>.<position>`. The first part names the version and the seq
 with the id of the index, which callers do not know: a caller cannot make a token of a snapshot that no scan began with.
 It also has a digest of the request, since a position means something in the result of one request only. The position
 is the caller's to change: any position of the result may be read.
+
+The queries and filters of a SearchMany, checked.
 """
 
 from __future__ import annotations
@@ -14,14 +16,25 @@ import hashlib
 import hmac
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from scannery.indexer import IndexSpec, Manifest
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
-from scannery.serving.request.field_names import FIXED_FIELDS, field_name
-from scannery.serving.request.filter import Node, parse_filter, unknown_name
-from scannery.serving.request.options import Fields, parse_fields
+from scannery.serving.request.filter import FIXED_FIELDS, AllOf, Node, field_name, parse_filter, unknown_name
+from scannery.serving.request.options import Fields, Options, parse_fields
+from scannery.serving.request.query import (
+    ByVector,
+    Query,
+    Vectors,
+    check_count,
+    count_queries,
+    parse_matrix,
+    parse_query,
+)
 from scannery.v1 import search_pb2 as pb
 
 __all__ = [
@@ -29,10 +42,13 @@ __all__ = [
     "RowOrder",
     "ScanQuery",
     "page_size_of",
+    "parse_filters",
     "parse_page_token",
+    "parse_queries",
     "parse_scan",
     "request_digest",
 ]
+
 
 DIGEST_BYTES = 8
 MAC_BYTES = 16
@@ -176,3 +192,59 @@ def _mac(manifest: Manifest, content: bytes) -> bytes:
     # Random and in no answer. Indexes of the first releases have no id, and their tokens can be made by hand.
     key = (manifest.index_id or manifest.index).encode()[:64]
     return hashlib.blake2b(content, key=key, digest_size=MAC_BYTES).digest()
+
+
+def parse_queries(request: pb.SearchManyRequest, manifest: Manifest, options: Options) -> Sequence[Query]:
+    """Return the queries, as `Vectors` if all are vectors; InvalidRequestError names the field that is wrong."""
+    if request.HasField("vectors") and request.queries:
+        raise InvalidRequestError.at("vectors", "cannot be set together with `queries`")
+    packed = request.vectors.packed  # a copy, each time that it is read
+    count = count_queries(request, packed)
+    check_count("queries", count, limits.MAX_QUERIES)
+    if count * options.deepest > limits.MAX_BATCH_HITS:
+        raise InvalidRequestError.at(
+            "queries",
+            f"{count} with {options.deepest} hits each exceed {limits.MAX_BATCH_HITS} hits in one call",
+        )
+    if options.highlight is not None and count * options.deepest > limits.MAX_HIGHLIGHTED_BATCH:
+        raise InvalidRequestError.at(
+            "highlight",
+            f"{count} queries with {options.deepest} hits each exceed {limits.MAX_HIGHLIGHTED_BATCH} hits to highlight "
+            "in one call",
+        )
+    if request.HasField("vectors"):
+        return parse_matrix(packed, request.vectors.dimensions, manifest, options.vectors)
+    parsed = [
+        parse_query(query, manifest, options.vectors, path=f"queries[{i}]")
+        for i, query in enumerate(request.queries)
+    ]
+    vectors = [query.vector_D for query in parsed if isinstance(query, ByVector)]
+    return Vectors(np.array(vectors)) if len(vectors) == len(parsed) else parsed
+
+
+def parse_filters(
+    request: pb.SearchManyRequest, manifest: Manifest, options: Options, queries: int
+) -> list[Node | None] | None:
+    """Return the filter of each query, together with that of the options; None: all have that of the options.
+
+    Raises:
+        InvalidRequestError: names the field.
+
+    """
+    if not request.where_each:
+        return None
+    if len(request.where_each) != queries:
+        raise InvalidRequestError.at(
+            "where_each", f"must have one filter for each of {queries} queries, got {len(request.where_each)}"
+        )
+    spec = manifest.spec
+    each = (
+        parse_filter(message, spec, path=f"where_each[{i}]") for i, message in enumerate(request.where_each)
+    )
+    return [_both(options.where, node) for node in each]
+
+
+def _both(one: Node | None, other: Node | None) -> Node | None:
+    if one is None or other is None:
+        return one or other
+    return AllOf((one, other))

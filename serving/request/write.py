@@ -22,9 +22,9 @@ from scannery.indexer import (
     vector_column,
 )
 from scannery.indexer.datapoints.dynamic import check_dynamic_name
-from scannery.live.write_request import Condition, Conditional, Deletion, PartialUpdate, Upserts
-from scannery.runtime.deadline import Deadline
+from scannery.live.prepare import Condition, Conditional, Deletion, PartialUpdate, Upserts
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.request.datapoint_columns import datapoint_columns
 from scannery.serving.request.filter import unknown_name

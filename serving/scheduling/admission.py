@@ -9,7 +9,7 @@ its queries would have taken one by one. Requests with a short expected wait are
 A burst is not an overload: whoever has not been refused lately may exceed the limit by some requests, once. They may
 again when the server has nothing to do, or when it was below the limit for a while and nobody was refused.
 
-Callers are accounts (budgets.py). Several clients of one account share what the account has.
+Callers are accounts (permits.py). Several clients of one account share what the account has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from scannery.runtime.errors import OverloadedError
-from scannery.serving.scheduling.budgets import Budget, Share
+from scannery.serving.scheduling.permits import Budget, Share
 
 if TYPE_CHECKING:
     from types import TracebackType

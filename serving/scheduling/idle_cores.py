@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from scannery.serving.scheduling.thread_pool import CallThreads
+from scannery.serving.scheduling.coalescer import CallThreads
 
 __all__ = ["IdleCores"]
 

@@ -1,21 +1,171 @@
 """Authentication: from the metadata of a call to a principal, before the body is read.
 
 Unknown callers get UNAUTHENTICATED for every method, whether it exists or not.
+
+JSON Web Tokens (RFC 7519) of one issuer, checked against its published keys (JWK set, RFC 7517).
+
+Claims: `sub` names the caller; `scope` holds scopes out of `read write admin`, separated by spaces; `scannery_indexes`
+lists the indexes that the caller can see (absent or `"*"`: all; null: none). `exp` is required.
+
+Authorization: whether a caller may call a method. Every port checks it before reading a request; streams recheck.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
+from scannery.runtime.errors import ConfigError, PermissionDeniedError, UnauthenticatedError, UnsupportedError
 from scannery.serving.security.api_keys import PREFIX, KeyFile, KeyRing
 from scannery.serving.security.config import SecurityConfig
-from scannery.serving.security.file_watch import Watched
-from scannery.serving.security.jwt import TokenVerifier
-from scannery.serving.security.principal import ANONYMOUS, Principal
+from scannery.serving.security.principal import ALL_INDEXES, ANONYMOUS, SCOPES, Principal, Scope
+from scannery.serving.security.private_files import Watched, read_private
 
-__all__ = ["Authenticator"]
+__all__ = ["Authenticator", "Authorizer", "Metadata", "TokenVerifier"]
+
+
+# Only public-key algorithms: a secret that checks tokens can also sign them.
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
+MAX_TOKEN_BYTES = 8192
+CACHED_TOKENS = 1024
+LEEWAY_S = 30
+"""Tolerated difference between the clocks of issuer and server."""
+MIN_RSA_BITS = 2048
+MAX_NAME = 64
+"""Characters of a caller's name."""
+
+
+class TokenVerifier:
+    """Checks tokens, and caches valid ones until they expire. Otherwise immutable."""
+
+    def __init__(self, jwks: dict[str, Any], *, issuer: str, audience: str) -> None:
+        """Select the keys that can check signatures.
+
+        Args:
+            jwks: the JWK set of the issuer, decoded.
+            issuer: required value of `iss`.
+            audience: required value of `aud`.
+
+        Raises:
+            ConfigError: it is not a JWK set, or has no key for signatures that is strong enough.
+
+        """
+        import jwt  # imported only where tokens are used
+
+        self._jwt = jwt
+        self._issuer, self._audience = issuer, audience
+        try:
+            usable = [jwk for jwk in jwks["keys"] if _is_for_signatures(jwk)]
+            keys = jwt.PyJWKSet.from_dict({"keys": usable}).keys
+        except (jwt.PyJWTError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"jwks_file: is not a set of public keys: {error}", field="jwks_file"
+            ) from error
+        # Tokens without `kid` select the key without an id.
+        self._keys = {
+            key.key_id or "": key for key in keys if key.algorithm_name in ALGORITHMS and _is_strong(key)
+        }
+        if not self._keys:
+            raise ConfigError(
+                f"jwks_file: has no key for signatures by any of {', '.join(ALGORITHMS)} (RSA keys need at least "
+                f"{MIN_RSA_BITS} bits)",
+                field="jwks_file",
+            )
+        self._cache: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
+        """By SHA-256 of the token: when it expires (seconds since 1970), and its caller."""
+
+    @classmethod
+    def read(cls, path: str, *, issuer: str, audience: str) -> TokenVerifier:
+        """Return the verifier with the keys of a file; ConfigError if they cannot be used."""
+        data = read_private(path, "jwks_file")
+        try:
+            jwks = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"jwks_file: {path} is not JSON", field="jwks_file") from error
+        return cls(jwks, issuer=issuer, audience=audience)
+
+    def principal(self, token: str, now_s: float) -> Principal | None:
+        """Return the caller that a token names at `now_s` (seconds since 1970); None if it is invalid or expired."""
+        if len(token) > MAX_TOKEN_BYTES:
+            return None
+        digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
+        if (cached := self._cache.get(digest)) is not None:
+            if now_s < cached[0]:
+                return cached[1]
+            self._cache.pop(digest, None)
+            return None
+        claims = self._claims(token)
+        expires_at_s = _expiry(claims) + LEEWAY_S if claims else 0.0
+        if claims is None or now_s >= expires_at_s:
+            return None
+        principal = _principal(claims)
+        if principal is not None:
+            self._cache[digest] = (expires_at_s, principal)
+            while len(self._cache) > CACHED_TOKENS:
+                self._cache.popitem(last=False)
+        return principal
+
+    def _claims(self, token: str) -> dict[str, Any] | None:
+        try:
+            key = self._keys.get(self._jwt.get_unverified_header(token).get("kid") or "")
+            if key is None:
+                return None
+            claims: dict[str, Any] = self._jwt.decode(
+                token,
+                key.key,
+                # The key's own algorithm, never the one that the token's header names.
+                algorithms=[key.algorithm_name],
+                issuer=self._issuer,
+                audience=self._audience,
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except (self._jwt.PyJWTError, ValueError, TypeError, OverflowError):
+            return None
+        return claims
+
+
+def _is_for_signatures(jwk: Any) -> bool:
+    """Return whether a key is meant for checking signatures; a set may also hold keys for encryption."""
+    operations = jwk.get("key_ops", ["verify"])
+    return jwk.get("use", "sig") == "sig" and isinstance(operations, list) and "verify" in operations
+
+
+def _is_strong(key: Any) -> bool:
+    return bool(key.key_type != "RSA" or key.key.key_size >= MIN_RSA_BITS)
+
+
+def _principal(claims: dict[str, Any]) -> Principal | None:
+    scope, indexes = claims.get("scope", ""), claims.get("scannery_indexes", ALL_INDEXES)
+    if not isinstance(scope, str) or not (indexes in (None, ALL_INDEXES) or isinstance(indexes, list)):
+        return None
+    allowed = frozenset(name for name in SCOPES if name in scope.split())
+    # Issuers send null for an attribute without a value: such a caller sees no index.
+    names = indexes if isinstance(indexes, list) else ()
+    visible = None if indexes == ALL_INDEXES else frozenset(name for name in names if isinstance(name, str))
+    return Principal(f"sub/{_short(str(claims['sub']))}", allowed, visible)
+
+
+def _expiry(claims: dict[str, Any]) -> float:
+    try:
+        return float(claims["exp"])
+    except OverflowError:  # an integer of more than 308 digits
+        return math.inf
+
+
+def _short(name: str) -> str:
+    """Return a name of at most MAX_NAME characters, distinct for each caller: it is the key of per-caller state."""
+    if len(name) <= MAX_NAME:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{name[: MAX_NAME - 17]}~{digest}"
+
 
 CHECK_EVERY_S = 1.0
 """Seconds between two checks of the credential files for changes."""
@@ -113,3 +263,63 @@ def _read_keys(path: str) -> KeyRing:
         if key.indexes == ():
             _LOG.warning('key %s (%s) opens no index; set "indexes" to "*" to open all', key.id, key.name)
     return KeyRing(keys)
+
+
+Metadata: TypeAlias = "Iterable[tuple[str, str | bytes]] | None"
+
+
+class Authorizer:
+    """Compares the scopes of callers with the scope that each method needs. Safe to use from several threads."""
+
+    def __init__(
+        self, authenticator: Authenticator, scope_of: Callable[[str], Scope | None], *, about: str = ""
+    ) -> None:
+        """Keep them.
+
+        Args:
+            authenticator: identifies callers.
+            scope_of: returns the scope that a method needs, by its path; None: there is no such method.
+            about: what callers of a method that is not there are told of this process.
+
+        """
+        self._authenticator = authenticator
+        self._scope_of = scope_of
+        self._about = about
+
+    def known(self, metadata: Metadata) -> Principal:
+        """Return the caller, for any method; raise UnauthenticatedError without valid credentials."""
+        principal = self._authenticator.principal(metadata)
+        if principal is None:
+            raise UnauthenticatedError("valid credentials are needed: an API key or a token for this server")
+        return principal
+
+    def principal(self, path: str, metadata: Metadata) -> Principal:
+        """Return the caller of the method at `path`, by the metadata of the call.
+
+        Raises:
+            UnauthenticatedError: there are no credentials, or they are unknown, expired or revoked.
+            UnsupportedError: there is no such method; only authenticated callers get this error.
+            PermissionDeniedError: the caller lacks the method's scope.
+
+        """
+        principal = self.known(metadata)
+        scope = self._scope_of(path)
+        if scope is None:
+            raise UnsupportedError(f"there is no such method{_hint(path) or self._about}")
+        if not principal.may(scope):
+            raise PermissionDeniedError(f"these credentials do not have the scope {scope!r}")
+        return principal
+
+    def admits(self, path: str, metadata: Metadata) -> bool:
+        """Return whether `principal` would succeed."""
+        try:
+            self.principal(path, metadata)
+        except (UnauthenticatedError, UnsupportedError, PermissionDeniedError):
+            return False
+        return True
+
+
+def _hint(path: str) -> str:
+    """Return how a server answers a method of the managed service, which a program with its client may expect."""
+    managed = path.startswith(("/google.cloud.aiplatform.", "/google.cloud.vectorsearch."))
+    return "; `scannery serve --vertex` has those that docs/vertex.md lists" if managed else ""

@@ -7,15 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import SEARCH_SERVICE
-from scannery.serving.engine.attribute_stats import TypeStats, type_stats
-from scannery.serving.engine.value_counts import FieldCounts, ValueCount, counted, most_frequent
-from scannery.serving.request.field_names import dynamic_name, field_name
-from scannery.serving.request.filter import Node, parse_filter, unknown_name
+from scannery.serving.engine.value_counts import (
+    FieldCounts,
+    TypeStats,
+    ValueCount,
+    counted,
+    most_frequent,
+    type_stats,
+)
+from scannery.serving.request.filter import Node, dynamic_name, field_name, parse_filter, unknown_name
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.snapshot.attribute_index import Field
 from scannery.serving.snapshot.snapshot import Snapshot

@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeAlias
 
-from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import query_vectors
 from scannery.serving.engine.search import search
+from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.request.filter import Node
 from scannery.serving.request.options import CostClass
 from scannery.serving.request.query import ByText, Vectors

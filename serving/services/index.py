@@ -1,21 +1,50 @@
-"""Handlers that describe indexes."""
+"""Handlers that describe indexes.
+
+The handler that drops indexes.
+
+Handlers of aliases.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
-from scannery.indexer import IndexerError, NotFoundError, read_manifest
-from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import InvalidRequestError, UnknownIndexError
+from google.protobuf.message import Message
+
+from scannery.indexer import (
+    Aliases,
+    AlreadyExistsError,
+    IndexerError,
+    NotFoundError,
+    change_aliases,
+    latest_version,
+    read_manifest,
+)
+from scannery.indexer.spec.spec import INDEX_NAME
+from scannery.indexer.versions.versions import list_versions
+from scannery.runtime.errors import (
+    ConditionError,
+    InvalidRequestError,
+    OverloadedError,
+    PermissionDeniedError,
+    UnknownIndexError,
+)
+from scannery.runtime.retry import Deadline
+from scannery.serving import limits
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.description import IndexCounts, index_info
-from scannery.serving.contract import INDEX_SERVICE
-from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.contract import DELETE_ALIAS, DROP_INDEX, INDEX_SERVICE, LIST_ALIASES, SET_ALIAS
+from scannery.serving.security.principal import CURRENT
+from scannery.serving.services.registry import MessageT, UnaryMethod
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
+from scannery.v1 import search_pb2
 
-__all__ = ["Indexes"]
+__all__ = ["AliasMethods", "Indexes", "Removal", "with_index"]
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,3 +113,176 @@ class Indexes:
             return None
         problem, aliases = self._catalog.problem(name), self._catalog.aliases_of(name)
         return index_info(manifest, details=False, problem=problem, aliases=aliases)
+
+
+class Removal:
+    """DropIndex over one catalog. Safe to use from several threads."""
+
+    def __init__(self, catalog: BaseCatalog) -> None:
+        """Drop indexes in the store of `catalog`."""
+        self._catalog = catalog
+        self.methods = {DROP_INDEX: UnaryMethod(pb.DropIndexRequest, self.drop, "admin")}
+
+    def drop(self, request: pb.DropIndexRequest, deadline: Deadline) -> pb.DropIndexResponse:
+        """Remove an index; other workers stop answering from it at once, other servers within a second."""
+        name = request.index
+        if not name:
+            raise InvalidRequestError.at("index", "must not be empty")
+        aliases = self._catalog.aliases()
+        if name in aliases:
+            raise InvalidRequestError.at(
+                "index",
+                f"must be an index, got {name!r}, an alias of {aliases[name]!r}; delete_alias removes it",
+            )
+        if names := [alias for alias, index in aliases.items() if index == name]:
+            raise ConditionError(
+                f"index: {name!r} has the aliases {', '.join(names)}: move or delete them first",
+                field="index",
+            )
+        deadline.check()
+        try:
+            had_versions = self._may(name) and bool(list_versions(self._catalog.store, name))
+            if not self._may(name):
+                raise NotFoundError(name)
+            self._catalog.drop(name, deadline)
+        except NotFoundError as error:
+            if request.missing_ok:
+                return pb.DropIndexResponse(dropped=False)
+            raise UnknownIndexError(f"index: there is no index {name!r:.100}", field="index") from error
+        # One that was set meanwhile would stand for the next index of this name.
+        change_aliases(
+            self._catalog.store,
+            lambda known: {alias: index for alias, index in known.items() if index != name},
+        )
+        return pb.DropIndexResponse(dropped=had_versions)
+
+    def _may(self, name: str) -> bool:
+        principal = CURRENT.get()
+        return self._catalog.serves(name) and (principal is None or principal.sees(name))
+
+
+_OWN_NAMES = (pb.DropIndexRequest, pb.SetAliasRequest)
+"""Requests that do not take an alias in place of an index: they would change what it does not tell."""
+
+
+def with_index(request: MessageT, resolve: Callable[[str], str]) -> MessageT:
+    """Return a request with the index that its name stands for; the request itself if that is the same."""
+    name: str = getattr(_addressed(request), "index", "")
+    if not name or isinstance(request, _OWN_NAMES):
+        return request
+    index = resolve(name)
+    if index == name:
+        return request
+    changed = type(request)()
+    changed.CopyFrom(request)
+    _addressed(changed).index = index
+    return changed
+
+
+def _addressed(request: Message) -> Any:
+    """Return the message that has the name of the index: that in a request of a stream, or the request itself."""
+    if isinstance(request, search_pb2.SearchStreamRequest):
+        return getattr(request, request.WhichOneof("request") or "", request)
+    return request
+
+
+class AliasMethods:
+    """SetAlias, DeleteAlias and ListAliases over one catalog. Safe to use from several threads."""
+
+    def __init__(self, catalog: BaseCatalog) -> None:
+        """Serve the aliases of the store of `catalog`."""
+        self._catalog = catalog
+        self.methods = {
+            SET_ALIAS: UnaryMethod(pb.SetAliasRequest, self.set, "admin"),
+            DELETE_ALIAS: UnaryMethod(pb.DeleteAliasRequest, self.delete, "admin"),
+            LIST_ALIASES: UnaryMethod(pb.ListAliasesRequest, self.list, "read"),
+        }
+
+    def set(self, request: pb.SetAliasRequest, deadline: Deadline) -> pb.SetAliasResponse:
+        """Set or move an alias; other processes follow within a second."""
+        alias, index = request.alias, request.index
+        self._check_names(alias, index)
+
+        def with_alias(known: Aliases) -> Aliases:
+            deadline.check()
+            self._check_target(known, alias, index)
+            return {**known, alias: index}
+
+        previous = change_aliases(self._catalog.store, with_alias).get(alias, "")
+        self._check_still_free(alias, index, previous)
+        self._catalog.refresh_aliases()
+        _LOG.info("alias %s stands for index %s, before for %s", alias, index, previous or "none")
+        return pb.SetAliasResponse(previous=previous)
+
+    def delete(self, request: pb.DeleteAliasRequest, deadline: Deadline) -> pb.DeleteAliasResponse:
+        """Delete an alias."""
+        alias = request.alias
+        if not alias:
+            raise InvalidRequestError.at("alias", "must not be empty")
+
+        def without_alias(known: Aliases) -> Aliases:
+            deadline.check()
+            if alias in known and self._may(known[alias]):
+                return {name: index for name, index in known.items() if name != alias}
+            if request.missing_ok:
+                return known
+            raise UnknownIndexError(f"alias: there is no alias {alias!r:.100}", field="alias")
+
+        before = change_aliases(self._catalog.store, without_alias)
+        self._catalog.refresh_aliases()
+        is_deleted = alias in before and self._may(before[alias])
+        if is_deleted:
+            _LOG.info("alias %s is deleted", alias)
+        return pb.DeleteAliasResponse(deleted=is_deleted)
+
+    def list(self, request: pb.ListAliasesRequest, deadline: Deadline) -> pb.ListAliasesResponse:
+        """Return the aliases of the indexes that the caller can see."""
+        return pb.ListAliasesResponse(aliases=self._catalog.aliases())
+
+    def _check_names(self, alias: str, index: str) -> None:
+        if not INDEX_NAME.fullmatch(alias):
+            raise InvalidRequestError.at("alias", f"must match {INDEX_NAME.pattern}, got {alias!r:.100}")
+        if alias == index:
+            raise InvalidRequestError.at(
+                "index", f"must be another name than the alias, got {index!r:.100} for both"
+            )
+        if not self._may(alias):  # the rule for an index of this name
+            what = f"alias {alias!r} is not among the names that these credentials and this server are for"
+            raise PermissionDeniedError(f"alias: {what}", field="alias")
+
+    def _check_target(self, known: Aliases, alias: str, index: str) -> None:
+        if alias in known and not self._may(known[alias]):
+            raise PermissionDeniedError(
+                f"alias: {alias!r} stands for an index that these credentials are not for", field="alias"
+            )
+        if index in known and self._may(known[index]):
+            raise InvalidRequestError.at("index", f"must be an index, got the alias {index!r:.100}")
+        store = self._catalog.store
+        if not self._may(index) or latest_version(store, index) is None:
+            raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
+        if latest_version(store, alias) is not None:
+            raise AlreadyExistsError(f"alias: there is an index {alias!r}", field="alias")
+        if alias not in known and len(known) >= limits.MAX_ALIASES:
+            raise OverloadedError(f"the store has {limits.MAX_ALIASES} aliases, which is the limit")
+
+    def _check_still_free(self, alias: str, index: str, previous: str) -> None:
+        """Take the alias back if an index was created under its name, or its index dropped, after they were checked."""
+        store = self._catalog.store
+        is_taken, is_gone = latest_version(store, alias) is not None, latest_version(store, index) is None
+        if not is_taken and not is_gone:
+            return
+
+        def taken_back(known: Aliases) -> Aliases:
+            rest = {name: target for name, target in known.items() if name != alias}
+            return known if known.get(alias) != index else {**rest, alias: previous} if previous else rest
+
+        change_aliases(store, taken_back)
+        self._catalog.refresh_aliases()
+        if is_gone:
+            raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
+        raise AlreadyExistsError(f"alias: there is an index {alias!r}", field="alias")
+
+    def _may(self, index: str) -> bool:
+        """Return whether the caller can see an index of this name here."""
+        principal = CURRENT.get()
+        return self._catalog.serves(index) and (principal is None or principal.sees(index))

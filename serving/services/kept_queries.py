@@ -19,10 +19,10 @@ from functools import partial
 import numpy as np
 
 from scannery.indexer import Manifest
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, UnknownIndexError
-from scannery.runtime.periodic_task import PeriodicTask
-from scannery.runtime.shared_blobs import SharedBlobs
+from scannery.runtime.retry import Deadline
+from scannery.runtime.sharing import SharedBlobs
+from scannery.runtime.tasks import PeriodicTask
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import KEPT_QUERIES
 from scannery.serving.request.query import vector_components

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scannery.indexer import MemorySegment, Segment
 from scannery.indexer.planning.planner import Planner
-from scannery.runtime.periodic_task import PeriodicTask
+from scannery.runtime.tasks import PeriodicTask
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.metrics import ServerMetrics
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 import numpy as np
 from google.protobuf.message import Message
 
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import UnsupportedError
+from scannery.runtime.retry import Deadline
 from scannery.serving.engine.search import PreparedQuery
 from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.security.principal import Scope

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.held_snapshots import HeldSnapshot
 from scannery.serving.contract import SEARCH_SERVICE

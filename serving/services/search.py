@@ -17,26 +17,25 @@ import numpy as np
 from grpc import StatusCode
 
 from scannery.indexer import search_ready
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.pieces import joined
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.encoding.query_encoder import QueryEncoder
-from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.hydrator import Hydrator
-from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch, QueryPaths
 from scannery.serving.engine.rows.row_source import RowSource
-from scannery.serving.engine.search import PreparedQuery, answers_of, search
+from scannery.serving.engine.search import PreparedQuery, answers_of, explanation, search
+from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch, QueryPaths
 from scannery.serving.engine.wire_fields import framed
-from scannery.serving.request.batch import parse_filters, parse_queries
 from scannery.serving.request.filter import Node
 from scannery.serving.request.options import WIRE_MODES, CostClass, Options, parse_fields
 from scannery.serving.request.query import (
     ByText,
     ByVector,
     Query,
+    VectorChoice,
     Vectors,
     check_count,
     check_text,
@@ -44,23 +43,19 @@ from scannery.serving.request.query import (
     parse_query,
     ready_vector,
 )
+from scannery.serving.request.scan import parse_filters, parse_queries
 from scannery.serving.request.search_template import SearchTemplate
-from scannery.serving.request.vector_choice import VectorChoice
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.services.aggregation import Aggregation
-from scannery.serving.services.aliases import AliasMethods, with_index
-from scannery.serving.services.alteration import Alteration
 from scannery.serving.services.batches import Batches
-from scannery.serving.services.creation import Creation
+from scannery.serving.services.creation import Alteration, Creation
 from scannery.serving.services.embedding import Embedding, KnownEncoders
-from scannery.serving.services.filtered_writes import FilteredWrites
-from scannery.serving.services.index import Indexes
+from scannery.serving.services.index import AliasMethods, Indexes, Removal, with_index
 from scannery.serving.services.kept_queries import KeptQueries, KeptQueryMethods
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
-from scannery.serving.services.removal import Removal
 from scannery.serving.services.scan import Scans
-from scannery.serving.services.write import Writes
+from scannery.serving.services.write import FilteredWrites, Writes
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.status import status_for_callers
 from scannery.serving.telemetry.query_stats import QueryStats

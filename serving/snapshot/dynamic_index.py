@@ -18,11 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import Segment
-from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, timestamp_text
-from scannery.indexer.datapoints.dynamic_values import DynamicValues, dynamic_values
+from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, DynamicValues, dynamic_values, timestamp_text
 from scannery.indexer.datapoints.instants import comparable_text, instants
-from scannery.serving.request.filter import Truth
-from scannery.serving.request.match_conditions import MatchOperator
+from scannery.serving.request.filter import MatchOperator, Truth
 from scannery.serving.snapshot.attribute_index import (
     LONG_RUN,
     AttributePostings,

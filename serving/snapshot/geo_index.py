@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.datapoints.places import GEO_TYPE
-from scannery.serving.request.geo_conditions import Area, Box, Circle
+from scannery.serving.request.filter import Area, Box, Circle
 from scannery.serving.snapshot.attribute_index import ValueRuns
 from scannery.serving.snapshot.nothing_matches import NothingMatches
 

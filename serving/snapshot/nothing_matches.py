@@ -7,8 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from scannery.serving.request.geo_conditions import Area
-from scannery.serving.request.match_conditions import MatchOperator
+from scannery.serving.request.filter import Area, MatchOperator
 
 __all__ = ["NothingMatches"]
 

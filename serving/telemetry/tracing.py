@@ -3,10 +3,14 @@
 Tracing is on if an OTEL_* variable names an exporter or its endpoint, or if the program that embeds the server has set
 a tracer provider. The trace context of the caller arrives in the metadata (W3C `traceparent`). While tracing is off, a
 span costs one check of a variable.
+
+Log records as JSON, one object per line.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 import logging
 import os
 import sys
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 __all__ = [
+    "JsonFormatter",
     "OutgoingCalls",
     "OutgoingSpan",
     "asked_for",
@@ -35,6 +40,7 @@ __all__ = [
     "start",
     "stop",
 ]
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -299,3 +305,21 @@ def _exporter(name: str) -> Any:
     for found in entry_points(group="opentelemetry_traces_exporter", name=name):
         return found.load()()
     raise ImportError(f"no OpenTelemetry exporter {name!r} is installed")
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes `time` (UTC, ISO 8601), `level`, `logger`, `process` (pid), `message`, and `exception` if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line."""
+        created = dt.datetime.fromtimestamp(record.created, dt.timezone.utc)
+        fields = {
+            "time": created.isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)

@@ -14,14 +14,13 @@ from typing import TypeAlias, TypeVar
 from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
 
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, OverloadedError, UnknownIndexError
+from scannery.runtime.retry import Deadline
 from scannery.serving.config import ListenConfig
 from scannery.serving.request import parsing, part_count
 from scannery.serving.request.query import count_queries
 from scannery.serving.scheduling.admission import Admission, Ticket
-from scannery.serving.scheduling.budgets import Budget
-from scannery.serving.scheduling.permits import Permit, Permits
+from scannery.serving.scheduling.permits import Budget, Permit, Permits
 from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing

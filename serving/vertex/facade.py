@@ -7,17 +7,17 @@ from collections.abc import Mapping
 import numpy as np
 from google.protobuf.message import Message
 
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.engine.search import PreparedQuery
 from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.serving.vertex.shared.calls import registered
 from scannery.serving.vertex.shared.context import Facade
-from scannery.serving.vertex.shared.operation_methods import OPERATIONS_PACKAGE, OperationMethods
+from scannery.serving.vertex.shared.operations import OPERATIONS_PACKAGE, OperationMethods
+from scannery.serving.vertex.v1.indexes import methods_v1
 from scannery.serving.vertex.v1.private import PRIVATE_PATHS
-from scannery.serving.vertex.v1.services import methods_v1
-from scannery.serving.vertex.v2.methods import v2_methods
+from scannery.serving.vertex.v2.collection_methods import v2_methods
 from scannery.v1 import search_pb2
 
 __all__ = ["PRIVATE_PATHS", "FacadeMethods", "facade_methods"]

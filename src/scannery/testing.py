@@ -79,7 +79,7 @@ def client(
         InvalidArgumentError: a document is wrong.
 
     """
-    from scannery.indexer.local.scratch_folders import scratch_folder
+    from scannery.indexer.local.files import scratch_folder
     from scannery.serving.embedded import EmbeddedEngine
 
     encoder = encoder or WordEncoder()
@@ -95,7 +95,7 @@ def serve(documents: Sequence[Mapping[str, Any]], *, index: str = "test", **opti
 
     It is asked with vectors: a server loads real models only. `options` are those of `client`.
     """
-    from scannery.indexer.local.scratch_folders import scratch_folder
+    from scannery.indexer.local.files import scratch_folder
     from scannery.serving import Server, ServerConfig
 
     distance, lexical = options.get("distance", "cosine"), options.get("lexical", True)

@@ -11,7 +11,7 @@ import pytest
 
 from scannery.indexer import ColdReads, CorruptError, Segment, SegmentCache, Store, StoreError, open_index
 from scannery.indexer.segment import segment_writer
-from scannery.indexer.segment.cold import page_reads
+from scannery.indexer.segment.cold import cold_vectors
 from scannery.indexer.store import bucket_backend
 from tests.buckets.servers import BUCKET, Fault, FaultyProxy, bucket_environment, faulty_proxy, started_server
 from tests.cluster.processes import wait_until
@@ -31,7 +31,7 @@ def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def proxy(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     monkeypatch.setattr(segment_writer, "PAGE_BYTES", 1 << 13)
-    monkeypatch.setattr(page_reads, "SPAN_BYTES", 1 << 15)
+    monkeypatch.setattr(cold_vectors, "SPAN_BYTES", 1 << 15)
     with faulty_proxy(port) as running:
         for name, value in bucket_environment(running.server_port).items():
             monkeypatch.setenv(name, value)

@@ -14,7 +14,7 @@ import pytest
 
 import scannery
 from scannery.client.connect import connect_config
-from scannery.client.transport.http.endpoint import Endpoint
+from scannery.client.transport.http.pool import Endpoint
 from scannery.indexer import Store
 from tests.data import ROOT
 from tests.served import DIMENSIONS, serving

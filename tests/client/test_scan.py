@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import scannery
-from scannery.client.request.scans import build_scan
+from scannery.client.request.queries import build_scan
 from scannery.client.response.decoding import parse_page
 from scannery.v1 import search_pb2
 from tests.served import ROWS, serving

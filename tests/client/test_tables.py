@@ -18,7 +18,7 @@ import pytest
 
 import scannery
 from scannery import Like
-from scannery.client.request.tables import table_rows
+from scannery.client.request.records import table_rows
 from tests.served import DIMENSIONS, copied, serving
 
 VECTORS = np.random.default_rng(3).normal(size=(1500, DIMENSIONS)).astype(np.float32)

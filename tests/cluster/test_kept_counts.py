@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scannery.indexer import CorpusCounts
-from scannery.serving.engine.remote import kept_counts
-from scannery.serving.engine.remote.kept_counts import KeptCounts
+from scannery.serving.engine.remote import leaf_candidates
+from scannery.serving.engine.remote.leaf_candidates import KeptCounts
 from scannery.v1.leaf_pb2 import At
 
 AT = At(index="notes", index_id="a", version=3, sequence=9)
@@ -33,7 +33,7 @@ def test_another_state_has_counts_of_its_own(change: dict[str, object]) -> None:
 
 
 def test_words_and_states_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_counts, "MAX_TERMS", 100)
+    monkeypatch.setattr(leaf_candidates, "MAX_TERMS", 100)
     kept = KeptCounts()
     for start in range(0, 300, 30):
         words = [f"w{number}" for number in range(start, start + 30)]
@@ -44,6 +44,6 @@ def test_words_and_states_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     found = kept.find(AT, [f"w{number}" for number in range(300)])
     assert found is not None
     assert len(found.frequencies) <= 100
-    for version in range(4, 4 + kept_counts.MAX_STATES):
+    for version in range(4, 4 + leaf_candidates.MAX_STATES):
         kept.keep(At(index="notes", index_id="a", version=version), CorpusCounts(1, 1, {}))
     assert kept.find(AT, []) is None

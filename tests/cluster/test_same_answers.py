@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ServingError
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.leaves.groups import LeafGroups

@@ -22,8 +22,8 @@ import scannery
 from scannery.indexer import Store, latest_version
 from scannery.live.leaf_index import LeafIndex
 from scannery.live.maintenance.seal import seal
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.engine.remote.leaf_scan import group_shares

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from scannery.embed import Encoder
-from scannery.embed.plain_words import MOST_CHARS, PlainWords
+from scannery.embed.wordpiece import MOST_CHARS, PlainWords
 
 PIECES = st.sampled_from([
     "word", "Unaffable", " ", "  ", "3.14", "x" * 101, "'s", "[MASK]", "[mask]", "##ing", "$5", "C++", "qzxj", "-", "é",

@@ -19,12 +19,11 @@ from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.live.writing import resolve
 from scannery.pipelines import build
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import SecurityConfig
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.security.api_keys import KeyFile
-from scannery.serving.services.filtered_writes import FilteredWrites
-from scannery.serving.services.write import Writes
+from scannery.serving.services.write import FilteredWrites, Writes
 from scannery.v1 import index_pb2 as pb
 from scannery.v1 import types_pb2
 from tests.live.model import DIMENSIONS, LIVE, Row, make_store, random_row

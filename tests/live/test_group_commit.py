@@ -14,7 +14,7 @@ import pytest
 from scannery.live.log.mutation_log import Answer, Request
 from scannery.live.writing import group_commit as module
 from scannery.live.writing.group_commit import Write, Writer
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import ClosedError
 
 

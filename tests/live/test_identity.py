@@ -32,15 +32,14 @@ from scannery.indexer.store.bucket_backend import BucketBackend
 from scannery.live.log import home as log_place
 from scannery.live.log import sqlite_log
 from scannery.live.log.database import LOG_FORMAT, create_database
-from scannery.live.log.forget import forget_log
-from scannery.live.log.location import LogRoot
-from scannery.live.log.mutation_log import LogReplacedError, WrongLogError
+from scannery.live.log.homes import forget_log
+from scannery.live.log.mutation_log import LogReplacedError, LogRoot, WrongLogError
 from scannery.live.log.registry import registered
 from scannery.live.log.sqlite_log import SqliteLog
 from scannery.live.maintenance.backup import restore, snapshot
 from scannery.live.maintenance.lag import log_status
 from scannery.live.maintenance.seal import seal
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import ReadOnlyError
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog

@@ -17,8 +17,7 @@ import pytest
 import scannery
 from scannery.indexer import Store, list_versions
 from scannery.live.maintenance import scheduler
-from scannery.live.maintenance.scheduler import PROGRAM
-from scannery.live.maintenance.task_slots import TaskSlots
+from scannery.live.maintenance.scheduler import PROGRAM, TaskSlots
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from tests.data import ROOT
 from tests.live.model import make_store, random_row

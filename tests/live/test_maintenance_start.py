@@ -13,10 +13,9 @@ import pytest
 
 import scannery
 from scannery.indexer import Store, list_versions, parse_spec
-from scannery.live.maintenance.filling import QUIET_S
 from scannery.live.maintenance.locks import locked
-from scannery.live.maintenance.scheduler import Maintenance
-from scannery.runtime.deadline import Deadline
+from scannery.live.maintenance.scheduler import QUIET_S, Maintenance
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.services.write import Writes

@@ -39,7 +39,7 @@ from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.merge_policy import due
 from scannery.live.maintenance.scheduler import seal_due
 from scannery.live.maintenance.seal import seal
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import OverloadedError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.write import Writes

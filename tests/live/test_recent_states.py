@@ -20,7 +20,7 @@ from scannery.live.log.mutation_log import LogEntry
 from scannery.live.memtable import SMALL_BYTES, LiveState, begin
 from scannery.live.recent_states import RecentStates
 from scannery.live.replay import state_after
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from tests.served import DIMENSIONS, copied
 
 Rows = list[tuple[str, int]]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import scannery
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import InvalidRequestError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.security.principal import ANONYMOUS, CURRENT, SCOPES, Principal

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from scannery.live.row_sizes import row_sizes
+from scannery.live.row_tables import row_sizes
 
 PLACE = {"lat": 1.0, "lon": 2.0}
 TEXTS = ["a", None, "", "é" * 1000, "b" * 70_000, "x"]

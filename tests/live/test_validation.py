@@ -29,8 +29,8 @@ from scannery.live.memtable import apply, begin
 from scannery.live.prepare import prepare
 from scannery.pipelines.records.source_columns import validate_batch, validate_records
 from scannery.pipelines.sources import Batch, Record
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.request.write import parse_upsert
 from scannery.v1 import index_pb2 as pb

@@ -22,11 +22,11 @@ import scannery
 from scannery import serving
 from scannery.client import Index, NewDatapoint, Written
 from scannery.indexer import AlreadyExistsError, Analyser, Store, parse_spec
-from scannery.live.log.forget import forget_log
+from scannery.live.log.homes import forget_log
 from scannery.live.log.sqlite_log import SqliteLog
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import export
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import ConditionError, InvalidRequestError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog

@@ -15,7 +15,7 @@ from scannery.live import memtable
 from scannery.live.log.sqlite_log import SqliteLog
 from scannery.live.maintenance import merge as merging
 from scannery.live.maintenance import seal as sealing
-from scannery.live.writing import resolved_writes
+from scannery.live.writing import filtered_write
 from scannery.serving.engine import top_k as ranking
 
 __all__ = ["INJECTED", "Fault", "injected"]
@@ -123,7 +123,7 @@ INJECTED: dict[str, Fault] = {
     "documents-keep-rows": Fault(memtable, "net_effect", _documents_stay, {"delete": 20}),
     "order-without-ids": Fault(ranking, "by_score_and_id", _any_order, {"search": 60}),
     "another-bm25": Fault(bm25.CorpusStatistics, "idf", _wrong_idf, {}),
-    "conditions-ignored": Fault(resolved_writes, "resolve_upsert", _no_condition, {}),
+    "conditions-ignored": Fault(filtered_write, "resolve_upsert", _no_condition, {}),
     "followers-lag": Fault(index, "state_after", _newest_rows_late, {}),
     "pages-overlap": Fault(ranking.Ranking, "within", _stale_offset, {"pages": 10}),
 }

@@ -12,7 +12,7 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from scannery.indexer import shard_of, verify
-from scannery.live.log.forget import forget_log
+from scannery.live.log.homes import forget_log
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import SpecConflictError
 from scannery.pipelines.stages import publish as publish_stage

@@ -14,8 +14,9 @@ from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines import ModeError, RunnerError, chosen_machines, estimate
 from scannery.pipelines.estimating import _flops
 from scannery.pipelines.planning.build_plan import shards_of
-from scannery.pipelines.planning.hardware import MACHINES, REFERENCE_FLOPS
 from scannery.pipelines.planning.worker_resources import (
+    MACHINES,
+    REFERENCE_FLOPS,
     SEGMENT_BYTES,
     RowSize,
     rows_within,

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scannery.cli.placement.autoscaling import demand_of, shape_of
-from scannery.cli.placement.scaling import Limits, Scaling, wanted_rows
-from scannery.cli.placement.slots import ROOTS, Shape, Slot, Team
+from scannery.cli.placement.autoscaling import Limits, Scaling, demand_of, shape_of, wanted_rows
+from scannery.cli.placement.places import ROOTS, Shape, Slot, Team
 from scannery.runtime.errors import ConfigError
 from scannery.serving.leaves.groups import LeafInfo
 

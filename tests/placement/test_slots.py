@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scannery.cli.placement.slots import ROOTS, Shape, Slot, Team, placement_name, placement_of
+from scannery.cli.placement.places import ROOTS, Shape, Slot, Team, placement_name, placement_of
 from scannery.runtime.errors import ConfigError
 
 

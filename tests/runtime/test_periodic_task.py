@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from scannery.runtime import retry
-from scannery.runtime.periodic_task import PeriodicTask
+from scannery.runtime.tasks import PeriodicTask
 
 
 @contextmanager

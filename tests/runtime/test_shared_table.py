@@ -6,8 +6,7 @@ import os
 import signal
 import time
 
-from scannery.runtime.shared_blobs import SharedBlobs
-from scannery.runtime.shared_table import NAMES, NUMBERS, SharedTable
+from scannery.runtime.sharing import NAMES, NUMBERS, SharedBlobs, SharedTable
 
 
 def test_a_name_keeps_its_place_and_a_full_table_has_none() -> None:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from scannery.client import errors as client_errors
-from scannery.client.transport.status import error_from_status
+from scannery.client.transport.retries import error_from_status
 from scannery.indexer import errors as indexer_errors
 from scannery.runtime import errors as serving_errors
 from scannery.serving.status import status_for_callers, status_of

@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from scannery.indexer.local.fork_server import NUMBER
+from scannery.indexer.local.child_processes import NUMBER
 from scannery.indexer.local.fork_server_process import _Server
 from tests.data import ROOT
 

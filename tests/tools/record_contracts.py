@@ -138,7 +138,7 @@ def _signature(name: str, function: Callable[..., object]) -> Iterator[str]:
 def metrics() -> Iterator[str]:
     """Yield the metrics of a server and of `scannery maintain`."""
     from scannery.indexer import Store
-    from scannery.live.log.location import log_root_of
+    from scannery.live.log.mutation_log import log_root_of
     from scannery.serving import MaintainConfig
     from scannery.serving.process.maintain import _Maintainer
     from scannery.serving.telemetry.metrics import Registry, ServerMetrics
@@ -161,7 +161,7 @@ def metrics() -> Iterator[str]:
 def errors() -> Iterator[str]:
     """Yield the exit code, the gRPC status and the HTTP status of each error, and the SDK's error of each status."""
     from scannery.cli.errors import EXIT_CODES, exit_code
-    from scannery.client.transport.status import error_from_status
+    from scannery.client.transport.retries import error_from_status
     from scannery.serving.status import status_of
     from scannery.serving.transport.http.connect import HTTP_STATUS
 

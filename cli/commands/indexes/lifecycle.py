@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from scannery.cli.client_options import (
+from scannery.cli.commands.indexes.live import index_app
+from scannery.cli.options import (
     JsonOption,
     StoreOption,
     TargetOption,
@@ -17,7 +18,6 @@ from scannery.cli.client_options import (
     connected,
     parsed_json,
 )
-from scannery.cli.commands.indexes.live import index_app
 from scannery.cli.output import console, print_json
 from scannery.client import IndexInfo
 

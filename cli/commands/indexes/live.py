@@ -11,15 +11,14 @@ from typing import Annotated
 
 import typer
 
-from scannery.cli.client_options import StoreOption as OptionalStore
-from scannery.cli.client_options import TargetOption, TimeoutOption, connected
 from scannery.cli.commands.indexes.show import unsealed_batches
 from scannery.cli.commands.indexes.versions import JsonOption, NameArgument, StoreOption, index_app, index_of
-from scannery.cli.log_option import LogOption, given_log_root
+from scannery.cli.options import LogOption, TargetOption, TimeoutOption, connected, given_log_root
+from scannery.cli.options import StoreOption as OptionalStore
 from scannery.cli.output import print_json, size_text
 from scannery.cli.progress import counting_bar
 from scannery.indexer import AlreadyExistsError, Store, list_versions, read_aliases, read_manifest
-from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogRoot
 
 __all__ = ["index_app"]
 
@@ -221,7 +220,7 @@ def _drop_stored(
 
 
 def _forget(store: Store, name: str, log: LogRoot | None, *, as_json: bool) -> None:
-    from scannery.live.log.forget import forget_log
+    from scannery.live.log.homes import forget_log
 
     with _taken_is_usage("--log"):
         known = forget_log(store, name, log_root=log)

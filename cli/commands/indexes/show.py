@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from scannery.cli.log_option import given_log_root
+from scannery.cli.options import given_log_root
 from scannery.cli.output import size_text
 from scannery.client import IndexInfo
 from scannery.client.response.notebook import vectors_text
 from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store, StoreError
 from scannery.indexer.manifest import ConfigTrial
 from scannery.indexer.tuning.settings_choice import named_recalls, pick_point
-from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogRoot
 
 __all__ = ["documents_of", "print_version", "time_text", "unsealed_batches"]
 

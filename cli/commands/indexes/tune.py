@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scannery.cli.client_options import TimeoutOption, remote_options
 from scannery.cli.commands.indexes.lifecycle import index_app
 from scannery.cli.commands.indexes.versions import JsonOption, NameArgument, StoreOption, index_of
+from scannery.cli.options import TimeoutOption, remote_options
 from scannery.cli.output import print_json
 from scannery.cli.progress import counting_bar
 from scannery.client import UnimplementedError, connect

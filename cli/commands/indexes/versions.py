@@ -10,13 +10,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from scannery.cli.client_options import TargetOption, connected
 from scannery.cli.commands.build import quiet_beam
 from scannery.cli.commands.indexes.show import documents_of, print_version, time_text, unsealed_batches
 from scannery.cli.errors import NO
-from scannery.cli.log_option import LogOption, given_log_root
+from scannery.cli.evaluation_report import plot_curves
+from scannery.cli.options import LogOption, TargetOption, connected, given_log_root
 from scannery.cli.output import console, print_json, size_text
-from scannery.cli.plots import plot_curves
 from scannery.cli.progress import counting_bar, stage_bar
 from scannery.client import IndexInfo
 from scannery.indexer import (

@@ -13,21 +13,20 @@ from google.protobuf.message import DecodeError, Message
 
 from scannery.client.errors import ScanneryError
 from scannery.client.request.calls import Method
-from scannery.client.transport._sync.http import HttpCalls
-from scannery.client.transport._sync.retrying import RetryingTransport
+from scannery.client.transport._sync.http import HttpCalls, RetryingTransport
+from scannery.client.transport.base import Headers
 from scannery.client.transport.channels import CHANNELS, Channels, ask, channel, close
 from scannery.client.transport.credentials import Credentials
 from scannery.client.transport.discovery import ASK, PROBE_TIMEOUT_S, Discovery
-from scannery.client.transport.hints import grpc_hint
-from scannery.client.transport.retries import Attempts
-from scannery.client.transport.status import (
+from scannery.client.transport.retries import (
     DETAIL_KEY,
     MAX_PUSHBACK_MS,
     PUSHBACK_KEY,
+    Attempts,
     client_closed,
     error_from_status,
+    grpc_hint,
 )
-from scannery.client.transport.tracing import Headers
 from scannery.v1.types_pb2 import ErrorDetail
 
 __all__ = ["GrpcTransport"]

@@ -1,20 +1,23 @@
 # Generated from `_async` by tests/tools/generate_sync.py: edit that one, then `make sync`.
-"""Calls over HTTP, to a server that is reached by it alone."""
+"""Calls over HTTP, to a server that is reached by it alone.
+
+A transport to a server: attempts at a call, until one succeeds or no further one is safe.
+"""
 
 from __future__ import annotations
 
 import ssl
 import time
+from abc import ABC, abstractmethod
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from scannery.client.concurrency import Permits, off_loop, owner
-from scannery.client.errors import DeadlineExceededError, ScanneryError, UnavailableError
+from scannery.client.concurrency import Permits, off_loop, owner, sleep
+from scannery.client.errors import CancelledError, DeadlineExceededError, ScanneryError, UnavailableError
 from scannery.client.request.calls import Method
-from scannery.client.transport._sync.retrying import RetryingTransport
-from scannery.client.transport.credentials import Credentials
-from scannery.client.transport.hints import http_hint
+from scannery.client.transport.base import Headers, note_retry, traced
+from scannery.client.transport.credentials import Caller, Credentials
 from scannery.client.transport.http.codec import (
     ForeignAnswerError,
     Response,
@@ -22,17 +25,75 @@ from scannery.client.transport.http.codec import (
     call_request,
     read_answer,
 )
-from scannery.client.transport.http.connection_sync import Connection, dial
-from scannery.client.transport.http.endpoint import CONNECT_TIMEOUT_S, Endpoint, UnsentError
-from scannery.client.transport.http.pool import MAX_CONNECTIONS, REDIALS, Pool
-from scannery.client.transport.retries import Attempts
-from scannery.client.transport.status import error_from_status
-from scannery.client.transport.tracing import Headers
+from scannery.client.transport.http.connections import Connection, dial
+from scannery.client.transport.http.pool import (
+    CONNECT_TIMEOUT_S,
+    MAX_CONNECTIONS,
+    REDIALS,
+    Endpoint,
+    Pool,
+    UnsentError,
+)
+from scannery.client.transport.retries import Attempts, client_closed, error_from_status, http_hint
 
-__all__ = ["HttpCalls", "HttpTransport"]
+__all__ = ["HttpCalls", "HttpTransport", "RetryingTransport"]
+
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+class RetryingTransport(ABC):
+    """Calls of a server. May be pickled, and used after a fork: connections are made anew.
+
+    Args:
+        target: what messages and traces call the server.
+        credentials: shown with each call.
+        retries: False: one attempt.
+
+    """
+
+    remote: bool = True
+
+    def __init__(self, target: str, credentials: Credentials, *, retries: bool) -> None:
+        self._target = target
+        self._caller = Caller(credentials)
+        self._retries = retries
+        self._closed = False
+        self._reached = False
+        """Whether the server ever answered."""
+
+    def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
+        """Return the answer; raise a ScanneryError."""
+        attempts = Attempts(method.path, request, timeout_s)
+        with traced(method.path, self._target) as headers:
+            while True:
+                self._refuse_if_closed()
+                try:
+                    return self._attempt(method, request, attempts, self._caller.metadata() + headers)
+                except ScanneryError as error:
+                    if isinstance(error, (UnavailableError, CancelledError)):
+                        self._refuse_if_closed(error)
+                    wait_s = attempts.wait_s(error, reached=self._reached) if self._retries else None
+                    if wait_s is None:
+                        raise
+                    note_retry(error, wait_s)
+                sleep(wait_s)
+
+    def _refuse_if_closed(self, error: ScanneryError | None = None) -> None:
+        if self._closed:
+            raise client_closed() from error
+
+    @abstractmethod
+    def _attempt(
+        self, method: Method[RequestT, ResponseT], request: RequestT, attempts: Attempts, metadata: Headers
+    ) -> ResponseT:
+        """Return the answer; note in `_reached` that there was one."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._closed = True
+
 
 _MAX_HEADS = 64
 

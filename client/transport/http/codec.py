@@ -17,7 +17,7 @@ import httptools
 from google.protobuf.message import DecodeError, Message
 
 from scannery.client.errors import InvalidArgumentError, ScanneryError
-from scannery.client.transport.status import error_from_status
+from scannery.client.transport.retries import error_from_status
 from scannery.v1.types_pb2 import ErrorDetail
 
 __all__ = [

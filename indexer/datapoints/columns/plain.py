@@ -12,6 +12,8 @@ types, nanoseconds, half floats; each may lie inside of another. Everything behi
     timestamps, times and durations   to the microsecond, cut towards the past
     half floats                       float32
     NaN, but in lists                 null: it has no order, so no filter could find it
+
+Tables brought to a schema.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["plain", "plain_batch", "python_rows", "python_values", "unreadable"]
+__all__ = ["conformed", "plain", "plain_batch", "python_rows", "python_values", "unreadable"]
 
 
 def unreadable(field: pa.Field) -> str | None:
@@ -216,3 +218,26 @@ _FORMS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], pa.Array
     (lambda kind: kind == pa.time64("ns"), lambda array: _in_micros(array, pa.time64("us"))),
 )
 """What makes a column of a type plain; types that are not listed are."""
+
+
+def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema, in its order: cast where the type is another, null where the table has none.
+
+    Unlike `Table.cast`, it takes fixed-size lists that are null: Arrow refuses to cast them, even to their own type.
+
+    Raises:
+        ValueError, pa.ArrowException: a value does not fit, or a column that must have values has nulls.
+
+    """
+    columns = [_column(table, field) for field in schema]
+    return pa.table(columns, schema=schema)
+
+
+def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    if field.name in table.column_names:
+        column = table.column(field.name)
+    else:
+        column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+    if column.null_count and not field.nullable:
+        raise pa.ArrowInvalid(f"column {field.name} has nulls")
+    return column if column.type == field.type else column.cast(field.type)

@@ -19,15 +19,14 @@ import pyarrow.parquet as pq
 from scannery.indexer.datapoints.row_records import write_records
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.hashes import sorted_hashes
-from scannery.indexer.lexical.inverted_index import WORD_COLUMNS
+from scannery.indexer.lexical.bm25 import WORD_COLUMNS
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.paging.page_index import find_pages, read_tail
-from scannery.indexer.planning.leaf_statistics import unpack_leaves
+from scannery.indexer.planning.leaves import unpack_leaves
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.segment.segment_writer import SEGMENT_KEY
-from scannery.indexer.store.object_store import Store
-from scannery.indexer.store.range_file import ReadOnlyFile
+from scannery.indexer.store.object_store import ReadOnlyFile, Store
 from scannery.indexer.vectors.tie_order import write_ties
 from scannery.indexer.vectors.vector_files import no_vectors
 

@@ -23,7 +23,7 @@ from scannery.indexer.planning.leaves import Leaves
 from scannery.indexer.planning.planner import LIKELY, Found
 from scannery.indexer.segment.cold.cold_vectors import ColdVectors
 from scannery.indexer.spec.spec import Distance
-from scannery.indexer.tuning.search_settings import SearchSettings
+from scannery.indexer.tuning.settings_choice import SearchSettings
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
 
 __all__ = ["ColdSearch"]

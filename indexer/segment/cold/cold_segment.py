@@ -24,12 +24,10 @@ from scannery.indexer.planning.planner import Found, nothing_found
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.segment.cold.cold_files import PAGES
 from scannery.indexer.segment.cold.cold_search import KEPT_SHARE, ColdSearch
-from scannery.indexer.segment.cold.cold_vectors import ColdVectors
-from scannery.indexer.segment.cold.page_reads import ColdReads
+from scannery.indexer.segment.cold.cold_vectors import ColdReads, ColdVectors
 from scannery.indexer.segment.segment import Search, Segment
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.tuning.search_settings import Depth, SearchSettings
-from scannery.indexer.tuning.settings_choice import pick_settings
+from scannery.indexer.tuning.settings_choice import Depth, SearchSettings, pick_settings
 from scannery.indexer.vectors.arrays import mapped
 from scannery.indexer.vectors.exact_search import (
     FEW_HITS,

@@ -1,25 +1,217 @@
 """The vectors of a segment file in a store, read by pages.
 
 Shapes: P pages, R rows, D dimensions.
+
+Pages of vectors on their way from the store, and those that are kept, of all cold segments of a process.
+
+A page that several searches need at once is fetched once. Neighbouring pages are one request. Kept pages take a bounded
+memory, the least recently used go first; and what a search holds while it reads is bounded by its caller, which asks
+for parts of it. Threads and what is on its way do not survive a fork: a child begins with the pages that were kept.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+import os
+import re
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from scannery.indexer.errors import CorruptError
+from scannery.indexer.errors import CorruptError, StoreError
 from scannery.indexer.paging.page_decoding import decoded_page
 from scannery.indexer.paging.page_index import Pages
-from scannery.indexer.segment.cold.page_reads import ColdReads
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.exact_search import unit_length
 
-__all__ = ["ColdVectors"]
+__all__ = ["ColdReads", "ColdVectors", "PageSource", "Patience", "kept_bytes"]
+
+
+KEPT_BYTES = 256 << 20
+"""Default size of the pages that a process keeps; the environment variable SCANNERY_COLD_BYTES replaces it."""
+PARALLEL_READS = 32
+"""Most requests of a process at once: two rounds for the 40 leaves of a search."""
+SPAN_BYTES = 4 << 20
+"""Most bytes of a request: larger ranges are several, side by side."""
+PATIENCE_S = 60.0
+"""Most seconds that a wait takes where no request has a deadline."""
+
+Patience: TypeAlias = Callable[[], AbstractContextManager[float]]
+"""Gives a context to wait in, and the most seconds to wait. TimeoutError is raised in it after these."""
+
+
+class PageSource(Protocol):
+    """The pages of one segment."""
+
+    key: str
+    """Names the segment: pages are kept by it and their number."""
+
+    def spans(self, pages: Sequence[int], most_bytes: int) -> Iterator[Sequence[int]]:
+        """Yield the pages, ascending, in groups that lie side by side in the file."""
+
+    def read(self, pages: Sequence[int]) -> list[np.ndarray]:
+        """Return the vectors of each of the pages of a group."""
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A page on its way."""
+
+    future: Future[np.ndarray] = field(default_factory=Future)
+    waiters: int = 1
+
+
+@contextmanager
+def _default_patience() -> Iterator[float]:
+    try:
+        yield PATIENCE_S
+    except FutureTimeoutError as error:
+        raise StoreError(f"parts of a segment did not arrive within {PATIENCE_S:.0f} s") from error
+
+
+def kept_bytes(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the bytes of pages to keep; StoreError if the variable is not a number of bytes."""
+    text = environment.get("SCANNERY_COLD_BYTES", "")
+    if text and not re.fullmatch("[0-9]{1,15}", text):
+        raise StoreError(f"SCANNERY_COLD_BYTES must be a number of bytes, got {text!r:.80}")
+    return int(text) if text else KEPT_BYTES
+
+
+class ColdReads:
+    """Reads pages, and keeps some. Safe to use from several threads."""
+
+    def __init__(self, *, max_bytes: int | None = None, patience: Patience = _default_patience) -> None:
+        """Read nothing yet.
+
+        Args:
+            max_bytes: of the pages that are kept; None: `kept_bytes()`.
+            patience: called for each wait.
+
+        """
+        self.max_bytes = kept_bytes() if max_bytes is None else max_bytes
+        self._patience = patience
+        self._kept: OrderedDict[tuple[str, int], np.ndarray] = OrderedDict()
+        self._kept_bytes = 0
+        self._renew()
+        renew = weakref.WeakMethod(self._renew)
+        os.register_at_fork(after_in_child=lambda: (own := renew()) and own())
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+        self._flights: dict[tuple[str, int], _Flight] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def started(
+        self, source: PageSource, pages: Sequence[int], *, keep: bool
+    ) -> list[np.ndarray | Future[np.ndarray]]:
+        """Return each of some pages, ascending, or its future; `finished` or `abandoned` must be called with them.
+
+        Args:
+            source: of the pages.
+            pages: their numbers.
+            keep: whether they may displace others from those that are kept.
+
+        """
+        found: list[np.ndarray | Future[np.ndarray]] = []
+        new: list[int] = []
+        with self._lock:
+            for page in pages:
+                name = (source.key, page)
+                if (array := self._kept.get(name)) is not None:
+                    self._kept.move_to_end(name)
+                    found.append(array)
+                    continue
+                flight = self._flights.get(name)
+                if flight is None:
+                    flight = self._flights[name] = _Flight()
+                    new.append(page)
+                else:
+                    flight.waiters += 1
+                found.append(flight.future)
+            if new and self._pool is None:
+                self._pool = ThreadPoolExecutor(PARALLEL_READS, "scannery-cold")
+            pool = self._pool
+        for span in source.spans(new, SPAN_BYTES):
+            assert pool is not None
+            pool.submit(self._fetch, source, tuple(span), keep=keep)
+        return found
+
+    def finished(
+        self, source: PageSource, pages: Sequence[int], started: Sequence[np.ndarray | Future[np.ndarray]]
+    ) -> list[np.ndarray]:
+        """Return pages that `started` returned.
+
+        Raises:
+            NotFoundError, StoreError, CorruptError: one cannot be read.
+
+        """
+        try:
+            if all(isinstance(each, np.ndarray) for each in started):
+                return [each for each in started if isinstance(each, np.ndarray)]
+            with self._patience() as seconds:
+                end_s = time.monotonic() + min(seconds, threading.TIMEOUT_MAX)
+                return [_arrived(each, end_s) for each in started]
+        finally:
+            self.abandoned(source, pages, started)
+
+    def abandoned(
+        self, source: PageSource, pages: Sequence[int], started: Sequence[np.ndarray | Future[np.ndarray]]
+    ) -> None:
+        """Wait no longer for pages: requests for them that have not begun are not made if no other search waits."""
+        with self._lock:
+            for page, each in zip(pages, started, strict=True):
+                flight = self._flights.get((source.key, page))
+                if flight is not None and flight.future is each:
+                    flight.waiters -= 1
+
+    def _fetch(self, source: PageSource, span: Sequence[int], *, keep: bool) -> None:
+        """Read neighbouring pages, for all that wait for them."""
+        names = [(source.key, page) for page in span]
+        with self._lock:
+            flights = [self._flights[name] for name in names]
+            if not any(flight.waiters for flight in flights):
+                for name in names:
+                    del self._flights[name]
+                return
+        try:
+            arrays = source.read(span)
+        except BaseException as error:  # noqa: BLE001  raised by each that waits
+            with self._lock:
+                for name in names:
+                    del self._flights[name]
+            for flight in flights:
+                flight.future.set_exception(error)
+            return
+        with self._lock:
+            for name, array in zip(names, arrays, strict=True):
+                del self._flights[name]
+                if keep:
+                    self._keep(name, array)
+        for flight, array in zip(flights, arrays, strict=True):
+            flight.future.set_result(array)
+
+    def _keep(self, name: tuple[str, int], array: np.ndarray) -> None:
+        if array.nbytes > self.max_bytes:
+            return
+        self._kept[name] = array
+        self._kept_bytes += array.nbytes
+        while self._kept_bytes > self.max_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= oldest.nbytes
+
+
+def _arrived(page: np.ndarray | Future[np.ndarray], end_s: float) -> np.ndarray:
+    return page if isinstance(page, np.ndarray) else page.result(max(0.0, end_s - time.monotonic()))
+
 
 _LOG = logging.getLogger(__name__)
 PART_BYTES = 8 << 20

@@ -5,6 +5,15 @@ After a fork, the child opens connections of its own: two processes on one would
 
 If the database cannot be reached, further attempts fail at once for a moment, so that queries that look at the log
 (embedded ones do) do not each wait for a network that does not answer.
+
+Connection strings of PostgreSQL, of which no part of a password gets into a message.
+
+Errors of PostgreSQL as errors of `scannery`. No message shows a password.
+
+The tables of the logs, in the schema `scannery` of a database.
+
+A row of `logs` is the log of one index; its lock is the turn to append. Indexes have random ids, so stores that share a
+database do not mix. Free space in the pages of `logs` lets updates stay in their page (heap-only tuples).
 """
 
 from __future__ import annotations
@@ -18,17 +27,186 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
-from scannery.indexer import StoreError
-from scannery.live.log.location import DatabaseUrl
-from scannery.live.log.mutation_log import LogRefusedError, LogUnavailableError
-from scannery.live.log.postgres.connection_options import connection_options
-from scannery.live.log.postgres.errors import RETRY_S, translated_errors
+from scannery.indexer import CorruptError, FormatError, StoreError
+from scannery.live.log.mutation_log import DatabaseUrl, LogRefusedError, LogUnavailableError
 from scannery.live.log.postgres.positions import Positions
-from scannery.live.log.postgres.schema import check_server
+from scannery.runtime.errors import ReadOnlyError
 
-__all__ = ["Database"]
+__all__ = [
+    "OLDEST_SERVER",
+    "RETRY_S",
+    "SCHEMA_FORMAT",
+    "Database",
+    "check_server",
+    "connection_options",
+    "create_schema",
+    "has_schema",
+    "translated_errors",
+]
+
+
+def connection_options(text: str) -> dict[str, Any] | None:
+    """Return the options of a URL or connection string; None if it cannot be read.
+
+    Messages of libpq quote what they do not understand, and so do errors that have one as their cause. With "@" or "/"
+    in a password, a part of it becomes the host, the port or the name of the database, which messages show.
+    """
+    try:
+        options = dict(conninfo_to_dict(text))
+    except psycopg.ProgrammingError:
+        return None
+    shown = [str(options.get(name) or "") for name in ("host", "port", "dbname")]
+    ports = shown[1].split(",")
+    return (
+        None if any("@" in each for each in shown) or any(p and not p.isdigit() for p in ports) else options
+    )
+
+
+RETRY_S = 1.0
+"""Callers are told to wait this long before they write again."""
+_REFUSALS = (
+    "password authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "does not exist",
+)
+
+
+@contextmanager
+def translated_errors(where: str) -> Iterator[None]:
+    """Raise errors of PostgreSQL as errors of `scannery`; `where` is the database without credentials."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise _translated(where, error) from error
+
+
+def _is_refused(error: psycopg.OperationalError) -> bool:
+    """Return whether the server refuses these credentials, so that trying again does not help."""
+    known = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName)
+    # Errors of the handshake have no code.
+    return isinstance(error, known) or any(text in str(error) for text in _REFUSALS)
+
+
+def _translated(where: str, error: psycopg.Error) -> Exception:
+    text = " ".join(str(error).split())
+    match error:
+        case psycopg.OperationalError() if _is_refused(error):
+            return LogRefusedError(f"the mutation log in {where} refuses the connection: {text}")
+        case errors.ReadOnlySqlTransaction():
+            return ReadOnlyError(
+                f"the index takes no writes: {where} is read-only (a standby?); name the primary, or all servers with "
+                "target_session_attrs=read-write"
+            )
+        case errors.InsufficientPrivilege():
+            return LogRefusedError(f"the mutation log in {where} refuses an operation: {text}")
+        case errors.DataCorrupted() | errors.IndexCorrupted():
+            return CorruptError(f"the mutation log in {where} is damaged: {text}")
+        case psycopg.OperationalError() | psycopg.InterfaceError():
+            held = isinstance(error, errors.LockNotAvailable)
+            why = "it is held by another writer" if held else text
+            return LogUnavailableError(
+                f"the mutation log in {where} cannot be used now: {why}", retry_after_s=RETRY_S
+            )
+        case _:
+            return StoreError(f"the mutation log in {where} cannot be used: {text}")
+
+
+SCHEMA_FORMAT = 1
+"""Version of the tables that this code writes; later ones are refused."""
+OLDEST_SERVER = 15
+
+_CREATION_LOCK = 0x5363616E  # "Scan"
+
+# A server notices by itself after hours that a machine is gone, whose sessions keep their locks as long. With these it
+# takes half a minute. Servers without TCP keepalives ignore them.
+_NOTICE_LOST_CLIENTS = """
+SET tcp_keepalives_idle = 15; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;
+SET tcp_user_timeout = 30000
+"""
+
+_SCHEMA = """
+CREATE SCHEMA IF NOT EXISTS scannery;
+CREATE TABLE scannery.format (version int NOT NULL);
+INSERT INTO scannery.format VALUES (1);
+CREATE TABLE scannery.logs (
+    number int PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    log_id text UNIQUE NOT NULL,
+    index_id text UNIQUE,
+    index_name text NOT NULL,
+    store text NOT NULL,
+    position bigint NOT NULL DEFAULT 0,
+    chain bytea NOT NULL DEFAULT '',
+    truncated bigint NOT NULL DEFAULT 0,
+    truncated_chain bytea NOT NULL DEFAULT ''
+) WITH (fillfactor = 20);
+CREATE TABLE scannery.records (
+    log int NOT NULL, sequence bigint NOT NULL, chain bytea NOT NULL, data bytea NOT NULL, PRIMARY KEY (log, sequence)
+);
+ALTER TABLE scannery.records ALTER data SET STORAGE EXTERNAL;
+CREATE TABLE scannery.answers (
+    log int NOT NULL, request bytea NOT NULL, sequence bigint NOT NULL, count int NOT NULL, digest bytea NOT NULL,
+    answered_at timestamptz NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (log, request)
+);
+CREATE INDEX answers_by_age ON scannery.answers (answered_at);
+"""
+
+
+def check_server(connection: psycopg.Connection, where: str) -> None:
+    """Check the server's version and the format of the tables, if there are any, and set what sessions need.
+
+    Raises:
+        LogRefusedError: the server is too old.
+        FormatError: a later release made the tables.
+
+    """
+    major = connection.info.server_version // 10_000
+    if major < OLDEST_SERVER:
+        raise LogRefusedError(f"{where} is PostgreSQL {major}; mutation logs need {OLDEST_SERVER} or later")
+    connection.execute(_NOTICE_LOST_CLIENTS)
+    row = connection.execute("SELECT current_setting('synchronous_commit')").fetchone()
+    if row == ("off",):
+        connection.execute("SET synchronous_commit = on")  # acknowledged writes survive a crash
+    if has_schema(connection):
+        version = connection.execute("SELECT version FROM scannery.format").fetchone()
+        if version is None or version[0] > SCHEMA_FORMAT:
+            raise FormatError(
+                f"{where} has logs of format {version and version[0]}, this Scannery reads up to {SCHEMA_FORMAT}; "
+                "upgrade it"
+            )
+
+
+def has_schema(connection: psycopg.Connection) -> bool:
+    """Return whether the tables exist."""
+    # Not by to_regclass, which in one transaction may answer again as before another process made them.
+    query = "SELECT FROM pg_catalog.pg_tables WHERE schemaname = 'scannery' AND tablename = 'format'"
+    return connection.execute(query).fetchone() is not None
+
+
+def create_schema(connection: psycopg.Connection) -> None:
+    """Create the tables unless they exist; once, if several processes try.
+
+    Raises:
+        LogRefusedError: the user may not.
+
+    """
+    if has_schema(connection):
+        return
+    try:
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATION_LOCK,))
+            if not has_schema(connection):
+                connection.execute(_SCHEMA)
+    except errors.InsufficientPrivilege as error:
+        raise LogRefusedError(
+            "the user of the database may not create the tables of the logs; its owner can allow it: "
+            "GRANT CREATE ON DATABASE … TO …"
+        ) from error
+
 
 MAX_CONNECTIONS = 8
 """Of one process. Threads that find none wait."""

@@ -16,15 +16,22 @@ import psycopg
 from psycopg import errors
 
 from scannery.indexer import AlreadyExistsError, CorruptError, Manifest, Store, new_index_id
-from scannery.live.log.checks import ADVICE, FORGET, check_begun, check_current, check_index, check_registered
-from scannery.live.log.location import DatabaseUrl
-from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError
-from scannery.live.log.postgres.database import Database
+from scannery.live.log.mutation_log import DatabaseUrl, LogReplacedError, MutationLog, WrongLogError
+from scannery.live.log.postgres.database import Database, create_schema
 from scannery.live.log.postgres.postgres_log import PostgresLog
-from scannery.live.log.postgres.schema import create_schema
 from scannery.live.log.postgres.turn import turn
-from scannery.live.log.registry import Registration, register, registered
-from scannery.live.log.sqlite_copy import read_copy
+from scannery.live.log.registry import (
+    ADVICE,
+    FORGET,
+    Registration,
+    check_begun,
+    check_current,
+    check_index,
+    check_registered,
+    register,
+    registered,
+)
+from scannery.live.log.sqlite_log import read_copy
 
 __all__ = ["PostgresHome"]
 

@@ -22,7 +22,7 @@ from scannery.live.log.mutation_log import KEEP_ANSWERS_S, LogEntry, LogIdentity
 from scannery.live.log.postgres.database import Database
 from scannery.live.log.postgres.reading import entries_after
 from scannery.live.log.postgres.turn import PostgresTransaction, turn
-from scannery.live.log.sqlite_copy import write_copy
+from scannery.live.log.sqlite_log import write_copy
 
 __all__ = ["PostgresLog"]
 

@@ -1,7 +1,15 @@
-"""Reads of a log: one statement, so that what it sees is of one moment, however fast others append and truncate."""
+"""Reads of a log: one statement, so that what it sees is of one moment, however fast others append and truncate.
+
+The chain of hashes over a log: each record's hash covers the hash before it.
+
+So two logs with one hash at a sequence are the same up to it. A reader that finds another hash at the record it stands
+on knows that the database lost that record (a failover to a standby that lagged, a restored backup) and that another
+one took its sequence.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +17,20 @@ import psycopg
 
 from scannery.indexer import CorruptError
 from scannery.live.log.mutation_log import LogEntry, LogGapError, LogReplacedError
-from scannery.live.log.postgres.chain import chained
 
-__all__ = ["Found", "entries_after"]
+__all__ = ["CHAIN_BYTES", "Found", "chained", "entries_after"]
+
+
+CHAIN_BYTES = 16
+
+
+def chained(before: bytes, sequence: int, data: bytes) -> bytes:
+    """Return the hash of a record (16 bytes), after the hash of the record before it (empty before the first)."""
+    digest = hashlib.blake2b(before, digest_size=CHAIN_BYTES)
+    digest.update(sequence.to_bytes(8, "little"))
+    digest.update(data)
+    return digest.digest()
+
 
 MAX_ROWS = 20_000
 """Records whose sizes one statement sums up to find those that it returns."""

@@ -8,9 +8,8 @@ from typing import Any
 
 import psycopg
 
-from scannery.live.log.location import DatabaseUrl
-from scannery.live.log.postgres.database import Database
-from scannery.live.log.postgres.errors import translated_errors
+from scannery.live.log.mutation_log import DatabaseUrl
+from scannery.live.log.postgres.database import Database, translated_errors
 
 __all__ = ["DatabaseLock", "lock_key", "try_task_lock"]
 

@@ -2,10 +2,16 @@
 
 Two round trips: one takes the lock, one writes the records and commits. A writer that hangs in its turn is ended by the
 server (idle_in_transaction_session_timeout) or, if it hangs while it sends or is sent something, by the next writer
-(hung_writers.py); its commit fails when it wakes up, so it cannot write between others.
+(turn.py); its commit fails when it wakes up, so it cannot write between others.
 
 If the connection breaks during the commit, its outcome is unknown. The chain tells it: the next turn of this process,
 which begins when the server has finished or undone the former one, reads the hash at the last sequence.
+
+End writers that keep the turn of a log and do nothing with it.
+
+The server ends a session that is idle in its transaction. It does not end one that waits for the rest of a commit, or
+for its client to take an answer: a process that was stopped meanwhile, or whose machine is lost, would hold up all
+other writers for as long as that lasts. So a writer that waits for its turn ends such a session.
 """
 
 from __future__ import annotations
@@ -30,14 +36,38 @@ from scannery.live.log.mutation_log import (
     LogUnavailableError,
     Request,
 )
-from scannery.live.log.postgres.chain import chained
-from scannery.live.log.postgres.database import Database
-from scannery.live.log.postgres.errors import translated_errors
-from scannery.live.log.postgres.hung_writers import end_hung_writers
-from scannery.live.log.postgres.reading import entries_after
+from scannery.live.log.postgres.database import Database, translated_errors
+from scannery.live.log.postgres.reading import chained, entries_after
 from scannery.runtime.errors import ReadOnlyError
 
-__all__ = ["PostgresTransaction", "turn"]
+__all__ = ["PostgresTransaction", "end_hung_writers", "turn"]
+
+
+# Sessions that have locked a row of the logs, and whose client has neither sent a message nor taken one for so long.
+_END = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity AS session
+WHERE datname = current_database() AND wait_event_type = 'Client' AND xact_start IS NOT NULL
+AND state_change < clock_timestamp() - make_interval(secs => %s)
+AND EXISTS (
+    SELECT FROM pg_locks WHERE pid = session.pid AND database = session.datid
+    AND relation = 'scannery.logs'::regclass AND mode = 'RowShareLock' AND granted
+)
+"""
+
+
+def end_hung_writers(database: Database, after_s: float) -> int:
+    """End the sessions whose turn has waited for their client for `after_s` seconds, and return their number.
+
+    Nothing is ended if the database does not answer, or does not let its user end them: those of other users.
+    """
+
+    def end(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
+        return sum(bool(ended) for (ended,) in connection.execute(_END, (after_s,)))
+
+    with suppress(StoreError):
+        return database.ask(end)
+    return 0
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scannery.pipelines.sources.documents.cut_words import with_whole_words
-from scannery.pipelines.sources.documents.document import Document, DocumentError
+from scannery.pipelines.sources.documents.document import Document, DocumentError, with_whole_words
 from scannery.pipelines.sources.locations import open_bytes
 
 __all__ = ["read_pdf"]

@@ -27,11 +27,11 @@ from scannery.indexer.errors import InvalidRecordError
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.errors import UnknownFormatError
 from scannery.pipelines.sources import columns, lines
+from scannery.pipelines.sources.batches import file_digest
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.managed.managed_csv import csv_record
 from scannery.pipelines.sources.managed.managed_records import to_record
 from scannery.pipelines.sources.parts import Fields, Part, Record
-from scannery.pipelines.sources.ranges import file_digest
 from scannery.pipelines.sources.streams import lines_of, read_blocks
 
 __all__ = ["FORMATS", "arrange", "deletes_of", "format_of", "raw_records", "read", "split"]

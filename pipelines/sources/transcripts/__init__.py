@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from scannery.indexer.datapoints.field_paths import FieldExpression
+from scannery.indexer.datapoints.field_mapping import FieldExpression
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources.documents import FILE_FIELDS, document_record
 from scannery.pipelines.sources.documents.document import DocumentError
@@ -15,8 +15,7 @@ from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import read_blocks, read_whole
 from scannery.pipelines.sources.transcripts.json_layouts import may_be_transcript, segments_of
-from scannery.pipelines.sources.transcripts.segments import as_webvtt
-from scannery.pipelines.sources.transcripts.timed_text import segments_of_ttml
+from scannery.pipelines.sources.transcripts.segments import as_webvtt, segments_of_ttml
 
 __all__ = ["FORMATS", "MAX_TRANSCRIPT_BYTES", "is_transcript", "read", "text_of_json", "text_of_ttml"]
 

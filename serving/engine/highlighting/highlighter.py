@@ -8,32 +8,189 @@ the sentence is chosen that has the most weight of words of the query; a word we
 counts once.
 
 Shapes: D dimensions, Q queries, S sentences of a hit.
+
+The words of a query that are marked in the texts of its hits, and where they are.
+
+A word of a text matches if the analyser of the index gives it a term of the query: other forms of a word, other
+accents, and compounds with it match, too. An index without words is taken as if it had those of its hits' language.
+
+Function words ("the", "of") are marked only if the query has no others. Of Chinese and Japanese, pairs of characters
+are marked, not single ones that are part of a longer run: nearly every text has some of them.
+
+Snippets, added to hits that are on the wire already.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import islice
+from typing import Final, get_args
 
 import numpy as np
+import regex
 
+from scannery.embed.text.language import MOST_CHARS, UNKNOWN, function_words, language_of
 from scannery.embed.text.sentences import Sentence, sentences_of
-from scannery.indexer import unit_length
-from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import EncoderUnavailableError, EncoderUnreachableError
-from scannery.serving.engine.highlighting.query_words import QueryWords, texts_of_query, words_of_query
-from scannery.serving.engine.prepared_search import QueryBatch
-from scannery.serving.engine.query_vectors import query_for, query_vectors
+from scannery.indexer import Analyser, CorpusStatistics, Language, LexicalSpec, Manifest, unit_length
+from scannery.runtime.errors import EncoderUnavailableError, EncoderUnreachableError, InvalidRequestError
+from scannery.runtime.pieces import joined
+from scannery.runtime.retry import Deadline
+from scannery.serving.engine.hydrator import Written
+from scannery.serving.engine.lexical import analyser_of
+from scannery.serving.engine.query_vectors import members_of, query_for, query_vectors
 from scannery.serving.engine.rows.row_source import RowSource
+from scannery.serving.engine.segment_search import QueryBatch
 from scannery.serving.engine.top_k import Ranking
+from scannery.serving.engine.wire_fields import framed
 from scannery.serving.request.options import Highlight
-from scannery.serving.request.query import WithSparse, WithWords
-from scannery.serving.request.vector_choice import ChosenVectors, VectorChoice
-from scannery.v1.search_pb2 import Snippet, TextSpan
+from scannery.serving.request.query import ByText, ChosenVectors, Query, VectorChoice, WithSparse, WithWords
+from scannery.v1.search_pb2 import Hit, SearchResponse, Snippet, TextSpan
 
-__all__ = ["Highlighter"]
+__all__ = ["Highlighter", "Places", "QueryWords", "texts_of_query", "with_snippets", "words_of_query"]
+
+
+MAX_WORDS: Final = 1_000
+"""Of one hit."""
+NEWEST: Final = 4
+"""The analyser of indexes without words."""
+_HAN = regex.compile(r"[\p{Han}]")
+_STEMMED = frozenset(get_args(Language))
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a text has words of a query."""
+
+    spans: list[tuple[int, int]]
+    """First character and one past the last, in order and apart; at most MAX_WORDS."""
+    found: list[tuple[int, str]]
+    """Where each term of the query begins, in order, with repetitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryWords:
+    """The terms of a query that are marked, with their weights."""
+
+    analyser: Analyser
+    weights: Mapping[str, float]
+    language: str | None
+    """Of the query and its hits, where the spec names it or it was told by them."""
+
+    def places(self, text: str) -> Places:
+        """Return where a text has these terms."""
+        weights = self.weights
+        found: list[tuple[int, str]] = []
+        spans: list[tuple[int, int]] = []
+        if weights:
+            for terms, start, end in self.analyser.places(text):
+                for term in terms:
+                    if term in weights:
+                        found.append((start, term))
+                        spans.append((start, end))
+        return Places(list(islice(_merged(sorted(spans)), MAX_WORDS)), sorted(found))
+
+    def gain(self, terms: Iterable[str]) -> float:
+        """Return the sum of the weights of distinct terms."""
+        return sum(self.weights[term] for term in set(terms))
+
+
+def texts_of_query(query: Query, path: str) -> list[tuple[str, float]]:
+    """Return the texts of a query with their weights, above 0; InvalidRequestError if it has none."""
+    if isinstance(query, WithWords):
+        return [(query.text, 1.0)]
+    texts = [
+        (member.text, weight)
+        for member, weight, _ in members_of(query, path)
+        if isinstance(member, ByText) and weight > 0
+    ]
+    if not texts:
+        raise InvalidRequestError.at("highlight", f"{path} must be a text, or a group that has one")
+    return texts
+
+
+def words_of_query(
+    texts: Sequence[tuple[str, float]],
+    manifest: Manifest,
+    samples: Iterable[str],
+    corpus: Callable[[Sequence[str]], CorpusStatistics | None],
+) -> QueryWords:
+    """Return the words of a query.
+
+    Args:
+        texts: of the query, with their weights.
+        manifest: of the index.
+        samples: texts of the hits, by which a language is told that no spec names.
+        corpus: returns the statistics of terms; None: the index has no words.
+
+    """
+    spec = manifest.spec.lexical
+    language = spec.language if spec else "none"
+    if language == "none":
+        sample = "\n".join([*samples, *(text for text, _ in texts)])
+        language = language_of(sample[:MOST_CHARS])  # type: ignore[assignment]  # those that Snowball lacks are told below
+    analyser = analyser_of(spec or _default_spec(language))
+    known = "english" if language == "porter" else language
+    weights = _weighted(texts, analyser, _function_terms(analyser, known))
+    return QueryWords(
+        analyser, _with_idf(weights, corpus(list(weights))), None if known == UNKNOWN else known
+    )
+
+
+def _weighted(
+    texts: Sequence[tuple[str, float]], analyser: Analyser, ignored: frozenset[str]
+) -> dict[str, float]:
+    """Return the terms of some texts, each with the weight of its text, or of its part of a word."""
+    kept: dict[str, float] = {}
+    rest: dict[str, float] = {}
+    for text, weight in texts:
+        places, own = list(analyser.places(text)), analyser.query_terms(text)
+        paired = {place for _, start, end in places if end - start == 2 for place in (start, end - 1)}
+        for terms, start, end in places:
+            is_part = end - start == 1 and start in paired and _HAN.match(text[start])
+            for term in () if is_part else terms:
+                into = rest if term in ignored else kept
+                into[term] = max(into.get(term, 0.0), weight * min(own[term], 1.0))
+    return kept or rest
+
+
+def _with_idf(weights: dict[str, float], corpus: CorpusStatistics | None) -> dict[str, float]:
+    if corpus is None:
+        return weights
+    # Terms that no row has match nothing, but a passage may have changed while the query ran.
+    return {
+        term: weight * (corpus.idf(term) if term in corpus.frequencies else 1.0)
+        for term, weight in weights.items()
+    }
+
+
+@lru_cache(maxsize=64)
+def _default_spec(language: str) -> LexicalSpec:
+    known = language if language in _STEMMED and language != UNKNOWN else "none"
+    return LexicalSpec.model_validate({"language": known, "analyser": NEWEST, "compounds": False})
+
+
+@lru_cache(maxsize=64)
+def _function_terms(analyser: Analyser, language: str) -> frozenset[str]:
+    words = function_words(language)
+    return frozenset(term for word in words for term in analyser.terms(word))
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    """Yield sorted spans, those that overlap as one: pairs of characters do."""
+    latest: tuple[int, int] | None = None
+    for start, end in spans:
+        if latest is not None and start < latest[1]:
+            latest = latest[0], max(latest[1], end)
+            continue
+        if latest is not None:
+            yield latest
+        latest = start, end
+    if latest is not None:
+        yield latest
+
 
 MAX_CHARACTERS = 100_000
 """Of the text of a hit; the rest is not looked at."""
@@ -214,3 +371,42 @@ def _snippet(hit: _Hit, place: int, score: float | None) -> bytes:
     sentence = hit.sentences[place]
     words = [TextSpan(start=start, end=end) for start, end in hit.spans]
     return Snippet(start=sentence.start, end=sentence.end, score=score, words=words).SerializeToString()
+
+
+def with_snippets(written: Written, snippets: Sequence[Sequence[bytes]]) -> Written:
+    """Return the same hits, each with its snippet.
+
+    Args:
+        written: the hits of some queries.
+        snippets: for each query one per hit: a serialised Snippet; an empty one is left out.
+
+    """
+    lists = [
+        joined(_hits(data, each)) if any(each) else data
+        for data, each in zip(written.lists(), snippets, strict=True)
+    ]
+    # A copy that can be written, since the kernels for other arrays are compiled separately.
+    data_B = np.frombuffer(joined(lists), np.uint8).copy()
+    return Written(data_B, np.cumsum([0, *map(len, lists)], dtype=np.int64))
+
+
+def _hits(data: bytes, snippets: Sequence[bytes]) -> list[bytes]:
+    hits, position = [], 0
+    for snippet in snippets:
+        size, start = _varint(data, position + 1)
+        position = start + size
+        added = framed(Hit.SNIPPET_FIELD_NUMBER, snippet) if snippet else b""
+        hits.append(framed(SearchResponse.HITS_FIELD_NUMBER, data[start:position] + added))
+    return hits
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the number that begins at a position, and the position after it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7

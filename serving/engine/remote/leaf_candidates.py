@@ -5,37 +5,44 @@ answer is that of one server with all shards, as far as leaves and server search
 searches do.
 
 Shapes: Q queries, S vectors of the search, U rows of all rankings of a query, H hits.
+
+The integers of BM25 weights that a root keeps, so that words which were asked before need no call to the leaves.
+
+A state of an index never changes, and neither do its counts.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from scannery.indexer import CorpusStatistics
+from scannery.indexer import CorpusCounts, CorpusStatistics
 from scannery.indexer.tuning.score_fusion import FUSED_ROWS
 from scannery.serving import limits
 from scannery.serving.contract import LEAF_SEARCH
 from scannery.serving.engine.dense import dense_rankings, ranges_of, with_scores
 from scannery.serving.engine.hybrid import fuse, fusion_depth, keys_of
 from scannery.serving.engine.lexical import WeightedTerms, Words, query_words
-from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import AskedVectors, asked_vectors
+from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import EMPTY, Ranking, merge
 from scannery.serving.request.options import WIRE_MODES
-from scannery.serving.request.query import WithSparse
-from scannery.serving.request.vector_choice import check_has_vectors
+from scannery.serving.request.query import WithSparse, check_has_vectors
 from scannery.v1 import leaf_pb2 as pb
+from scannery.v1.leaf_pb2 import At
 from scannery.v1.search_pb2 import SearchOptions, VectorChoice
 from scannery.v1.types_pb2 import Matrix, SparseVector
 
 if TYPE_CHECKING:
     from scannery.serving.engine.remote.leaf_rows import LeafRows
 
-__all__ = ["LeafCandidates"]
+__all__ = ["KeptCounts", "LeafCandidates"]
+
 
 MAX_INLINE = 50
 """Most rows of a query whose datapoints come with the candidates: otherwise those of the hits are read afterwards."""
@@ -269,3 +276,45 @@ def _leaf_words(words: Words, corpus: CorpusStatistics | None) -> pb.LeafWords:
     return pb.LeafWords(
         terms=words.weights.keys(), weights=words.weights.values(), average_length=words.average_length
     )
+
+
+MAX_STATES = 8
+MAX_TERMS = 1 << 16
+"""Of one state: about 8 MB."""
+
+_Key: TypeAlias = tuple[str, str, int, int]
+
+
+class KeptCounts:
+    """Counts over all groups of leaves, by state. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._states: OrderedDict[_Key, tuple[int, int, dict[str, int]]] = OrderedDict()
+        """Rows with words, number of words, and frequencies; the state that was asked for last is last."""
+        self._lock = threading.Lock()
+
+    def find(self, at: At, terms: Iterable[str]) -> CorpusCounts | None:
+        """Return the counts of a state with the frequencies that are known; None: nothing is known of it."""
+        with self._lock:
+            known = self._states.get(_key(at))
+            if known is None:
+                return None
+            self._states.move_to_end(_key(at))
+            documents, length, frequencies = known
+            found = {term: frequencies[term] for term in terms if term in frequencies}
+            return CorpusCounts(documents, length, found)
+
+    def keep(self, at: At, counts: CorpusCounts) -> None:
+        """Keep the counts of a state; the state that was not asked for the longest time is dropped."""
+        with self._lock:
+            *_, frequencies = self._states.setdefault(_key(at), (counts.documents, counts.length, {}))
+            if len(frequencies) + len(counts.frequencies) > MAX_TERMS:
+                frequencies.clear()
+            if len(counts.frequencies) <= MAX_TERMS:
+                frequencies.update(counts.frequencies)
+            while len(self._states) > MAX_STATES:
+                self._states.popitem(last=False)
+
+
+def _key(at: At) -> _Key:
+    return at.index, at.index_id, at.version, at.sequence

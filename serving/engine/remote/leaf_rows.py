@@ -4,12 +4,21 @@ What the leaves told of a row is kept for the batch, so that each row is read at
 needed: those that queries name before the search, the texts of candidates before a reranking, hits at the end.
 
 Shapes: H hits.
+
+The rows of one group of leaves that the queries of a batch find or name.
+
+Shapes: R rows.
+
+Hits in the wire format, of datapoints that leaves returned.
+
+Shapes: H hits of one query.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, count
 
 import numpy as np
 
@@ -17,24 +26,173 @@ from scannery.indexer import CorpusCounts, CorpusStatistics
 from scannery.runtime.errors import UnknownDatapointError
 from scannery.serving.contract import LEAF_FETCH, LEAF_STATISTICS
 from scannery.serving.engine.hydrator import Written
-from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import members_of
-from scannery.serving.engine.remote.kept_counts import KeptCounts
-from scannery.serving.engine.remote.leaf_candidates import LeafCandidates
-from scannery.serving.engine.remote.leaf_hits import written_hits
-from scannery.serving.engine.remote.leaf_table import LeafTable
+from scannery.serving.engine.remote.leaf_candidates import KeptCounts, LeafCandidates
 from scannery.serving.engine.remote.state_reader import StateReader
 from scannery.serving.engine.rows.row_source import RowSource
+from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking
+from scannery.serving.engine.wire_fields import framed, varint
 from scannery.serving.limits import MAX_LEAF_IDS
 from scannery.serving.request.filter import Node
 from scannery.serving.request.query import ById, Vectors
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import leaf_pb2 as pb
-from scannery.v1.search_pb2 import Hit, SearchOptions
-from scannery.v1.types_pb2 import Filter, Value
+from scannery.v1.leaf_pb2 import LeafFetchRequest, LeafFetchResponse, LeafFound
+from scannery.v1.search_pb2 import Hit, SearchOptions, SearchResponse
+from scannery.v1.types_pb2 import Filter, Value, Vector
 
-__all__ = ["LeafRows"]
+__all__ = ["LeafRows", "LeafTable", "written_hits"]
+
+
+_DATAPOINT = Hit.DATAPOINT_FIELD_NUMBER
+
+
+class LeafTable:
+    """Rows by number, in the order in which they came, and what the leaves told of them."""
+
+    def __init__(self) -> None:
+        # Counts new ids without a step of the interpreter for each.
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
+        self._listed: list[str] = []
+        self._ranks = np.empty(0, np.int64)
+        """The place of each row in the order of ids, of the rows that were known when it was last asked for."""
+        self.values: dict[int, Value] = {}
+        """The values of the column that groups are made of, of the rows that have one."""
+        self.datapoints: dict[int, bytes] = {}
+        """With the fields of the request, each as the field `datapoint` of a Hit."""
+        self.texts: dict[int, str] = {}
+        """The texts that are searched by words, and reranked."""
+        self._vectors: dict[tuple[str, int], np.ndarray] = {}
+
+    def numbers_of(self, ids: Iterable[str]) -> np.ndarray:
+        """Return the number of each row, int64 (R,); new rows get one."""
+        return np.fromiter(map(self._numbers.__getitem__, ids), np.int64)
+
+    def number_of(self, identifier: str) -> int | None:
+        """Return the number of a row; None: it is not known."""
+        return self._numbers.get(identifier)
+
+    def take_in(self, found: LeafFound) -> np.ndarray:
+        """Return the number of each row that a leaf found, int64 (R,), and keep what it returned with them."""
+        numbers_R = self.numbers_of(found.ids)
+        numbers = numbers_R.tolist() if found.groups or found.datapoints else []
+        if found.groups:
+            pairs = zip(numbers, found.groups, strict=True)
+            self.values.update((number, value) for number, value in pairs if value.WhichOneof("kind"))
+        if found.datapoints:
+            self.datapoints.update(zip(numbers, found.datapoints, strict=True))
+        return numbers_R
+
+    def add(self, request: LeafFetchRequest, response: LeafFetchResponse) -> None:
+        """Keep what a leaf returned."""
+        numbers_R = self.numbers_of(request.ids[each.place] for each in response.found)
+        for number, each in zip(numbers_R.tolist(), response.found, strict=True):
+            if request.datapoint:
+                self.datapoints[number] = framed(_DATAPOINT, each.datapoint.SerializeToString())
+            if request.searched_text:
+                self.texts[number] = each.searched_text
+            for name, vector in each.searched_vectors.items():
+                self._vectors[name, number] = _components(vector)
+
+    def vector_of(self, name: str, row: int) -> np.ndarray | None:
+        """Return the vector of a name of a row, float32 (D,); None if it has none."""
+        return self._vectors.get((name, row))
+
+    def ranks_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return a number for each of some rows, int64 (R,), which is greater where the id is."""
+        ids = self._ids()
+        if len(self._ranks) < len(ids):
+            self._ranks = np.empty(len(ids), np.int64)
+            self._ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids))
+        ranks_R: np.ndarray = self._ranks[rows]
+        return ranks_R
+
+    def ids_of(self, rows: np.ndarray) -> list[str]:
+        """Return the ids of some rows."""
+        ids = self._ids()
+        return [ids[row] for row in rows.tolist()]
+
+    def _ids(self) -> list[str]:
+        if len(self._listed) < len(self._numbers):
+            self._listed = list(self._numbers)
+        return self._listed
+
+
+def _components(vector: Vector) -> np.ndarray:
+    if vector.packed:
+        return np.frombuffer(vector.packed, "<f4").astype(np.float32)
+    return np.array(vector.values, np.float32)
+
+
+_HITS = SearchResponse.HITS_FIELD_NUMBER
+_FIXED32 = 5
+"""The wire type of a float."""
+
+
+def written_hits(
+    rankings: Sequence[Ranking], tables: Sequence[LeafTable], names: Sequence[str], *, grouped: bool
+) -> Written:
+    """Return the hits of each query.
+
+    Args:
+        rankings: the hits, as groups of leaves and rows of their tables.
+        tables: of each group; they have the datapoints.
+        names: of the vectors of `Hit.vector_scores`; none leaves it out.
+        grouped: whether `Hit.group` is set.
+
+    """
+    lists = [b"".join(_hits(ranking, tables, names, grouped=grouped)) for ranking in rankings]
+    bounds_L = np.array([0, *accumulate(map(len, lists))], np.int64)
+    return Written(np.frombuffer(b"".join(lists), np.uint8), bounds_L)
+
+
+def _hits(
+    ranking: Ranking, tables: Sequence[LeafTable], names: Sequence[str], *, grouped: bool
+) -> list[bytes]:
+    """Return each hit as a field; datapoints are copied as the leaves wrote them."""
+    scores = _scores(ranking)
+    places = zip(ranking.segments.tolist(), ranking.rows.tolist(), strict=True)
+    written = []
+    for place, (number, row) in enumerate(places):
+        datapoint = tables[number].datapoints.get(row)
+        if datapoint is None:  # its group stopped to answer, which the caller allows
+            continue
+        own = [datapoint, *(values[place] for values in scores)]
+        if grouped or ranking.by_vector is not None:
+            value = tables[number].values.get(row) if grouped else None
+            own.append(_rest(value, ranking, names, place).SerializeToString())
+        written.append(framed(_HITS, b"".join(own)))
+    return written
+
+
+def _scores(ranking: Ranking) -> list[list[bytes]]:
+    """Return the scores of all hits, a list for each kind, as fields; without those that are not there."""
+    given = (
+        (Hit.SCORE_FIELD_NUMBER, ranking.scores),
+        (Hit.DENSE_SCORE_FIELD_NUMBER, ranking.dense),
+        (Hit.LEXICAL_SCORE_FIELD_NUMBER, ranking.lexical),
+        (Hit.RERANK_SCORE_FIELD_NUMBER, ranking.rerank),
+    )
+    return [_fields(field, scores_H) for field, scores_H in given if scores_H is not None]
+
+
+def _fields(number: int, scores_H: np.ndarray) -> list[bytes]:
+    """Return each score as a field; empty where it is not a number."""
+    tag, data = varint(number << 3 | _FIXED32), scores_H.astype("<f4").tobytes()
+    missing = np.isnan(scores_H).tolist()
+    return [b"" if none else tag + data[4 * at : 4 * at + 4] for at, none in enumerate(missing)]
+
+
+def _rest(value: Value | None, ranking: Ranking, names: Sequence[str], place: int) -> Hit:
+    """Return what few hits have besides the datapoint and the scores."""
+    hit = Hit()
+    if value is not None:
+        hit.group.CopyFrom(value)
+    if ranking.by_vector is not None:
+        own = zip(names, ranking.by_vector[place].tolist(), strict=True)
+        hit.vector_scores.update({name: score for name, score in own if score == score})  # noqa: PLR0124  not NaN
+    return hit
 
 
 class LeafRows(RowSource):

@@ -7,27 +7,54 @@ group, so that a scan continues with another leaf, and with another root. The nu
 deleted rows from memory at different moments.
 
 Shapes: G groups, R rows of the result, P rows of a page.
+
+Rows that leaves return for a write, checked before anything of them is written.
+
+A root appends what it makes of them to the log, and all processes must be able to read each record of it: one with rows
+that do not fit the index would keep all of them from opening it.
+
+Shapes: N rows, D dimensions.
+
+The rows that writes need, from the leaves of a cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from scannery.runtime.deadline import Deadline
+from scannery.indexer import MAX_MAGNITUDE, Manifest
+from scannery.indexer.datapoints.named_vectors import has_vector, vector_column
+from scannery.indexer.datapoints.schema import MAX_ID_BYTES
+from scannery.live.memtable import LiveState
+from scannery.live.row_tables import stored_schema
+from scannery.live.writing.filtered_write import MAX_BATCH_BYTES
+from scannery.live.writing.write_views import (
+    FetchedView,
+    MatchingRows,
+    NamedRows,
+    view_of_matching,
+    view_of_named,
+)
 from scannery.runtime.errors import ServingError
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
-from scannery.serving.contract import LEAF_SCAN
-from scannery.serving.engine.remote.state_reader import StateReader
+from scannery.serving.contract import LEAF_READ_ROWS, LEAF_SCAN
+from scannery.serving.engine.remote.state_reader import Leaves, StateReader
 from scannery.serving.engine.scanning.row_order import ordered_by
-from scannery.serving.engine.scanning.scan_result import Page, check_sortable
-from scannery.serving.engine.scanning.wire_keys import decoded_keys
+from scannery.serving.engine.scanning.scan_result import Page, check_sortable, decoded_keys
+from scannery.serving.engine.wire_fields import read_table
 from scannery.serving.request.scan import RowOrder, ScanQuery
 from scannery.v1 import leaf_pb2 as pb
+from scannery.v1.leaf_pb2 import At, LeafRows, LeafRowsRequest
 from scannery.v1.search_pb2 import ScanRequest
+from scannery.v1.types_pb2 import Filter
 
-__all__ = ["LeafScan", "group_shares"]
+__all__ = ["LeafScan", "LeafWriteRows", "checked_tables", "group_shares"]
+
 
 _MOST_FOR_NUMPY = 10**9
 """Datapoints of which NumPy's hypergeometric distribution chooses fewer than these."""
@@ -208,3 +235,129 @@ def _spliced(
     views = {group: memoryview(answer.datapoints) for group, answer in answers.items()}
     places = zip(groups_P.tolist(), starts_P.tolist(), (starts_P + sizes_P).tolist(), strict=True)
     return [views[group][start:end] for group, start, end in places]
+
+
+def checked_tables(tables: Iterable[pa.Table], manifest: Manifest, *, whole: bool) -> list[pa.Table]:
+    """Return the columns of tables that rows of an index have.
+
+    Args:
+        tables: of the leaves of all groups.
+        manifest: of the index.
+        whole: whether all columns were asked for, and not id, document and revision alone.
+
+    Raises:
+        ServingError: no leaf of ours has such rows.
+
+    """
+    schema = stored_schema(manifest)
+    found = [_known_columns(table, schema) for table in tables]
+    for table in found:
+        for name in ("id", "document_id"):
+            _check_names(table, name)
+        if whole:
+            _check_vectors(table, manifest)
+    _check_distinct(found)
+    return found
+
+
+def _known_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns that the schema has, too; a leaf of the next release may have others."""
+    if len(set(table.column_names)) < table.num_columns:
+        raise _wrong("columns of the same name")
+    known = [field for field in schema if field.name in table.column_names]
+    for field in known:
+        kind = table.schema.field(field.name).type
+        if not kind.equals(field.type):
+            raise _wrong(f"a column {field.name!r} of {kind}, and not of {field.type}")
+    return table.select([field.name for field in known])
+
+
+def _check_names(table: pa.Table, name: str) -> None:
+    if name not in table.column_names or table.column(name).null_count:
+        raise _wrong(f"rows without {name!r}")
+    sizes = pc.min_max(pc.binary_length(table.column(name))).as_py()
+    if table.num_rows and not 1 <= sizes["min"] <= sizes["max"] <= MAX_ID_BYTES:
+        raise _wrong(f"values of {name!r} that are empty, or longer than {MAX_ID_BYTES} bytes")
+
+
+def _check_distinct(tables: Sequence[pa.Table]) -> None:
+    """Raise ServingError if two rows have one id: each row has one shard, and each shard one group."""
+    if tables:
+        ids = pa.concat_tables([table.select(["id"]) for table in tables]).column("id")
+        if pc.count_distinct(ids).as_py() < len(ids):
+            raise _wrong("two rows of one id")
+
+
+def _check_vectors(table: pa.Table, manifest: Manifest) -> None:
+    if manifest.spec.vectors == "required" and not has_vector(table).all():
+        raise _wrong("rows without a vector")
+    if "embedding" in table.column_names:
+        _check_numbers(table.column("embedding"), max(1, manifest.dimensions))
+    for name, info in manifest.named_vectors.items():
+        if vector_column(name) in table.column_names:
+            _check_numbers(table.column(vector_column(name)), info.dimensions)
+
+
+def _check_numbers(vectors: pa.ChunkedArray, dimensions: int) -> None:
+    """Raise ServingError unless all vectors that are there have D numbers within the bounds of written ones."""
+    present = vectors.drop_null()
+    if not len(present):
+        return
+    sizes = pc.min_max(pc.list_value_length(present)).as_py()
+    numbers = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in present.chunks])
+    if {*sizes.values()} != {dimensions} or len(numbers) != dimensions * len(present):
+        raise _wrong(f"vectors that have not {dimensions} dimensions")
+    if not (np.abs(numbers) <= MAX_MAGNITUDE).all():  # of NaN, too
+        raise _wrong("vectors that are not finite")
+
+
+def _wrong(what: str) -> ServingError:
+    return ServingError(f"a leaf returned {what}")
+
+
+class LeafWriteRows:
+    """A `RowReader` that asks all groups: which shard has an id is not known. Safe to use from several threads."""
+
+    def __init__(self, leaves: Leaves) -> None:
+        self._leaves = leaves
+
+    def named(self, needed: NamedRows, own: LiveState, deadline: Deadline) -> FetchedView:
+        """Return what a write by ids reads; raises as leaves answer."""
+        asked = LeafRowsRequest(ids=needed.ids, document_ids=needed.document_ids, whole=needed.whole)
+        tables = _tables(self._asked(asked, own, deadline), own, whole=needed.whole)
+        return view_of_named(own.manifest, own.sequence, tables, needed)
+
+    def matching(self, wanted: MatchingRows, own: LiveState, deadline: Deadline) -> FetchedView:
+        """Return what a write by filter reads; raises as leaves answer."""
+        asked = _request(wanted)
+        asked.limit, asked.most_bytes = wanted.limit, MAX_BATCH_BYTES // self._leaves.groups
+        answers = self._asked(asked, own, deadline)
+        tables = _tables(answers, own, whole=wanted.whole)
+        complete = sum(table.num_rows for table in tables) == sum(each.matching for each in answers)
+        return view_of_matching(own.manifest, own.sequence, tables, complete=complete)
+
+    def count(self, wanted: MatchingRows, own: LiveState, deadline: Deadline) -> int:
+        """Return how many rows a filter allows; raises as leaves answer."""
+        return sum(each.matching for each in self._asked(_request(wanted), own, deadline))
+
+    def _asked(self, request: LeafRowsRequest, own: LiveState, deadline: Deadline) -> list[LeafRows]:
+        manifest = own.manifest
+        request.at.CopyFrom(
+            At(
+                index=manifest.index,
+                index_id=manifest.index_id or "",
+                version=manifest.version,
+                sequence=own.sequence,
+            )
+        )
+        return list(self._leaves.call(LEAF_READ_ROWS, request, LeafRows, deadline, at=request.at).values())
+
+
+def _request(wanted: MatchingRows) -> LeafRowsRequest:
+    where = Filter() if wanted.where is None else Filter.FromString(wanted.where.message)
+    return LeafRowsRequest(where=where, until_sequence=wanted.until_sequence, whole=wanted.whole)
+
+
+def _tables(answers: Iterable[LeafRows], own: LiveState, *, whole: bool) -> list[pa.Table]:
+    tables = (read_table(data) for answer in answers for data in answer.tables)
+    return checked_tables(tables, own.manifest, whole=whole)

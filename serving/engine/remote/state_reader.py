@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.v1.leaf_pb2 import At
 
 __all__ = ["Leaves", "StateReader"]

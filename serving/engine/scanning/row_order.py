@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer import DYNAMIC_COLUMN, Segment
-from scannery.indexer.datapoints.dynamic_values import DynamicValues, Kind, dynamic_values
+from scannery.indexer.datapoints.dynamic import DynamicValues, Kind, dynamic_values
 from scannery.indexer.datapoints.instants import comparable
-from scannery.runtime.deadline import Deadline
-from scannery.serving.request.field_names import dynamic_name
+from scannery.runtime.retry import Deadline
+from scannery.serving.request.filter import dynamic_name
 from scannery.serving.request.scan import RowOrder
 
 __all__ = [

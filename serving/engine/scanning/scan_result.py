@@ -5,29 +5,116 @@ rows in memory follow, in the order in which they were written, however they are
 the same datapoint to every process that has the version and the mutations up to the sequence.
 
 Shapes: R rows of the result, P rows of a page or part, S segments.
+
+The rows of a segment that a scan returns, in one bit each, of which any range can be read.
+
+Shapes: N rows of a segment, B blocks of rows, R selected rows.
+
+What rows are ordered by, as messages: leaves write it, and a root orders the rows of all groups by it.
+
+The values are exactly those of the segments, so that the order is that of one server: an Arrow IPC stream with the
+column `id`, and `value` or, of a dynamic attribute, `present` and a column for each type.
+
+Shapes: R rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from scannery.indexer import Segment
-from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import InvalidRequestError
+from scannery.indexer import AllowedRows, Segment
+from scannery.runtime.errors import InvalidRequestError, ServingError
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.engine.hydrator import Hydrator
-from scannery.serving.engine.scanning.packed_rows import PackedRows
-from scannery.serving.engine.scanning.row_order import KeyColumns, key_columns, sorted_positions
+from scannery.serving.engine.scanning.row_order import (
+    DYNAMIC_TYPES,
+    DynamicScalars,
+    KeyColumns,
+    Scalars,
+    key_columns,
+    sorted_positions,
+)
 from scannery.serving.engine.top_k import Ranking
+from scannery.serving.engine.wire_fields import read_table, table_bytes
 from scannery.serving.request.scan import RowOrder, ScanQuery
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["Page", "ScanPages", "ScanResult", "check_sortable"]
+__all__ = ["PackedRows", "Page", "ScanPages", "ScanResult", "check_sortable", "decoded_keys", "encoded_keys"]
+
+
+BLOCK_ROWS = 4096
+"""Rows whose number of selected ones is kept, so that a range is found without counting all before it."""
+
+
+class PackedRows:
+    """Some rows of one segment, ascending. Immutable."""
+
+    def __init__(self, rows: int, allowed: AllowedRows | None) -> None:
+        """Copy the selection.
+
+        Args:
+            rows: N, the rows of the segment.
+            allowed: the selected ones; None: all.
+
+        """
+        self._numbers: np.ndarray | None = None
+        self._bits: np.ndarray | None = None
+        self.count = rows if allowed is None else allowed.count
+        """Number of selected rows."""
+        if self.count == rows:
+            return
+        assert allowed is not None
+        selected = allowed.numbers_or_mask()
+        if selected.dtype != bool and selected.nbytes < rows // 8:
+            self._numbers = selected
+            return
+        mask_N = allowed.mask_N
+        self._bits = np.packbits(mask_N)
+        counts_B = np.add.reduceat(mask_N, np.arange(0, rows, BLOCK_ROWS), dtype=np.int64)
+        self._before_B = np.concatenate([[0], np.cumsum(counts_B)])
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that this takes."""
+        numbers = 0 if self._numbers is None else self._numbers.nbytes
+        return numbers + (0 if self._bits is None else self._bits.nbytes + self._before_B.nbytes)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Return the selected rows number `start` to `stop` (exclusive, at most `count`), int64."""
+        if self._numbers is not None:
+            return self._numbers[start:stop]
+        if self._bits is None or start >= stop:
+            return np.arange(start, stop)
+        first = int(np.searchsorted(self._before_B, start, "right")) - 1
+        last = int(np.searchsorted(self._before_B, stop, "left"))
+        block_bytes = BLOCK_ROWS // 8
+        bits = np.unpackbits(self._bits[first * block_bytes : last * block_bytes])
+        before = int(self._before_B[first])
+        return np.flatnonzero(bits)[start - before : stop - before] + first * BLOCK_ROWS
+
+    def rows_at(self, positions: np.ndarray) -> np.ndarray:
+        """Return the selected rows at some positions, int64, in any order, each below `count`; int64."""
+        if self._numbers is not None:
+            numbers: np.ndarray = self._numbers[positions].astype(np.int64)
+            return numbers
+        if self._bits is None:
+            return positions
+        blocks = np.searchsorted(self._before_B, positions, "right") - 1
+        found = np.empty(len(positions), np.int64)
+        for block in np.unique(blocks).tolist():
+            own = blocks == block
+            start, stop = self._before_B[block : block + 2].tolist()
+            found[own] = self.rows(start, stop)[positions[own] - start]
+        return found
+
 
 FIRST_ROWS = 64
 """Datapoints that are written before their size is known; each may have several MiB."""
@@ -236,3 +323,56 @@ def _selected(snapshot: Snapshot, query: ScanQuery, deadline: Deadline) -> Itera
             else snapshot.masks.allowed(segment, query.where, alive, deadline=deadline)
         )
         yield PackedRows(segment.rows, allowed)
+
+
+_ID, _VALUE, _PRESENT = "id", "value", "present"
+
+
+def encoded_keys(columns: KeyColumns) -> bytes:
+    """Return what rows are ordered by as a message; `decoded_keys` reads it."""
+    if not columns.ids:
+        return b""
+    table = {_ID: _joined(columns.ids)}
+    if columns.values:
+        table[_VALUE] = _joined(columns.values)
+    if columns.dynamic is not None:
+        table[_PRESENT] = pa.chunked_array([pa.array(columns.dynamic.present_R)])
+        rows = len(columns.dynamic.present_R)
+        table.update((kind, _spread(found, rows)) for kind, found in columns.dynamic.by_kind.items())
+    return table_bytes(pa.table(table))
+
+
+def decoded_keys(messages: Sequence[bytes]) -> KeyColumns:
+    """Return what the rows of several messages are ordered by; raises ServingError if one is not of this form."""
+    try:
+        tables = [read_table(data) for data in messages if data]
+        ids = [table.column(_ID) for table in tables]
+        if tables and _PRESENT in tables[0].column_names:
+            return KeyColumns(ids, dynamic=_dynamic(tables))
+        values = [table.column(_VALUE) for table in tables if _VALUE in table.column_names]
+        return KeyColumns(ids, values)
+    except (pa.ArrowInvalid, KeyError) as error:
+        raise ServingError("a leaf returned no keys of rows") from error
+
+
+def _dynamic(tables: Sequence[pa.Table]) -> DynamicScalars:
+    present_R = np.concatenate([table.column(_PRESENT).to_numpy() for table in tables])
+    by_kind: dict[str, Scalars] = {}
+    for kind in DYNAMIC_TYPES:
+        column = pa.chunked_array([chunk for table in tables for chunk in table.column(kind).chunks])
+        places_P = np.flatnonzero(pc.is_valid(column).to_numpy())
+        by_kind[kind] = places_P, column.drop_null()
+    return DynamicScalars(present_R, by_kind)  # type: ignore[arg-type]  # mypy widens the keys to str
+
+
+def _joined(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    tables = [pa.table({"values": column}) for column in columns]
+    return pa.concat_tables(tables, promote_options="permissive").column("values")
+
+
+def _spread(found: Scalars, rows: int) -> pa.ChunkedArray:
+    """Return the value of each row, null where it has none of the type."""
+    places_P, values = found
+    numbers_R = np.full(rows, -1, np.int64)
+    numbers_R[places_P] = np.arange(len(places_P))
+    return values.take(pa.array(numbers_R, mask=numbers_R < 0))

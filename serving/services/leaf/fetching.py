@@ -1,24 +1,47 @@
-"""Datapoints by id, and what roots need of them besides: the texts and vectors that they are searched by."""
+"""Datapoints by id, and what roots need of them besides: the texts and vectors that they are searched by.
+
+A part of the datapoints that a filter allows, for the scan of a root.
+
+Shapes: P rows of the part.
+
+The rows that a write at a root needs: those that it names, or those that its filter allows.
+
+Shapes: R rows of a segment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
+import pyarrow as pa
 
-from scannery.runtime.deadline import Deadline
+from scannery.indexer import REVISION_COLUMN, Segment, id_hashes
+from scannery.indexer.datapoints.named_vectors import without_vectors
+from scannery.live.row_tables import fitting_rows, stored_schema, whole_rows
+from scannery.live.writing.resolve import Places
+from scannery.live.writing.write_views import RowFilter, matching_rows
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
+from scannery.serving.catalog.held_snapshots import HeldSnapshot, HeldSnapshots
 from scannery.serving.engine.hydrator import Hydrator
-from scannery.serving.engine.rows.local_rows import LocalRows
+from scannery.serving.engine.rows.row_source import LocalRows
+from scannery.serving.engine.scanning.scan_result import ScanResult, encoded_keys
 from scannery.serving.engine.top_k import Ranking
+from scannery.serving.engine.wire_fields import table_bytes
+from scannery.serving.request.filter import parse_filter
 from scannery.serving.request.options import parse_fields
-from scannery.serving.request.query import check_count, parse_identifier
+from scannery.serving.request.query import check_count, check_within, parse_identifier
+from scannery.serving.request.scan import ScanQuery, parse_scan
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import leaf_pb2 as pb
+from scannery.v1.search_pb2 import ScanRequest
 from scannery.v1.types_pb2 import Datapoint
 
-__all__ = ["fetched"]
+__all__ = ["fetched", "needed_rows", "scanned"]
 
 
 def fetched(snapshot: Snapshot, request: pb.LeafFetchRequest, deadline: Deadline) -> pb.LeafFetchResponse:
@@ -73,3 +96,172 @@ def _check_names(snapshot: Snapshot, names: Sequence[str]) -> None:
             raise InvalidRequestError.at(
                 f"searched_vectors[{number}]", f"index {manifest.index!r} has no vectors {name!r:.80}"
             )
+
+
+def scanned(
+    kept: HeldSnapshots, held: HeldSnapshot, request: pb.LeafScanRequest, deadline: Deadline
+) -> pb.LeafScanResponse:
+    """Return a part of the datapoints of a snapshot, or what they are ordered by.
+
+    Args:
+        kept: keeps the results of scans.
+        held: the snapshot.
+        request: of a root.
+        deadline: checked between segments.
+
+    Raises:
+        InvalidRequestError: names the field.
+        DeadlineError: the deadline passed.
+
+    """
+    query = _query(request, held.snapshot)
+
+    def made() -> ScanResult:
+        return ScanResult(held.snapshot, query, deadline)
+
+    result = kept.result(held, _digest(request), made)
+    answer = pb.LeafScanResponse(total=result.total)
+    if request.HasField("order_by"):
+        _put_keys(answer, result, request, held.snapshot, deadline)
+    elif request.positions or request.most:
+        _put_datapoints(answer, result, request, deadline)
+    return answer
+
+
+def _put_keys(
+    answer: pb.LeafScanResponse,
+    result: ScanResult,
+    request: pb.LeafScanRequest,
+    snapshot: Snapshot,
+    deadline: Deadline,
+) -> None:
+    check_within("most", request.most, 1, limits.MAX_LEAF_KEYS)
+    order = parse_scan(ScanRequest(order_by=request.order_by), snapshot.manifest.spec).order
+    assert order is not None
+    answer.keys = encoded_keys(result.keys(_position(request, result), request.most, order, deadline))
+
+
+def _put_datapoints(
+    answer: pb.LeafScanResponse, result: ScanResult, request: pb.LeafScanRequest, deadline: Deadline
+) -> None:
+    if request.positions:
+        page = result.page_at(_positions(request, result), deadline)
+    else:
+        check_within("most", request.most, 1, limits.MAX_SCAN_PAGE)
+        page = result.page(_position(request, result), request.most, deadline)
+    answer.datapoints, answer.sizes = page.data, page.sizes_P.astype("<u4").tobytes()
+
+
+def _query(request: pb.LeafScanRequest, snapshot: Snapshot) -> ScanQuery:
+    given = ScanRequest(
+        return_fields=request.return_fields,
+        return_vector=request.return_vector,
+        sample=request.sample,
+        seed=request.seed,
+    )
+    if request.HasField("where"):
+        given.where.CopyFrom(request.where)
+    return parse_scan(given, snapshot.manifest.spec)
+
+
+def _digest(request: pb.LeafScanRequest) -> bytes:
+    """Return a hash of what all parts of a scan have in common."""
+    common = pb.LeafScanRequest()
+    common.CopyFrom(request)
+    for field in ("at", "position", "most", "positions", "order_by"):
+        common.ClearField(field)
+    return hashlib.blake2b(common.SerializeToString(deterministic=True), digest_size=16).digest()
+
+
+def _position(request: pb.LeafScanRequest, result: ScanResult) -> int:
+    return check_within("position", request.position, 0, result.total)
+
+
+def _positions(request: pb.LeafScanRequest, result: ScanResult) -> np.ndarray:
+    """Return the positions that are asked for, int64 (P,)."""
+    if len(request.positions) % 8:
+        raise InvalidRequestError.at(
+            "positions", f"{len(request.positions)} bytes are not a whole number of positions"
+        )
+    positions_P = np.frombuffer(request.positions, "<u8")
+    check_within("positions", len(positions_P), 1, limits.MAX_SCAN_PAGE)
+    check_within("positions", int(positions_P.max()), 0, result.total - 1)
+    return positions_P.astype(np.int64)
+
+
+_NAMES = pa.schema([("id", pa.string()), ("document_id", pa.string()), pa.field(REVISION_COLUMN, pa.int64())])
+
+
+def needed_rows(snapshot: Snapshot, request: pb.LeafRowsRequest, deadline: Deadline) -> pb.LeafRows:
+    """Return the rows of a snapshot that a write needs.
+
+    Raises:
+        InvalidRequestError: names the field.
+        DeadlineError: the deadline passed.
+
+    """
+    if not request.HasField("where"):
+        named = _named(snapshot, request, deadline)
+        return pb.LeafRows(
+            tables=_streams(
+                _table(snapshot, segment, rows_R, request) for segment, rows_R in named if len(rows_R)
+            )
+        )
+    check_within("limit", request.limit, 0, limits.MAX_FILTERED_WRITES)
+    found = list(_matching(snapshot, request, deadline))
+    return pb.LeafRows(
+        tables=_streams(_first(snapshot, found, request)), matching=sum(len(rows_R) for _, rows_R in found)
+    )
+
+
+def _named(
+    snapshot: Snapshot, request: pb.LeafRowsRequest, deadline: Deadline
+) -> Iterator[tuple[Segment, np.ndarray]]:
+    for field, names in (("ids", request.ids), ("document_ids", request.document_ids)):
+        check_within(field, len(names), 0, limits.MAX_LEAF_IDS)
+    hashes = id_hashes(request.ids)
+    for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
+        deadline.check()
+        documents = map(segment.rows_of_document, request.document_ids)
+        rows_R = np.unique(np.concatenate([segment.rows_of(request.ids, hashes), *documents]))
+        rows_R = rows_R[rows_R >= 0]
+        yield segment, rows_R if alive is None else rows_R[alive.mask_N[rows_R]]
+
+
+def _matching(
+    snapshot: Snapshot, request: pb.LeafRowsRequest, deadline: Deadline
+) -> Iterator[tuple[Segment, np.ndarray]]:
+    node, where = parse_filter(request.where, snapshot.manifest.spec), None
+    if node is not None:
+        where = RowFilter(partial(snapshot.masks.allowed, node=node, deadline=deadline), b"")
+    until_sequence = request.until_sequence if request.HasField("until_sequence") else None
+    return matching_rows(snapshot.index, where, until_sequence)
+
+
+def _first(snapshot: Snapshot, found: Places, request: pb.LeafRowsRequest) -> Iterator[pa.Table]:
+    """Yield the tables of the first rows, as many as were asked for."""
+    left, left_bytes = request.limit, request.most_bytes
+    for segment, rows_R in found if left else ():
+        chosen_R = rows_R[:left]
+        fitting_R = fitting_rows(segment, chosen_R, left_bytes) if request.whole else chosen_R
+        if left == request.limit and not len(fitting_R):
+            fitting_R = chosen_R[:1]
+        if len(fitting_R):
+            table = _table(snapshot, segment, fitting_R, request)
+            yield table
+            left, left_bytes = left - len(fitting_R), max(0, left_bytes - table.nbytes)
+        if not left or len(fitting_R) < len(chosen_R):
+            return
+
+
+def _table(snapshot: Snapshot, segment: Segment, rows_R: np.ndarray, request: pb.LeafRowsRequest) -> pa.Table:
+    table = whole_rows(segment, rows_R, stored_schema(snapshot.manifest) if request.whole else _NAMES)
+    return table if segment.has_vectors else without_vectors(table)
+
+
+def _streams(tables: Iterable[pa.Table]) -> list[bytes]:
+    """Return tables as Arrow IPC streams, one for each schema."""
+    by_schema: dict[pa.Schema, list[pa.Table]] = {}
+    for table in tables:
+        by_schema.setdefault(table.schema, []).append(table)
+    return [table_bytes(pa.concat_tables(same)) for same in by_schema.values()]

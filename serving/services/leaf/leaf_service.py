@@ -12,11 +12,11 @@ from google.protobuf.message import Message
 
 from scannery.indexer import CorpusCounts, ShardGroup, corpus_counts
 from scannery.live.leaf_index import LeafIndex
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.description import IndexCounts
-from scannery.serving.catalog.leaf_catalog import LeafCatalog
+from scannery.serving.catalog.root_catalog import LeafCatalog
 from scannery.serving.contract import (
     LEAF_COUNT,
     LEAF_FETCH,
@@ -30,10 +30,8 @@ from scannery.serving.engine.lexical import postings_of
 from scannery.serving.engine.value_counts import encoded
 from scannery.serving.request.filter import parse_filter
 from scannery.serving.services.aggregation import count_rows, count_values
-from scannery.serving.services.leaf.fetching import fetched
-from scannery.serving.services.leaf.scanning import scanned
+from scannery.serving.services.leaf.fetching import fetched, needed_rows, scanned
 from scannery.serving.services.leaf.searching import found
-from scannery.serving.services.leaf.writing import needed_rows
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats

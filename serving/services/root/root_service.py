@@ -1,40 +1,217 @@
-"""The methods of a root: queries are parsed, encoded and merged here, and rows are searched by leaves."""
+"""The methods of a root: queries are parsed, encoded and merged here, and rows are searched by leaves.
+
+Counts of the datapoints of a cluster, and of the values of attributes: each group counts, and the root adds up.
+
+Descriptions of the indexes of a cluster.
+
+Datapoints by id, from the leaves.
+
+Scans over the leaves of a cluster.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 from google.protobuf.message import Message
 
-from scannery.runtime.deadline import Deadline
-from scannery.runtime.errors import UnsupportedError
+from scannery.runtime.errors import ServingError, SnapshotGoneError, StateGoneError, UnsupportedError
 from scannery.runtime.pieces import joined
+from scannery.runtime.retry import Deadline
+from scannery.serving import limits
+from scannery.serving.catalog.description import IndexCounts, index_info
 from scannery.serving.catalog.root_catalog import RootCatalog, WatchedLeaves
-from scannery.serving.contract import SEARCH_STREAM, UPSERT_STREAM
-from scannery.serving.engine.explain import explanation
-from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
-from scannery.serving.engine.remote.kept_counts import KeptCounts
+from scannery.serving.contract import LEAF_COUNT, LEAF_FETCH, SEARCH_SERVICE, SEARCH_STREAM, UPSERT_STREAM
+from scannery.serving.engine.remote.leaf_candidates import KeptCounts
 from scannery.serving.engine.remote.leaf_rows import LeafRows
-from scannery.serving.engine.search import PreparedQuery, search
-from scannery.serving.request.batch import parse_filters, parse_queries
-from scannery.serving.request.filter import Node
-from scannery.serving.request.query import parse_query
+from scannery.serving.engine.remote.leaf_scan import LeafScan
+from scannery.serving.engine.remote.state_reader import StateReader
+from scannery.serving.engine.scanning.scan_result import ScanPages
+from scannery.serving.engine.search import PreparedQuery, explanation, search
+from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
+from scannery.serving.engine.value_counts import decoded, merged
+from scannery.serving.request.filter import Node, dynamic_name, parse_filter
+from scannery.serving.request.options import parse_fields
+from scannery.serving.request.query import check_count, parse_identifier, parse_query
+from scannery.serving.request.scan import page_size_of, parse_filters, parse_queries, parse_scan
 from scannery.serving.request.search_template import SearchTemplate
+from scannery.serving.services.aggregation import Aggregation, CountedValues, field_of
+from scannery.serving.services.index import Indexes
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
-from scannery.serving.services.root.root_aggregation import RootAggregation
-from scannery.serving.services.root.root_indexes import RootIndexes
-from scannery.serving.services.root.root_lookup import RootLookup
-from scannery.serving.services.root.root_scan import RootScans
 from scannery.serving.services.root.states import States
+from scannery.serving.services.scan import Scans
 from scannery.serving.services.search import Service, explained_results, modes_of
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
-from scannery.v1.search_pb2 import SearchManyRequest, SearchManyResponse, SearchRequest, SearchResponse
-from scannery.v1.types_pb2 import Filter, FilterList
+from scannery.v1.index_pb2 import IndexInfo
+from scannery.v1.leaf_pb2 import LeafCountRequest, LeafCounts, LeafFetchRequest, LeafFetchResponse
+from scannery.v1.search_pb2 import (
+    AttributeStatsRequest,
+    CountRequest,
+    CountResponse,
+    FacetsRequest,
+    GetRequest,
+    GetResponse,
+    ScanRequest,
+    SearchManyRequest,
+    SearchManyResponse,
+    SearchRequest,
+    SearchResponse,
+)
+from scannery.v1.types_pb2 import Datapoint, Filter, FilterList
 
-__all__ = ["RootService"]
+__all__ = ["RootAggregation", "RootIndexes", "RootLookup", "RootScans", "RootService"]
+
+
+class RootAggregation(Aggregation):
+    """Count, Facets and AttributeStats over leaves. Safe to use from several threads."""
+
+    def __init__(self, catalog: RootCatalog, states: States) -> None:
+        super().__init__(catalog)
+        self._states = states
+
+    def count(self, request: CountRequest, deadline: Deadline) -> CountResponse:
+        """Return the number of datapoints that a filter allows."""
+
+        def counted(snapshot: Snapshot) -> CountResponse:
+            found = self._counted(snapshot, request.where, "", deadline)
+            return CountResponse(
+                count=sum(each.rows for each in found),
+                version=snapshot.manifest.version,
+                sequence=snapshot.sequence,
+            )
+
+        return self._states.read(request.index, request.min_sequence, deadline, counted)
+
+    def _values(self, request: FacetsRequest | AttributeStatsRequest, deadline: Deadline) -> CountedValues:
+        def counted(snapshot: Snapshot) -> CountedValues:
+            declared = dynamic_name(field_of(request.attribute, snapshot)) is None
+            found = self._counted(snapshot, request.where, request.attribute, deadline)
+            return CountedValues(merged([decoded(each) for each in found], declared=declared), snapshot)
+
+        return self._states.read(request.index, request.min_sequence, deadline, counted)
+
+    def _counted(
+        self, snapshot: Snapshot, where: Filter, attribute: str, deadline: Deadline
+    ) -> list[LeafCounts]:
+        parse_filter(where, snapshot.manifest.spec)
+        reader = self._states.of(snapshot, deadline).reader
+        asked = LeafCountRequest(at=reader.at, where=where, attribute=attribute)
+        return list(reader.all(LEAF_COUNT, asked, LeafCounts).values())
+
+
+COUNT_S = 5.0
+"""Longest wait for the counts of an index; without them, those of the manifest are told."""
+
+
+class RootIndexes(Indexes):
+    """ListIndexes and GetIndex of a root. Safe to use from several threads."""
+
+    def __init__(self, catalog: RootCatalog, states: States) -> None:
+        super().__init__(catalog)
+        self._root_catalog, self._states = catalog, states
+
+    def _info(self, snapshot: Snapshot, *, details: bool) -> IndexInfo:
+        manifest = self._root_catalog.whole_manifest(snapshot)
+        counts = None
+        if snapshot.sequence > manifest.log_sequence:
+            with suppress(ServingError):  # an index is described while leaves are away
+                counts = self._counts(snapshot)
+        return index_info(
+            manifest,
+            details=details,
+            counts=counts,
+            problem=self._root_catalog.problem(manifest.index),
+            aliases=self._root_catalog.aliases_of(manifest.index),
+        )
+
+    def _counts(self, snapshot: Snapshot) -> IndexCounts:
+        """Return the counts after the mutations of a snapshot, which the leaves have."""
+        reader = self._states.of(snapshot, Deadline.after(COUNT_S)).reader
+        answers = reader.all(LEAF_COUNT, LeafCountRequest(at=reader.at), LeafCounts).values()
+        vectors: Counter[str] = Counter()
+        for each in answers:
+            vectors.update(each.vectors)
+        rows, in_memory = sum(each.rows for each in answers), sum(each.memory_rows for each in answers)
+        return IndexCounts(rows, in_memory, vectors, snapshot.sequence)
+
+
+class RootLookup:
+    """The handler of Get. Safe to use from several threads."""
+
+    def __init__(self, states: States) -> None:
+        self._states = states
+        self.methods = {f"/{SEARCH_SERVICE}/Get": UnaryMethod(GetRequest, self.get, "read")}
+
+    def get(self, request: GetRequest, deadline: Deadline) -> GetResponse:
+        """Return datapoints by id."""
+        return self._states.read(
+            request.index, request.min_sequence, deadline, partial(self._get, request, deadline)
+        )
+
+    def _get(self, request: GetRequest, deadline: Deadline, snapshot: Snapshot) -> GetResponse:
+        check_count("ids", len(request.ids), limits.MAX_GET_IDS)
+        parse_fields(request.return_fields, snapshot.manifest.spec, vector=request.return_vector)
+        ids = [parse_identifier(text, f"ids[{i}]") for i, text in enumerate(request.ids)]
+        # A shard is chosen by the id of the document, which callers do not send: all groups are asked.
+        asked = LeafFetchRequest(
+            ids=ids,
+            datapoint=True,
+            return_fields=request.return_fields,
+            return_vector=request.return_vector,
+        )
+        reader = self._states.of(snapshot, deadline).reader
+        asked.at.CopyFrom(reader.at)
+        found: dict[int, Datapoint] = {}
+        for response in reader.all(LEAF_FETCH, asked, LeafFetchResponse).values():
+            found.update((each.place, each.datapoint) for each in response.found)
+        return GetResponse(
+            datapoints=[found[place] for place in sorted(found)],
+            missing_ids=[text for place, text in enumerate(ids) if place not in found],
+            version=snapshot.manifest.version,
+            sequence=snapshot.sequence,
+        )
+
+
+class RootScans(Scans):
+    """Scan over leaves. Safe to use from several threads.
+
+    A token has all that another root needs to continue.
+    """
+
+    def __init__(self, catalog: RootCatalog, states: States) -> None:
+        super().__init__(catalog)
+        self._states = states
+
+    def scan(self, request: ScanRequest, deadline: Deadline, stats: QueryStats) -> bytes:
+        """Return a page, as a serialised ScanResponse; raises as `Scans.scan`, and as leaves answer."""
+        page_size_of(request)
+        if not request.page_token:
+
+            def first(snapshot: Snapshot) -> bytes:
+                return self._page(request, *self._first(request, snapshot), deadline, stats)
+
+            return self._states.read(request.index, request.min_sequence, deadline, first)
+        try:
+            return super().scan(request, deadline, stats)
+        except StateGoneError as error:
+            raise SnapshotGoneError(
+                "page_token: the snapshot of the scan is gone from the leaves; start again without a token",
+                field="page_token",
+            ) from error
+
+    def _result(self, snapshot: Snapshot, request: ScanRequest, deadline: Deadline) -> ScanPages:
+        states = self._states
+
+        def reader(deadline: Deadline) -> StateReader:
+            return states.reader(snapshot, deadline)
+
+        return LeafScan(reader, request, parse_scan(request, snapshot.manifest.spec), deadline)
+
 
 _RESULTS = SearchManyResponse.RESULTS_FIELD_NUMBER
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from scannery.indexer import Manifest, ShardGroup
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import StateGoneError
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.root_catalog import RootCatalog, WatchedLeaves
 from scannery.serving.engine.remote.state_reader import StateReader
 from scannery.serving.snapshot.snapshot import Snapshot

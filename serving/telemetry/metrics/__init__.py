@@ -1,5 +1,6 @@
 """Metrics: recorded in each process, merged over all processes, served as Prometheus text."""
 
+from scannery.serving.telemetry.metrics.exposition import SharedSlots
 from scannery.serving.telemetry.metrics.families import ServerMetrics
 from scannery.serving.telemetry.metrics.registry import (
     Counter,
@@ -10,7 +11,6 @@ from scannery.serving.telemetry.metrics.registry import (
     merged,
     rendered,
 )
-from scannery.serving.telemetry.metrics.shared_memory import SharedSlots
 
 __all__ = [
     "Counter",

@@ -3,21 +3,34 @@
 One thread serves all connections, each for one request and at most a few seconds, so slow callers block no others.
 
 There is no authentication, and the metrics contain the names of the indexes: restrict who can reach the address.
+
+Shared memory for metrics: each worker writes its slot, the metrics process reads all.
+
+Publishes the metrics of a process: over HTTP, or to memory that another process reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scannery.runtime.errors import BindError
+from scannery.runtime.sharing import SharedBlobs
+from scannery.runtime.tasks import PeriodicTask
 from scannery.serving.config import joined_address, split_address
+from scannery.serving.telemetry.metrics.families import ServerMetrics
+from scannery.serving.telemetry.metrics.registry import rendered
 
-__all__ = ["MetricsServer"]
+if TYPE_CHECKING:
+    from scannery.serving.telemetry.metrics.registry import Dump
+
+__all__ = ["MetricsServer", "Publisher", "SharedSlots"]
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -133,3 +146,79 @@ def _bound_socket(listen: str) -> socket.socket:
         return socket.create_server((host, port), family=family, dualstack_ipv6=dualstack)
     except OSError as error:
         raise BindError(f"cannot listen on {listen}: {error.strerror}", field="metrics_listen") from error
+
+
+SLOT_BYTES = 1 << 20
+
+
+class SharedSlots:
+    """Slots of shared memory, created before the fork; one writer and any number of readers each."""
+
+    def __init__(self, count: int) -> None:
+        """Reserve memory for `count` slots of 1 MiB."""
+        self.count = count
+        self._blobs = SharedBlobs(count, SLOT_BYTES)
+
+    def write(self, slot: int, data: bytes) -> bool:
+        """Replace the content of a slot; return False without change if `data` does not fit."""
+        return self._blobs.write(slot, data)
+
+    def read(self, slot: int) -> Dump:
+        """Return the content of a slot; empty: never written, or the writer died while writing."""
+        data = self._blobs.read(slot)
+        dump: Dump = json.loads(data) if data else {}
+        return dump
+
+    def read_all(self) -> list[Dump]:
+        """Return the contents of all slots that are not empty."""
+        return [dump for slot in range(self.count) if (dump := self.read(slot))]
+
+
+EVERY_S = 1.0
+
+
+class Publisher:
+    """Publishes every second, and once more when it stops."""
+
+    def __init__(
+        self, metrics: ServerMetrics, listen: str, publish: Callable[[bytes], object] | None
+    ) -> None:
+        """Prepare; `start` begins to publish.
+
+        Args:
+            metrics: of this process.
+            listen: `host:port` for HTTP; empty: none.
+            publish: called with the serialised metrics every second, in place of HTTP; None: HTTP.
+
+        """
+        self._registry = metrics.registry
+        self._listen, self._publish = listen, publish
+        self._http: MetricsServer | None = None
+        self._task = PeriodicTask("publisher", self._publish_all, every_s=EVERY_S)
+        self._started = False
+        self.address = ""
+        """Actual HTTP address; empty: none."""
+
+    def start(self) -> None:
+        """Begin; raises BindError if the HTTP address is in use."""
+        self._started = True
+        if self._publish is not None:
+            self._publish_all()
+            self._task.start()
+        elif self._listen:
+            registry = self._registry
+            self._http = MetricsServer(self._listen, lambda: rendered(registry.families, registry.dump()))
+            self.address = self._http.address
+
+    def stop(self) -> None:
+        """Publish the counters a last time and stop."""
+        self._task.stop()
+        if self._publish is not None and self._started:
+            # Sums keep the counters of an ended process, but not its gauges.
+            self._publish(self._registry.to_bytes(gauges=False))
+        if self._http is not None:
+            self._http.stop()
+
+    def _publish_all(self) -> None:
+        if self._publish is not None:
+            self._publish(self._registry.to_bytes())

@@ -2,6 +2,8 @@
 
 They have their own threads and a limit for each kind of call, so that requests never wait for them. All of their
 methods are registered as streams: gRPC would read the body of a unary method in a request thread.
+
+Authenticates each call by its headers, before its body is read.
 """
 
 from __future__ import annotations
@@ -15,24 +17,74 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import (
+    InvalidRequestError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnsupportedError,
+)
 from scannery.serving.config import ListenConfig
-from scannery.serving.security.authorization import Authorizer
-from scannery.serving.security.principal import ANONYMOUS, Scope
-from scannery.serving.transport.grpc.abort import abort
-from scannery.serving.transport.grpc.auth_interceptor import HEALTH_CHECK
-from scannery.serving.transport.grpc.call_limit import CallLimit
-from scannery.serving.transport.grpc.call_timeouts import CallTimeouts, cancelling
-from scannery.serving.transport.grpc.caller import caller_of
+from scannery.serving.security.authentication import Authorizer
+from scannery.serving.security.principal import ANONYMOUS, CURRENT, Scope
+from scannery.serving.transport.grpc.call_limits import CallLimit, CallTimeouts, abort, caller_of, cancelling
 from scannery.serving.transport.health import SERVING, UNKNOWN, Health
 from scannery.serving.transport.lifecycle import current_principal, decoded
+
+__all__ = ["HEALTH_CHECK", "AuthInterceptor", "Refuse", "StandardServices"]
+
+
+if TYPE_CHECKING:
+    Interceptor = grpc.ServerInterceptor[Any, Any]
+else:  # gRPC's classes are generic in its stubs only
+    Interceptor = grpc.ServerInterceptor
+
+
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+
+Refuse = Callable[[Exception], "grpc.RpcMethodHandler[Any, Any]"]
+"""Returns a handler that answers with an error without reading the request."""
+
+
+class AuthInterceptor(Interceptor):
+    """Passes authenticated calls that the caller's scopes allow, and refuses others."""
+
+    def __init__(
+        self, authorizer: Authorizer, refuse: Refuse, *, probe: grpc.RpcMethodHandler[Any, Any] | None
+    ) -> None:
+        """Create the interceptor.
+
+        Args:
+            authorizer: authentication and scopes.
+            refuse: returns the handler for a refused call.
+            probe: answers health checks without credentials; None: they are refused.
+
+        """
+        self._authorizer = authorizer
+        self._refuse = refuse
+        self._probe = probe
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the handler of the call, or one that refuses it; sets the principal."""
+        details: Any = handler_call_details
+        try:
+            principal = self._authorizer.principal(details.method, details.invocation_metadata)
+        except (UnauthenticatedError, PermissionDeniedError, UnsupportedError) as error:
+            if details.method == HEALTH_CHECK and self._probe is not None:
+                return self._probe
+            return self._refuse(error)
+        CURRENT.set(principal)
+        return continuation(handler_call_details)
+
 
 if TYPE_CHECKING:
     GenericHandler = grpc.GenericRpcHandler[Any, Any]
 else:  # gRPC's classes are generic in its stubs only
     GenericHandler = grpc.GenericRpcHandler
 
-__all__ = ["StandardServices"]
 
 MAX_READING = 16
 """Calls that wait for their body."""

@@ -1,4 +1,12 @@
-"""One HTTP/1.1 connection: its requests in their order, its answers, and its limits of time."""
+"""One HTTP/1.1 connection: its requests in their order, its answers, and its limits of time.
+
+TLS of one connection, between socket and HTTP parser.
+
+Whether a connection is the only one that is used: its caller's texts need not wait for those of others.
+
+A short text of a lone caller is encoded by the event loop itself. To hand it to a thread and take it back costs as much
+as reading the request, and a batch would gain nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +22,60 @@ from grpc import StatusCode
 
 from scannery.runtime.errors import OverloadedError
 from scannery.serving.scheduling.admission import SMALL_BYTES
-from scannery.serving.scheduling.budgets import Share
+from scannery.serving.scheduling.permits import Share
 from scannery.serving.security.principal import ANONYMOUS, anonymous_at
-from scannery.serving.transport.http.exchange import Exchange
-from scannery.serving.transport.http.head import RefusedError
+from scannery.serving.transport.http.head import CONTINUE, Exchange, RefusedError
 from scannery.serving.transport.http.parser import PIECE_BYTES, Repeated, RequestHandler, RequestParser
-from scannery.serving.transport.http.responses import CONTINUE
-from scannery.serving.transport.http.tls import TlsLayer
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "LoneCaller", "TlsLayer"]
+
+
+READ_BYTES = 1 << 16
+
+
+class TlsLayer:
+    """Encrypts and decrypts.
+
+    The event loop's own TLS does not expose how many bytes of a response are unsent, and cannot replace the
+    certificates of an open port.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        """Begin a connection; `context` has the certificates."""
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_side=True)
+        self.is_shaken = False
+        """Whether the handshake is done."""
+
+    def decrypt(self, data: bytes) -> bytes:
+        """Return the decrypted bytes; raises ssl.SSLError. Send `pending` afterwards."""
+        self._in.write(data)
+        parts: list[bytes] = []
+        try:
+            if not self.is_shaken:
+                self._tls.do_handshake()
+                self.is_shaken = True
+            while part := self._tls.read(READ_BYTES):
+                parts.append(part)
+        except ssl.SSLWantReadError:
+            pass
+        return b"".join(parts)
+
+    def encrypt(self, data: bytes) -> bytes:
+        """Return the encrypted bytes; raises ssl.SSLError."""
+        self._tls.write(data)
+        return self.pending()
+
+    def pending(self) -> bytes:
+        """Return the bytes of handshake and alerts that are to be sent."""
+        return self._out.read()
+
+    def close(self) -> bytes:
+        """Return the close-notify alert."""
+        with suppress(ssl.SSLError):  # the peer has not sent its own alert, and need not
+            self._tls.unwrap()
+        return self.pending()
+
 
 MAX_WAITING = 16
 """Parsing pauses while this many requests of a connection are queued; one piece of PIECE_BYTES may exceed it."""
@@ -377,3 +430,26 @@ class Connection(asyncio.Protocol):
         after, self._after = self._after, []
         for call in after:
             call()
+
+
+ALONE_S = 0.1
+"""How long no other connection may have had a request. Others wait for an encoding at most once in this time."""
+
+
+class LoneCaller:
+    """The connection that had the last requests. All methods run on the event loop."""
+
+    def __init__(self) -> None:
+        """Know of no connection."""
+        self._connection = 0
+        self._since_s = 0.0
+
+    def note(self, connection: Connection) -> None:
+        """Note that a connection has a request to be answered now."""
+        if self._connection != id(connection):
+            # Not the connection itself, which would live on: another one at its place in memory only seems to be alone.
+            self._connection, self._since_s = id(connection), time.monotonic()
+
+    def is_alone(self) -> bool:
+        """Return whether all requests of the last ALONE_S came by the connection that was noted last."""
+        return time.monotonic() - self._since_s >= ALONE_S

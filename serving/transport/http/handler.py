@@ -3,6 +3,8 @@
 Quick searches that cannot block run in the thread of the event loop: passing a call, and with it the interpreter's
 lock, to another thread costs as much as the Python of the search. Those that arrive together with equal options run as
 one batch. All other requests run in the threads that gRPC uses as well.
+
+GET and HEAD pages: health and the OpenAPI description.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError, UnauthenticatedError, UnsupportedError
+from scannery.runtime.retry import Deadline
 from scannery.serving.config import ListenConfig
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.search import PreparedQuery, answers_of
@@ -29,35 +32,36 @@ from scannery.serving.request.part_count import SMALL_BYTES
 from scannery.serving.request.query import ByText
 from scannery.serving.request.search_template import template_of
 from scannery.serving.scheduling.admission import Ticket
+from scannery.serving.scheduling.coalescer import CallThreads
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
-from scannery.serving.scheduling.thread_pool import CallThreads
-from scannery.serving.security.authorization import Authorizer
-from scannery.serving.security.principal import CURRENT
+from scannery.serving.security.authentication import Authorizer
+from scannery.serving.security.principal import ANONYMOUS, CURRENT
 from scannery.serving.services.search import MAX_COALESCED, with_vector_now
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
+from scannery.serving.transport.health import SERVING, Health
 from scannery.serving.transport.http import connect, openai
-from scannery.serving.transport.http.browsers import Browsers
-from scannery.serving.transport.http.connect import GZIPPED, MIN_GZIP_BYTES
-from scannery.serving.transport.http.connection import Connection
-from scannery.serving.transport.http.exchange import Exchange
+from scannery.serving.transport.http.connect import GZIPPED, MIN_GZIP_BYTES, Browsers, compressed
+from scannery.serving.transport.http.connection import Connection, LoneCaller
 from scannery.serving.transport.http.head import (
     JSON,
     PROTO,
+    Exchange,
     Head,
     Header,
     RefusedError,
+    Responses,
     not_served,
     read_head,
 )
-from scannery.serving.transport.http.lone_caller import LoneCaller
-from scannery.serving.transport.http.pages import Pages
 from scannery.serving.transport.http.parser import Repeated
-from scannery.serving.transport.http.repeated_request import repeated_request
-from scannery.serving.transport.http.repeated_text import repeated_text
-from scannery.serving.transport.http.responses import Responses
-from scannery.serving.transport.http.text_queue import Outcome, TextQueue
+from scannery.serving.transport.http.repeated_request import (
+    Outcome,
+    TextQueue,
+    repeated_request,
+    repeated_text,
+)
 from scannery.serving.transport.lifecycle import (
     CHECK_AGAIN_AFTER_S,
     ActiveRequest,
@@ -67,7 +71,66 @@ from scannery.serving.transport.lifecycle import (
 )
 from scannery.v1.search_pb2 import SearchRequest
 
-__all__ = ["Handler"]
+__all__ = ["Handler", "Page", "Pages"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer to GET, HEAD or OPTIONS."""
+
+    status: int
+    body: bytes = b""
+    kind: str = JSON
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Pages:
+    """The pages of one server."""
+
+    def __init__(
+        self, config: ListenConfig, authorizer: Authorizer, health: Health, openapi: Callable[[], bytes]
+    ) -> None:
+        """Prepare the pages.
+
+        Args:
+            config: whether health is public.
+            authorizer: authenticates callers of all other pages.
+            health: state of the server.
+            openapi: returns the description of the API, JSON.
+
+        """
+        self._authorizer, self._health = authorizer, health
+        self._compressed = lru_cache(maxsize=4)(compressed)
+        self._public = {"/healthz", "/readyz"} if config.security.public_health else frozenset[str]()
+        self._pages: dict[str, Callable[[], Page]] = {
+            "/healthz": lambda: Page(200, b'{"status":"ok"}'),
+            "/readyz": self._ready,
+            "/openapi.json": lambda: Page(200, openapi()),
+        }
+
+    def has(self, path: str) -> bool:
+        """Return whether there is a page at a path."""
+        return path in self._pages
+
+    def check_caller(self, head: Head) -> None:
+        """Raise UnauthenticatedError if a caller without credentials asks for anything but a public page."""
+        if head.path not in self._public:
+            self._authorizer.known(head.metadata)
+
+    def page(self, head: Head, preflight: tuple[tuple[str, str], ...]) -> Page:
+        """Return the page at the path of a head; for OPTIONS, an empty one with the `preflight` headers."""
+        if head.method == "OPTIONS":
+            return Page(204, kind="", headers=preflight or (("allow", "POST, GET, HEAD"),))
+        page = self._pages[head.path]()
+        if head.accepts_gzip and len(page.body) >= MIN_GZIP_BYTES:
+            return replace(page, body=self._compressed(page.body), headers=GZIPPED)
+        return page
+
+    def _ready(self) -> Page:
+        if self._health.status("", ANONYMOUS) == SERVING:
+            return Page(200, b'{"status":"ok"}')
+        return Page(503, b'{"status":"not ready"}')
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,30 +1,50 @@
-"""The head of a request: request line and headers, parsed and checked before the body is read."""
+"""The head of a request: request line and headers, parsed and checked before the body is read.
+
+One request and its answer.
+
+Status lines and headers of responses.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from grpc import StatusCode
 
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.transport.lifecycle import told_client
+from scannery.runtime.retry import Deadline
+from scannery.serving.security.principal import Principal
+from scannery.serving.transport.lifecycle import ActiveRequest, told_client
+
+if TYPE_CHECKING:
+    from scannery.serving.scheduling.admission import Ticket
+    from scannery.serving.transport.http.connection import Connection
+    from scannery.serving.transport.http.openai import Call
 
 __all__ = [
+    "CONTINUE",
     "JSON",
     "MAX_HEADERS",
     "MAX_HEADER_BYTES",
     "NO_HEAD",
     "PROTO",
+    "Exchange",
     "Head",
     "Header",
     "RefusedError",
+    "Responses",
     "malformed",
     "not_served",
     "read_head",
     "too_long",
 ]
+
 
 MAX_HEADER_BYTES = 16 << 10
 """Limit of request line and headers together, equal to that of gRPC metadata."""
@@ -262,3 +282,113 @@ def not_served(method: str, allowed: Iterable[str]) -> RefusedError:
 def too_long(what: str, most: int) -> RefusedError:
     """Return the error of a body with more than `most` bytes."""
     return RefusedError(413, StatusCode.RESOURCE_EXHAUSTED, f"{what} has at most {most} bytes")
+
+
+class Exchange:
+    """A request, as far as it was read, and the state of its answer."""
+
+    __slots__ = (
+        "active",
+        "admitted_s",
+        "body",
+        "close",
+        "connection",
+        "deadline",
+        "error",
+        "head",
+        "head_only",
+        "openai",
+        "principal",
+        "ticket",
+        "whole",
+    )
+
+    def __init__(self, connection: Connection, *, head_only: bool = False) -> None:
+        """Begin an exchange on `connection`; `head_only`: the method is HEAD, whose answer has no body."""
+        self.connection, self.head, self.head_only = connection, NO_HEAD, head_only
+        self.body: bytes | bytearray = b""
+        self.error: Exception | None = None
+        """Why the request is refused; its body is then dropped."""
+        self.close = False
+        """Whether the connection is closed after the answer."""
+        self.openai: Call | None = None
+        """The RPC call that a request of OpenAI's API stands for."""
+        self.principal: Principal = connection.anonymous
+        self.admitted_s = 0.0
+        """When the credentials were checked."""
+        self.ticket: Ticket | None = None
+        self.whole = b""
+        """What was read at once, decrypted, if it begins with a request and this one was complete with it."""
+        self.active: ActiveRequest
+        self.deadline: Deadline
+
+    @property
+    def path(self) -> str:
+        """The path of the RPC method that is called."""
+        return self.head.path if self.openai is None else self.openai.path
+
+    def is_wanted(self) -> bool:
+        """Return whether the caller is still connected."""
+        return self.connection.is_open
+
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_PROTO = b"content-type: application/proto\r\n"
+_REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
+
+
+class Responses:
+    """Formats the heads of responses, with the headers common to all."""
+
+    def __init__(self, *, server: str, worker: str, workers: int) -> None:
+        """Prepare the common headers.
+
+        Args:
+            server: id of the server; clients compare it with the id from gRPC metadata.
+            worker: id of this process.
+            workers: number of processes of the server.
+
+        """
+        self._identity = f"scannery-worker: {worker}/{workers}\r\nscannery-server: {server}\r\n".encode(
+            "ascii"
+        )
+        self._common = b""
+        self._ok = b""
+        self.tell_time()
+
+    def tell_time(self) -> None:
+        """Update the `date` header; call once a second."""
+        date = formatdate(time.time(), usegmt=True).encode("ascii")
+        self._common = self._identity + b"date: " + date + b"\r\n"
+        self._ok = b"HTTP/1.1 200 OK\r\n" + _PROTO + self._common + b"content-length: "
+
+    def ok(self, size: int) -> bytes:
+        """Return the head of a Protobuf response of `size` bytes on a connection that stays open."""
+        return self._ok + b"%d\r\n\r\n" % size
+
+    def head(
+        self, status: int, size: int, kind: str, headers: Iterable[tuple[str, str]] = (), *, close: bool
+    ) -> bytes:
+        """Return the head of a response.
+
+        Args:
+            status: HTTP status.
+            size: bytes of the body.
+            kind: media type of the body; empty: no body.
+            headers: additional headers.
+            close: whether the connection is closed after it.
+
+        """
+        lines = [f"content-type: {kind}"] if kind else []
+        lines += [f"{name}: {value}" for name, value in headers]
+        if close:
+            lines.append("connection: close")
+        if status != HTTPStatus.NO_CONTENT:
+            lines.append(f"content-length: {size}")
+        text = "".join(f"{line}\r\n" for line in lines)
+        return (
+            f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n".encode("ascii")
+            + self._common
+            + text.encode("latin-1")
+            + b"\r\n"
+        )

@@ -9,10 +9,10 @@ import httptools
 from grpc import StatusCode
 
 from scannery.serving.scheduling.admission import SMALL_BYTES
-from scannery.serving.transport.http.exchange import Exchange
 from scannery.serving.transport.http.head import (
     MAX_HEADER_BYTES,
     MAX_HEADERS,
+    Exchange,
     Head,
     Header,
     RefusedError,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from scannery.serving.request.search_template import SearchTemplate
-    from scannery.serving.scheduling.budgets import Budget
+    from scannery.serving.scheduling.permits import Budget
     from scannery.serving.transport.http.connection import Connection
 
 __all__ = ["PIECE_BYTES", "Repeated", "RequestHandler", "RequestParser"]

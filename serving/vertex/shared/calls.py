@@ -11,7 +11,7 @@ from typing import TypeVar
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import Message
 
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.security.principal import Scope
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.vertex.shared.unknown_fields import check_known

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.contract import (
     ALTER_INDEX,
     CREATE_INDEX,

@@ -1,15 +1,22 @@
-"""Files of JSON lines that operations write: first to a temporary folder, then whole to the folder of the request."""
+"""Files of JSON lines that operations write: first to a temporary folder, then whole to the folder of the request.
+
+Folders that requests name: only those below the operator's roots are read or written (`--vertex-contents`).
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
+from urllib.parse import unquote, urlsplit
 
 from scannery.indexer import Store
+from scannery.runtime.errors import InvalidRequestError
 
-__all__ = ["LineFiles"]
+__all__ = ["LineFiles", "check_still_below", "folder_below", "is_within", "place_below"]
+
 
 PART_BYTES = 256 << 20
 
@@ -83,3 +90,86 @@ class LineFiles:
         path = self._folder / f"{self._name}-{len(self._parts)}"
         self._file, self._part_size_bytes = path.open("wb"), 0
         self._parts.append(path)
+
+
+_WILDCARD = re.compile(r"[*?\[]")
+_REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://[A-Za-z0-9][A-Za-z0-9._@-]*(?:/[^/?#%\\*\[\x00-\x1f]+)*/?")
+
+
+def folder_below(uri: str, roots: tuple[str, ...], field: str, *, or_file: bool = False) -> str:
+    """Return the folder that a URI names, if it is below a root: a path without links, or a URI of a bucket.
+
+    Args:
+        uri: of the request.
+        roots: paths and URIs.
+        field: of the request, for the error.
+        or_file: whether it may also be a file.
+
+    Raises:
+        InvalidRequestError: it is not, or there is no such folder. The message does not tell which.
+
+    """
+    place = place_below(uri, roots, field)
+    if "://" in place or Path(place).is_dir() or (or_file and _is_file(place)):  # also: no pattern
+        return place
+    raise _outside(uri, field)
+
+
+def place_below(uri: str, roots: tuple[str, ...], field: str) -> str:
+    """As `folder_below`, but the folder need not exist: something is to be written there."""
+    if "://" in uri and not uri.startswith("file://"):
+        if not _REMOTE.fullmatch(uri) or {".", ".."} & {*PurePosixPath(uri).parts}:
+            raise _outside(uri, field)
+        if any("://" in root and is_within(uri, root) for root in roots):
+            return uri
+        raise _outside(uri, field)
+    path = _local(uri)
+    if not path.startswith("/") or "\x00" in path or ".." in PurePosixPath(path).parts:
+        raise _outside(uri, field)
+    try:
+        real = Path(path).resolve()
+        real.exists()  # raises for a name that is too long
+    except (OSError, RuntimeError) as error:  # the latter for a loop of links
+        raise _outside(uri, field) from error
+    for root in roots:
+        local = _local(root)
+        if local and "://" not in local and real.is_relative_to(Path(local).resolve()):
+            return str(real)
+    raise _outside(uri, field)
+
+
+def check_still_below(place: str, roots: tuple[str, ...], field: str) -> None:
+    """Raise InvalidRequestError if a place that was checked is another one now, by a link that was put there since."""
+    if place_below(place, roots, field) != place:
+        raise _outside(place, field)
+
+
+def is_within(place: str, folder: str) -> bool:
+    """Return whether a place is a folder, or below it; both without links."""
+    return place.rstrip("/") == folder.rstrip("/") or place.startswith(f"{folder.rstrip('/')}/")
+
+
+def _is_file(path: str) -> bool:
+    # A file of such a name would be taken for a pattern by those who look for files.
+    return Path(path).is_file() and not _WILDCARD.search(path)
+
+
+def _local(uri: str) -> str:
+    """Return the path of a `file://` URI, empty if it names another machine or more than a path; others as they are."""
+    if not uri.startswith("file://"):
+        return uri
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # no valid name of a machine
+        return ""
+    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+        return ""
+    return unquote(parts.path)
+
+
+def _outside(uri: str, field: str) -> InvalidRequestError:
+    wrong = f"{uri!r:.200} is no folder that requests may name" if uri else "is required"
+    return InvalidRequestError.at(
+        field,
+        f"{wrong}: give the absolute path or the URI of a folder below one of the server's --vertex-contents",
+    )

@@ -1,15 +1,47 @@
-"""Names of resources: `projects/P/locations/L`, a collection of resources, an id."""
+"""Names of resources: `projects/P/locations/L`, a collection of resources, an id.
+
+Etags of resources: a caller who sends one changes the resource only in the state that it has read.
+
+Pages of lists: a token holds the place after which the next page begins, and a digest of what was asked.
+
+Owners of resources that are no indexes, and how much one of them may keep.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import json
 import re
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from scannery.runtime.errors import InvalidRequestError, UnknownResourceError
+from scannery.runtime.errors import InvalidRequestError, OverloadedError, StaleEtagError, UnknownResourceError
 from scannery.serving.security.principal import CURRENT
 
-__all__ = ["ResourceName", "is_visible", "new_id", "parse_name", "parse_parent", "unknown_resource"]
+__all__ = [
+    "DEFAULT_PAGE",
+    "MAX_PAGE",
+    "ResourceName",
+    "check_count",
+    "check_etag",
+    "check_kept",
+    "current_owner",
+    "etag_of",
+    "is_visible",
+    "new_id",
+    "owns",
+    "page_of",
+    "parse_name",
+    "parse_parent",
+    "read_token",
+    "unknown_resource",
+    "written_token",
+]
+
 
 _SEGMENT = r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}"
 _PARENT = re.compile(rf"projects/{_SEGMENT}/locations/{_SEGMENT}")
@@ -71,3 +103,111 @@ def is_visible(index: str) -> bool:
 def unknown_resource(name: object, field: str = "name") -> UnknownResourceError:
     """Return the error about a resource that does not exist, or that the caller may not see."""
     return UnknownResourceError(f"{field}: there is no {str(name)!r:.200}", field=field)
+
+
+def etag_of(resource: Mapping[str, Any]) -> str:
+    """Return the etag of a stored resource: a hash of its content."""
+    data = json.dumps(resource, sort_keys=True).encode()
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
+
+def check_etag(given: str, current: str, field: str = "etag") -> None:
+    """Raise StaleEtagError if an etag is given that is not the current one."""
+    if given and given != current:
+        raise StaleEtagError(
+            f"{field}: the resource has changed since it was read: its etag is {current!r}, got {given!r:.80}",
+            field=field,
+        )
+
+
+DEFAULT_PAGE = 100
+MAX_PAGE = 1000
+_DIGEST_BYTES = 8
+
+ItemT = TypeVar("ItemT")
+
+
+def page_of(
+    items: Sequence[tuple[str, ItemT]], *, size: int, token: str, asked: str
+) -> tuple[list[ItemT], str]:
+    """Return a page of items, and the token of the next one; empty: it is the last.
+
+    Args:
+        items: each with a key; sorted by key, keys distinct.
+        size: most items, 0: DEFAULT_PAGE; more than MAX_PAGE are as MAX_PAGE.
+        token: of the page before; empty: the first page.
+        asked: everything else of the request; a token is good for the same only.
+
+    Raises:
+        InvalidRequestError: the size is negative, or the token is not one of this list.
+
+    """
+    if size < 0:
+        raise InvalidRequestError.at("page_size", f"must not be negative, got {size}")
+    after = read_token(token, asked)
+    rest = [item for item in items if not token or item[0] > after]
+    most = min(size or DEFAULT_PAGE, MAX_PAGE)
+    page = rest[:most]
+    return [item for _, item in page], written_token(page[-1][0], asked) if len(rest) > most else ""
+
+
+def written_token(place: str, asked: str) -> str:
+    """Return the token for what comes after a place."""
+    return base64.urlsafe_b64encode(_digest(asked) + place.encode()).decode()
+
+
+def read_token(token: str, asked: str) -> str:
+    """Return the place in a token, empty for an empty one; raises InvalidRequestError."""
+    if not token:
+        return ""
+    try:
+        data = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
+        place = data[_DIGEST_BYTES:].decode()
+    except (binascii.Error, UnicodeError) as error:
+        raise InvalidRequestError.at("page_token", "is not a token of this server") from error
+    if data[:_DIGEST_BYTES] != _digest(asked):
+        raise InvalidRequestError.at(
+            "page_token", "is of another request: repeat the request with it unchanged"
+        )
+    return place
+
+
+def _digest(asked: str) -> bytes:
+    return hashlib.blake2b(asked.encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def current_owner() -> str:
+    """Return the owner of what the caller creates; empty: the caller has no credentials."""
+    principal = CURRENT.get()
+    return "" if principal is None or principal.is_anonymous else principal.name
+
+
+def owns(owner: str) -> bool:
+    """Return whether the caller is an owner, or sees all indexes. What has no owner, "", is for the latter only."""
+    principal = CURRENT.get()
+    return principal is None or principal.indexes is None or (owner != "" and principal.name == owner)
+
+
+def check_count(owned: int, total: int, limit: int, what: str) -> None:
+    """Raise OverloadedError if a store has no room for one more.
+
+    Args:
+        owned: how many the owner has.
+        total: how many all owners have.
+        limit: for all; a caller who sees some indexes only has half of what others leave.
+        what: they are, for the error.
+
+    """
+    if not owns(""):
+        limit, total = (limit - total + owned) // 2, owned
+    if total >= limit:
+        raise OverloadedError(f"{total} {what}, and there is room for {limit}")
+
+
+def check_kept(resources: object, limit_bytes: int, what: str, field: str) -> None:
+    """Raise OverloadedError, which says what they are, if resources would have more than a number of bytes as JSON."""
+    size_bytes = len(json.dumps(resources))
+    if size_bytes > limit_bytes:
+        raise OverloadedError(
+            f"{field}: {what} would have {size_bytes} bytes, and may have {limit_bytes}", field=field
+        )

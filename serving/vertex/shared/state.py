@@ -2,6 +2,8 @@
 
 All of them change with one conditional put, as aliases do: a deployment and the deletion of its index cannot both
 succeed, whichever worker or server does them.
+
+Leaves of an index, of which the managed service's clients ask for a share.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from scannery.indexer import NotFoundError, Store
-from scannery.indexer.store.json_object import JsonObject
-from scannery.runtime.shared_marks import SharedMarks
+from scannery.indexer import NotFoundError, Segment, Store
+from scannery.indexer.store.object_store import JsonObject
+from scannery.runtime.sharing import SharedMarks
 
-__all__ = ["RESOURCES_KEY", "JsonDocument", "Resources"]
+__all__ = ["RESOURCES_KEY", "JsonDocument", "Resources", "most_leaves"]
+
 
 RESOURCES_KEY = "vertex.json"
 RECENT_S = 0.5
@@ -109,3 +112,8 @@ class JsonDocument:
             return self._store.stamp(self._key)
         except NotFoundError:
             return ""
+
+
+def most_leaves(segments: Iterable[Segment]) -> int:
+    """Return the leaves of the segment that has most: an effort is a number of leaves of each. 0: none has any."""
+    return max((segment.tree_leaves for segment in segments), default=0)

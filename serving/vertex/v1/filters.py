@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from scannery.indexer import IndexSpec
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.vertex.v1.namespaces import attribute_of, deny_attribute_of, number_of
+from scannery.serving.vertex.v1.datapoints import attribute_of, deny_attribute_of, number_of
 from scannery.v1 import types_pb2 as own
 from scannery.vertex.v1.index_pb2 import IndexDatapoint
 

@@ -11,7 +11,7 @@ from google.protobuf.struct_pb2 import Value
 
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
-from scannery.serving.vertex.v1.distances import DEFAULT_MEASURE, Measure
+from scannery.serving.vertex.v1.queries import DEFAULT_MEASURE, Measure
 
 __all__ = ["Contents", "IndexSettings", "parse_metadata", "parse_settings"]
 

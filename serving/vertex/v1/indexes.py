@@ -2,6 +2,8 @@
 
 Indexes that were made through our own API, or by a build, are resources too if they have vectors: at every location,
 and without a description of their own until they get one.
+
+All methods of the API v1, under the paths of its versions.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.struct_pb2 import Value
 
 from scannery.indexer import IndexerError
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     ConditionError,
     InvalidRequestError,
@@ -25,35 +26,28 @@ from scannery.runtime.errors import (
     UnknownResourceError,
     UnsupportedError,
 )
-from scannery.serving.vertex.shared.calls import Call, ForeignMethod
+from scannery.runtime.retry import Deadline
+from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.vertex.shared.calls import Call, ForeignMethod, registered
 from scannery.serving.vertex.shared.context import Facade
-from scannery.serving.vertex.shared.etags import check_etag, etag_of
 from scannery.serving.vertex.shared.names import (
     ResourceName,
+    check_etag,
+    check_kept,
+    etag_of,
     is_visible,
     new_id,
+    page_of,
     parse_name,
     parse_parent,
 )
-from scannery.serving.vertex.shared.ownership import check_kept
-from scannery.serving.vertex.shared.pages import page_of
 from scannery.serving.vertex.shared.state import Resources
 from scannery.serving.vertex.v1.contents import ContentsWriter
-from scannery.serving.vertex.v1.descriptions import (
-    changed_paths,
-    check_description,
-    check_labels,
-    check_texts,
-    filtered,
-    masked,
-    timestamp,
-)
-from scannery.serving.vertex.v1.distances import Measure, measure_of
-from scannery.serving.vertex.v1.index_settings import (
-    Contents,
-    parse_metadata,
-    parse_settings,
-)
+from scannery.serving.vertex.v1.endpoints import Deployments, EndpointMethods
+from scannery.serving.vertex.v1.index_settings import Contents, parse_metadata, parse_settings
+from scannery.serving.vertex.v1.matches import Matches, MatchMethods
+from scannery.serving.vertex.v1.private import PRIVATE_PACKAGE, PrivateMethods
+from scannery.serving.vertex.v1.queries import Measure, measure_of
 from scannery.serving.vertex.v1.registry import (
     BATCH,
     DELETIONS,
@@ -63,13 +57,23 @@ from scannery.serving.vertex.v1.registry import (
     STREAM,
     KnownIndex,
     Registry,
+    changed_paths,
+    check_description,
+    check_labels,
+    check_texts,
+    filtered,
+    masked,
+    timestamp,
 )
+from scannery.serving.vertex.v1.stream_updates import StreamUpdateMethods
 from scannery.vertex.v1 import index_pb2 as pb
 from scannery.vertex.v1 import operations_pb2
 
+__all__ = ["PACKAGES", "IndexMethods", "methods_v1"]
+
+
 _LOG = logging.getLogger(__name__)
 
-__all__ = ["IndexMethods"]
 
 _CHANGEABLE = ("display_name", "description", "labels", "metadata")
 MAX_DESCRIBED_BYTES = 1 << 21
@@ -414,3 +418,20 @@ def _check_encryption(index: pb.Index) -> None:
 def _times() -> operations_pb2.GenericOperationMetadata:
     now = timestamp(time.time())
     return operations_pb2.GenericOperationMetadata(create_time=now, update_time=now)
+
+
+PACKAGES = ("google.cloud.aiplatform.v1", "google.cloud.aiplatform.v1beta1")
+"""Their messages have the same numbers; the service's own SDK mixes both."""
+
+
+def methods_v1(facade: Facade) -> dict[str, UnaryMethod]:
+    """Return the handlers by path."""
+    registry, deployments, matches = Registry(facade), Deployments(facade), Matches(facade)
+    public = (
+        *IndexMethods(facade, registry, ContentsWriter(facade)).methods,
+        *StreamUpdateMethods(facade, registry).methods,
+        *EndpointMethods(facade, registry).methods,
+        *MatchMethods(deployments, matches).methods,
+    )
+    private = PrivateMethods(deployments, matches).methods
+    return {**registered(public, PACKAGES), **registered(private, [PRIVATE_PACKAGE])}

@@ -6,18 +6,24 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, UnknownDatapointError
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.request.query import check_count
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
-from scannery.serving.vertex.shared.leaves import most_leaves
+from scannery.serving.vertex.shared.state import most_leaves
 from scannery.serving.vertex.v1.datapoints import crowding_tag, foreign_datapoint, has_sparse
-from scannery.serving.vertex.v1.deployments import Deployment, Deployments
-from scannery.serving.vertex.v1.distances import Measure, measure_of
+from scannery.serving.vertex.v1.endpoints import Deployment, Deployments
 from scannery.serving.vertex.v1.index_settings import parse_settings
-from scannery.serving.vertex.v1.queries import DEFAULT_NEIGHBORS, Searched, Target, searched
+from scannery.serving.vertex.v1.queries import (
+    DEFAULT_NEIGHBORS,
+    Measure,
+    Searched,
+    Target,
+    measure_of,
+    searched,
+)
 from scannery.serving.vertex.v1.registry import opened
 from scannery.v1 import search_pb2 as own
 from scannery.v1 import types_pb2

@@ -11,7 +11,7 @@ from scannery.serving import limits
 from scannery.serving.request.query import check_count
 from scannery.serving.status import status_for_callers
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
-from scannery.serving.vertex.v1.deployments import Deployments
+from scannery.serving.vertex.v1.endpoints import Deployments
 from scannery.serving.vertex.v1.matches import Matches, check_hits
 from scannery.vertex.v1 import match_pb2
 from scannery.vertex.v1 import private_pb2 as pb

@@ -16,8 +16,7 @@ from scannery.serving.request.query import check_count
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.engine import Engine
-from scannery.serving.vertex.v1.datapoints import attribute_values, own_datapoint, payload_of
-from scannery.serving.vertex.v1.namespaces import CROWDING
+from scannery.serving.vertex.v1.datapoints import CROWDING, attribute_values, own_datapoint, payload_of
 from scannery.serving.vertex.v1.registry import STREAM, KnownIndex, Registry
 from scannery.v1 import index_pb2 as own
 from scannery.v1 import search_pb2, types_pb2

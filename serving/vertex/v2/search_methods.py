@@ -12,14 +12,21 @@ from scannery.serving import limits
 from scannery.serving.engine.hydrator import MAX_ANSWER_BYTES
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
-from scannery.serving.vertex.shared.pages import MAX_PAGE, read_token, written_token
+from scannery.serving.vertex.shared.names import MAX_PAGE, read_token, written_token
 from scannery.serving.vertex.v2.collections import Collection, Collections
 from scannery.serving.vertex.v2.data_objects.messages import Output, stored_object
 from scannery.serving.vertex.v2.filters import parsed_filter
-from scannery.serving.vertex.v2.fusion import checked_weights, fused
-from scannery.serving.vertex.v2.reranking import checked_ranker, reranked
 from scannery.serving.vertex.v2.resource_names import parsed_collection
-from scannery.serving.vertex.v2.searching import Asked, Found, Searcher, return_fields
+from scannery.serving.vertex.v2.searching import (
+    Asked,
+    Found,
+    Searcher,
+    checked_ranker,
+    checked_weights,
+    fused,
+    reranked,
+    return_fields,
+)
 from scannery.v1 import search_pb2
 from scannery.vertex.v2 import search_pb2 as pb
 

@@ -1,19 +1,27 @@
-"""Searches of collections, without their messages: what is asked, and what is found."""
+"""Searches of collections, without their messages: what is asked, and what is found.
+
+Fusion of the rankings of several searches by reciprocal ranks.
+
+The service does not publish the constant that it adds to ranks; here it is that of hybrid search.
+
+Reranking of combined results by the server's cross-encoder.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError, UnsupportedError
+from scannery.serving.engine.hybrid import RANK_CONSTANT
 from scannery.serving.engine.lexical import analyser_of
 from scannery.serving.request.query import check_text
 from scannery.serving.vertex.shared.calls import Call
 from scannery.serving.vertex.shared.context import Facade
-from scannery.serving.vertex.shared.leaves import most_leaves
+from scannery.serving.vertex.shared.state import most_leaves
 from scannery.serving.vertex.v2.collections import Collection
 from scannery.serving.vertex.v2.data_objects.messages import (
     Output,
@@ -22,14 +30,24 @@ from scannery.serving.vertex.v2.data_objects.messages import (
     parsed_sparse,
     stored_object,
 )
-from scannery.serving.vertex.v2.embedding import query_vector
+from scannery.serving.vertex.v2.embedding import Plan, planned, query_vector
 from scannery.serving.vertex.v2.filters import parsed_filter
-from scannery.serving.vertex.v2.plans import Plan, planned
-from scannery.serving.vertex.v2.values import attribute_name, searched_text
+from scannery.serving.vertex.v2.values import TextTemplate, attribute_name, searched_text
 from scannery.v1 import search_pb2, types_pb2
 from scannery.vertex.v2 import search_pb2 as pb
 
-__all__ = ["Asked", "Found", "Searcher", "return_fields"]
+__all__ = [
+    "Asked",
+    "Found",
+    "Ranked",
+    "Searcher",
+    "checked_ranker",
+    "checked_weights",
+    "fused",
+    "reranked",
+    "return_fields",
+]
+
 
 DEFAULT_TOP_K = 10
 MAX_TOP_K = 10_000
@@ -313,3 +331,91 @@ def _top_k(given: pb.VectorSearch | pb.SemanticSearch | pb.TextSearch, path: str
     if not 1 <= top_k <= MAX_TOP_K:
         raise InvalidRequestError.at(f"{path}.top_k", f"must be 1 to {MAX_TOP_K}, got {top_k}")
     return top_k
+
+
+def checked_weights(weights: Sequence[float], searches: int, field: str) -> list[float]:
+    """Return the weight of each search; InvalidRequestError for another number of them, or one below 0."""
+    if len(weights) != searches:
+        raise InvalidRequestError.at(
+            field, f"must have one weight for each of the {searches} searches, got {len(weights)}"
+        )
+    for number, weight in enumerate(weights):
+        if not (math.isfinite(weight) and weight >= 0):
+            raise InvalidRequestError.at(
+                f"{field}[{number}]", f"must be a number of at least 0, got {weight}"
+            )
+    return list(weights)
+
+
+def fused(rankings: Sequence[Sequence[str]], weights: Sequence[float]) -> Mapping[str, float]:
+    """Return the score of each id, best first, equal ones by id: the sum of weight / (60 + rank), ranks from 1."""
+    scores: dict[str, float] = {}
+    for ranking, weight in zip(rankings, weights, strict=True):
+        for rank, identifier in enumerate(ranking, start=1):
+            scores[identifier] = scores.get(identifier, 0.0) + weight / (RANK_CONSTANT + rank)
+    return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
+
+
+MAX_RANKED = 1000
+BATCH_TEXTS = 16
+"""Scored between two checks of the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What is reranked, and by which texts. Immutable."""
+
+    query: str
+    title: TextTemplate | None
+    content: TextTemplate | None
+    most: int
+    """Data objects to rerank."""
+
+
+def checked_ranker(ranker: pb.VertexRanker, path: str) -> Ranked:
+    """Return what a request asks for; InvalidRequestError names the field below `path` that is wrong."""
+    place = f"{path}.vertex_ranker"
+    spec = ranker.text_record_spec
+    check_text(spec.query, f"{place}.text_record_spec.query")
+    if not (spec.title_template or spec.content_template):
+        raise InvalidRequestError.at(
+            f"{place}.text_record_spec", "must have a title_template or a content_template"
+        )
+    if not 0 <= ranker.top_n <= MAX_RANKED:
+        raise InvalidRequestError.at(f"{place}.top_n", f"must be 0 to {MAX_RANKED}, got {ranker.top_n}")
+    front = f"{place}.text_record_spec"
+    return Ranked(
+        spec.query,
+        TextTemplate(spec.title_template, f"{front}.title_template") if spec.title_template else None,
+        TextTemplate(spec.content_template, f"{front}.content_template") if spec.content_template else None,
+        ranker.top_n or MAX_RANKED,
+    )
+
+
+def reranked(
+    facade: Facade, collection: Collection, ranked: Ranked, stored: Sequence[StoredObject], call: Call
+) -> dict[str, float]:
+    """Return the scores of the first data objects by id, best first; others are left out.
+
+    Raises:
+        RerankerUnavailableError: the server has no reranker.
+        DeadlineError: the deadline passed.
+
+    """
+    manifest = facade.catalog.manifest(collection.index)
+    reranker = facade.catalog.encoders.rerankers.reranker_of(manifest)
+    chosen = stored[: ranked.most]
+    texts = [_text(each, ranked) for each in chosen]
+    scores: list[float] = []
+    for start in range(0, len(texts), BATCH_TEXTS):
+        call.deadline.check()
+        scores += reranker.scores(ranked.query, texts[start : start + BATCH_TEXTS]).tolist()
+    order = sorted(range(len(chosen)), key=lambda number: (-scores[number], number))
+    return {chosen[number].id: scores[number] for number in order}
+
+
+def _text(stored: StoredObject, ranked: Ranked) -> str:
+    parts = (
+        template.render(stored.data) for template in (ranked.title, ranked.content) if template is not None
+    )
+    return "\n".join(part for part in parts if part)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scannery.runtime.errors import InvalidRequestError, UnsupportedError
-from scannery.serving.vertex.v2.templates import TextTemplate
+from scannery.serving.vertex.v2.values import TextTemplate
 from scannery.vertex.v2 import collections_pb2 as pb
 
 __all__ = ["DenseField", "VectorSchema", "index_spec", "named_vector", "parsed_schema"]

@@ -12,11 +12,10 @@ import pytest
 
 import scannery
 from scannery.client.request import calls
+from scannery.client.request.lifecycle_calls import build_changes, build_spec
 from scannery.client.request.named_vectors import build_choices
-from scannery.client.request.queries import build_options
-from scannery.client.request.scans import build_scan
-from scannery.client.request.specs import build_changes, build_spec
-from scannery.client.request.tables import table_rows
+from scannery.client.request.queries import build_options, build_scan
+from scannery.client.request.records import table_rows
 from scannery.client.request.writes import build_updates, build_upserts
 from scannery.client.response.decoding import parse_hits
 from scannery.v1 import search_pb2

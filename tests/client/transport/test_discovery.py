@@ -22,8 +22,7 @@ from scannery.client.transport import discovery as discovery_module
 from scannery.client.transport._sync.grpc import GrpcTransport
 from scannery.client.transport.credentials import Credentials
 from scannery.client.transport.discovery import Discovery
-from scannery.client.transport.http.endpoint import Endpoint
-from scannery.client.transport.http.pool import MAX_CONNECTIONS
+from scannery.client.transport.http.pool import MAX_CONNECTIONS, Endpoint
 from tests.client.transport.http_server import (
     GRPC,
     HTTP,

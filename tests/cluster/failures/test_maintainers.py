@@ -27,12 +27,12 @@ from scannery.indexer import (
     read_manifest,
     verify,
 )
-from scannery.live.log.location import DatabaseUrl
+from scannery.live.log.mutation_log import DatabaseUrl
 from scannery.live.log.postgres.task_lock import try_task_lock
 from scannery.live.log.registry import registered
 from scannery.live.maintenance.locks import TaskLocks
 from scannery.live.maintenance.tasks import run_due
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2

@@ -15,8 +15,8 @@ import pytest
 
 from scannery.indexer import Store, read_manifest
 from scannery.runtime.errors import ServingError
-from scannery.serving.engine.scanning.wire_keys import decoded_keys
-from scannery.serving.engine.wire_tables import read_table, table_bytes
+from scannery.serving.engine.scanning.scan_result import decoded_keys
+from scannery.serving.engine.wire_fields import read_table, table_bytes
 from scannery.v1.index_pb2 import DeleteRequest, UpdateWhereRequest
 from scannery.v1.index_pb2_grpc import IndexServiceStub
 from scannery.v1.leaf_pb2 import (

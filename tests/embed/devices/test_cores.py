@@ -13,10 +13,17 @@ import numpy as np
 import pytest
 
 from scannery.embed import Encoder
-from scannery.embed.devices import busy_neighbours as neighbours
 from scannery.embed.devices import cores
-from scannery.embed.devices.busy_neighbours import Neighbours, computing, live_with
-from scannery.embed.devices.cores import in_this_thread, on_cores, on_free_cores, on_idle_cores
+from scannery.embed.devices import cores as neighbours
+from scannery.embed.devices.cores import (
+    Neighbours,
+    computing,
+    in_this_thread,
+    live_with,
+    on_cores,
+    on_free_cores,
+    on_idle_cores,
+)
 from tests.served import MINILM
 
 T = TypeVar("T")
@@ -230,7 +237,7 @@ def test_a_process_computes_until_the_last_of_its_threads_does_not(company: Neig
 
 def test_wary_for_a_while_after_others_computed(company: Neighbours, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr("scannery.embed.devices.busy_neighbours.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("scannery.embed.devices.cores.time.monotonic", lambda: now_s[0])
 
     def undisturbed() -> bool:
         with computing() as alone:

@@ -14,7 +14,7 @@ import pytest
 import torch
 import typer
 
-from scannery.cli.server_options import _checked_device
+from scannery.cli.options import _checked_device
 from scannery.embed import DeviceError
 from scannery.embed.devices import cuda_devices
 from scannery.embed.devices.cuda_devices import NVML_CHECK, has_cuda, least_used, visible_devices

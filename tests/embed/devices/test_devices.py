@@ -17,14 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scannery.embed import DeviceError, Encoder, InvalidArgumentError, InvalidTextError
-from scannery.embed.batching import Bucket, bucket_batches, choose_buckets, snug_batches
+from scannery.embed.batching import Bucket, bucket_batches, choose_buckets, even_batches, snug_batches
 from scannery.embed.devices import precision as precision_module
 from scannery.embed.devices.cores import on_cores
 from scannery.embed.devices.cpu import CpuDevice
 from scannery.embed.devices.factory import open_device
 from scannery.embed.devices.out_of_memory import halving
 from scannery.embed.devices.protocol import cosines
-from scannery.embed.packing import even_batches
 from tests.embed.tiny_models import make_model
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=300).map(lambda values: np.array(values, np.int64))

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from scannery.embed import Encoder, InvalidTextError
+from scannery.embed.batching import pack
 from scannery.embed.devices.bert_kernels import has_flag
 from scannery.embed.devices.bert_pass import bert_pass
 from scannery.embed.devices.fused_bert import fused
 from scannery.embed.devices.one_pass import OnePass
 from scannery.embed.models.lean_modules import _FirstPooling
 from scannery.embed.models.loading import ModelOptions, load_model
-from scannery.embed.packing import pack
 from tests.served import MINILM
 
 pytestmark = pytest.mark.skipif(

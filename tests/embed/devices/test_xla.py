@@ -22,8 +22,8 @@ os.environ.setdefault("PJRT_DEVICE", "CPU")
 
 from scannery.embed import DeviceError, Encoder, InvalidArgumentError, RecompilationError
 from scannery.embed.batching import Batch, Bucket
+from scannery.embed.devices import xla
 from scannery.embed.devices import xla as device_module
-from scannery.embed.devices import xla_shapes
 from scannery.embed.devices.xla import XlaDevice, compilations
 from tests.embed.tiny_models import MODELS, make_model
 
@@ -38,11 +38,11 @@ def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_small(assign: Callable[[Any, str, Any], None]) -> None:
     """Let a test compile few programs, and a step compute little."""
-    assign(xla_shapes, "MAX_WIDTHS", 2)
-    assign(xla_shapes, "LEAST_WIDTH", 64)
-    assign(xla_shapes, "BUDGET_TOKENS", 256)
-    assign(xla_shapes, "CHIP_TOKENS", 64)
-    assign(xla_shapes, "FEW_ROWS", (1, 4))
+    assign(xla, "MAX_WIDTHS", 2)
+    assign(xla, "LEAST_WIDTH", 64)
+    assign(xla, "BUDGET_TOKENS", 256)
+    assign(xla, "CHIP_TOKENS", 64)
+    assign(xla, "FEW_ROWS", (1, 4))
     assign(device_module, "BULK_TEXTS", 16)
 
 
@@ -73,15 +73,15 @@ def test_vectors_are_those_of_the_cpu(kind: str, tmp_path: Path) -> None:
 def test_the_real_model_is_equal_within_1e_5(
     monkeypatch: pytest.MonkeyPatch, minilm: Encoder, minilm_folder: Path
 ) -> None:
-    monkeypatch.setattr(xla_shapes, "FEW_ROWS", (2,))
-    monkeypatch.setattr(xla_shapes, "LEAST_WIDTH", 256)
+    monkeypatch.setattr(xla, "FEW_ROWS", (2,))
+    monkeypatch.setattr(xla, "LEAST_WIDTH", 256)
     there = Encoder.load(minilm_folder, device="xla")
     texts = ["How do volcanoes form?", "", "Magma rises through cracks in the crust. " * 40]
     assert np.abs(there.encode_documents(texts) - minilm.encode_documents(texts)).max() < 1e-5
 
 
 def test_few_texts_decide_no_shape_and_cost_little(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(xla_shapes, "LEAST_WIDTH", 32)
+    monkeypatch.setattr(xla, "LEAST_WIDTH", 32)
     there = Encoder.load(make_model("bert-cls", tmp_path), device="xla")
     there.encode_queries(["warm"])
     fixed = shapes(there)

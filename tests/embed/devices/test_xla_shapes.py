@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from scannery.embed import Encoder, InvalidArgumentError
 from scannery.embed.batching import Batch, Bucket, fitted_batches
-from scannery.embed.devices.xla import STEP_TOKENS, XlaDevice
-from scannery.embed.devices.xla_shapes import bulk_buckets, check_widths, few_row_buckets, plan_widths
+from scannery.embed.devices.xla import (
+    STEP_TOKENS,
+    XlaDevice,
+    bulk_buckets,
+    check_widths,
+    few_row_buckets,
+    plan_widths,
+)
 from tests.data import shared_data
 
 LENGTHS = st.lists(st.integers(0, 256), max_size=300).map(lambda values: np.array(values, np.int64))

@@ -41,12 +41,12 @@ def small_batches() -> Iterator[None]:
     if DEVICE != "xla":
         yield
         return
-    from scannery.embed.devices import xla_shapes
+    from scannery.embed.devices import xla
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(xla_shapes, "FEW_ROWS", (8,))
+        patch.setattr(xla, "FEW_ROWS", (8,))
         # The tiny models read no more: one program for each kind of text.
-        patch.setattr(xla_shapes, "LEAST_WIDTH", 64)
+        patch.setattr(xla, "LEAST_WIDTH", 64)
         yield
 
 

@@ -19,8 +19,7 @@ from scannery.embed import (
     ModelNotFoundError,
     require_match,
 )
-from scannery.embed.models.model_checks import PICKLED_ENVIRONMENT, check_model_folder
-from scannery.embed.models.model_files import find_model
+from scannery.embed.models.model_files import PICKLED_ENVIRONMENT, check_model_folder, find_model
 from tests.embed.tiny_models import make_model
 
 

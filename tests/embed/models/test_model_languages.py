@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scannery.embed.models.model_languages import languages_of_model
+from scannery.embed.models.recommended_models import languages_of_model
 from tests.embed.conftest import MINILM
 
 

@@ -14,8 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scannery.indexer import InvalidRecordError
-from scannery.indexer.datapoints.dynamic import changed_dynamic, dynamic_json, some_dynamic
-from scannery.indexer.datapoints.dynamic_values import DynamicValues, dynamic_values
+from scannery.indexer.datapoints.dynamic import (
+    DynamicValues,
+    changed_dynamic,
+    dynamic_json,
+    dynamic_values,
+    some_dynamic,
+)
 from scannery.indexer.kernels import json_kernels
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=6)
@@ -211,7 +216,7 @@ def test_the_values_at_a_path_are_those_that_python_finds(
 ) -> None:
     path, column = ".".join(parts), column_of(rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scannery.indexer.datapoints.dynamic_values.PIECE_BYTES", piece_bytes)
+        patch.setattr("scannery.indexer.datapoints.dynamic.PIECE_BYTES", piece_bytes)
         values = dynamic_values(column, path)
     alone = []
     for row in rows:
@@ -227,7 +232,7 @@ def test_the_values_at_a_path_are_those_that_python_finds(
 
 @pytest.mark.parametrize("name", ["a", "a.b", ".".join("a" * 60)])
 def test_the_work_ends_between_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scannery.indexer.datapoints.dynamic_values.PIECE_BYTES", 100)
+    monkeypatch.setattr("scannery.indexer.datapoints.dynamic.PIECE_BYTES", 100)
     calls = []
 
     def check() -> None:

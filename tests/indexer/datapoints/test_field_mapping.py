@@ -13,7 +13,7 @@ import pytest
 from scannery.indexer import FieldMapping, IndexSpec, InvalidRecordError, parse_spec
 from scannery.indexer.datapoints.columns.plain import plain_batch, python_rows
 from scannery.indexer.datapoints.dynamic import dynamic_json
-from scannery.indexer.datapoints.field_paths import FieldExpression
+from scannery.indexer.datapoints.field_mapping import FieldExpression
 
 RECORD: dict[str, Any] = {
     "id": 7,

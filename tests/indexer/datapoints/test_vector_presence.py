@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from scannery.indexer import parse_spec, vectors_of, written_schema
-from scannery.indexer.datapoints.columns.conforming import conformed
-from scannery.indexer.datapoints.vector_presence import (
+from scannery.indexer.datapoints.columns.plain import conformed
+from scannery.indexer.datapoints.named_vectors import (
     filled,
     has_vector,
     is_vectorless,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scannery.indexer import Analyser, LexicalSpec
-from scannery.indexer.lexical.inverted_index import Postings, invert, term_columns
+from scannery.indexer.lexical.bm25 import Postings, invert, term_columns
 
 WORDS = {
     "C++": ["c++"], "C#": ["c#"], "F#": ["f#"], "g++": ["g++"], "C++20": ["c++"], "Ｃ＋＋": ["c++"], ".NET": [".net"],

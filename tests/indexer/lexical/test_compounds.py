@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 import scannery
 from scannery.indexer import Analyser, InvalidSpecError, LexicalSpec, Store, open_index, parse_spec
-from scannery.indexer.lexical import compounds
-from scannery.indexer.lexical.analyser import stem_of
-from scannery.indexer.lexical.compounds import (
+from scannery.indexer.lexical import analyser
+from scannery.indexer.lexical.analyser import (
     MAX_LETTERS,
     MIN_LETTERS,
     CompoundSplitter,
     chosen_parts,
     costs_of,
+    stem_of,
 )
 from scannery.pipelines import build
 from scannery.pipelines.errors import SpecConflictError
-from scannery.pipelines.planning.compounds import SAMPLE_CHARACTERS, learned_compounds
+from scannery.pipelines.planning.build_plan import SAMPLE_CHARACTERS, learned_compounds
 from tests.data import clustered, datapoints, publish
 
 GERMAN = LexicalSpec(language="german", analyser=3)
@@ -115,7 +115,7 @@ def test_parts_are_learned_from_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert learned_compounds(TEXTS, GERMAN)[0] == "meer"  # the most frequent word of four letters
     assert {"schiff", "dampf", "arbeit", "markt"} <= {*learned}
     assert len(learned) == len({stem_of("german")(word) for word in learned})
-    monkeypatch.setattr(compounds, "MAX_PARTS", 4)
+    monkeypatch.setattr(analyser, "MAX_PARTS", 4)
     # Those that occur in compounds stay.
     assert {*" ".join(learned_compounds(TEXTS, GERMAN)).split()} == {"schiff", "dampf", "arbeit", "markt"}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scannery.indexer.local.fork_server import ForkedProcess, ForkServer
+from scannery.indexer.local.child_processes import ForkedProcess, ForkServer
 from tests.data import ROOT
 
 MODULE = """
@@ -159,7 +159,7 @@ def test_an_idle_server_ends_and_the_next_one_serves(tmp_path: Path, monkeypatch
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from scannery.indexer.local.fork_server import ForkServer
+from scannery.indexer.local.child_processes import ForkServer
 server, folder = ForkServer("forked_for_a_test", {}), Path(sys.argv[1])
 with (folder / "output").open("wb") as output:
     process = server.start(folder, output.fileno())

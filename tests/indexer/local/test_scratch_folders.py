@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from scannery.indexer.local import scratch_folders as scratch
-from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.local import files as scratch
+from scannery.indexer.local.files import scratch_folder
 from tests.data import ROOT
 
 HOLD = """
-from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.local.files import scratch_folder
 with scratch_folder("held") as folder:
     (folder / "file").write_text("x")
     print(folder, flush=True)

@@ -12,8 +12,7 @@ import pytest
 
 from scannery.indexer import CorruptError
 from scannery.indexer.paging.page_decoding import decoded_page
-from scannery.indexer.paging.page_index import Pages, find_pages, tail_of
-from scannery.indexer.paging.thrift import read_struct
+from scannery.indexer.paging.page_index import Pages, find_pages, read_struct, tail_of
 
 
 def written(

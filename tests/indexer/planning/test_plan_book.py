@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scannery.indexer.planning.cost_file import CostFile
 from scannery.indexer.planning.plan_book import FEWEST_AUDITS, PlanBook
-from scannery.indexer.planning.plan_costs import PLANS, SHARES, Costs
-from scannery.indexer.planning.processor import key_of
+from scannery.indexer.planning.plan_costs import PLANS, SHARES, CostFile, Costs, key_of
 
 COSTS = Costs(
     row_us=0.05,

@@ -30,7 +30,7 @@ from scannery.indexer import (
 )
 from scannery.indexer.reader import open_manifest
 from scannery.indexer.segment import segment_writer
-from scannery.indexer.segment.cold import page_reads
+from scannery.indexer.segment.cold import cold_vectors
 from scannery.indexer.tuning.settings_choice import recall_by_score
 from tests.data import clustered, datapoints, publish
 from tests.object_server import ObjectServer, object_server
@@ -340,8 +340,8 @@ def test_a_wait_ends_and_what_nobody_waits_for_is_not_read(
     bucket: tuple[ObjectServer, Built], monkeypatch: pytest.MonkeyPatch
 ):
     server, built = bucket
-    monkeypatch.setattr(page_reads, "SPAN_BYTES", 32 * PAGE_BYTES)
-    monkeypatch.setattr(page_reads, "PARALLEL_READS", 2)
+    monkeypatch.setattr(cold_vectors, "SPAN_BYTES", 32 * PAGE_BYTES)
+    monkeypatch.setattr(cold_vectors, "PARALLEL_READS", 2)
 
     @contextmanager
     def impatient() -> Iterator[float]:

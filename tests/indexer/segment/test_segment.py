@@ -36,7 +36,7 @@ from scannery.indexer import (
     vectors_of,
 )
 from scannery.indexer.planning import plan_costs, plan_timing
-from scannery.indexer.planning.cost_file import CostFile
+from scannery.indexer.planning.plan_costs import CostFile
 from scannery.indexer.scann.build import ScannBuild
 from scannery.indexer.scann.config import choose_config
 from scannery.indexer.tuning.settings_choice import recall_by_score
@@ -258,7 +258,7 @@ def test_the_costs_of_another_processor_are_not_used(
     wrong = here.timed.scaled({"exact_allowed": 100.0})
     here.file.write(dataclasses.replace(wrong, pressure=1.0))
     with monkeypatch.context() as another:
-        another.setattr("scannery.indexer.planning.cost_file.processor_key", lambda: "another")
+        another.setattr("scannery.indexer.planning.plan_costs.processor_key", lambda: "another")
         there = open_index(built.store, "t", cache=cache).segments[0].planner.book  # type: ignore[union-attr]
     assert there.timed is not None
     assert there.timed.row_us < 10 * here.timed.row_us

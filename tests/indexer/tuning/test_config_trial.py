@@ -15,10 +15,9 @@ from scannery.indexer.scann.build_child import trained
 from scannery.indexer.scann.config import ScannConfig, choose_config, config_changes
 from scannery.indexer.scann.search import ScannSearcher
 from scannery.indexer.tuning import config_trial
-from scannery.indexer.tuning.config_trial import affordable, choose_by_trial, sample_rows
+from scannery.indexer.tuning.config_trial import SearchCost, affordable, choose_by_trial, sample_rows
 from scannery.indexer.tuning.held_out_queries import HeldOut, held_out_queries
 from scannery.indexer.tuning.recall_curve import measure_curves
-from scannery.indexer.tuning.search_cost import SearchCost
 from scannery.indexer.vectors.tie_order import BY_ROW
 from tests.data import clustered, datapoints
 

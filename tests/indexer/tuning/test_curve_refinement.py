@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scannery.indexer.manifest import CurvePoint
-from scannery.indexer.tuning.curve_refinement import MEASURED, pareto, refine
+from scannery.indexer.tuning.recall_curve import MEASURED, pareto, refine
 from scannery.indexer.tuning.settings_choice import pick_point
 
 EXPLORED = [(leaves, 40) for leaves in (2, 4, 8, 12, 20, 32, 48, 80, 120, 200, 400)]

@@ -13,8 +13,9 @@ from scannery.indexer.manifest import DepthCurve
 from scannery.indexer.planning import plan_timing
 from scannery.indexer.planning.leaves import measure_leaves
 from scannery.indexer.tuning.held_out_queries import held_out_queries
-from scannery.indexer.tuning.search_settings import Depth, SearchSettings
 from scannery.indexer.tuning.settings_choice import (
+    Depth,
+    SearchSettings,
     expected_recall,
     magnitudes,
     near,

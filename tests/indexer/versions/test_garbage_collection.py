@@ -27,8 +27,7 @@ from scannery.indexer.errors import MissingFileError
 from scannery.indexer.versions import leases
 from scannery.indexer.versions.leases import LIFETIME, read_leases, removing, wait_for_removals, working
 from scannery.pipelines.state.job import sealed
-from scannery.serving.catalog.server_catalog import ServerCatalog
-from scannery.serving.catalog.watcher import Watcher
+from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
 from tests.data import without_ids
 from tests.hooks import before_call, make_old
 from tests.indexer.test_maintenance import NOW, store

@@ -9,8 +9,7 @@ from typing import Any
 
 import apsw
 
-from scannery.live.log.location import DatabaseUrl
-from scannery.live.log.mutation_log import MutationLog
+from scannery.live.log.mutation_log import DatabaseUrl, MutationLog
 from scannery.live.log.sqlite_log import SqliteLog
 from tests.live.log.postgres_server import PostgresServer
 
@@ -59,9 +58,8 @@ class PostgresLogs(Logs):
         self._made = False
 
     def open(self) -> MutationLog:
-        from scannery.live.log.postgres.database import Database
+        from scannery.live.log.postgres.database import Database, create_schema
         from scannery.live.log.postgres.postgres_log import PostgresLog
-        from scannery.live.log.postgres.schema import create_schema
 
         database = Database.of(DatabaseUrl(self.url))
         if not self._made:

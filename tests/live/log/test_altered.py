@@ -33,8 +33,8 @@ from scannery.live.maintenance.backup import snapshot
 from scannery.live.maintenance.seal import seal
 from scannery.live.writing.group_commit import Write, Writer
 from scannery.pipelines import build
-from scannery.runtime.deadline import Deadline
-from scannery.serving.catalog.leaf_catalog import LeafCatalog
+from scannery.runtime.retry import Deadline
+from scannery.serving.catalog.root_catalog import LeafCatalog
 from tests.model.actors import LocalActor
 
 pytestmark = pytest.mark.system

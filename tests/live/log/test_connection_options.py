@@ -10,12 +10,10 @@ pytest.importorskip("psycopg", reason="needs scannery[postgres]")
 
 from contextlib import ExitStack
 
-from scannery.live.log.location import DatabaseUrl
-from scannery.live.log.mutation_log import LogRefusedError
-from scannery.live.log.postgres.connection_options import connection_options
-from scannery.live.log.postgres.database import Database
+from scannery.live.log.mutation_log import DatabaseUrl, LogRefusedError
+from scannery.live.log.postgres.database import Database, connection_options
 from scannery.pipelines.errors import PeerError
-from scannery.pipelines.peers.options import PeerOptions
+from scannery.pipelines.peers.collection import PeerOptions
 from scannery.pipelines.peers.pgvector import open_pgvector
 
 BAD = [

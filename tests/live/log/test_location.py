@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scannery.cli.log_option import given_log_root
-from scannery.live.log.location import DatabaseUrl, log_root_of
+from scannery.cli.options import given_log_root
+from scannery.live.log.mutation_log import DatabaseUrl, log_root_of
 from scannery.runtime.errors import ConfigError
 from scannery.serving import MaintainConfig, ServerConfig
 

@@ -13,18 +13,17 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from scannery.indexer import AlreadyExistsError, CorruptError, Store, StoreError, read_manifest
-from scannery.live.log.forget import forget_log
-from scannery.live.log.location import DatabaseUrl
-from scannery.live.log.mutation_log import LogReplacedError, WrongLogError
+from scannery.live.log.homes import forget_log
+from scannery.live.log.mutation_log import DatabaseUrl, LogReplacedError, WrongLogError
 from scannery.live.log.registry import Registration, registered
 from scannery.live.maintenance.backup import restore, snapshot
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.lag import log_status
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
-from scannery.live.unsealed import unsealed_change
-from scannery.runtime.deadline import Deadline
+from scannery.live.replay import unsealed_change
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.retry import Deadline
 from tests.live.log.postgres_server import PostgresServer
 from tests.live.model import make_store, random_row
 from tests.live.test_identity import ids, opened, watched, write

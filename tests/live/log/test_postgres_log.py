@@ -16,8 +16,8 @@ import pytest
 
 from scannery.indexer import FormatError, StoreError
 from scannery.live.log.homes import check_log_root
-from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.mutation_log import (
+    DatabaseUrl,
     LogGapError,
     LogRefusedError,
     LogReplacedError,
@@ -35,7 +35,7 @@ pytest.importorskip("psycopg", reason="needs scannery[postgres]")
 import psycopg
 
 from scannery.live.log.postgres import database as databases
-from scannery.live.log.postgres import schema, turn
+from scannery.live.log.postgres import turn
 from scannery.live.log.postgres.postgres_log import PostgresLog
 from scannery.live.log.postgres.turn import PostgresTransaction
 
@@ -65,7 +65,7 @@ def test_several_processes_make_the_tables_at_once(postgres: PostgresServer) -> 
     def make() -> None:
         with psycopg.connect(url, autocommit=True) as connection:
             together.wait()
-            schema.create_schema(connection)
+            databases.create_schema(connection)
 
     with ThreadPoolExecutor(together.parties) as pool:
         for made in [pool.submit(make) for _ in range(together.parties)]:
@@ -195,7 +195,7 @@ def test_the_server_is_asked_to_notice_lost_machines(logs: PostgresLogs) -> None
 @pytest.mark.long
 def test_a_process_that_is_stopped_in_its_turn_is_fenced(logs: PostgresLogs) -> None:
     program = (
-        "import sys; from scannery.live.log.location import DatabaseUrl\n"
+        "import sys; from scannery.live.log.mutation_log import DatabaseUrl\n"
         "from scannery.live.log.postgres.database import Database\n"
         "from scannery.live.log.postgres.postgres_log import PostgresLog\n"
         "log = PostgresLog(Database.of(DatabaseUrl(sys.argv[1])), sys.argv[2])\n"
@@ -358,7 +358,7 @@ class TestErrors:
     def test_a_server_that_is_too_old(
         self, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(schema, "OLDEST_SERVER", 99)
+        monkeypatch.setattr(databases, "OLDEST_SERVER", 99)
         self.refused(postgres.new_database(), LogRefusedError, "99 or later")
 
     def test_tables_of_a_later_release(self, logs: PostgresLogs) -> None:
@@ -384,4 +384,4 @@ class TestErrors:
         postgres.execute("CREATE USER limited")
         database = databases.Database.of(DatabaseUrl(postgres.url(name, user="limited")))
         with pytest.raises(LogRefusedError, match="GRANT CREATE"), database.connection() as connection:
-            schema.create_schema(connection)
+            databases.create_schema(connection)

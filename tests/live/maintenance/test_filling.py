@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scannery.live.maintenance.filling import QUIET_S, SEALED_S, FillDetector
+from scannery.live.maintenance.scheduler import QUIET_S, SEALED_S, FillDetector
 
 SEAL_ROWS = 1_000
 

@@ -25,7 +25,7 @@ from scannery.indexer import (
 )
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.seal import seal
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2

@@ -12,8 +12,7 @@ import pytest
 import scannery
 from scannery.indexer import Store
 from scannery.live.maintenance import scheduler
-from scannery.live.maintenance.scheduler import Ended, Maintenance
-from scannery.live.maintenance.task_slots import PATIENCE_S, TaskSlots
+from scannery.live.maintenance.scheduler import PATIENCE_S, Ended, Maintenance, TaskSlots
 from scannery.serving.catalog.server_catalog import ServerCatalog
 
 

@@ -10,12 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.services.alteration import Alteration
-from scannery.serving.services.creation import Creation
-from scannery.serving.services.filtered_writes import FilteredWrites
-from scannery.serving.services.write import Writes
+from scannery.serving.services.creation import Alteration, Creation
+from scannery.serving.services.write import FilteredWrites, Writes
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, Filter, Value, Vector
 from tests.served import MINILM

@@ -13,11 +13,10 @@ from scannery.embed import Encoder
 from scannery.indexer import Store
 from scannery.live.log.mutation_log import Request
 from scannery.live.maintenance.seal import seal
-from scannery.live.named_encoding import TextVectors
-from scannery.live.prepare import prepare
+from scannery.live.prepare import TextVectors, prepare
 from scannery.live.writing.resolve import look_ahead, resolve_upsert
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, OverloadedError
+from scannery.runtime.retry import Deadline
 from scannery.serving.request.write import parse_upsert
 from scannery.v1 import index_pb2 as pb
 from tests.live.named_vectors.named_index import TEXTS, Named, opened

@@ -35,8 +35,8 @@ from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.live.prepare import PreparedUpsert, prepare
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving.request.write import parse_upsert
 from scannery.serving.services import write as writes
 from scannery.serving.services.creation import Creation

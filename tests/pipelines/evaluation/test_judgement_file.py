@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from scannery.pipelines.errors import CollectionError
-from scannery.pipelines.evaluation.judgement_file import JudgementFile
-from scannery.pipelines.evaluation.judgements import read_judgements
+from scannery.pipelines.evaluation.judgements import JudgementFile, read_judgements
 
 FORMATS = {
     "qrels.tsv": "query-id\tcorpus-id\tscore\nq1\ta b\t2\nq1\tc\t0\n",
@@ -106,7 +105,7 @@ def test_judgements_survive_the_death_of_the_process(tmp_path: Path) -> None:
     path = tmp_path / "qrels.tsv"
     code = (
         "import os, signal, sys\n"
-        "from scannery.pipelines.evaluation.judgement_file import JudgementFile\n"
+        "from scannery.pipelines.evaluation.judgements import JudgementFile\n"
         "file = JudgementFile(sys.argv[1])\n"
         "file.add('q1', 'a b', 2); file.add('q1', 'c', 0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scannery.cli.query_files import _queries
+from scannery.cli.uploads import _queries
 from scannery.pipelines.errors import CollectionError, InputNotFoundError
 from scannery.pipelines.evaluation.judgements import read_queries, read_recall_queries
 from scannery.pipelines.evaluation.query_files import STDIN, query_records

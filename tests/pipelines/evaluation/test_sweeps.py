@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scannery.pipelines.evaluation.sweeps import combine, parse_sweep
+from scannery.pipelines.evaluation.evaluate import combine, parse_sweep
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,16 @@ import pytest
 
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines import RunnerError
-from scannery.pipelines.execution.runners import check_engine, new_pipeline, stage_pools
-from scannery.pipelines.execution.worker_options import StagePools, busy_task_managers, with_one_worker
+from scannery.pipelines.execution.runners import (
+    StagePools,
+    busy_task_managers,
+    check_engine,
+    new_pipeline,
+    stage_pools,
+    with_one_worker,
+)
 from scannery.pipelines.job_planning import new_job
-from scannery.pipelines.state.unit_list import new_unit_list, write_unit_list
-from scannery.pipelines.state.work_units import WorkUnit
+from scannery.pipelines.state.work_units import WorkUnit, new_unit_list, write_unit_list
 from tests.pipelines.conftest import VECTORS
 
 DATAFLOW = ["--project=project-1", "--region=us-central1", "--temp_location=gs://bucket/tmp"]

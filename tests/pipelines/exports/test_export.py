@@ -301,7 +301,7 @@ def test_object_stores(tmp_path, films, monkeypatch):
 
 @pytest.mark.system
 def test_progress_counts_rows(tmp_path, films, monkeypatch):
-    monkeypatch.setattr("scannery.pipelines.exports.export_rows.MAX_BATCH_ROWS", 40)
+    monkeypatch.setattr("scannery.pipelines.exports.export_files.MAX_BATCH_ROWS", 40)
     seen: list[tuple[int, int]] = []
     export("films", films.uri, tmp_path / "films.parquet", progress=lambda *done: seen.append(done))
     assert seen[-1] == (ROWS, ROWS)

@@ -15,7 +15,7 @@ from scannery.embed.statistics import EncodedWindow
 from scannery.indexer import EncoderSpec, Store, open_index, parse_spec, vector_column, verify
 from scannery.pipelines import BuildReport, SpecConflictError, export
 from scannery.pipelines.planning.planned_encoder import load_encoder
-from scannery.pipelines.records.named_texts import embed_named
+from scannery.pipelines.records.passages import embed_named
 from scannery.pipelines.records.unit_rows import own_rows
 from scannery.pipelines.sources import Record
 from tests.pipelines.conftest import Write, manifest_of, run

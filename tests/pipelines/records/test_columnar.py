@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 
 from scannery.indexer import Store, open_index, parse_spec
-from scannery.indexer.spec.sharding import shard_of, shards_of_ids
+from scannery.indexer.spec.spec import shard_of, shards_of_ids
 from scannery.pipelines.records.source_columns import validate_batch
 from scannery.pipelines.records.unit_rows import Item, own_rows
 from scannery.pipelines.sources import Batch

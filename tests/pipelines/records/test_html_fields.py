@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from scannery.indexer import IndexSpec, parse_spec
-from scannery.pipelines.planning.cutting import with_headings
+from scannery.pipelines.planning.build_plan import with_headings
 from scannery.pipelines.profiling.checking import check_sample
 from scannery.pipelines.profiling.drafting import draft_spec
 from scannery.pipelines.profiling.sample import init_sample, read_sample
 from scannery.pipelines.records.source_columns import validate_batch, validate_records
 from scannery.pipelines.sources import Batch, Record
-from scannery.pipelines.sources.documents.html_fields import has_html, readable
+from scannery.pipelines.sources.documents.html_pages import has_html, readable
 
 ROWS = [
     {

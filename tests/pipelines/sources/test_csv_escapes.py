@@ -8,8 +8,7 @@ import time
 import pytest
 
 from scannery.indexer import InvalidSpecError, parse_spec
-from scannery.pipelines.sources.csv_escapes import EscapedRows
-from scannery.pipelines.sources.dialects import Dialect
+from scannery.pipelines.sources.dialects import Dialect, EscapedRows
 from tests.pipelines.sources.test_dialects import parts_of, read
 
 MYSQL = (

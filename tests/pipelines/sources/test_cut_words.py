@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scannery.pipelines.sources.documents.cut_words import with_whole_words
+from scannery.pipelines.sources.documents.document import with_whole_words
 
 CASES = {
     "whole": ("it needs photo-\nsynthesis and light", "it needs photosynthesis\nand light"),

@@ -17,7 +17,7 @@ from scannery.indexer import parse_spec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.sources import Fields, Part, arrange, find_files, read_part, split_file
-from scannery.pipelines.sources.json_recovery import Effort, end_of_broken
+from scannery.pipelines.sources.json_documents import Effort, end_of_broken
 
 RECORDS: list[dict[str, Any]] = [
     {"id": "1", "text": 'a "quoted" ] } text, é 漢'},

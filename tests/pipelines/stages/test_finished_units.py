@@ -8,7 +8,7 @@ import pytest
 
 from scannery.indexer import Store
 from scannery.pipelines.execution import run as execution
-from scannery.pipelines.stages import finished_units as finished
+from scannery.pipelines.stages import embed as finished
 from tests.pipelines.conftest import VECTORS, run, vector_records
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from scannery.indexer import Store, read_manifest, verify
 from scannery.indexer.spec.spec_files import parse_spec
-from scannery.pipelines.execution import chain, up_to_date
+from scannery.pipelines.execution import chain
 from scannery.pipelines.execution import run as execution
 from scannery.pipelines.records.id_blocks import OLD, IdBlock
 from scannery.pipelines.stages import resolve
@@ -269,8 +269,8 @@ def test_the_launcher_leaves_many_ids_to_the_workers(write, tmp_path, monkeypatc
     path = write("a.jsonl", vector_records(0, 60))
     run(store, path, spec=spec)
     assert run(store, path, spec=spec).up_to_date
-    monkeypatch.setattr(up_to_date, "MOST_ROWS", 100)
-    monkeypatch.setattr(up_to_date, "resolve_range", None)  # it would fail
+    monkeypatch.setattr(run, "MOST_ROWS", 100)
+    monkeypatch.setattr(run, "resolve_range", None)  # it would fail
     seen = stage_inputs(monkeypatch)
     assert run(store, path, spec=spec).up_to_date
     assert seen
@@ -280,7 +280,7 @@ def test_a_pipeline_of_many_units_is_small_and_each_unit_is_in_one_run(tmp_path)
     beam = pytest.importorskip("apache_beam")
     from scannery.pipelines.execution.beam_pipeline import add_build, new_encoder_handle
     from scannery.pipelines.sources import Part
-    from scannery.pipelines.state.unit_list import MOST_RUNS, new_unit_list, read_run, write_unit_list
+    from scannery.pipelines.state.work_units import MOST_RUNS, new_unit_list, read_run, write_unit_list
 
     store = Store.open(tmp_path / "store", create=True)
     job = new_unit_list(job_of(store.uri))

@@ -10,7 +10,7 @@ import pytest
 
 import scannery
 from scannery.indexer import CorruptError, NotFoundError, list_versions, open_index, rollback, verify
-from scannery.indexer.spec.sharding import shard_of
+from scannery.indexer.spec.spec import shard_of
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import ModeError, NothingToIndexError, SpecConflictError, compact
 from tests.pipelines.conftest import VECTORS, manifest_of, rows_of, run, vector_records

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from scannery.indexer import Store, read_manifest
-from scannery.indexer.spec.sharding import shards_of_ids
+from scannery.indexer.spec.spec import shards_of_ids
 from scannery.pipelines import build
 from scannery.pipelines.execution import run as execution
 from scannery.pipelines.state import embedding_cache as cache
 from scannery.pipelines.state.embedding_cache import document_list, remove_catalogue, write_catalogue
-from scannery.pipelines.state.stage_outputs import write_beside
+from scannery.pipelines.state.job import write_beside
 from tests.counting import counted_stores
 from tests.hooks import before_call
 

@@ -22,10 +22,8 @@ from scannery.pipelines.execution import run as execution
 from scannery.pipelines.records.embeddings_files import WrittenEmbeddings, write_embeddings
 from scannery.pipelines.stages import embed
 from scannery.pipelines.state import work_units
-from scannery.pipelines.state.counts import UnitOutcome
-from scannery.pipelines.state.job import embeddings_key, sealed, unsealed
+from scannery.pipelines.state.job import UnitOutcome, embeddings_key, forget_unit, read_unit, sealed, unsealed
 from scannery.pipelines.state.row_groups import RowGroup, embeddings_of, row_groups_of
-from scannery.pipelines.state.stage_outputs import forget_unit, read_unit
 from tests.counting import counted_stores
 from tests.data import ROOT, first_quick
 from tests.hooks import before_call, make_old
@@ -183,7 +181,7 @@ import json, sys
 from scannery.pipelines import build
 from scannery.pipelines.stages import embed
 from scannery.pipelines.state import work_units
-from scannery.pipelines.state.counts import UnitOutcome
+from scannery.pipelines.state.job import UnitOutcome
 from tests.pipelines.state.test_row_groups import other_bytes
 work_units.MIN_VECTOR_UNIT_BYTES = 4096
 if sys.argv[4] == "other":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scannery.pipelines.tuning.passage_questions import MOST_WORDS, PassageQuestion, question_of
+from scannery.pipelines.tuning.tuning_queries import MOST_WORDS, PassageQuestion, question_of
 
 ENGLISH = (
     "Volcanoes form where plates meet. The magma below them is lighter than rock, so it rises slowly through cracks. "

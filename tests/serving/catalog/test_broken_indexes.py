@@ -38,8 +38,7 @@ from scannery.live.log_follower import LogFollower
 from scannery.live.maintenance.scheduler import SWEEP_S
 from scannery.runtime.errors import EncoderUnavailableError
 from scannery.serving.catalog.embedded_catalog import CHECK_EVERY_S, EmbeddedCatalog
-from scannery.serving.catalog.server_catalog import ServerCatalog
-from scannery.serving.catalog.watcher import Watcher
+from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.process.server import health_name
 from tests.data import datapoints

@@ -15,8 +15,7 @@ from scannery.indexer.versions.dropping import drop_index
 from scannery.indexer.versions.leases import read_leases
 from scannery.serving import ClosedError, UnknownIndexError
 from scannery.serving.catalog.embedded_catalog import CHECK_EVERY_S, EmbeddedCatalog
-from scannery.serving.catalog.server_catalog import ServerCatalog
-from scannery.serving.catalog.watcher import Watcher
+from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
 from tests.data import datapoints
 from tests.served import publish_version
 

@@ -9,9 +9,9 @@ import pytest
 import scannery
 from scannery.indexer import Store, alter_index, altered_spec, read_manifest
 from scannery.live.maintenance.seal import seal
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError, UnknownIndexError
-from scannery.runtime.shared_marks import SharedMarks
+from scannery.runtime.retry import Deadline
+from scannery.runtime.sharing import SharedMarks
 from scannery.serving.catalog import base_catalog, server_catalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
 

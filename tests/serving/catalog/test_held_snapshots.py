@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog import held_snapshots
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.catalog.held_snapshots import KEPT_S, LEASED_S, MAX_SNAPSHOTS, HeldSnapshots

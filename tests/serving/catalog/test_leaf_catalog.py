@@ -14,10 +14,10 @@ import scannery
 from scannery.indexer import NO_SHARDS, Manifest, ShardGroup, Store, open_index
 from scannery.indexer.versions.leases import leased_versions
 from scannery.live.maintenance.seal import seal
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import StateUnavailableError, UnknownIndexError
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog import server_catalog
-from scannery.serving.catalog.leaf_catalog import LeafCatalog
+from scannery.serving.catalog.root_catalog import LeafCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.request.query import ById, parse_query
 from scannery.serving.snapshot.snapshot import Snapshot

@@ -11,7 +11,7 @@ import pytest
 from scannery.client.request.calls import search, search_many
 from scannery.embed import DeviceError, Encoder
 from scannery.indexer import Manifest, Store, read_manifest
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.encoding.encoder_pool import EncoderPool

@@ -21,10 +21,10 @@ from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
-from scannery.serving.encoding.sentence_vectors import BATCH_SENTENCES, SentenceVectors
-from scannery.serving.engine.highlighting.wire import with_snippets
+from scannery.runtime.retry import Deadline
+from scannery.serving.encoding.reranker import BATCH_SENTENCES, SentenceVectors
+from scannery.serving.engine.highlighting.highlighter import with_snippets
 from scannery.serving.engine.hydrator import Written
 from scannery.v1 import search_pb2
 from tests.data import datapoints

@@ -12,8 +12,8 @@ import pytest
 
 import scannery
 from scannery.client.request.calls import search, search_many
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ServingError
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.engine import hydrator
 from scannery.serving.services.search import Service

@@ -16,11 +16,11 @@ import pytest
 import scannery
 from scannery.client.request.calls import search
 from scannery.indexer import IndexSpec, MemorySegment, OpenIndex, Store, open_index, parse_spec
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.encoding.encoder_pool import EncoderPool
-from scannery.serving.engine.prepared_search import PreparedSearch
 from scannery.serving.engine.search import PreparedQuery, answers_of
+from scannery.serving.engine.segment_search import PreparedSearch
 from scannery.serving.request.query import parse_query
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot

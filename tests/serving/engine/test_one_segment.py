@@ -13,11 +13,11 @@ import pytest
 
 from scannery.client.request.calls import search, search_many
 from scannery.indexer import Store, parse_spec
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.engine import search as engine
-from scannery.serving.engine.prepared_search import PreparedSearch
+from scannery.serving.engine.segment_search import PreparedSearch
 from scannery.serving.request.query import parse_query
 from scannery.serving.services.search import Service
 from scannery.serving.telemetry.query_stats import QueryStats

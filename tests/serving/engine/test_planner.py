@@ -13,10 +13,9 @@ import pytest
 from scannery.client.request.calls import search, search_many
 from scannery.indexer import AllowedRows, Segment, Store, exact_search, parse_spec, search_ready, unit_length
 from scannery.indexer.planning.planner import Found
-from scannery.indexer.tuning.search_settings import SearchSettings
-from scannery.indexer.tuning.settings_choice import recall_by_score
+from scannery.indexer.tuning.settings_choice import SearchSettings, recall_by_score
 from scannery.indexer.vectors.exact_search import all_scores
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.search import Service
 from tests.data import clustered, datapoints, first_quick

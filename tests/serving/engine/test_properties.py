@@ -15,7 +15,7 @@ import pytest
 from scannery import Like
 from scannery.client.request.calls import search
 from scannery.indexer import Store, parse_spec, unit_length
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb

@@ -12,14 +12,13 @@ from benchmarks.recall_data import KINDS
 from benchmarks.recall_matrix import SHARES, built, measure
 from scannery.client.request.calls import search, search_many
 from scannery.indexer import Distance, Segment, Store, measure_recall, open_index, parse_spec, verify
-from scannery.indexer.tuning.search_settings import SearchSettings
-from scannery.indexer.tuning.settings_choice import recall_by_score
+from scannery.indexer.tuning.settings_choice import SearchSettings, recall_by_score
 from scannery.pipelines.evaluation.recall import Truth, measure_served_recall
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.recall.sampled_query import one_query
+from scannery.serving.services.recall_sampler import SampledQuery, TrueHits
 from scannery.serving.services.search import Service
-from scannery.serving.services.true_hits import SampledQuery, TrueHits
 from scannery.v1 import search_pb2
 from tests.data import datapoints
 from tests.served import publish_version

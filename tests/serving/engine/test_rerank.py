@@ -12,9 +12,9 @@ import scannery
 from scannery import FailedPreconditionError, InvalidArgumentError, Words
 from scannery.embed import Encoder, Reranker
 from scannery.indexer import Store, parse_spec
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
-from scannery.serving.engine.rerank import reranked
+from scannery.runtime.retry import Deadline
+from scannery.serving.engine.search import reranked
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.options import Rerank
 from tests.data import datapoints

@@ -12,13 +12,12 @@ import pytest
 
 import scannery
 from scannery.indexer import AllowedRows, Store, parse_spec
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.engine.scanning.packed_rows import BLOCK_ROWS, PackedRows
 from scannery.serving.engine.scanning.row_order import sorted_positions
-from scannery.serving.engine.scanning.scan_result import ScanResult
+from scannery.serving.engine.scanning.scan_result import BLOCK_ROWS, PackedRows, ScanResult
 from scannery.serving.request.scan import RowOrder, parse_scan
 from scannery.v1.search_pb2 import ScanRequest, ScanResponse
 from tests.data import datapoints

@@ -12,7 +12,7 @@ import pytest
 
 from scannery.client.request.calls import search, search_many
 from scannery.indexer import Store, parse_spec, unit_length, vectors_of
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import DeadlineError, InvalidRequestError, UnknownDatapointError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.search import Service

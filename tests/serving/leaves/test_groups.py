@@ -13,7 +13,6 @@ from typing import Any
 import grpc
 import pytest
 
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     ClosedError,
     ConfigError,
@@ -25,6 +24,7 @@ from scannery.runtime.errors import (
     StateGoneError,
     UnavailableError,
 )
+from scannery.runtime.retry import Deadline
 from scannery.serving.config import LeavesConfig
 from scannery.serving.leaves.groups import LeafGroups
 from scannery.serving.scheduling.permits import CallerGoneError, Permit

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from scannery.serving.leaves.pacing import FIRST_DELAY_S, HedgeBudget, LatencyAverage, LatencyWindow
+from scannery.serving.leaves.leaf import FIRST_DELAY_S, HedgeBudget, LatencyAverage, LatencyWindow
 
 
 def test_second_calls_are_a_twentieth_of_the_calls() -> None:

@@ -177,7 +177,7 @@ def test_a_group_that_hangs_is_soon_refused(leaves: list[LeafProcess], target: s
 
 FORKING = """
 import os, sys
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.config import LeavesConfig
 from scannery.serving.leaves.groups import LeafGroups
 from tests.serving.leaves.test_groups import ask

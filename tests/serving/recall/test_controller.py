@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scannery.indexer import OpenIndex, Store, open_index, parse_spec
-from scannery.runtime.shared_table import NAMES, SharedTable
+from scannery.runtime.sharing import NAMES, SharedTable
 from scannery.serving.recall.controller import IndexControl, RecallController, trying
 from tests.data import clustered, datapoints
 from tests.served import publish_version

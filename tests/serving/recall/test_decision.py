@@ -8,9 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
-from scannery.serving.recall.decision import FAST_WINDOW, SLOW_WINDOW, Findings, next_move
-from scannery.serving.recall.evidence import Evidence
-from scannery.serving.recall.steps import EXACT_STEP, distinct_steps, raised_target
+from scannery.serving.recall.controller import (
+    EXACT_STEP,
+    FAST_WINDOW,
+    SLOW_WINDOW,
+    Evidence,
+    Findings,
+    distinct_steps,
+    next_move,
+    raised_target,
+)
 
 TARGET = 0.95
 STEPS = 20

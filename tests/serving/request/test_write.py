@@ -12,8 +12,8 @@ import pytest
 
 from scannery.indexer import Manifest, parse_spec
 from scannery.indexer.datapoints.dynamic import MAX_DYNAMIC_BYTES
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError, InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving.request.write import parse_upsert
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint

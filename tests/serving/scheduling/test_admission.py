@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
+from scannery.runtime.retry import Deadline
 from scannery.serving import OverloadedError
 from scannery.serving.scheduling.admission import WINDOW, Admission, Ticket
 from scannery.serving.scheduling.permits import CallerGoneError, Permit, waiting

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from scannery.runtime.errors import OverloadedError
-from scannery.serving.scheduling.budgets import Budget, Share
+from scannery.serving.scheduling.permits import Budget, Share
 
 
 def filled(budget: Budget, account: str, amount: int = 1) -> list[Share]:

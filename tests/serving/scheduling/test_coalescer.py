@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import scannery
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
+from scannery.runtime.retry import Deadline
 from scannery.serving.engine import search as engine
 from scannery.serving.engine.hydrator import Written
-from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
+from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from tests.data import clustered

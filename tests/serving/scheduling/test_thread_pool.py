@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scannery.serving.scheduling.thread_pool import CallThreads
+from scannery.serving.scheduling.coalescer import CallThreads
 
 NAME = "scannery-test-calls"
 

@@ -24,7 +24,7 @@ from scannery.client.request.calls import search
 from scannery.serving import ConfigError, SecurityConfig
 from scannery.serving.security import KeyFile, private_files
 from scannery.serving.security.authentication import Authenticator
-from scannery.serving.security.file_watch import Watched
+from scannery.serving.security.private_files import Watched
 from scannery.serving.security.tls import Certificates
 from scannery.v1 import index_pb2, index_pb2_grpc, search_pb2, search_pb2_grpc
 from tests.served import DIMENSIONS, serving
@@ -327,7 +327,7 @@ def test_a_write_of_a_stream_is_refused_once_its_key_is_revoked(
     keys: KeyFile, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the look at idle streams never comes."""
-    from scannery.serving.transport.grpc import call_timeouts as slow
+    from scannery.serving.transport.grpc import call_limits as slow
 
     monkeypatch.setattr(slow, "CHECK_EVERY_S", 3600)
     key, text = keys.create("a", scopes=["write"])

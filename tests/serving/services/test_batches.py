@@ -14,11 +14,11 @@ import pytest
 from scannery.client.request.calls import search_many
 from scannery.client.request.filters import build_filter
 from scannery.indexer import Segment, Store, parse_spec
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import DeadlineError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.engine import search as engine
-from scannery.serving.engine.prepared_search import QueryPaths
+from scannery.serving.engine.segment_search import QueryPaths
 from scannery.serving.scheduling import idle_cores
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.services import batches

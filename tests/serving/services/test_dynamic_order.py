@@ -14,7 +14,7 @@ import pytest
 
 import scannery
 from scannery.indexer import Store
-from scannery.indexer.datapoints.dynamic_values import dynamic_values
+from scannery.indexer.datapoints.dynamic import dynamic_values
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.seal import seal
 from scannery.serving.engine.scanning.row_order import _dynamic_keys, _dynamic_scalars

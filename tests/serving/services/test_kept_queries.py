@@ -12,7 +12,7 @@ import scannery
 from scannery.client.request.calls import search_many
 from scannery.indexer import Manifest, Store, read_manifest
 from scannery.runtime.errors import UnknownIndexError
-from scannery.runtime.shared_blobs import SharedBlobs
+from scannery.runtime.sharing import SharedBlobs
 from scannery.serving import SecurityConfig, ServerConfig
 from scannery.serving.security import KeyFile
 from scannery.serving.security.principal import Scope

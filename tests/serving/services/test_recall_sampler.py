@@ -11,7 +11,7 @@ import pytest
 
 from scannery.client.request.calls import search, search_many
 from scannery.indexer import Distance
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.v1 import search_pb2

@@ -18,8 +18,8 @@ from scannery.indexer.versions.leases import read_leases
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
+from scannery.runtime.retry import Deadline
 from scannery.serving import SecurityConfig
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.request.scan import PageToken, request_digest

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from scannery.indexer import MemorySegment, parse_spec
-from scannery.indexer.datapoints.dynamic import dynamic_json
-from scannery.indexer.datapoints.dynamic_values import dynamic_values
+from scannery.indexer.datapoints.dynamic import dynamic_json, dynamic_values
 from scannery.serving.request.filter import Compare, Truth, parse_filter
 from scannery.serving.snapshot.attribute_index import AttributePostings, Field, Operator
 from scannery.serving.snapshot.dynamic_index import DynamicField

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from scannery.client.request.filters import build_filter
 from scannery.indexer import AllowedRows
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
+from scannery.runtime.retry import Deadline
 from scannery.serving.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_DEPTH, MAX_FILTER_VALUES
-from scannery.serving.request.filter import Node, parse_filter
-from scannery.serving.request.match_conditions import MatchOperator
+from scannery.serving.request.filter import MatchOperator, Node, parse_filter
 from scannery.serving.snapshot.attribute_index import AttributePostings, Field
 from scannery.serving.snapshot.filter_cache import FilterCache, evaluate, few_rows
 from scannery.serving.snapshot.geo_index import GeoIndex

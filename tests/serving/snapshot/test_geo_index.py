@@ -16,8 +16,7 @@ from scannery.indexer import parse_spec
 from scannery.indexer.datapoints.places import GEO_TYPE
 from scannery.serving import InvalidRequestError
 from scannery.serving.limits import MAX_GEO_RADIUS_M
-from scannery.serving.request.filter import GeoWithin, parse_filter, size_of
-from scannery.serving.request.geo_conditions import Box, Circle
+from scannery.serving.request.filter import Box, Circle, GeoWithin, parse_filter, size_of
 from scannery.serving.snapshot.geo_index import EARTH_RADIUS_M, GeoIndex
 from scannery.v1 import types_pb2 as pb
 

@@ -12,10 +12,9 @@ from google.protobuf.struct_pb2 import Struct
 from scannery.runtime.errors import InvalidRequestError, UnsupportedError
 from scannery.serving.vertex.v2.data_schema import DataSchema
 from scannery.serving.vertex.v2.filters import parsed_filter
-from scannery.serving.vertex.v2.fusion import checked_weights, fused
 from scannery.serving.vertex.v2.resource_names import parsed_collection, parsed_object
-from scannery.serving.vertex.v2.templates import TextTemplate
-from scannery.serving.vertex.v2.values import data_of, fill, json_of, searched_text, struct_of
+from scannery.serving.vertex.v2.searching import checked_weights, fused
+from scannery.serving.vertex.v2.values import TextTemplate, data_of, fill, json_of, searched_text, struct_of
 from scannery.serving.vertex.v2.vector_schema import index_spec, parsed_schema
 from scannery.vertex.v2 import collections_pb2 as pb
 

@@ -20,8 +20,8 @@ import pytest
 import scannery
 from scannery.indexer import Store, read_manifest
 from scannery.live.log_follower import LogFollower
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import StaleEtagError
+from scannery.runtime.retry import Deadline
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security.api_keys import KeyFile
 from scannery.serving.vertex.shared.calls import Call
@@ -29,8 +29,7 @@ from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.shared.engine import Engine
 from scannery.serving.vertex.shared.operations import OPERATIONS_KEY
 from scannery.serving.vertex.shared.state import RESOURCES_KEY
-from scannery.serving.vertex.v2.births import ABANDONED_AFTER_S, Births
-from scannery.serving.vertex.v2.collections import Collections
+from scannery.serving.vertex.v2.collections import ABANDONED_AFTER_S, Births, Collections
 from scannery.serving.vertex.v2.data_objects.store import Objects
 from scannery.serving.vertex.v2.resource_names import CollectionName
 from scannery.v1 import index_pb2

@@ -18,8 +18,8 @@ from scannery.pipelines.sources.managed.managed_contents import read_json_lines
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.shared.line_files import LineFiles
 from scannery.serving.vertex.v2 import search_methods
-from scannery.serving.vertex.v2.templates import MAX_TEXT_CHARACTERS, TextTemplate
 from scannery.serving.vertex.v2.transfers import imports
+from scannery.serving.vertex.v2.values import MAX_TEXT_CHARACTERS, TextTemplate
 from scannery.vertex.v1 import operations_pb2
 from scannery.vertex.v2 import collections_pb2, search_pb2
 from tests.serving.vertex.collection_client import (

@@ -7,6 +7,8 @@
 | sparse vector | `sparse_vector`; older ones are in the payload, too |
 | `etag` | `revision` |
 | times, and which vectors the server made | payload |
+
+Data objects of requests: parsed, and checked as far as that needs no other data object.
 """
 
 from __future__ import annotations
@@ -14,28 +16,35 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.vertex.v2.resource_names import CollectionName
-from scannery.serving.vertex.v2.values import data_of, fill, json_of, searched_text
+from scannery.serving.vertex.v2.collections import Collection
+from scannery.serving.vertex.v2.resource_names import CollectionName, checked_id, parsed_object
+from scannery.serving.vertex.v2.values import data_of, fill, json_of, searched_text, struct_of
 from scannery.serving.vertex.v2.vector_schema import VectorSchema
 from scannery.v1 import types_pb2
 from scannery.vertex.v2 import data_objects_pb2 as pb
 from scannery.vertex.v2 import search_pb2
 
 __all__ = [
+    "Change",
+    "GivenObject",
     "Output",
     "SparseVector",
     "StoredObject",
+    "check_data",
     "etag_of_revision",
+    "given_change",
+    "given_object",
     "message_of",
     "parsed_sparse",
     "parsed_vectors",
     "stored_object",
 ]
+
 
 _METADATA = ("etag", "create_time", "update_time", "data_object_id")
 _ALL = "*"
@@ -254,3 +263,69 @@ def _kept(payload: str) -> dict[str, Any]:
     kept = json.loads(payload) if payload else None
     own = kept.get("vertex") if isinstance(kept, dict) else None
     return own if isinstance(own, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class GivenObject:
+    """A data object of a request that was parsed."""
+
+    id: str
+    data: Mapping[str, Any]
+    dense: Mapping[str, np.ndarray]
+    """By field, float32 (D,)."""
+    sparse: SparseVector | None
+    path: str
+    """Front of its fields in errors."""
+
+
+class Change(NamedTuple):
+    """An update of a request that was parsed."""
+
+    given: GivenObject
+    mask: tuple[str, ...]
+    etag: str
+
+
+def given_object(
+    message: pb.DataObject, collection: Collection, identifier: str, path: str, *, whole: bool = True
+) -> GivenObject:
+    """Return a data object of a request, checked; `whole`: its data must satisfy the schema."""
+    checked_id(identifier, f"{path}data_object_id", strict=False)
+    data = struct_of(message.data, f"{path}data_object.data")
+    if whole:
+        check_data(collection, data, f"{path}data_object.data")
+    dense, sparse = parsed_vectors(message.vectors, collection.schema, f"{path}data_object.vectors")
+    return GivenObject(identifier, data, dense, sparse.get(collection.schema.sparse), path)
+
+
+def given_change(request: pb.UpdateDataObjectRequest, collection: Collection, path: str) -> Change:
+    """Return an update, with the checks that do not need the data object."""
+    message = request.data_object
+    _, identifier = parsed_object(message.name, f"{path}data_object.name")
+    given = given_object(message, collection, identifier, path, whole=False)
+    mask = list(request.update_mask.paths)
+    if mask == ["*"]:
+        mask = ["data", "vectors"]
+    if not mask:
+        mask = [
+            name
+            for name, has in (("data", message.HasField("data")), ("vectors", bool(message.vectors)))
+            if has
+        ]
+    known = {*collection.schema.dense, collection.schema.sparse} - {""}
+    for each in mask:
+        first, _, name = each.partition(".")
+        if first not in ("data", "vectors") or each.endswith("."):
+            raise InvalidRequestError.at(
+                f"{path}update_mask",
+                f"must have data, vectors, data.FIELD, vectors.FIELD or *, got {each!r:.80}",
+            )
+        if first == "vectors" and name and name not in known:
+            raise InvalidRequestError.at(f"{path}update_mask", f"there is no vector field {name!r:.80}")
+    return Change(given, tuple(mask), message.etag)
+
+
+def check_data(collection: Collection, data: Mapping[str, Any], path: str) -> None:
+    """Raise InvalidRequestError, which names the field, if data does not satisfy the schema of its collection."""
+    if collection.data_schema is not None:
+        collection.data_schema.check(data, path)

@@ -10,8 +10,7 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
 from scannery.serving.vertex.v2.collections import Collection, Collections
-from scannery.serving.vertex.v2.data_objects.given import given_change, given_object
-from scannery.serving.vertex.v2.data_objects.messages import message_of
+from scannery.serving.vertex.v2.data_objects.messages import given_change, given_object, message_of
 from scannery.serving.vertex.v2.data_objects.store import Objects, unknown_object
 from scannery.serving.vertex.v2.resource_names import parsed_collection, parsed_object
 from scannery.vertex.v2 import data_objects_pb2 as pb

@@ -12,10 +12,16 @@ from scannery.indexer import AlreadyExistsError
 from scannery.runtime.errors import ConditionError, InvalidRequestError, StaleEtagError, UnknownResourceError
 from scannery.serving.vertex.shared.calls import Call
 from scannery.serving.vertex.shared.context import Facade
-from scannery.serving.vertex.shared.etags import check_etag
+from scannery.serving.vertex.shared.names import check_etag
 from scannery.serving.vertex.v2.collections import Collection
-from scannery.serving.vertex.v2.data_objects.given import Change, GivenObject, check_data
-from scannery.serving.vertex.v2.data_objects.messages import StoredObject, etag_of_revision, stored_object
+from scannery.serving.vertex.v2.data_objects.messages import (
+    Change,
+    GivenObject,
+    StoredObject,
+    check_data,
+    etag_of_revision,
+    stored_object,
+)
 from scannery.serving.vertex.v2.embedding import document_vectors
 from scannery.serving.vertex.v2.resource_names import CollectionName
 from scannery.v1 import index_pb2, search_pb2

@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from functools import partial
 
 from scannery.indexer import AlreadyExistsError, NotFoundError, Store
-from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.local.files import scratch_folder
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.vertex.shared.context import Facade
-from scannery.serving.vertex.shared.line_files import LineFiles
-from scannery.serving.vertex.shared.patience import patiently
-from scannery.serving.vertex.shared.roots import check_still_below
+from scannery.serving.vertex.shared.context import Facade, patiently
+from scannery.serving.vertex.shared.line_files import LineFiles, check_still_below
 from scannery.serving.vertex.v2.collections import Collection
 from scannery.serving.vertex.v2.data_objects.messages import StoredObject, stored_object
 from scannery.serving.vertex.v2.transfers.lines import LINE_FIELDS, line_of

@@ -16,15 +16,14 @@ from grpc import StatusCode
 
 from scannery.indexer import InvalidRecordError
 from scannery.indexer.contents import ContentsReader, ContentsRecord
-from scannery.indexer.local.scratch_folders import scratch_folder
-from scannery.runtime.deadline import Deadline
+from scannery.indexer.local.files import scratch_folder
 from scannery.runtime.errors import ConditionError, InvalidRequestError
+from scannery.runtime.retry import Deadline
 from scannery.serving.vertex.shared.calls import Call
-from scannery.serving.vertex.shared.line_files import LineFiles
+from scannery.serving.vertex.shared.context import patiently
+from scannery.serving.vertex.shared.line_files import LineFiles, check_still_below
 from scannery.serving.vertex.shared.names import new_id
 from scannery.serving.vertex.shared.operations import Progress
-from scannery.serving.vertex.shared.patience import patiently
-from scannery.serving.vertex.shared.roots import check_still_below
 from scannery.serving.vertex.v2.collections import Collection, Collections
 from scannery.serving.vertex.v2.data_objects.messages import StoredObject, etag_of_revision
 from scannery.serving.vertex.v2.data_objects.store import Objects

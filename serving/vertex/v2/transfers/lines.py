@@ -16,8 +16,12 @@ from google.protobuf.struct_pb2 import Struct
 
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.vertex.v2.collections import Collection
-from scannery.serving.vertex.v2.data_objects.given import GivenObject, check_data
-from scannery.serving.vertex.v2.data_objects.messages import StoredObject, parsed_vectors
+from scannery.serving.vertex.v2.data_objects.messages import (
+    GivenObject,
+    StoredObject,
+    check_data,
+    parsed_vectors,
+)
 from scannery.serving.vertex.v2.resource_names import checked_id
 from scannery.serving.vertex.v2.values import fill, json_of, struct_of
 from scannery.serving.vertex.v2.vector_schema import VectorSchema

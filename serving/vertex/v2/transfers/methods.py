@@ -9,8 +9,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from scannery.runtime.errors import InvalidRequestError, UnsupportedError
 from scannery.serving.vertex.shared.calls import Call, ForeignMethod
 from scannery.serving.vertex.shared.context import Facade
+from scannery.serving.vertex.shared.line_files import folder_below, is_within, place_below
 from scannery.serving.vertex.shared.operations import Progress
-from scannery.serving.vertex.shared.roots import folder_below, is_within, place_below
 from scannery.serving.vertex.v2.collections import Collections
 from scannery.serving.vertex.v2.data_objects.store import Objects
 from scannery.serving.vertex.v2.resource_names import parsed_collection

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from scannery.indexer import CorpusCounts, CorpusStatistics, IndexSpec, ShardGroup, Store, parse_spec
-from scannery.runtime.deadline import Deadline
-from scannery.serving.catalog.leaf_catalog import LeafCatalog
+from scannery.runtime.retry import Deadline
+from scannery.serving.catalog.root_catalog import LeafCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.contract import LEAF_SERVICE
 from scannery.serving.engine.dense import ranges_of

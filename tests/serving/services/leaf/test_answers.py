@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from scannery.indexer import Store, corpus_statistics
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving.engine.value_counts import FieldCounts, decoded, merged
 from scannery.serving.services.aggregation import count_values
 from scannery.v1 import leaf_pb2 as pb

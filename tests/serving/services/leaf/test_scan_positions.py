@@ -14,10 +14,10 @@ import pytest
 import scannery
 from scannery.indexer import ShardGroup, Store
 from scannery.live.maintenance.seal import seal
-from scannery.runtime.deadline import Deadline
-from scannery.serving.catalog.leaf_catalog import LeafCatalog
+from scannery.runtime.retry import Deadline
+from scannery.serving.catalog.root_catalog import LeafCatalog
 from scannery.serving.contract import LEAF_SCAN
-from scannery.serving.engine.scanning.wire_keys import decoded_keys
+from scannery.serving.engine.scanning.scan_result import decoded_keys
 from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1.search_pb2 import OrderBy, ScanResponse

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scannery.runtime.deadline import Deadline
-from scannery.serving.engine.candidates import Candidates
-from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
+from scannery.runtime.retry import Deadline
+from scannery.serving.engine.dense import Candidates
+from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.query import parse_query
 from scannery.serving.telemetry.query_stats import QueryStats

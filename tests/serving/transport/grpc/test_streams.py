@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from scannery.runtime.errors import OverloadedError
-from scannery.serving.scheduling.budgets import Budget
-from scannery.serving.scheduling.thread_pool import CallThreads
-from scannery.serving.transport.grpc.streams import Pipeline
+from scannery.serving.scheduling.coalescer import CallThreads
+from scannery.serving.scheduling.permits import Budget
+from scannery.serving.transport.grpc.dispatcher import Pipeline
 
 
 def numbers(count: int, taken: list[int]) -> Iterator[bytes]:

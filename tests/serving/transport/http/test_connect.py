@@ -17,7 +17,7 @@ from google.protobuf import json_format
 from jsonschema import Draft202012Validator
 
 from scannery.client.request import calls
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
 from scannery.serving.transport.http import connect

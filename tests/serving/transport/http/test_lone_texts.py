@@ -15,12 +15,11 @@ from scannery.embed.devices.bert_kernels import has_flag
 from scannery.embed.devices.bert_pass import bert_pass
 from scannery.indexer import Store, parse_spec
 from scannery.serving import Server
-from scannery.serving.engine import prepared_search
+from scannery.serving.engine import segment_search
+from scannery.serving.transport.http.connection import ALONE_S
 from scannery.serving.transport.http.handler import Handler
 from scannery.serving.transport.http.head import NO_HEAD
-from scannery.serving.transport.http.lone_caller import ALONE_S
-from scannery.serving.transport.http.repeated_text import repeated_text
-from scannery.serving.transport.http.text_queue import TextQueue
+from scannery.serving.transport.http.repeated_request import TextQueue, repeated_text
 from scannery.v1.search_pb2 import SearchRequest, SearchResponse
 from tests.data import datapoints
 from tests.http1 import SEARCH, Http, eventually, head
@@ -45,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     publish_version(stored, made, table, folder, encoder=encoder.fingerprint.to_dict())
     with pytest.MonkeyPatch.context() as patch, serving(folder / "store", device="cpu") as server:
         # Other tests run beside these: nothing is too slow for the event loop.
-        patch.setattr(prepared_search, "QUICK_S", 1000.0)
+        patch.setattr(segment_search, "QUICK_S", 1000.0)
         patch.setattr("scannery.serving.encoding.query_encoder.NOW_S", 1000.0)
         with Http(server.http_port) as http:
             for number in range(3):

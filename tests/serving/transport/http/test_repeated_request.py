@@ -12,7 +12,7 @@ import pytest
 
 from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
-from scannery.serving.engine import prepared_search
+from scannery.serving.engine import segment_search
 from scannery.serving.request.search_template import template_of
 from scannery.serving.security import KeyFile
 from scannery.serving.transport.http.handler import Handler
@@ -57,7 +57,7 @@ def repeated(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(Handler, "repeated", noted)
     monkeypatch.setattr(
-        prepared_search, "QUICK_S", 1000.0
+        segment_search, "QUICK_S", 1000.0
     )  # the first search may be slow: other tests run beside these
     return found
 

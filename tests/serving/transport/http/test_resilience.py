@@ -22,7 +22,7 @@ from scannery.serving import SecurityConfig, Server
 from scannery.serving.engine import hydrator
 from scannery.serving.security import KeyFile
 from scannery.serving.transport.http import handler
-from scannery.serving.transport.http.exchange import Exchange
+from scannery.serving.transport.http.head import Exchange
 from scannery.v1.search_pb2 import SearchRequest
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, head, idle
 from tests.served import DIMENSIONS, serving, without_permits

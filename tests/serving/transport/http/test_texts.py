@@ -15,7 +15,7 @@ import pytest
 from scannery.client.request import calls
 from scannery.embed import Encoder, InvalidTextError
 from scannery.indexer import Store, parse_spec
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import Server
 from scannery.v1.search_pb2 import SearchResponse
 from tests.data import datapoints

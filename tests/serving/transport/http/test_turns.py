@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
-from scannery.runtime.deadline import Deadline
+from scannery.runtime.retry import Deadline
 from scannery.serving import Server
 from scannery.serving.transport.http import connect, connection
 from scannery.v1 import search_pb2

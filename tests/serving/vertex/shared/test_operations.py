@@ -9,8 +9,8 @@ import pytest
 from google.protobuf.empty_pb2 import Empty
 
 from scannery.indexer import Store
-from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, UnknownResourceError
+from scannery.runtime.retry import Deadline
 from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.vertex.shared import operations as module
 from scannery.serving.vertex.shared.calls import Call

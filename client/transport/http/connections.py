@@ -1,0 +1,313 @@
+"""Connections for one call at a time, for coroutines and for threads."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import struct
+import time
+from contextlib import suppress
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from scannery.client.transport.http.codec import Response, ResponseParser, health_request
+from scannery.client.transport.http.pool import SOCKET_OPTIONS, Endpoint, UnsentError, Worker, worker_of
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["AsyncConnection", "Connection", "async_dial", "dial"]
+
+
+class AsyncConnection(asyncio.Protocol):
+    """As `connection_sync.Connection`. Belongs to its event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._parser = ResponseParser()
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Response] | None = None
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self.worker = Worker("", 1)
+        self.used_s = time.monotonic()
+
+    async def exchange(self, request: bytes, until_s: float) -> Response:
+        """Send a request and return its response; see `connection_sync.Connection.exchange`."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise UnsentError("the connection has ended")
+        answer: asyncio.Future[Response] = self._loop.create_future()
+        self._answer = answer
+        late = self._loop.call_later(max(0.0, until_s - time.monotonic()), _time_out, answer)
+        transport.write(request)
+        try:
+            return await answer
+        finally:
+            late.cancel()
+            self._answer = None
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it can still be used."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        """End the connection, also for a coroutine that waits on it."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    end = close
+
+    def release(self) -> None:
+        """Do nothing: an event loop does not survive a fork."""
+
+    async def ended(self) -> None:
+        """Wait until it has ended."""
+        await self._ended
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set up the socket; called by the event loop."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        for option in SOCKET_OPTIONS:
+            sock.setsockopt(*option)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; called by the event loop."""
+        answer = self._answer
+        try:
+            response = self._parser.feed(data)
+            if answer is None:
+                raise ConnectionAbortedError("a response that was not asked for")
+        except ConnectionError as error:
+            self._fail(error)
+            self.close()
+            return
+        if response is not None and not answer.done():
+            answer.set_result(response)
+
+    def eof_received(self) -> bool:
+        """Close; called by the event loop."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Fail the call under way; called by the event loop."""
+        self._fail(ConnectionResetError("the server closed the connection"))
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _fail(self, error: ConnectionError) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+
+async def async_dial(endpoint: Endpoint, tls: ssl.SSLContext | None, until_s: float) -> AsyncConnection:
+    """Return a connection on which the expected server answers; see `connection_sync.dial`."""
+    connecting = asyncio.get_running_loop().create_connection(
+        AsyncConnection,
+        endpoint.address or endpoint.host,
+        endpoint.port,
+        ssl=tls,
+        server_hostname=endpoint.host if tls is not None else None,
+    )
+    try:
+        _, connection = await asyncio.wait_for(connecting, max(0.0, until_s - time.monotonic()))
+    except asyncio.TimeoutError as error:
+        raise TimeoutError("no connection before the deadline") from error
+    try:
+        response = await connection.exchange(health_request(endpoint.authority), until_s)
+        connection.worker = worker_of(response, endpoint)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _time_out(answer: asyncio.Future[Response]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError("the deadline passed"))
+
+
+_READ_BYTES = 1 << 16
+"""Holds most answers whole."""
+_BLOCK_S = 0.005
+_MAX_WAIT_S = 3600.0
+
+
+class Connection:
+    """A connection in the clear.
+
+    The socket blocks for 5 ms, which is longer than most calls take: with a timeout of its own, Python polls before
+    each read and write, and releases the interpreter's lock each time. Longer waits poll until the deadline.
+
+    Args:
+        sock: connected.
+
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._parser = ResponseParser()
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self.worker = Worker("", 1)
+        self.used_s = time.monotonic()
+        """When it last answered."""
+        self._set_up()
+
+    def _set_up(self) -> None:
+        self._socket.settimeout(None)
+        block = struct.pack("ll", 0, int(_BLOCK_S * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, block)
+
+    def exchange(self, request: bytes, until_s: float) -> Response:
+        """Send a request and return its response.
+
+        Args:
+            request: head and body.
+            until_s: the deadline, by `time.monotonic`.
+
+        Raises:
+            UnsentError: the connection broke before all of the request was sent.
+            OSError: it broke later, or the deadline passed; after each of these it must not be used any more.
+
+        """
+        try:
+            if not self._send(request, until_s):
+                # A refusal, behind which nothing else can be sent: a part of this request is missing.
+                return self._response(until_s)._replace(reusable=False)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise UnsentError(f"the connection broke: {error}") from error
+        return self._response(until_s)
+
+    def _response(self, until_s: float) -> Response:
+        response = None
+        while response is None:
+            response = self._parser.feed(self._receive(until_s))
+        return response
+
+    def _send(self, request: bytes, until_s: float) -> bool:
+        """Send a request; return False if the server answered before all of it was sent."""
+        try:
+            sent = self._socket.send(request)
+        except BlockingIOError:
+            sent = 0
+        while sent < len(request):
+            if not self.quiet:
+                return False
+            ready = select.poll()
+            ready.register(self._socket, select.POLLIN | select.POLLOUT)
+            _wait(ready, until_s)
+            with suppress(BlockingIOError):
+                sent += self._socket.send(memoryview(request)[sent:])
+        return True
+
+    def _receive(self, until_s: float) -> bytes:
+        while True:
+            if until_s - time.monotonic() < 10 * _BLOCK_S:
+                _wait(self._readable, until_s)
+            try:
+                return _not_ended(self._socket.recv(_READ_BYTES))
+            except BlockingIOError:
+                _wait(self._readable, until_s)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing arrived while it was idle; the end of the connection would have."""
+        return not self._readable.poll(0)
+
+    def close(self) -> None:
+        """End the connection and release the socket."""
+        self.end()
+        self.release()
+
+    def end(self) -> None:
+        """End the connection, also for a thread that waits on it; the socket remains that thread's."""
+        # The method of the base class: that of TLS frees what another thread is using.
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def ended(self) -> None:
+        """Do nothing: whichever thread waits on it closes it."""
+
+    def release(self) -> None:
+        """Release the socket; in a process that has it too, by a fork, the connection stays."""
+        self._socket.close()
+
+
+class _Socket(socket.socket):
+    """A socket without a ResourceWarning: a client that was never closed must not cause one.
+
+    A finalizer of `Connection` would not do: in a cycle, that of the socket may run first.
+    """
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _TlsConnection(Connection):
+    """A connection by TLS, where each wait has to be Python's."""
+
+    def _set_up(self) -> None:
+        """Leave the socket as it is."""
+
+    def _send(self, request: bytes, until_s: float) -> bool:
+        self._socket.settimeout(_left_s(until_s))
+        self._socket.sendall(request)
+        return True
+
+    def _receive(self, until_s: float) -> bytes:
+        self._socket.settimeout(_left_s(until_s))
+        return _not_ended(self._socket.recv(_READ_BYTES))
+
+    def __del__(self) -> None:
+        # As `_Socket` does; Python makes the sockets of TLS.
+        self._socket.close()
+
+
+def dial(endpoint: Endpoint, tls: ssl.SSLContext | None, until_s: float) -> Connection:
+    """Return a connection on which the expected server answers.
+
+    Raises:
+        OSError: there is none before the deadline, or another server answers.
+
+    """
+    address = (endpoint.address or endpoint.host, endpoint.port)
+    sock: socket.socket = _Socket(fileno=socket.create_connection(address, _left_s(until_s)).detach())
+    try:
+        for option in SOCKET_OPTIONS:
+            sock.setsockopt(*option)
+        if tls is not None:
+            sock.settimeout(_left_s(until_s))
+            sock = tls.wrap_socket(sock, server_hostname=endpoint.host)
+        connection = (Connection if tls is None else _TlsConnection)(sock)
+        response = connection.exchange(health_request(endpoint.authority), until_s)
+        connection.worker = worker_of(response, endpoint)
+    except BaseException:
+        sock.close()
+        raise
+    return connection
+
+
+def _not_ended(data: bytes) -> bytes:
+    if not data:
+        raise ConnectionResetError("the server closed the connection")
+    return data
+
+
+def _wait(ready: Any, until_s: float) -> None:
+    # Rounded up, so that it does not poll several times just before the deadline.
+    if not ready.poll(ceil(1000 * _left_s(until_s))):
+        _left_s(until_s)
+
+
+def _left_s(until_s: float) -> float:
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("the deadline passed")
+    return min(left_s, _MAX_WAIT_S)

@@ -1,0 +1,140 @@
+"""Vectors in the spec: encoder and distance, and further vectors by name."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from scannery.indexer.spec.model import FieldSpecModel, SpecModel, mapping_like
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "MAX_NAMED_VECTORS",
+    "VECTOR_NAME",
+    "Distance",
+    "EncoderSpec",
+    "NamedVectorSpec",
+    "NamedVectorSpecs",
+    "check_named_vectors",
+    "text_field",
+]
+
+
+Distance = Literal["cosine", "dot", "squared_l2"]
+
+
+class EncoderSpec(SpecModel):
+    """The model that turns text into vectors."""
+
+    model: Annotated[str, Field(min_length=1, max_length=1024)]
+    """A sentence-transformers model: a name, or a local folder. Never runs remote code."""
+
+    device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
+    """Device of builds; servers choose their own."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the weights; `auto` takes bfloat16 if the device is fast at it and the vectors stay the same."""
+
+    dimensions: Annotated[int, Field(ge=1, le=16384)] | None = None
+    """Number of leading dimensions to keep (Matryoshka models); default: all."""
+
+    query_prompt: str | None = None
+    """Text in front of every query; default: the model's query prompt."""
+
+    document_prompt: str | None = None
+    """Text in front of every passage; default: the model's document prompt."""
+
+    max_tokens: Annotated[int, Field(ge=8, le=131072)] | None = None
+    """Longest input in tokens, the rest is cut off; default: the model's own limit."""
+
+
+VECTOR_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+MAX_NAMED_VECTORS = 16
+
+
+class NamedVectorSpec(FieldSpecModel):
+    """A further dense vector that datapoints may have, searched by its name. It needs `encoder` or `dimensions`."""
+
+    encoder: Annotated[EncoderSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
+    """The model that turns texts into these vectors, in builds, writes and queries."""
+
+    path: Annotated[str | None, Field(alias="from", min_length=1, max_length=256)] = None
+    """Which text the encoder gets: `title`, `text`, or a declared attribute of type string. Default: the one with the
+    name of the vector, else `text`. With `source.chunk`, a title or an attribute is encoded for the first passage."""
+
+    vector: Annotated[str | None, Field(min_length=1, max_length=256)] = None
+    """Field of the source with these vectors. Datapoints that have one are not encoded."""
+
+    dimensions: Annotated[int | None, Field(ge=1, le=16384)] = None
+    """Components of a vector. Required without an encoder, whose dimensions are taken otherwise."""
+
+    distance: Distance = "cosine"
+    """How these vectors are compared."""
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> NamedVectorSpec:
+        if self.encoder is None and self.dimensions is None:
+            raise ValueError("needs `encoder` or `dimensions`")
+        if self.encoder is not None and self.dimensions is not None:
+            raise ValueError(
+                "`dimensions` is for vectors without `encoder`; an encoder has `encoder.dimensions`"
+            )
+        if self.encoder is None and self.path is not None:
+            raise ValueError("`from` needs `encoder`; a field of the source with vectors is `vector`")
+        return self
+
+
+def _meant(given: object) -> str:
+    """Return the mapping that was probably meant by a value that is none."""
+    if isinstance(given, str):
+        return f"{{encoder: {{model: {given}}}}}"
+    return f"{{dimensions: {given if isinstance(given, int) and not isinstance(given, bool) else 512}}}"
+
+
+NamedVectorSpecs: TypeAlias = Annotated[
+    dict[str, Annotated[NamedVectorSpec, mapping_like(_meant, optional=False)]],
+    mapping_like(lambda _: "{title: {encoder: {model: all-MiniLM-L6-v2}}}", optional=False),
+]
+"""`named_vectors`, by name."""
+
+
+def check_named_vectors(
+    named: Mapping[str, NamedVectorSpec], attributes: Mapping[str, str], text: str | list[str] | None
+) -> None:
+    """Raise ValueError for a name that a vector cannot have, and for a text that datapoints do not have.
+
+    Args:
+        named: by name.
+        attributes: declared attributes with their types.
+        text: `source.text`.
+
+    """
+    if len(named) > MAX_NAMED_VECTORS:
+        raise ValueError(f"`named_vectors` must have at most {MAX_NAMED_VECTORS} names, got {len(named)}")
+    for name, spec in named.items():
+        if not VECTOR_NAME.fullmatch(name):
+            raise ValueError(f"`named_vectors`: a name must match {VECTOR_NAME.pattern}, got {name!r}")
+        _check_text(name, spec, attributes, text)
+
+
+def _check_text(name: str, spec: NamedVectorSpec, attributes: Mapping[str, str], text: object) -> None:
+    if spec.encoder is None:
+        return
+    path = text_field(name, spec, attributes)
+    if path == "text" and text is None:
+        raise ValueError(f"`named_vectors.{name}` encodes `text`, for which `source.text` is needed")
+    if path not in ("title", "text") and attributes.get(path) != "string":
+        raise ValueError(
+            f"`named_vectors.{name}.from` must be title, text or a declared attribute of type string, got {path!r}"
+        )
+
+
+def text_field(name: str, spec: NamedVectorSpec, attributes: Mapping[str, str]) -> str:
+    """Return which field of a datapoint the encoder of a named vector gets: `title`, `text` or an attribute."""
+    if spec.path is not None:
+        return spec.path
+    return name if name == "title" or attributes.get(name) == "string" else "text"

@@ -1,0 +1,197 @@
+"""Memory that the processes of a server share: slots of bytes, marks of changes, and a table of numbers.
+
+The word of a name is read and written whole by all processes. The numbers of a process belong to one state of the word,
+its tag, and only that process writes them. So there is no lock that a killed process could hold; that of the places is
+released by the kernel.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import threading
+import weakref
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+
+__all__ = ["SharedBlobs", "SharedMarks", "SharedTable", "blobs_for"]
+
+
+_HEADER = struct.Struct("<QQ")
+_ATTEMPTS = 100
+
+
+BYTES_PER_VECTOR = 16_384
+"""Memory for a vector: four indexes of 1,024 dimensions; with more, fewer vectors are shared."""
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
+
+
+def blobs_for(processes: int, vectors: int) -> SharedBlobs:
+    """Return a slot for each of some processes, each of which shares up to `vectors` vectors per index."""
+    return SharedBlobs(processes, min(max(vectors * BYTES_PER_VECTOR, _LEAST_BYTES), _MOST_BYTES))
+
+
+class SharedBlobs:
+    """Slots of anonymous shared memory, created before the fork."""
+
+    def __init__(self, count: int, slot_bytes: int) -> None:
+        """Reserve memory for `count` slots of `slot_bytes`. Pages take no memory until they are written."""
+        self.count = count
+        self.most_bytes = slot_bytes - _HEADER.size
+        """Most bytes of a slot's content."""
+        self._slot_bytes = slot_bytes
+        self._memory = mmap.mmap(-1, count * slot_bytes)
+
+    def write(self, slot: int, data: bytes) -> bool:
+        """Replace the content of a slot; return False without change if `data` does not fit."""
+        if len(data) > self.most_bytes:
+            return False
+        start = slot * self._slot_bytes
+        # Seqlock: odd while writing. A reader that sees an odd or a changed number reads again.
+        number, size = _HEADER.unpack_from(self._memory, start)
+        number |= 1
+        _HEADER.pack_into(self._memory, start, number, 0)
+        body = start + _HEADER.size
+        self._memory[body : body + len(data)] = data
+        if size > len(data):  # what was there is not kept
+            self._memory[body + len(data) : body + size] = bytes(size - len(data))
+        _HEADER.pack_into(self._memory, start, number + 1, len(data))
+        return True
+
+    def read(self, slot: int) -> bytes:
+        """Return the content of a slot; empty: never written, or the writer died while writing."""
+        start = slot * self._slot_bytes
+        for _ in range(_ATTEMPTS):
+            number, size = _HEADER.unpack_from(self._memory, start)
+            data = bytes(self._memory[start + _HEADER.size : start + _HEADER.size + size])
+            if number % 2 == 0 and _HEADER.unpack_from(self._memory, start)[0] == number:
+                return data
+        return b""
+
+
+SLOTS = 512
+_WORD_BYTES = 8
+
+
+class SharedMarks:
+    """A mark for each name. Created before the fork; safe to use from several threads and processes.
+
+    Names share slots, so a mark may also change for another name.
+    """
+
+    def __init__(self) -> None:
+        """Reserve a page of shared memory."""
+        self._words = memoryview(mmap.mmap(-1, SLOTS * _WORD_BYTES)).cast("Q")
+
+    def of(self, name: str) -> int:
+        """Return the mark of a name, which differs after each `change`."""
+        return self._words[zlib.crc32(name.encode()) % SLOTS]
+
+    def change(self, name: str) -> None:
+        """Change the mark of a name."""
+        # Random and not the next number: two processes that count at once would write the same one. An aligned word is
+        # written whole.
+        self._words[zlib.crc32(name.encode()) % SLOTS] = secrets.randbits(8 * _WORD_BYTES)
+
+
+NAMES = 1024
+"""Most names in a table; further ones have no place."""
+NUMBERS = 20
+"""Most numbers of one process for one name."""
+_CHECKSUM = struct.Struct("<Q")
+"""Of a row: it stays aligned to words."""
+
+
+class SharedTable:
+    """Words and numbers by name. Created before the fork; safe to use from several threads and processes."""
+
+    def __init__(self, processes: int = 1) -> None:
+        """Reserve shared memory, whose pages are used when they are first written.
+
+        Args:
+            processes: number of processes that write numbers.
+
+        """
+        self.processes = processes
+        self.words = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
+        """The word of each place; 0 at the beginning."""
+        self._names = memoryview(mmap.mmap(-1, NAMES * _WORD_BYTES)).cast("Q")
+        self._lock, self._file = threading.Lock(), os.memfd_create("scannery-places")
+        weakref.finalize(self, os.close, self._file)
+        self._row = struct.Struct(f"<Q{NUMBERS}d")
+        self._rows = mmap.mmap(-1, processes * NAMES * self._row_bytes)
+
+    def place(self, name: str) -> int | None:
+        """Return the place of a name, which it keeps; None: all places are taken."""
+        mark = _mark(name)
+        with self._locked():
+            names = self._names.tolist()
+            wanted = mark if mark in names else 0
+            if wanted not in names:
+                return None
+            place = names.index(wanted)
+            self._names[place] = mark
+            return place
+
+    def release(self, name: str) -> None:
+        """Free the place of a name, whose word becomes 0; without effect if it has none."""
+        mark = _mark(name)
+        with self._locked():
+            names = self._names.tolist()
+            if mark in names:
+                self.words[names.index(mark)] = 0
+                self._names[names.index(mark)] = 0
+
+    def write(self, process: int, place: int, tag: int, numbers: Sequence[float]) -> None:
+        """Replace the numbers of a process, which belong to a state of the word.
+
+        Args:
+            process: its number, below `processes`.
+            place: of the name.
+            tag: the word, not 0.
+            numbers: at most NUMBERS.
+
+        """
+        row = self._row.pack(tag, *numbers, *([0.0] * (NUMBERS - len(numbers))))
+        start = self._start(process, place)
+        self._rows[start : start + self._row_bytes] = row + _CHECKSUM.pack(zlib.crc32(row))
+
+    def read(self, place: int, tag: int) -> list[tuple[float, ...]]:
+        """Return the numbers of all processes that belong to a state of the word."""
+        found = []
+        for each in range(self.processes):
+            start = self._start(each, place)
+            data = self._rows[start : start + self._row_bytes]
+            row = data[: self._row.size]
+            # A row that is just being written, or that a killed process wrote in part, has another checksum.
+            if _CHECKSUM.pack(zlib.crc32(row)) == data[self._row.size :]:
+                written, *numbers = self._row.unpack(row)
+                if written == tag:
+                    found.append(tuple(numbers))
+        return found
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._row.size + _CHECKSUM.size
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock:
+            fcntl.lockf(self._file, fcntl.LOCK_EX)  # of the process, also where the file is inherited
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def _start(self, process: int, place: int) -> int:
+        return (process * NAMES + place) * self._row_bytes
+
+
+def _mark(name: str) -> int:
+    """Return 64 bits that stand for a name, not 0."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1
