@@ -67,7 +67,7 @@ __all__ = [
 
 _MODULES = {
     "EncoderConfig": "config",
-    "EncoderServer": "process.encoder_server",
+    "EncoderServer": "process.server",
     "LeavesConfig": "config",
     "MaintainConfig": "config",
     "RemoteConfig": "config",

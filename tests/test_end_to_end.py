@@ -18,6 +18,8 @@ from scannery.pipelines import build
 from scannery.serving import Server, ServerConfig
 from tests.data import ROOT, shared_data
 
+pytestmark = pytest.mark.system
+
 EXAMPLE = ROOT / "examples" / "podcasts"
 EPISODES = 18
 

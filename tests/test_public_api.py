@@ -53,6 +53,7 @@ def test_an_option_that_does_not_exist_is_named_with_the_one_that_was_meant(name
         build_options(10, **options)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("room", ["client", "serving", "cli"])
 def test_every_module_says_what_it_exports(room: str) -> None:
     import ast
@@ -77,6 +78,7 @@ def test_a_missing_framework_is_named_with_its_extra(module: str, framework: str
         import_module(f"scannery.adapters.{module}")
 
 
+@pytest.mark.system
 def test_no_framework_is_imported_unasked() -> None:
     code = (
         "import sys, scannery, scannery.client, scannery.adapters\n"

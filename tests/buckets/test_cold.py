@@ -18,6 +18,8 @@ from tests.cluster.processes import wait_until
 from tests.data import clustered, datapoints, publish
 from tests.indexer.segment.test_cold import spec_for
 
+pytestmark = pytest.mark.system
+
 VECTORS = clustered(3_000, 32, seed=8)
 QUERIES = clustered(3_020, 32, seed=8)[3_000:]
 

@@ -28,6 +28,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, captured.out, captured.err
 
 
+@pytest.mark.system
 def test_datapoints_and_values_are_counted(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at = ("--index", "library", "--store", str(library))
     assert run(capsys, "count", *at) == (0, f"{ROWS}\n", "")
@@ -56,6 +57,7 @@ def test_datapoints_and_values_are_counted(library: Path, capsys: pytest.Capture
     assert (status, "did you mean year" in err) == (2, True)
 
 
+@pytest.mark.system
 def test_what_a_filter_allows_is_changed_and_deleted(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(store) as server:
         at = ("--index", "library", "--target", server.address)
@@ -106,6 +108,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.system
 def test_the_question_before_a_deletion_can_be_answered(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ def test_latencies_are_kept_to_one_percent_and_can_be_added() -> None:
     assert math.isnan(Latencies().quantile(0.5))
 
 
+@pytest.mark.system
 def test_a_rate_is_kept_and_reported(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,7 @@ def test_every_mode_is_evaluated_and_compared(
     assert "Left out, without a relevant document: 1" in output
 
 
+@pytest.mark.system
 def test_filters_and_modes_reach_the_index(
     capsys: pytest.CaptureFixture[str], place: tuple[str, str], files: tuple[str, str]
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_sweep_is_compared_with_its_best_and_written_to_files(
     )
 
 
+@pytest.mark.system
 def test_hits_can_be_swept(
     capsys: pytest.CaptureFixture[str], store: Path, files: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -161,6 +163,7 @@ def test_hits_can_be_swept(
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.system
 def test_reranking_can_be_swept(
     capsys: pytest.CaptureFixture[str], store: Path, files: tuple[str, str], tmp_path: Path
 ) -> None:

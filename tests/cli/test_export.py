@@ -15,6 +15,8 @@ from scannery.pipelines import build
 from tests.data import clustered, datapoints, publish
 from tests.served import serving
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:

@@ -161,6 +161,7 @@ def test_judging_through_a_pipe_resumes_where_it_stopped(
     assert (status, "2 queries" in evaluated) == (0, True)
 
 
+@pytest.mark.system
 def test_a_server_is_judged_and_queries_are_derived(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

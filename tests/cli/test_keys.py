@@ -17,6 +17,7 @@ from tests.served import DIMENSIONS, serving
 from tests.serving.security.test_tls import Authority
 
 
+@pytest.mark.system
 def test_a_key_from_its_making_to_its_end(
     tmp_path: Path, library: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ def test_keys_that_make_no_sense_are_refused(
     assert not (tmp_path / "keys.json").exists()
 
 
+@pytest.mark.system
 def test_a_failed_handshake_prints_one_line(tmp_path: Path, library: Path) -> None:
     authority = Authority(tmp_path)
     cert, key = authority.issue("server")

@@ -14,6 +14,8 @@ import pytest
 import scannery
 from scannery.cli.main import main
 
+pytestmark = pytest.mark.system
+
 ROWS: list[dict[str, Any]] = [
     {"id": "one", "text": "a red square", "vectors": {"colour": [1, 0], "shape": [0, 0, 1]}},
     {"id": "two", "text": "a green square", "vectors": {"colour": [0, 1], "shape": [0, 0, 1]}},

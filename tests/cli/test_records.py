@@ -19,6 +19,8 @@ from scannery.cli.uploads import Upload
 from scannery.pipelines import build
 from tests.served import serving
 
+pytestmark = pytest.mark.system
+
 VECTORS = np.random.default_rng(5).normal(size=(12, 4)).round(3)
 SPEC: dict[str, Any] = {
     "index": "shop",

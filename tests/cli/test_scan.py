@@ -32,6 +32,7 @@ def token_in(text: str) -> str:
     return found[1]
 
 
+@pytest.mark.system
 def test_all_datapoints_are_printed_and_can_be_written_to_another_index(
     library: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +105,7 @@ def started(library: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.system
 def test_a_reader_that_closes_the_pipe_and_one_that_interrupts_end_it_cleanly(
     library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

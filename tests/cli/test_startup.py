@@ -12,6 +12,8 @@ from scannery.cli.main import main
 from scannery.pipelines import build
 from tests.startup import imported_modules
 
+pytestmark = pytest.mark.system
+
 DIMENSIONS = 8
 SEARCH = (
     "import sys; from scannery.cli.main import main; status = main(sys.argv[1:]); assert status == 0, status"

@@ -26,6 +26,7 @@ def store(library: Path, tmp_path: Path) -> Path:
     return copied(library, tmp_path)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("remote", [True, False])
 def test_any_number_of_datapoints_is_written(store: Path, remote: bool) -> None:
     reported: list[int] = []
@@ -41,6 +42,7 @@ def test_any_number_of_datapoints_is_written(store: Path, remote: bool) -> None:
         assert index.upsert_many([]).written == 0
 
 
+@pytest.mark.system
 async def test_the_asynchronous_client_writes_the_same(store: Path) -> None:
     wrong: list[Any] = points(50)
     wrong[20] = {"id": "p20", "vector": "no"}
@@ -54,6 +56,7 @@ async def test_the_asynchronous_client_writes_the_same(store: Path) -> None:
                 await index.upsert_many(wrong, batch_size=20)
 
 
+@pytest.mark.system
 def test_what_is_refused_is_told_by_datapoint_and_the_rest_is_written(store: Path) -> None:
     mixed: list[Any] = points(100)
     mixed[7] = {"id": "p7", "vector": [1.0]}
@@ -78,6 +81,7 @@ def test_what_is_refused_is_told_by_datapoint_and_the_rest_is_written(store: Pat
             client.index("nobody").upsert_many(mixed, errors="return")
 
 
+@pytest.mark.system
 def test_of_the_same_id_the_last_datapoint_wins(store: Path) -> None:
     """However batches overtake each other."""
     same: list[Any] = [
@@ -92,6 +96,7 @@ def test_of_the_same_id_the_last_datapoint_wins(store: Path) -> None:
         assert [point and point.attributes["year"] for point in found] == [last[i] for i in range(7)]
 
 
+@pytest.mark.system
 def test_points_are_read_only_as_fast_as_they_are_written(store: Path) -> None:
     with serving(store) as server, scannery.connect(server.address) as client:
         index = client.index("library")
@@ -111,6 +116,7 @@ def test_points_are_read_only_as_fast_as_they_are_written(store: Path) -> None:
         assert taken == [500]
 
 
+@pytest.mark.system
 def test_a_bulk_goes_through_a_server_that_sheds_load(store: Path) -> None:
     """Three bulks side by side on a server that lets one request in at a time: hints are waited for, nothing fails."""
     with serving(store, threads=1, queue=0) as server:
@@ -151,6 +157,7 @@ def test_a_bulk_search_gives_errors_in_the_place_of_hits(library: Path) -> None:
             list(client.index("nobody").search_each(queries, errors="return"))
 
 
+@pytest.mark.system
 async def test_an_asynchronous_bulk_search_does_too(library: Path) -> None:
     queries: list[Any] = [*VECTORS[:10], scannery.Like("nobody")]
     with serving(library) as server:

@@ -15,6 +15,8 @@ import scannery
 from scannery import Blend, Like, ScanneryError, Sparse
 from tests.served import DIMENSIONS, make_text_store, serving
 
+pytestmark = pytest.mark.system
+
 RNG = np.random.default_rng(0)
 VECTOR = RNG.normal(size=DIMENSIONS).astype(np.float32)
 VECTORS = RNG.normal(size=(5, DIMENSIONS))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 WITHOUT_PANDAS = """
 import sys
 import pyarrow as pa
@@ -18,6 +20,7 @@ except ModuleNotFoundError as error:
 """
 
 
+@pytest.mark.system
 def test_without_pandas_the_error_names_it():
     found = subprocess.run([sys.executable, "-c", WITHOUT_PANDAS], capture_output=True, text=True, check=True)
     assert found.stdout == "pandas to_pandas needs pandas, which is not installed: pip install pandas\n"

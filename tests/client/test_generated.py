@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.data import ROOT
 from tests.tools.generate_sync import generate
+
+pytestmark = pytest.mark.system
 
 
 def test_what_is_committed_is_what_is_generated(tmp_path: Path) -> None:

@@ -121,6 +121,7 @@ def test_a_search_compares_the_vectors_that_it_names(same: Callable[[Ask], Any])
     assert ids(same(lambda i: i.search([1, 0, 0]))) == ["bees", "trains"]
 
 
+@pytest.mark.system
 def test_several_vectors_are_fused_by_their_weights(same: Callable[[Ask], Any]) -> None:
     hits = same(lambda i: i.search("insects", vectors=["title", "body"], mode="dense"))
     assert {*ids(hits)} == {"bees", "trains", "coffee"}
@@ -261,6 +262,7 @@ def test_they_are_written_in_every_form(wire: str, tmp_path: Path) -> None:
             assert (error.value.field or "").startswith(f"upserts[0].datapoint.vectors.{field}")
 
 
+@pytest.mark.system
 def test_a_field_called_vectors_of_an_index_without_them_is_like_any_other(tmp_path: Path) -> None:
     with connected(tmp_path / "store", "embedded") as client:
         spec = {"index": "rows", "source": {"id": "key", "vector": "v"}, "dynamic": True}

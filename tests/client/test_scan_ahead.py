@@ -85,6 +85,7 @@ def test_tokens_are_those_of_datapoints_that_were_taken(index: scannery.Index) -
     assert [len(batch) for batch in running.batches()] == [50, 100, 100, 100]
 
 
+@pytest.mark.system
 def test_an_error_is_raised_after_the_datapoints_before_it(index: scannery.Index) -> None:
     everything = [point.id for point in index.scan()]
     running = index.scan(page_size=100)
@@ -140,6 +141,7 @@ def test_no_page_of_a_store_in_this_process_is_read_ahead(library: Path) -> None
         assert (len(reads.tokens), running._ahead) == (1, None)
 
 
+@pytest.mark.system
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_child_reads_for_itself() -> None:
@@ -168,6 +170,7 @@ def test_without_a_thread_the_call_is_made_when_its_result_is_wanted(
     assert calls == ["page"]
 
 
+@pytest.mark.system
 async def test_an_asynchronous_scan_reads_ahead_and_cancels_what_is_dropped(address: str) -> None:
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))

@@ -121,6 +121,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+@pytest.mark.system
 def test_right_use_passes(tmp_path: Path) -> None:
     assert "Success" in checked(tmp_path, RIGHT)
 

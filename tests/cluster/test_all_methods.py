@@ -174,6 +174,7 @@ def test_queries(pair: Pair, name: str, mode: int) -> None:
     pair.same("SearchMany", {"index": "talks", "queries": [{"text": "x"}, QUERIES[name]], "options": options})
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("mode", [0, 1, 2, 3])
 def test_an_index_without_vectors_and_one_with_fewer_shards_than_groups(pair: Pair, mode: int) -> None:
     options = {"exact": True, "mode": mode}

@@ -18,6 +18,8 @@ from scannery.live.maintenance.seal import seal
 from tests.cluster.processes import wait_until
 from tests.cluster.servers import started_cluster
 
+pytestmark = pytest.mark.system
+
 SHARDS, GROUPS, ROWS = 8, 3, 120
 SPEC = {"index": "i", "source": {"id": "id", "vector": "v"}, "shards": SHARDS}
 SHARDS_OF_GROUP = (3, 3, 2)

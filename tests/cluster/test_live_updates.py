@@ -31,6 +31,8 @@ from tests.cluster.questions import (
 from tests.cluster.servers import started_cluster
 from tests.cluster.test_same_answers import Both, comparable
 
+pytestmark = pytest.mark.system
+
 SEARCHES, BATCHES, WRITES = 30, 5, 20
 LONG_SEARCHES, LONG_BATCHES, LONG_WRITES = often(300, 2000), often(40, 200), often(800, 5000)
 """By `make test-long`."""

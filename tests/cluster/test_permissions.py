@@ -69,6 +69,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         yield Guarded(tmp_path_factory.mktemp("guarded"), stack)
 
 
+@pytest.mark.system
 def test_a_key_of_one_index_sees_no_other(guarded: Guarded) -> None:
     with guarded.client(guarded.reader) as client:
         library = client.index("library")
@@ -131,6 +132,7 @@ def test_a_root_takes_its_new_key_when_the_old_one_is_revoked(guarded: Guarded) 
             assert client.index("library").count() == 600
 
 
+@pytest.mark.system
 def test_a_root_without_a_key_says_that_its_leaves_refuse_it(guarded: Guarded) -> None:
     with ExitStack() as stack:
         root = stack.enter_context(guarded.new_root())

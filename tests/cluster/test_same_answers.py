@@ -26,6 +26,8 @@ from scannery.v1.search_pb2_grpc import SearchServiceStub
 from tests.cluster.questions import any_batch, any_search, make_store
 from tests.cluster.servers import started_cluster
 
+pytestmark = pytest.mark.system
+
 QUESTIONS = 60
 LONG_QUESTIONS = range(QUESTIONS, 2000)
 """By `make test-long`."""

@@ -36,6 +36,7 @@ def status(capsys: pytest.CaptureFixture[str], target: str, *arguments: str) -> 
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.system
 def test_a_cluster_is_shown_with_its_groups_and_indexes(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +57,7 @@ def test_a_cluster_is_shown_with_its_groups_and_indexes(
         assert all(text in printed for text in (leaves[0].address, "1/2", INDEX, f"{ROWS:,}"))
 
 
+@pytest.mark.system
 def test_a_group_without_a_leaf_is_an_exit_code(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with leaf_server(store, 0, 2) as leaf:
         code, found = status(capsys, f"{leaf.address},127.0.0.1:1", "--timeout", "1")
@@ -67,6 +69,7 @@ def test_a_group_without_a_leaf_is_an_exit_code(store: Path, capsys: pytest.Capt
     assert main([*COMMAND, "127.0.0.1:1", "--timeout", "0.5"]) == 1
 
 
+@pytest.mark.system
 def test_leaves_that_disagree_are_named(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +94,7 @@ def test_leaves_that_disagree_are_named(
         assert any(f"{third.address} has group 0/3; there are 2 groups" in each for each in found["problems"])
 
 
+@pytest.mark.system
 def test_a_leaf_without_the_log_of_the_roots_is_named(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +123,7 @@ def test_a_leaf_without_the_log_of_the_roots_is_named(
         assert (problems[one.address], bool(problems[other.address])) == ("", True)
 
 
+@pytest.mark.system
 def test_the_key_of_the_leaves_is_sent(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +140,7 @@ def test_a_wrong_target_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) 
     assert "leaves" in capsys.readouterr().err
 
 
+@pytest.mark.system
 def test_a_leaf_without_an_index_of_its_group_is_named(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,6 +167,7 @@ def test_names_that_a_leaf_tells_are_printed_as_text(capsys: pytest.CaptureFixtu
     assert "\x1b[2J" not in printed
 
 
+@pytest.mark.system
 def test_what_leaves_have_just_told_counts(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

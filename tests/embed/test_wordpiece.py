@@ -79,6 +79,7 @@ def test_every_character_by_itself_and_in_a_word(wordpiece: WordPiece, tokenizer
     assert handled > 1.9 * 0.8 * len(codes), "most characters need no other tokenizer"
 
 
+@pytest.mark.system
 def test_what_could_differ_is_left_to_the_library(wordpiece: WordPiece, tokenizer: Any) -> None:
     assert wordpiece.encode(["fine", "a [MASK] in a text"]) is None
     assert wordpiece.encode(["\u302e\u302f"]) is None, "marks that Unicode reorders"
@@ -123,6 +124,7 @@ def test_other_settings_of_the_normalizer(minilm: Encoder, options: dict[str, bo
     assert any(handled)
 
 
+@pytest.mark.system
 def test_little_text_is_the_librarys(tokenizer: Any) -> None:
     bulk = BulkTokenizer(tokenizer)
     assert bulk.encode(["little"]) is None

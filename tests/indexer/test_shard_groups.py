@@ -52,6 +52,7 @@ def test_a_selection_opens_only_its_segments(tmp_path: Path) -> None:
         assert part.manifest.model_copy(update={"segments": whole.manifest.segments}) == whole.manifest
 
 
+@pytest.mark.system
 def test_segments_of_another_selection_are_used_again(tmp_path: Path) -> None:
     store = Store.open(make_library_store(tmp_path))
     group = open_index(store, "library", shards=ShardGroup(0, 2))

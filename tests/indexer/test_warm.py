@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from scannery.indexer import SegmentCache, Store, open_index
 from scannery.indexer.kernels import fused as kernels
 from scannery.indexer.kernels import leaf_kernels, row_kernels
 from scannery.indexer.warm import warm_kernels
+
+pytestmark = pytest.mark.system
 
 GOLDEN = Path(__file__).parent / "golden" / "v1" / "store"
 

@@ -117,6 +117,7 @@ def test_what_a_filter_allows_is_changed_in_batches(each: Index, batch_size: int
     assert names[0] in [hit.id for hit in each.search(word, 60, mode="lexical")]
 
 
+@pytest.mark.system
 async def test_the_asynchronous_client_does_the_same(store: Path) -> None:
     async with scannery.aio.connect(store) as client:
         index = client.index("live")
@@ -237,6 +238,7 @@ def handlers(store: Path) -> Iterator[Handlers]:
     made.catalog.close()
 
 
+@pytest.mark.system
 def test_rows_that_others_write_meanwhile_are_left_alone(handlers: Handlers) -> None:
     matching = len(of_show("gotime", BUILT))
     first = handlers.delete(limit=3)
@@ -251,6 +253,7 @@ def test_rows_that_others_write_meanwhile_are_left_alone(handlers: Handlers) -> 
     assert handlers.delete().deleted == 1
 
 
+@pytest.mark.system
 def test_a_repeated_request_writes_nothing_and_is_answered_as_before(handlers: Handlers) -> None:
     sequence = handlers.add("id100")
     first = handlers.update(limit=5, request_id="a")

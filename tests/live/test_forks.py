@@ -45,6 +45,7 @@ def fork_some() -> None:
         os.waitpid(child, 0)
 
 
+@pytest.mark.system
 def test_threads_that_fork_at_once_let_go_of_the_log(log: SqliteLog) -> None:
     append(log, b"before")
     slow = Slow(log.path)

@@ -167,6 +167,7 @@ def test_another_log_of_the_same_index_is_told_from_its_own(path: Path, fast: Pa
         catalog.snapshot("live")
 
 
+@pytest.mark.system
 def test_a_log_is_compared_with_the_index_in_every_turn(path: Path) -> None:
     with closing(SqliteLog(log_of(path), create=True)) as log:
         with log.transaction(after=0, index_id="a" * 32) as transaction:
@@ -180,6 +181,7 @@ def test_a_log_is_compared_with_the_index_in_every_turn(path: Path) -> None:
             assert transaction.append(b"two") == 2
 
 
+@pytest.mark.system
 def test_of_two_logs_that_begin_at_once_one_is_taken(path: Path, fast: Path) -> None:
     barrier, outcomes = threading.Barrier(2), list[Any]()
 
@@ -200,6 +202,7 @@ def test_of_two_logs_that_begin_at_once_one_is_taken(path: Path, fast: Path) -> 
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["WrongLogError", "int"]
 
 
+@pytest.mark.system
 def test_a_log_that_was_made_and_not_registered_is_registered_by_the_next_write(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +220,7 @@ def test_a_log_that_was_made_and_not_registered_is_registered_by_the_next_write(
     assert registered(Store.open(path), "live") is not None
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("gone", ["log.sqlite", "everything"])
 def test_a_log_that_is_gone_is_not_an_index_without_writes(path: Path, gone: str) -> None:
     with opened(path) as catalog:
@@ -241,6 +245,7 @@ def test_gc_leaves_alone_a_log_that_is_being_made(path: Path, monkeypatch: pytes
         assert write(catalog, "a") == 1
 
 
+@pytest.mark.system
 def test_a_log_that_is_gone_is_missed_where_it_was_never_registered(path: Path) -> None:
     with opened(path) as catalog:
         write(catalog, "a")
@@ -375,6 +380,7 @@ def test_an_index_that_is_replaced_under_a_process_is_opened_anew(
         ]
 
 
+@pytest.mark.system
 def test_an_older_copy_of_a_log_is_noticed_by_who_has_the_newer_one_open(path: Path, tmp_path: Path) -> None:
     with opened(path) as catalog:
         write(catalog, "a")

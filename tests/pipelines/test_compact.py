@@ -10,6 +10,8 @@ from scannery.live.maintenance.seal import seal
 from scannery.pipelines import compact
 from tests.pipelines.conftest import VECTORS, manifest_of, rows_of, run, vector_records
 
+pytestmark = pytest.mark.system
+
 SPEC = VECTORS | {"shards": 2, "scann": {"exact_below_rows": 1000}}
 
 

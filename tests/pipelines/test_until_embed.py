@@ -18,6 +18,7 @@ def unit_files(store: Store) -> list[tuple[str, str]]:
     return sorted((path.name, str(path.stat().st_mtime_ns)) for path in files)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("runner", [None, "local"])
 def test_segments_are_built_later_from_the_same_units(runner, store, write, tmp_path):
     path = write("a.jsonl", [*vector_records(0, 60), "{broken"])
@@ -38,6 +39,7 @@ def test_segments_are_built_later_from_the_same_units(runner, store, write, tmp_
     assert rows_of(store) == rows_of(whole)
 
 
+@pytest.mark.system
 def test_an_index_keeps_its_version(store, write):
     run(store, write("a.jsonl", vector_records(0, 20)), spec=SPEC)
     report = run(store, write("b.jsonl", vector_records(20, 30)), spec=SPEC, until="embed")

@@ -34,6 +34,7 @@ def test_rows_for_a_load(rows: int, demand: float, wanted: int) -> None:
     assert wanted_rows(rows, demand, LIMITS) == wanted
 
 
+@pytest.mark.system
 @given(demand=st.floats(0, 6), target=st.floats(0.1, 1), rows=st.integers(1, 10))
 def test_a_load_that_stays_leads_to_a_number_that_stays(demand: float, target: float, rows: int) -> None:
     limits = replace(LIMITS, target_load=target)

@@ -17,6 +17,8 @@ from scannery.cli.placement.server_process import ServerProcess
 from tests.cluster.processes import children_of, wait_until
 from tests.served import make_library_store
 
+pytestmark = pytest.mark.system
+
 
 class Closing:
     """Stops a process at the end of a block."""

@@ -6,6 +6,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from scannery.runtime.sharing import NAMES, NUMBERS, SharedBlobs, SharedTable
 
 
@@ -77,6 +79,7 @@ def test_processes_take_places_at_once_without_sharing_one() -> None:
     assert table.place("one more") not in places
 
 
+@pytest.mark.system
 def test_numbers_that_are_being_written_or_whose_writer_was_killed_are_not_read() -> None:
     table = SharedTable(1)
     place = table.place("torn")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.data import ROOT
 from tests.tools.affected import EVERYTHING, affected_tests
 
 
+@pytest.mark.system
 def test_a_bridge_runs_its_own_tests_and_a_segment_those_of_all_that_search():
     bridge = affected_tests(ROOT, ["adapters/haystack/filters.py"])
     segment = affected_tests(ROOT, ["indexer/segment/segment.py"])

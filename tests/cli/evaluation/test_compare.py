@@ -35,6 +35,7 @@ def exact_ids(library: Path, vector: list[float], k: int, where: Any = None) -> 
         return [hit.id for hit in found]
 
 
+@pytest.mark.system
 def test_equal_answers_are_the_same_in_every_measure(
     capsys: pytest.CaptureFixture[str], library: Path, tmp_path: Path
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_filter_that_is_left_out_shows(
     assert told["same"]["mean"] < 1
 
 
+@pytest.mark.system
 def test_differences_and_ids_that_the_index_lacks_are_counted(
     capsys: pytest.CaptureFixture[str], library: Path, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.system
 def test_figures_are_those_of_the_reference(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = in_json(
         capsys, "evaluate", "-i", "cranfield", "-s", str(folder / "store"), "--mode", "lexical",

@@ -54,6 +54,7 @@ def client(tmp_path: Path) -> Iterator[scannery.Client]:
         yield client
 
 
+@pytest.mark.system
 def test_rows_are_written_once(client: scannery.Client) -> None:
     seen: list[int] = []
     report = import_collection(client, "copy", collection(), PAYLOAD_ONLY, seen.append)
@@ -81,6 +82,7 @@ def test_a_server_takes_it_too(client: scannery.Client, tmp_path: Path) -> None:
         assert import_collection(remote, "copy", collection(), PAYLOAD_ONLY).written == ROWS
 
 
+@pytest.mark.system
 def test_fields_become_attributes(client: scannery.Client) -> None:
     import_collection(client, "copy", collection(), ImportSettings(text="body"))
     [hit] = client.index("copy").search(VECTORS[7], 5, where={"n": 7})

@@ -80,6 +80,7 @@ def test_what_is_wrong_is_said_with_what_was_written(
     assert (status, "at least one id" in err) == (2, True)
 
 
+@pytest.mark.system
 def test_seal_merge_snapshot_and_restore(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

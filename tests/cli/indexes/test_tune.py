@@ -22,6 +22,8 @@ from scannery.serving.security import KeyFile
 from tests.data import clustered, datapoints
 from tests.served import copied, publish_version, serving
 
+pytestmark = pytest.mark.system
+
 SPEC = parse_spec(
     {
         "index": "i",

@@ -35,6 +35,7 @@ def _point(**fields: Any) -> Any:
     return {"id": "a", "vector": [1.0, 2.0], **fields}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("value", DURATIONS, ids=lambda value: type(value).__name__)
 def test_durations_become_seconds(index: scannery.Index, value: Any) -> None:
     nested = {"kept": value, "each": [value]}

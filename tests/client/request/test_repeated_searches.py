@@ -38,6 +38,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("options", OPTIONS, ids=",".join)
 def test_requests_are_those_that_are_built_anew(options: dict[str, Any]) -> None:
     for vector in VECTORS * 2:

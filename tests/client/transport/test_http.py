@@ -97,7 +97,7 @@ def test_each_request_has_the_token_of_its_moment(speaker: Speaker) -> None:
 
 def test_traces_go_along(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
     headers = nullcontext((("traceparent", "00-1-2-01"),))
-    monkeypatch.setattr("scannery.client.transport._sync.retrying.traced", lambda path, target: headers)
+    monkeypatch.setattr("scannery.client.transport._sync.http.traced", lambda path, target: headers)
     with connected(speaker) as client:
         version(client)
     assert speaker.requests[0].headers["traceparent"] == "00-1-2-01"

@@ -14,6 +14,8 @@ import scannery
 from tests.cluster.processes import Cluster, Process, Traffic, often, running_cluster, wait_until
 from tests.served import DIMENSIONS, ROWS, make_library_store
 
+pytestmark = pytest.mark.system
+
 GROUPS, ROWS_OF_LEAVES = often(2, 4), 2
 RATE = often(50, 100)
 """Searches a second."""

@@ -41,6 +41,8 @@ from tests.data import ROOT, datapoints, publish
 from tests.live.log.postgres_server import PostgresServer, postgres_or_skip
 from tests.object_server import ObjectServer, object_server
 
+pytestmark = pytest.mark.system
+
 SEAL_ROWS = 100
 DIMENSIONS = 4
 SPEC = parse_spec(

@@ -16,6 +16,8 @@ from tests.live.log.postgres_server import PostgresServer
 from tests.live.named_vectors.named_index import opened
 from tests.served import MINILM
 
+pytestmark = pytest.mark.system
+
 NAME = "passages"
 SPEC: dict[str, Any] = {
     "index": NAME,

@@ -23,6 +23,8 @@ from tests.cluster.writes.random_writes import RandomWrites
 from tests.cluster.writes.targets import Pair, Target, made_pair
 from tests.live.log.postgres_server import PostgresServer
 
+pytestmark = pytest.mark.system
+
 WRITES, SEARCHES = 60, 12
 LONG_WRITES, LONG_SEARCHES = 1500, 300
 """By `make test-long`."""

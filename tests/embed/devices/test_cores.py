@@ -279,6 +279,7 @@ def test_who_died_at_work_holds_nobody_up_once_there_is_another(company: Neighbo
     assert not company.others_work(0)
 
 
+@pytest.mark.system
 def test_a_forked_process_computes(encoder: Encoder) -> None:
     expected_D = encoder.encode_queries(["a"])
     reading, writing = os.pipe()

@@ -108,6 +108,7 @@ def test_the_first_token_is_pooled_of_each_packed_text(tmp_path: Path) -> None:
     np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
+@pytest.mark.system
 def test_a_packed_batch_asks_the_device_nothing(lean: Any) -> None:
     items = lean.tokens[0].prepare(TEXTS).items
     packed = pack(items)

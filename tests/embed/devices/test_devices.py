@@ -119,6 +119,7 @@ def test_a_stream_is_read_little_by_little(tmp_path: Path) -> None:
         list(encoder.encode_stream(text if i != 5000 else "\ud800" for i, text in enumerate(["a"] * 6000)))
 
 
+@pytest.mark.system
 def test_a_bad_text_costs_only_its_own_row(minilm: Encoder) -> None:
     vectors = minilm.encode_documents(["good", "bad \udc80", "fine", None], invalid="nan")  # type: ignore[list-item]
     assert np.isnan(vectors).all(axis=1).tolist() == [False, True, False, True]

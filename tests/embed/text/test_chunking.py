@@ -33,6 +33,7 @@ def tokenizer(minilm_folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(minilm_folder)
 
 
+@pytest.mark.system
 @settings(max_examples=75)
 @given(st.one_of(st.text(max_size=400), st.lists(TEXT_PIECES, max_size=120).map("".join)))
 def test_passages_are_exact_small_ordered_and_complete(minilm: Encoder, tokenizer: Any, text: str) -> None:

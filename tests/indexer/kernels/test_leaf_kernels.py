@@ -62,6 +62,7 @@ def test_rows_by_number_and_by_mask_give_the_same_hits(share: float, squared: bo
         np.testing.assert_allclose(scores_K, scores_N[rows_K], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.system
 def test_fewer_hits_than_wanted_end_with_no_row() -> None:
     vectors_ND = np.ones((4, 8), np.float32)
     one_L, rows_K, scores_K = np.array([4]), np.empty(3, np.int64), np.empty(3, np.float32)

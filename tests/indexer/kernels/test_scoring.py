@@ -106,6 +106,7 @@ def test_batches_and_single_queries_have_the_same_rows_and_bits(
         assert np.isneginf(scores_K[count:]).all()
 
 
+@pytest.mark.system
 def test_without_ranks_equal_scores_come_by_row() -> None:
     vectors_ND = np.ones((40, 3), np.float32)
     for queries in (1, 9):

@@ -12,7 +12,7 @@ from scannery.indexer import Store
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.seal import seal
 
-pytestmark = pytest.mark.usefixtures("merges_by_hand")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("merges_by_hand")]
 
 TEXTS = {
     "cpp": "Templates in C++ are expanded by the compiler", "csharp": "Templates in C# are made by the runtime",

@@ -77,6 +77,7 @@ def test_the_folder_of_scannery_is_kept_even_if_it_is_the_current_one(
     assert str(ROOT / "src") in python_environment({})["PYTHONPATH"].split(os.pathsep)
 
 
+@pytest.mark.system
 def test_a_scann_build_runs_nothing_from_the_current_folder(hostile: Path, tmp_path: Path) -> None:
     vectors = clustered(400, 8)
     np.save(tmp_path / VECTORS_FILE, vectors)

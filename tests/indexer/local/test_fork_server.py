@@ -15,6 +15,8 @@ import pytest
 from scannery.indexer.local.child_processes import ForkedProcess, ForkServer
 from tests.data import ROOT
 
+pytestmark = pytest.mark.system
+
 MODULE = """
 import os, signal, sys, time
 from pathlib import Path

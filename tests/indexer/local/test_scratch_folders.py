@@ -52,6 +52,7 @@ def test_a_folder_lasts_as_long_as_it_is_used(place: Path) -> None:
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.system
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(place: Path) -> None:
     killed, left = held(place)
     running, used = held(place)

@@ -51,6 +51,7 @@ def side(segment: Segment, largest: bool) -> AllowedRows:
     return segment.allow(mask_N)
 
 
+@pytest.mark.system
 def test_a_filter_that_refuses_what_scann_proposes_is_not_asked_of_it_again(segment: Segment) -> None:
     assert segment.planner is not None
     proposed = []
@@ -73,6 +74,7 @@ def test_a_filter_that_refuses_what_scann_proposes_is_not_asked_of_it_again(segm
         segment.planner.propose = propose  # type: ignore[method-assign]
 
 
+@pytest.mark.system
 def test_a_scan_by_leaves_ends_early_and_finds_the_best(segment: Segment) -> None:
     assert segment.planner is not None
     vectors_ND = np.asarray(segment.searched_ND)

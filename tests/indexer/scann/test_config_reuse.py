@@ -44,6 +44,7 @@ def test_what_was_chosen_for_similarly_many_rows_is_used(segment_rows: int, used
     assert fixed.leaves == config.leaves, "the spec fixes the leaves, so that they are not tried"
 
 
+@pytest.mark.system
 def test_a_segment_that_gets_a_known_configuration_has_no_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_scann_uses_them() -> None:
     assert used_instructions() == os.environ.get(SWITCH, expected)
 
 
+@pytest.mark.system
 @pytest.mark.skipif("avx2" not in cpu_features(), reason="the processor has no AVX2")
 def test_each_finds_the_same(tmp_path: Path) -> None:
     from scann.scann_ops.py import scann_ops_pybind

@@ -308,6 +308,7 @@ def kernel_run(program: Path, cache: Path, folder: Path) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr
 
 
+@pytest.mark.system
 def test_compiled_code_that_others_could_write_is_not_loaded(tmp_path: Path) -> None:
     (program := tmp_path / "program.py").write_text(SOURCE)
     cache = tmp_path / "numba"
@@ -324,6 +325,7 @@ def test_compiled_code_that_others_could_write_is_not_loaded(tmp_path: Path) -> 
         assert kernel_run(program, cache, tmp_path)[0] == "42 0"
 
 
+@pytest.mark.system
 def test_a_fork_while_a_segment_is_unpacked_does_not_keep_its_draft(tmp_path: Path) -> None:
     program = """
 import os, signal, sys, threading, time

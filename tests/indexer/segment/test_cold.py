@@ -166,6 +166,7 @@ def test_recall_reaches_the_target(built: Built, target: float, share: float):
     assert recall_Q.mean() >= target - 0.01 - 2 * error
 
 
+@pytest.mark.system
 def test_a_page_of_two_rounds_is_scored_once(built: Built):
     cold = built.cold()
     settings = cold.settings_for(0.95)
@@ -190,6 +191,7 @@ def test_a_batch_finds_as_much_as_single_queries(built: Built):
     assert recall_by_score(batch, true).mean() >= recall_by_score(np.array(single), true).mean() - 0.01
 
 
+@pytest.mark.system
 def test_vectors_of_rows(built: Built):
     warm, cold = built.warm(), built.cold()
     rows_R = np.array([17, 3, ROWS - 1, 3, 0])
@@ -236,6 +238,7 @@ def test_a_search_reads_few_bytes_and_opening_reads_no_vectors(bucket: tuple[Obj
     assert sum(path.stat().st_size for path in folders) < VECTOR_BYTES
 
 
+@pytest.mark.system
 def test_few_allowed_rows_are_read_alone(bucket: tuple[ObjectServer, Built]):
     server, built = bucket
     cold = built.cold(max_bytes=0)
@@ -267,6 +270,7 @@ def test_kept_pages_are_bounded_and_asked_for_once(bucket: tuple[ObjectServer, B
     assert sum(segment_reads(server)) == sum(once)
 
 
+@pytest.mark.system
 def test_an_exact_search_does_not_displace_kept_pages(bucket: tuple[ObjectServer, Built]):
     server, built = bucket
     cold = built.cold(max_bytes=VECTOR_BYTES // 2)
@@ -309,6 +313,7 @@ def test_damage_of_any_byte_is_an_error_or_changes_nothing(one: Built, tmp_path:
     np.testing.assert_array_equal(cold.find(queries(1), 10).rows_QK, true.rows_QK)
 
 
+@pytest.mark.system
 def test_a_damaged_end_is_an_error(one: Built, tmp_path: Path):
     [path] = (one.store.local_root / "t" / "segments").iterdir()  # type: ignore[operator]
     whole = path.read_bytes()

@@ -107,6 +107,7 @@ def test_recall_is_on_target(segment: Segment, built: Built):
     assert built.manifest.recall.reached
 
 
+@pytest.mark.system
 def test_scores_belong_to_the_rows(segment: Segment, built: Built):
     queries = queries_like(built.vectors, 5)
     rows, scores = segment.search(queries, 10, settings=segment.settings_for(0.95))

@@ -43,6 +43,7 @@ def test_each_note_is_told_once_to_each_reader(tmp_path: Path, changes: FolderCh
     other.close()
 
 
+@pytest.mark.system
 def test_notes_of_other_processes_are_told(tmp_path: Path, changes: FolderChanges) -> None:
     program = (
         "import sys; from pathlib import Path; from scannery.indexer.store.changes import note_change; "

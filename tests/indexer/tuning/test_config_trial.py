@@ -60,6 +60,7 @@ def test_a_sample_has_all_true_hits_and_stands_for_all_rows(
     )
 
 
+@pytest.mark.system
 def test_samples_predict_the_recall_of_all_rows(
     vectors_ND: np.ndarray, held_out: HeldOut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_trial_takes_a_stated_share_of_the_work_of_training() -> None:
     assert affordable(4000, 4000, 3) is None
 
 
+@pytest.mark.system
 def test_what_costs_less_by_a_margin_is_chosen(
     vectors_ND: np.ndarray, held_out: HeldOut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_setting_costs_what_it_reads() -> None:
     assert less < cost.query_us(10, 60)
 
 
+@pytest.mark.system
 def test_a_curve_has_the_recall_of_each_kind(vectors_ND: np.ndarray, held_out: HeldOut) -> None:
     deep = held_out_queries(vectors_ND, "dot", seed=0, k=100, count=20)
     cost = SearchCost(config=CONFIG, rows=ROWS, dimensions=32)
@@ -155,6 +158,7 @@ def test_a_curve_has_the_recall_of_each_kind(vectors_ND: np.ndarray, held_out: H
             assert min(point.recalls.values()) == point.recall
 
 
+@pytest.mark.system
 def test_a_segment_tells_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scann_config, "TRIAL_FROM_ROWS", 1000)
     spec = {"index": "i", "source": {"vector": "v"}, "scann": {"exact_below_rows": 1000, "soar": False}}

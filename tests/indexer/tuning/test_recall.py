@@ -45,6 +45,7 @@ def test_recall_does_not_depend_on_the_scale_of_vectors(scale: float) -> None:
         assert (recall_by_score(true_QK, true_QK) == 1).all()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("dimensions", [64, 4096])
 def test_equal_rows_count_as_found_whatever_the_order_of_the_sum(dimensions: int) -> None:
     """A matrix product and a kernel sum the same products in different orders, and sums may nearly cancel."""

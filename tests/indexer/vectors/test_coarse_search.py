@@ -22,6 +22,7 @@ def check(vectors_ND: np.ndarray, queries_QD: np.ndarray, k: int, ranks_N: np.nd
             np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.system
 @settings(max_examples=100, deadline=None)
 @given(
     rows=st.integers(1, 300),

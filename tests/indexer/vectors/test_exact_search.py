@@ -20,6 +20,7 @@ def oracle(vectors: np.ndarray, query: np.ndarray, k: int, distance: str, allowe
     return sorted(rows, key=lambda row: (-scores[row], row))[:k]
 
 
+@pytest.mark.system
 @settings(max_examples=200)
 @given(
     st.integers(0, 40),

@@ -107,6 +107,7 @@ def test_a_damaged_lease_holds_nothing_and_goes_when_it_is_old(store: Store):
     assert leased_versions(store, "t", now + 2 * LIFETIME) == (set(), ["t/leases/x.json"])
 
 
+@pytest.mark.system
 def test_a_version_that_a_server_has_open_stays(store: Store):
     catalog = ServerCatalog(store)
     watcher = Watcher(catalog, every_s=3600)
@@ -220,6 +221,7 @@ def test_a_file_that_gc_removes_is_not_committed(store: Store, monkeypatch: pyte
     assert list_versions(store, "t") == [1]
 
 
+@pytest.mark.system
 def test_a_file_that_is_being_committed_is_not_removed(store: Store, monkeypatch: pytest.MonkeyPatch):
     manifest = read_manifest(store, "t")
     entry = without_ids(store, "t", ["d1"]).segments[0]

@@ -105,6 +105,7 @@ def test_a_segment_without_rows_is_dropped(store: Store, tmp_path: Path):
     assert opened(store, tmp_path).manifest.rows == second.rows
 
 
+@pytest.mark.system
 def test_mutations_bring_segments_and_a_sequence(store: Store, tmp_path: Path):
     parent = read_manifest(store, "t")
     table = datapoints(SPEC, clustered(2, 4, seed=9), ids=["new", "newer"])
@@ -129,6 +130,7 @@ def test_mutations_bring_segments_and_a_sequence(store: Store, tmp_path: Path):
         next_version(store, manifest, dead_rows={key: [parent.segments[1].rows]}, log_sequence=7)
 
 
+@pytest.mark.system
 def test_damage_is_an_error_and_never_another_answer(store: Store, tmp_path: Path):
     entry = remove(store, [3, 4, 5]).segments[0]
     assert entry.deleted is not None
@@ -162,6 +164,7 @@ def remove_of_other(store: Store, folder: Path, entry: SegmentEntry) -> SegmentE
     return made.model_copy(update={"rows": 3})
 
 
+@pytest.mark.system
 def test_an_id_may_stand_again_where_it_is_deleted(store: Store, tmp_path: Path):
     index = opened(store, tmp_path)
     identifier = index.segments[0].ids[3].as_py()
@@ -216,6 +219,7 @@ def _plain(folder: Path) -> Store:
     return store
 
 
+@pytest.mark.system
 def test_hits_are_found_beyond_deleted_ones(tmp_path: Path):
     spec = parse_spec({"index": "t", "source": {"vector": "v"}, "scann": {"exact_below_rows": 1000}})
     vectors_ND = clustered(3000, 8)
@@ -244,6 +248,7 @@ def test_hits_are_found_beyond_deleted_ones(tmp_path: Path):
     assert np.count_nonzero(all_QK >= 0) == alive.count
 
 
+@pytest.mark.system
 @given(st.sets(st.integers(0, 99), max_size=99))
 def test_any_rows_come_back(tmp_path_factory: pytest.TempPathFactory, rows: set[int]):
     store = Store.open(tmp_path_factory.mktemp("any"), create=True)

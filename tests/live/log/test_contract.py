@@ -51,6 +51,7 @@ def test_batches_are_numbered_in_order_and_read_from_any_position(log: MutationL
     assert other.position() == 3
 
 
+@pytest.mark.system
 def test_a_read_is_bounded_and_still_gets_on(log: MutationLog) -> None:
     append(log, b"x" * 100, b"y" * 100, b"z")
     assert [entry.sequence for entry in log.read(0, max_bytes=50)] == [1]

@@ -224,6 +224,7 @@ def test_a_process_that_is_stopped_in_its_turn_is_fenced(logs: PostgresLogs) -> 
     assert [entry.data for entry in log.read(0)] == [b"first"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("done", [True, False])
 def test_the_outcome_of_a_commit_without_an_answer_is_found_out(
     logs: PostgresLogs, monkeypatch: pytest.MonkeyPatch, done: bool

@@ -19,6 +19,8 @@ from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import InvalidRequestError
 from tests.data import datapoints
 
+pytestmark = pytest.mark.system
+
 ROWS, DIMENSIONS = 40, 4
 SPEC: dict[str, Any] = {
     "index": "i",

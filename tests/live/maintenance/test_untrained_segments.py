@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import scannery
 from scannery.indexer import SegmentEntry, Store, read_manifest
 from scannery.live.maintenance.locks import locked
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.seal import seal
+
+pytestmark = pytest.mark.system
 
 ROWS, DIMENSIONS, K = 1_200, 8, 10
 SPEC = {"index": "i", "source": {"vector": "v"}, "scann": {"exact_below_rows": 1_000}}

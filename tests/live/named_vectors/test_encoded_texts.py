@@ -22,6 +22,8 @@ from scannery.v1 import index_pb2 as pb
 from tests.live.named_vectors.named_index import TEXTS, Named, opened
 from tests.served import MINILM
 
+pytestmark = pytest.mark.system
+
 BODY = "Molten rock rises from deep below."
 
 

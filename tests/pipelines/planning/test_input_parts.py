@@ -85,6 +85,7 @@ def test_only_changed_files_are_read_again(tmp_path, monkeypatch):
     assert len(read) == 12
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("damage", [b"", b"damaged", b"\x78\x9c"])
 def test_a_damaged_memory_is_not_used(tmp_path, monkeypatch, damage):
     store, files = Store.open(tmp_path / "store", create=True), written(tmp_path / "input", 3)

@@ -39,6 +39,7 @@ def test_some_of_each_file_of_a_large_input(tmp_path):
     assert [record.fields["id"] for record in few.records] == ["a0", "c0"]
 
 
+@pytest.mark.system
 def test_only_the_beginning_of_a_large_file_is_read(tmp_path):
     lines(tmp_path / "a.jsonl", 20_000, 40)  # 4 MB
     sample = read_sample([str(tmp_path)], SOURCE, 100_000)

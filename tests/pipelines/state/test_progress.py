@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from scannery.indexer import Store
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines.state import progress
 from scannery.pipelines.state.job import Job
 from scannery.pipelines.state.progress import Progress, watched
 from tests.pipelines.conftest import VECTORS
+
+pytestmark = pytest.mark.system
 
 
 def test_a_slow_listing_is_seldom_repeated(tmp_path, monkeypatch):

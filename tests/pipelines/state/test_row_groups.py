@@ -32,6 +32,8 @@ from tests.pipelines.stages.test_update import expected
 from tests.pipelines.test_garbage import NOW
 from tests.tools.prepared_process import PreparedProcess
 
+pytestmark = pytest.mark.system
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "whole_file_units"
 RECORDS = vector_records(0, 40)
 SPEC = VECTORS | {"shards": 2}

@@ -127,6 +127,7 @@ class Soon(threading.Event):
         return True
 
 
+@pytest.mark.system
 def test_what_is_wrong_with_an_index_that_answers_is_told(store: Store, tmp_path: Path) -> None:
     with (
         serving(Path(store.uri), check_every_s=0.05) as server,

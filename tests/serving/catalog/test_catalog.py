@@ -71,6 +71,7 @@ def test_segments_that_both_versions_have_are_opened_once(store: Store, tmp_path
     assert catalog.snapshot("moving").segments[0] is old.segments[0]
 
 
+@pytest.mark.system
 def test_a_version_that_cannot_be_opened_leaves_the_one_before(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_closed_catalog_refuses(store: Store) -> None:
         catalog.snapshot("moving")
 
 
+@pytest.mark.system
 def test_the_watcher_finds_new_indexes_and_versions_and_drops_what_is_gone(
     store: Store, tmp_path: Path
 ) -> None:

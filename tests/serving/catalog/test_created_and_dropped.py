@@ -70,6 +70,7 @@ def test_a_write_to_an_index_that_is_dropped_meanwhile_fails_as_to_any_unknown_o
         other.close()
 
 
+@pytest.mark.system
 def test_an_index_that_could_not_be_looked_for_in_time_is_not_said_to_be_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ def test_a_large_version_is_waited_for(
         watcher.join()
 
 
+@pytest.mark.system
 def test_another_index_of_the_name_is_another_state(
     catalog: LeafCatalog, store: Store, tmp_path: Path
 ) -> None:
@@ -210,6 +211,7 @@ def files_of(store: Store) -> set[str]:
     }
 
 
+@pytest.mark.system
 def test_mutations_are_followed_and_nothing_is_written(store: Store) -> None:
     with scannery.connect(store.uri) as client:
         client.index("library").delete(ids=[f"d{row}" for row in range(100)])

@@ -153,6 +153,7 @@ def test_a_text_that_cannot_be_encoded_is_the_callers_error() -> None:
     assert caught.value.field == "query"
 
 
+@pytest.mark.system
 def test_texts_are_answered_over_http_as_over_grpc(texts: Path) -> None:
     with serving(texts) as server, Http(server.http_port) as http:
         for text in ("baking", "a game", *SENTENCES.values()):
@@ -165,6 +166,7 @@ def test_texts_are_answered_over_http_as_over_grpc(texts: Path) -> None:
         assert http.post(SEARCH_MANY, body).body == over_grpc(server, SEARCH_MANY, body)[1]
 
 
+@pytest.mark.system
 def test_what_is_remembered_of_queries_is_bounded_in_bytes() -> None:
     class Wide(CountingEncoder):
         dimensions = 256

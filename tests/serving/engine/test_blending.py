@@ -61,6 +61,7 @@ def test_vectors_and_ids_rank_by_the_weighted_sum_of_scores(
         assert [hit.score for hit in hits] == pytest.approx(mean_N[order].tolist(), rel=1e-4)
 
 
+@pytest.mark.system
 def test_words_count_by_weight(client: scannery.Client) -> None:
     index = client.index("cosine")
 

@@ -54,6 +54,7 @@ def parsed(made: Manifest, *, has_words: bool = True, **options: Any) -> Options
     return parse_options(pb.SearchOptions(**options), made, has_words=has_words)
 
 
+@pytest.mark.system
 def test_texts_are_hybrid_and_all_else_is_dense(index: scannery.Index) -> None:
     [point] = index.get(["d3"], vectors=True)
     assert point is not None
@@ -171,6 +172,7 @@ def test_the_scale_does_not_change_when_more_rows_are_fused() -> None:
     assert dense_values(equal).tolist() == [1.0] * FUSED_ROWS + [0.0] * 5
 
 
+@pytest.mark.system
 def test_pages_of_a_default_search_agree(index: scannery.Index) -> None:
     whole = [hit.id for hit in index.search("lava river", 200)]
     pages = [hit.id for at in range(0, 200, 50) for hit in index.search("lava river", 50, offset=at)]

@@ -51,6 +51,7 @@ def check_equal(indexes: tuple[scannery.Index, scannery.Index], query: Any, opti
     assert [hit.score for hit in marked] == pytest.approx([hit.score for hit in clean], rel=1e-5)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", range(10))
 def test_every_mode_answers_as_if_the_rows_had_never_been(
     indexes: tuple[scannery.Index, scannery.Index], seed: int

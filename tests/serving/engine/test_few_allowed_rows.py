@@ -36,6 +36,7 @@ def scores(index: scannery.Index, rows: list[int], **options: Any) -> dict[str, 
     return {hit.id: hit.score for hit in hits}
 
 
+@pytest.mark.system
 def test_a_poor_match_alone_has_no_full_score(index: scannery.Index) -> None:
     everything = index.search(QUERY, 1, alpha=0.5)[0].lexical_score
     [hit] = index.search(QUERY, 1, alpha=0.5, where={"n": 3})  # has only "the"
@@ -110,6 +111,7 @@ def many_matches() -> Iterator[scannery.Index]:
         yield client.index("test")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("fusion", ["weighted_score", "reciprocal_rank"])
 @pytest.mark.parametrize(("alpha", "mode"), [(0, "lexical"), (1, "dense")])
 def test_all_rows_of_the_ranking_with_all_the_weight_come_first(

@@ -131,6 +131,7 @@ def test_an_index_without_words_is_analysed_in_the_language_of_its_hits(store: P
     assert marked(hit) == ["bake"], "function words are not marked, stems are"
 
 
+@pytest.mark.system
 def test_words_are_found_as_they_were_written(index: scannery.Index) -> None:
     hit = by_id(index.search("eruption of a volcano", 4, highlight=True))["talk"]
     assert marked(hit) == ["erup\u00adtion", "Vo\u0301lcano"]
@@ -217,6 +218,7 @@ def test_wrong_options_name_the_field(index: scannery.Index, store: Path) -> Non
         scannery.connect(store).index("words").search("a", highlight="encoder")
 
 
+@pytest.mark.system
 def test_it_is_the_same_over_every_wire(index: scannery.Index, store: Path) -> None:
     expected = index.search(QUERY, 4, highlight=True)
     assert all(hit.snippet for hit in expected)

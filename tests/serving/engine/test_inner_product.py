@@ -72,6 +72,7 @@ def same(found: dict[str, float], wanted: dict[str, float]) -> bool:
     return list(found) == list(wanted) and np.allclose(list(found.values()), list(wanted.values()), rtol=1e-5)
 
 
+@pytest.mark.system
 def test_vectors_are_compared_as_they_were_written(engine: EmbeddedEngine) -> None:
     products = WRITTEN @ (QUERY / np.linalg.norm(QUERY))
     wanted = expected(products)

@@ -82,6 +82,7 @@ def test_lexical_hits_do_not_depend_on_the_shards(indexes: dict[int, scannery.In
         assert one == eight, option
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", SEEDS)
 def test_lexical_hits_are_those_of_a_filtered_and_crowded_full_ranking(
     indexes: dict[int, scannery.Index], seed: int
@@ -108,6 +109,7 @@ def test_lexical_hits_are_those_of_a_filtered_and_crowded_full_ranking(
     assert [hit.id for hit in hits] == expected[offset : offset + k]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("fusion", ["reciprocal_rank", "weighted_score"])
 @pytest.mark.parametrize("where", [None, {"even": True}, {"third": "t1"}])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])

@@ -77,6 +77,7 @@ def test_a_text_is_searched_by_all_names_that_have_an_encoder(call: Call) -> Non
     assert len(answer.hits) == len(SENTENCES)
 
 
+@pytest.mark.system
 def test_a_text_without_a_mode_is_hybrid_and_alpha_is_the_share_of_the_vectors(call: Call) -> None:
     answer = call("Search", asked(HOT))
     assert answer.mode == pb.MODE_HYBRID
@@ -308,6 +309,7 @@ def test_wrong_requests_are_refused_by_field(
     service.close()
 
 
+@pytest.mark.system
 def test_a_zero_vector_is_refused_for_cosine_only(store: Path) -> None:
     service = Service(EmbeddedCatalog.open(store))
     assert service.search(asked(np.zeros(3), ["picture"]), Deadline.after(60)).hits

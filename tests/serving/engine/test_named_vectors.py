@@ -274,6 +274,7 @@ SIX_D = clustered(1, 6, seed=78)[0]
 TWO = {"title": 1.0, "image": 3.0}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("method", ["weighted_score", "reciprocal_rank"])
 @pytest.mark.parametrize("below", [None, 50, 3])
 def test_several_names_are_fused_by_the_exact_scores_of_all(

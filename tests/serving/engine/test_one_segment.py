@@ -100,6 +100,7 @@ def test_the_early_return_gives_the_answers_of_the_general_search(
             assert list(result.hits) == list(other.hits)
 
 
+@pytest.mark.system
 def test_equal_scores_come_by_id_with_the_early_return(service: Service) -> None:
     twins = sorted(f"d{row}" for row in range(0, ROWS, 50))
     hits = answer(service, QUERIES_QD[0], {"k": len(twins), "exact": True}).hits

@@ -19,6 +19,8 @@ from scannery.indexer import Store, parse_spec
 from tests.data import datapoints
 from tests.served import publish_version, serving
 
+pytestmark = pytest.mark.system
+
 ROWS, DIMENSIONS = 2600, 6
 NAMES = [f"n{number:04}" for number in range(ROWS)]
 random.Random(1).shuffle(NAMES)

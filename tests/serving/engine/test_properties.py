@@ -23,6 +23,8 @@ from tests.data import clustered, datapoints, first_quick, without_ids
 from tests.served import library_columns, publish_version
 from tests.serving.snapshot.test_filter_cache import matches
 
+pytestmark = pytest.mark.system
+
 DATASETS = 30
 CASES_EACH = 70
 JUNE = dt.datetime(2020, 6, 1, tzinfo=dt.timezone.utc)

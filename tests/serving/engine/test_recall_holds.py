@@ -23,6 +23,8 @@ from scannery.v1 import search_pb2
 from tests.data import datapoints
 from tests.served import publish_version
 
+pytestmark = pytest.mark.system
+
 TARGET = 0.95
 HOLDS = [
     ("latent", "cosine"),

@@ -75,6 +75,7 @@ def test_the_first_hits_are_ordered_anew(store: Path, model: Path, options: dict
         assert hit.score == pytest.approx(scores[hit.id], abs=1e-5)
 
 
+@pytest.mark.system
 def test_words_beside_a_vector_are_judged(store: Path) -> None:
     index = scannery.connect(store).index("texts")
     words = Words(QUERY, index.embed([QUERY])[0])

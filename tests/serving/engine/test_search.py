@@ -220,6 +220,7 @@ def test_scann_recalls_what_it_promises(large: tuple[Service, np.ndarray]) -> No
     assert np.mean(right) / 10 >= 0.93
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("k", [1, 21, 22, 3000])
 def test_a_rare_filter_gets_every_hit_there_is(large: tuple[Service, np.ndarray], k: int) -> None:
     service, vectors_ND = large

@@ -86,6 +86,7 @@ def test_hits_are_the_best_inner_products(indexes: dict[str, scannery.Index], na
     assert not indexes[name].search(Sparse({4_000_000: 1.0}), mode="lexical")
 
 
+@pytest.mark.system
 def test_hybrid_fuses_them_with_the_vector(indexes: dict[str, scannery.Index]) -> None:
     query, vector = {3: 1.0, 5: 0.5}, VECTORS_ND[0]
     for asked in (vector, Like("d0"), Blend([vector, Like("d1")])):
@@ -240,6 +241,7 @@ def test_live_rows_have_them_too(tmp_path: Path) -> None:
         check()
 
 
+@pytest.mark.system
 def test_live_rows_of_an_index_without_them_may_not(indexes: dict[str, scannery.Index]) -> None:
     with pytest.raises(InvalidArgumentError, match="build it with `source.sparse_vector`") as caught:
         indexes["none"].upsert([{"id": "a", "vector": VECTORS_ND[0], "sparse_vector": {1: 1.0}}])

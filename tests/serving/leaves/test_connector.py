@@ -42,6 +42,7 @@ def check_told(target: str, words: str, **config: Any) -> None:
         assert not groups.ready
 
 
+@pytest.mark.system
 def test_what_is_wrong_with_a_connection_is_told(store: Path, tmp_path: Path) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     [port] = free_ports(1)
@@ -62,6 +63,7 @@ def test_what_is_wrong_with_a_connection_is_told(store: Path, tmp_path: Path) ->
         check_told(server.address, "it is no leaf")
 
 
+@pytest.mark.system
 def test_authorities_and_certificates_may_be_replaced(store: Path, tmp_path: Path) -> None:
     """The leaf gets a certificate of another authority, and asks for one of it: the root needs no restart."""
     [port] = free_ports(1)

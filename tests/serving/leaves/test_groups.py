@@ -256,6 +256,7 @@ def test_an_answer_with_more_parts_than_asked_for_is_an_error(leaf: StartLeaf, c
     assert answers[0].allowed == 5
 
 
+@pytest.mark.system
 def test_a_slow_leaf_is_helped_by_another(leaf: StartLeaf, connect: Connect) -> None:
     one, other = leaf(), leaf()
     metrics = ServerMetrics()

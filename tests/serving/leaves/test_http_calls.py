@@ -200,6 +200,7 @@ def test_a_deadline_passes_and_the_connection_is_closed(both: Both) -> None:
     assert b"connect-timeout-ms: 300\r\n" in both.http.requests[-1]
 
 
+@pytest.mark.system
 def test_the_slower_of_two_leaves_learns_it(both: Both, leaf: StartLeaf, connect: Connect) -> None:
     other = leaf()
     groups = connect([both.grpc, other])

@@ -23,6 +23,8 @@ from tests.serving.leaves.conftest import Connect, StartLeaf
 from tests.serving.leaves.test_groups import ask
 from tests.serving.process.test_supervisor import wait_until
 
+pytestmark = pytest.mark.system
+
 CALLERS, PAUSE_S = 4, 0.02
 
 

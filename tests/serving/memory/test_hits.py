@@ -10,6 +10,8 @@ import pytest
 
 from tests.data import ROOT
 
+pytestmark = pytest.mark.system
+
 LIMIT_MIB = 24
 
 SETTING = """

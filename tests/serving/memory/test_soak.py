@@ -8,6 +8,8 @@ import pytest
 
 from tests.serving.memory.soak import growth, soak
 
+pytestmark = pytest.mark.system
+
 MINUTES = float(os.environ.get("SCANNERY_SOAK_MINUTES", "30"))
 """Of the long soak."""
 

@@ -21,6 +21,8 @@ from tests.data import clustered, datapoints
 from tests.served import copied, publish_version, serving
 from tests.serving.process.test_supervisor import Log, children, started, wait_until
 
+pytestmark = pytest.mark.system
+
 TARGET = 0.95
 ROWS, DIMENSIONS = 6000, 24
 SPEC = parse_spec(

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.data import ROOT
+
+pytestmark = pytest.mark.system
 
 # In a process of its own: here everything is imported by now.
 LATE = """

@@ -12,6 +12,8 @@ import pytest
 import scannery
 from tests.served import LIBRARY, make_library_store, serving
 
+pytestmark = pytest.mark.system
+
 
 def ready(address: str) -> int:
     try:

@@ -189,6 +189,7 @@ def _can_listen(address: str) -> bool:
         return True
 
 
+@pytest.mark.system
 def test_a_worker_that_drains_without_its_supervisor_keeps_no_port(library: Path) -> None:
     with started(library) as (process, address), grpc.insecure_channel(address) as channel:
         [worker] = children(process.pid)
@@ -232,6 +233,7 @@ def test_a_server_that_cannot_start_says_why_and_ends(library: Path, workers: st
             assert process.returncode == (code or 3)
 
 
+@pytest.mark.system
 def test_options_are_checked_before_anything_happens(library: Path) -> None:
     with pytest.raises(ConfigError, match="workers: must be 1 to 256, got 0"):
         serve(ServerConfig(store=str(library)), workers=0)

@@ -46,6 +46,7 @@ def record(control: IndexControl, count: int, deviation: float) -> None:
         control.record(control.word, deviation, None if control.step_below is None else deviation, fresh=True)
 
 
+@pytest.mark.system
 def test_the_evidence_of_all_workers_moves_the_settings_of_all(index: OpenIndex, caplog) -> None:
     caplog.set_level("INFO")
     table = SharedTable(2)
@@ -116,6 +117,7 @@ def named(index: OpenIndex, name: str, index_id: str = "1") -> OpenIndex:
     )
 
 
+@pytest.mark.system
 def test_indexes_that_come_and_go_leave_their_places(index: OpenIndex) -> None:
     table = SharedTable(2)
     one, other = (RecallController(table, process=process, workers=2) for process in range(2))
@@ -130,6 +132,7 @@ def test_indexes_that_come_and_go_leave_their_places(index: OpenIndex) -> None:
     assert not any(table.words)
 
 
+@pytest.mark.system
 def test_an_index_without_a_place_is_searched_by_its_curve(
     index: OpenIndex, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,6 +179,7 @@ def test_an_index_of_the_same_name_begins_anew_though_a_worker_has_the_old_one_o
     assert control.decide() == 1, "the place of the new index is still its own"
 
 
+@pytest.mark.system
 def test_an_index_that_is_searched_exactly_needs_no_place(index: OpenIndex, tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store", create=True)
     publish_version(store, SPEC, datapoints(SPEC, clustered(50, 8)), tmp_path)

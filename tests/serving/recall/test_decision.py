@@ -87,6 +87,7 @@ def misses(share: float) -> Callable[[int], float]:
     return lambda step: 1 - share * 0.8**step
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("seed", range(3))
 def test_too_low_a_recall_is_raised_within_2000_queries_and_rests(seed: int) -> None:
     stream = Stream(misses(0.11), seed)

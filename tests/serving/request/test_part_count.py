@@ -92,6 +92,7 @@ def test_eight_mib_of_nothing_keep_nobody_waiting(
     assert longest[0] < 5
 
 
+@pytest.mark.system
 def test_parts_within_parts_are_counted() -> None:
     inner = field(number_of(Filter, "any_of"), b"\x0a\x00" * (6 * MIB))
     data = field(3, field(2, inner))
@@ -120,6 +121,7 @@ def test_a_filter_has_a_limit_of_its_own(kind: type[Message], data: bytes) -> No
         decoded(kind, data)
 
 
+@pytest.mark.system
 def test_what_follows_the_limits_passes() -> None:
     request = SearchManyRequest(index="library")
     for _ in range(1000):
@@ -130,6 +132,7 @@ def test_what_follows_the_limits_passes() -> None:
     assert decoded(GetRequest, ids.SerializeToString()) == ids
 
 
+@pytest.mark.system
 def test_what_is_no_message_is_none_with_the_count_either() -> None:
     rng = random.Random(3)
     good = UpsertRequest(index="library")

@@ -89,6 +89,7 @@ def cpu_s(request: pb.UpsertRequest, manifest: Manifest) -> float:
     return time.thread_time() - started
 
 
+@pytest.mark.system
 def test_one_datapoint_that_is_refused_ends_the_reading_of_others() -> None:
     one, many = (
         request_of(points, lambda point, _: setattr(point, "dynamic_json", MANY_VALUES)) for points in (1, 10)
@@ -99,6 +100,7 @@ def test_one_datapoint_that_is_refused_ends_the_reading_of_others() -> None:
         parse_upsert(one, manifest, NO_DEADLINE)
 
 
+@pytest.mark.system
 def test_as_many_values_as_fit_are_taken() -> None:
     text = json.dumps({f"k{i}": [0] * 65_000 for i in range(8)}, separators=(",", ":"))
     assert MAX_DYNAMIC_BYTES - 10_000 < len(text) < MAX_DYNAMIC_BYTES
@@ -106,6 +108,7 @@ def test_as_many_values_as_fit_are_taken() -> None:
     assert parse_upsert(request, manifest_of(), NO_DEADLINE).rows["_dynamic"].to_pylist() == [text]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_names_of_their_own_in_each_datapoint_take_linear_time(dynamic: bool) -> None:
     def named(point: Datapoint, number: int) -> None:

@@ -21,6 +21,7 @@ def filled(budget: Budget, account: str, amount: int = 1) -> list[Share]:
             return shares
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("accounts", [1, 2, 3, 10])
 def test_accounts_have_equal_parts_and_one_more_has_room(accounts: int) -> None:
     budget = Budget(1000, "bytes")
@@ -64,6 +65,7 @@ def test_what_cannot_be_lost_stays() -> None:
     assert kept.amount == 50
 
 
+@pytest.mark.system
 def test_a_forgotten_share_comes_back() -> None:
     budget = Budget(100, "bytes")
     budget.take("a", 50, lambda: None)

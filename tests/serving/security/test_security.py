@@ -177,6 +177,7 @@ def test_a_strangers_body_is_not_read(guarded: tuple[Server, dict[str, str]]) ->
     assert len(sent) < 1000  # what fits into the windows of the connection, not what was offered
 
 
+@pytest.mark.system
 def test_keys_open_what_their_scopes_say(guarded: tuple[Server, dict[str, str]]) -> None:
     server, texts = guarded
     with scannery.connect(server.address, api_key=texts["reader"]) as client:

@@ -154,6 +154,7 @@ def test_a_server_of_some_indexes_creates_no_others(library: Path, tmp_path: Pat
         client.create_index("other", dimensions=3)
 
 
+@pytest.mark.system
 def test_another_server_of_the_store_takes_writes_at_once(library: Path, tmp_path: Path) -> None:
     """As another worker of the same server, which did not create it."""
     store = copied(library, tmp_path)

@@ -100,6 +100,7 @@ def test_the_expected_order_is_the_documented_one() -> None:
         assert values == sorted(values)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("wire", WIRES)
 def test_values_of_all_types_have_one_order(store: Path, wire: str) -> None:
     with connected(store, wire) as client:
@@ -120,6 +121,7 @@ def test_values_of_all_types_have_one_order(store: Path, wire: str) -> None:
         assert len(sampled) == 60
 
 
+@pytest.mark.system
 def test_a_seal_and_a_merge_change_no_order_and_tokens_continue_it(store: Path, tmp_path: Path) -> None:
     path = shutil.copytree(store, tmp_path / "copy")
     wanted = expected(ROWS, "-x")
@@ -138,6 +140,7 @@ def test_a_seal_and_a_merge_change_no_order_and_tokens_continue_it(store: Path, 
         assert ids(client.index("notes").scan(order_by="-x")) == wanted
 
 
+@pytest.mark.system
 def test_segments_of_before_an_index_was_dynamic_have_no_values(tmp_path: Path) -> None:
     with scannery.connect(tmp_path / "s", create=True) as client:
         index = client.create_index({**SPEC, "dynamic": False}, dimensions=2)

@@ -34,6 +34,7 @@ def kept(store: Path, most: int, blobs: SharedBlobs, slot: int) -> KeptQueries:
     )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("wire", WIRES)
 def test_by_default_nothing_is_kept(store: Path, wire: str) -> None:
     assert ServerConfig(store=str(store)).keep_queries == 0
@@ -43,6 +44,7 @@ def test_by_default_nothing_is_kept(store: Path, wire: str) -> None:
         assert index.kept_queries().shape == (0, 1)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("wire", ["gRPC", "HTTP"])
 def test_kept_queries_come_back_as_they_were_asked(store: Path, wire: str) -> None:
     with serving(store, keep_queries=5, http="auto") as server:
@@ -85,6 +87,7 @@ def test_the_sample_is_uniform_and_of_all_workers(store: Path) -> None:
         other.stop()
 
 
+@pytest.mark.system
 def test_queries_of_a_dropped_index_are_not_given_to_another_of_its_name(tmp_path: Path) -> None:
     Store.open(tmp_path / "store", create=True)
     with serving(tmp_path / "store", keep_queries=5) as server:
@@ -98,6 +101,7 @@ def test_queries_of_a_dropped_index_are_not_given_to_another_of_its_name(tmp_pat
             client.drop_index("i")
 
 
+@pytest.mark.system
 def test_they_are_forgotten_in_memory_with_their_index(tmp_path: Path) -> None:
     Store.open(tmp_path / "store", create=True)
     asked_D = np.array([0.12345, 0.5, 0.25, 0.75], np.float32)

@@ -124,6 +124,7 @@ def distortion(costs: Costs | None, true: Costs, share: float) -> float:
     return max(ratios) / min(ratios)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("factor", [10.0, 0.02])
 def test_wrong_costs_heal_in_service(segment: Segment, factor: float) -> None:
     share = 0.7
@@ -197,6 +198,7 @@ def test_an_idle_machine_is_told_by_the_time_of_its_processors(tmp_path: Path) -
     assert idle() in (True, False)
 
 
+@pytest.mark.system
 def test_a_server_heals_the_costs_in_its_cache_and_tells_times(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

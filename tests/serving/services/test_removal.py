@@ -30,6 +30,7 @@ def client(request: pytest.FixtureRequest, library: Path, tmp_path: Path) -> Ite
         yield client
 
 
+@pytest.mark.system
 def test_a_dropped_index_is_gone_and_its_name_is_free(client: scannery.Client) -> None:
     index = client.create_index("notes", dimensions=8)
     index.upsert(POINTS)
@@ -94,6 +95,7 @@ def test_queries_that_run_finish_and_later_ones_find_nothing(library: Path, tmp_
     assert outcomes <= {"answered", "NotFoundError"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("writes_before", [True, False])
 def test_no_write_is_acknowledged_into_a_dropped_index(tmp_path: Path, writes_before: bool) -> None:
     """Another worker has the index open, with its log or without, and does not know of the drop."""
@@ -174,6 +176,7 @@ def rows_found(client: scannery.Client) -> set[int]:
     return found
 
 
+@pytest.mark.system
 def test_no_worker_answers_from_a_dropped_index(tmp_path: Path) -> None:
     """The workers do not look for changes by themselves here: only the drop tells them."""
     path = tmp_path / "store"
@@ -224,6 +227,7 @@ def test_dropping_needs_the_scope_and_the_name(library: Path, tmp_path: Path) ->
             assert client.drop_index("flat")
 
 
+@pytest.mark.system
 def test_sealed_rows_and_a_log_outside_the_store_go_too(tmp_path: Path) -> None:
     path, logs = tmp_path / "store", tmp_path / "logs"
     store = Store.open(path, create=True)

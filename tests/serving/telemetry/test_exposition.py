@@ -54,6 +54,7 @@ def test_it_tells_the_metrics_and_nothing_else(server: MetricsServer) -> None:
         caught.value.close()
 
 
+@pytest.mark.system
 def test_a_flood_of_connections_takes_no_threads_and_leaves_room(server: MetricsServer) -> None:
     before = threading.active_count()
     silent = [dialled(server) for _ in range(4 * MAX_CONNECTIONS)]
@@ -70,6 +71,7 @@ def test_a_flood_of_connections_takes_no_threads_and_leaves_room(server: Metrics
         connection.close()
 
 
+@pytest.mark.system
 def test_bytes_that_drip_do_not_keep_a_connection(
     server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +99,7 @@ def test_a_request_without_end_is_not_kept(server: MetricsServer, monkeypatch: p
     assert scraped(server) == LONG
 
 
+@pytest.mark.system
 def test_an_error_ends_no_thread() -> None:
     answers = iter([LONG])
     server = MetricsServer("[::1]:0", lambda: next(answers))

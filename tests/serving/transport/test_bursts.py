@@ -20,6 +20,8 @@ from tests.served import DIMENSIONS, serving
 from tests.serving.process.test_supervisor import started
 from tests.serving.security.test_tls import Authority, secure
 
+pytestmark = pytest.mark.system
+
 BURST = 256
 QUERIES = np.random.default_rng(0).normal(size=(20, DIMENSIONS)).astype(np.float32)
 SLOW = calls.search_many("library", QUERIES, 20, exact=True).request

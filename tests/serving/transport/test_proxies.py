@@ -25,6 +25,8 @@ from tests.http1 import SEARCH, Http, eventually
 from tests.served import DIMENSIONS, copied, serving
 from tests.tools.ports import free_port
 
+pytestmark = pytest.mark.system
+
 PAGE = (ROOT / "docs" / "operations" / "proxies.md").read_text()
 NAME = "search.example.com"
 QUERIES = np.random.default_rng(0).normal(size=(4, DIMENSIONS)).astype(np.float32)

@@ -84,6 +84,7 @@ def recall(caller: CollectionCaller, **params: Any) -> float:
     return hits / (K * len(QUERIES_QD))
 
 
+@pytest.mark.system
 def test_a_trained_index_finds_what_brute_force_finds(sealed: CollectionCaller) -> None:
     assert recall(sealed) >= 0.9  # the target of the index is 0.95, over all queries
     assert recall(sealed, target_recall=0.99) >= 0.95

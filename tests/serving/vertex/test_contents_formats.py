@@ -154,6 +154,7 @@ def test_a_batch_of_each_format(caller: tuple[Caller, Path], format: str):
         calls.read = read  # type: ignore[method-assign]
 
 
+@pytest.mark.system
 def test_a_batch_of_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with object_server(monkeypatch) as server:
         # Readers keep their connections by bucket, and another test has another server.

@@ -60,6 +60,7 @@ def recall(answers: list[list[str]], truth: list[list[str]]) -> float:
     return float(np.mean([len({*one} & {*true}) / K for one, true in zip(answers, truth, strict=True)]))
 
 
+@pytest.mark.system
 def test_recall_grows_with_the_share_of_leaves(served: tuple[Caller, str], truth: list[list[str]]):
     recalls = [
         recall(found(served, fraction_leaf_nodes_to_search_override=share), truth)

@@ -110,6 +110,7 @@ def outside(contents: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("trick", outside(Path("/")))
 def test_contents_outside_of_the_roots(roots: Served, trick: str):
     contents = roots.folder / "contents"

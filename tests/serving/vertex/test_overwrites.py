@@ -24,6 +24,8 @@ from scannery.serving.config import VertexConfig
 from scannery.vertex.v1 import index_pb2, operations_pb2
 from tests.serving.vertex.facade_client import Caller, facade, ids_of, write_lines
 
+pytestmark = pytest.mark.system
+
 ROWS = 1200  # more than a batch of contents has
 
 

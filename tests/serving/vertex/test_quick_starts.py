@@ -206,6 +206,7 @@ LINES = {
 }  # fmt: skip
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", LINES)
 def test_contents_as_notebooks_write_them(caller: CollectionCaller, folder: Path, kind: str):
     contents = folder / "contents" / f"v1-{kind}"

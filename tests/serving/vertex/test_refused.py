@@ -69,6 +69,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(folder, caller, server.address)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_deletion_that_an_alias_refuses_loses_nothing(site: Site, config: dict[str, Any], stream: bool):

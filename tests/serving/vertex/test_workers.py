@@ -73,6 +73,7 @@ def point(id: str) -> dict[str, Any]:
     return {"datapoint_id": id, "feature_vector": [1, 2, 3, 4]}
 
 
+@pytest.mark.system
 def test_every_worker_finds_at_once_what_one_has_just_made(callers: list[Caller]):
     first = callers[0]
     for attempt in range(3):
@@ -122,6 +123,7 @@ def test_writes_to_an_index_for_batches_are_refused_by_every_worker(callers: lis
             assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
+@pytest.mark.system
 def test_every_worker_answers_for_an_operation_and_shows_its_result(
     callers: list[Caller], addresses: tuple[str, str, Path]
 ):

@@ -29,6 +29,7 @@ def test_status(cluster: Cluster) -> None:
     assert sum(index.shards for index in indexes) == SHARDS
 
 
+@pytest.mark.system
 def test_statistics_are_those_of_the_whole_index(cluster: Cluster) -> None:
     snapshot, terms = cluster.snapshot, ["volcano", "unknown", "tax", "volcano", "meadow"]
     postings = [segment.postings for segment in snapshot.segments if segment.postings is not None]

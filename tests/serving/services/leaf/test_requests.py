@@ -90,6 +90,7 @@ def test_wrong_searches(one: Cluster, change: Change, field: str, message: str) 
     assert message in str(caught.value)
 
 
+@pytest.mark.system
 def test_the_valid_search_is_answered(one: Cluster) -> None:
     request = hybrid(one)
     # The root applies these.

@@ -23,6 +23,8 @@ from scannery.v1 import leaf_pb2 as pb
 from scannery.v1.search_pb2 import OrderBy, ScanResponse
 from scannery.v1.types_pb2 import OPERATOR_GTE, Condition, Filter, Value
 
+pytestmark = pytest.mark.system
+
 GROUP = ShardGroup(0, 1)
 IDS, WRITES = 3000, 30
 SPEC = {

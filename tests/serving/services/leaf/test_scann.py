@@ -44,6 +44,7 @@ def best_of(root: Root) -> list[set[tuple[int, int]]]:
     return [set(zip(each.segments.tolist(), each.rows.tolist(), strict=True)) for each in rankings]
 
 
+@pytest.mark.system
 def test_recall_is_what_the_options_say(store: Store) -> None:
     queries, dense = random_queries(40), pb.MODE_DENSE
     with cluster_of(store, 2) as cluster:

@@ -23,6 +23,8 @@ from tests import http2
 from tests.http1 import SEARCH, Http
 from tests.served import DIMENSIONS, MINILM, serving
 
+pytestmark = pytest.mark.system
+
 VECTOR = np.ones(DIMENSIONS, np.float32)
 CONNECTIONS = 200
 WITHIN_S = 10.0

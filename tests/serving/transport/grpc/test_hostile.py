@@ -96,6 +96,7 @@ def sent(connection: socket.socket, data: bytes) -> None:
         pass
 
 
+@pytest.mark.system
 def test_noise(server: Server) -> None:
     rng = random.Random(1)
     for _ in range(30):
@@ -106,6 +107,7 @@ def test_noise(server: Server) -> None:
             sent(connection, text)
 
 
+@pytest.mark.system
 def test_frames_that_lie(server: Server) -> None:
     rng = random.Random(2)
     settings = frame(4, 0, 0, b"")
@@ -138,6 +140,7 @@ def test_bodies_that_are_no_messages(server: Server, method: str) -> None:
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.system
 def test_bodies_that_never_come_free_their_threads(server: Server) -> None:
     """More of them than the server would ever work on at once."""
     with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -158,6 +161,7 @@ def test_bodies_that_never_come_free_their_threads(server: Server) -> None:
     _only_well_behaved_callers_are_left(server)
 
 
+@pytest.mark.system
 def test_hundreds_of_connections_that_say_nothing(server: Server) -> None:
     connections = [connected(server) for _ in range(300)]
     for number, connection in enumerate(connections):
@@ -171,6 +175,7 @@ def test_hundreds_of_connections_that_say_nothing(server: Server) -> None:
         connection.close()
 
 
+@pytest.mark.system
 def test_callers_that_hang_up(server: Server) -> None:
     for _ in range(40):
         channel = grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)])
@@ -188,6 +193,7 @@ def _only_well_behaved_callers_are_left(server: Server) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.system
 def test_a_stream_whose_answers_are_not_read_keeps_few_of_them(server: Server) -> None:
     """The windows of the connection hold some; the server holds no more than it may."""
     vectors = np.resize(VECTOR, (20, DIMENSIONS))
@@ -225,6 +231,7 @@ def _streamed(server: Server) -> int:
     return sum(int(sum(series[1:])) for labels, series in counted.items() if "SearchStream" in labels)
 
 
+@pytest.mark.system
 def test_connections_are_bounded(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are there go on, and when the others have gone, there is room again."""
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 20)
@@ -250,6 +257,7 @@ def test_connections_are_bounded(library: Path, monkeypatch: pytest.MonkeyPatch)
                 assert time.monotonic() < until_s
 
 
+@pytest.mark.system
 def test_long_headers_are_refused(server: Server) -> None:
     with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         untyped: Any = channel

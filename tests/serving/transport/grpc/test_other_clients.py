@@ -57,6 +57,7 @@ def refusing(server: Server, monkeypatch: pytest.MonkeyPatch, times: int) -> lis
     return arrivals
 
 
+@pytest.mark.system
 def test_pings_of_clients_end_no_stream(server: Server) -> None:
     options = [
         ("grpc.keepalive_time_ms", 1000),
@@ -110,6 +111,7 @@ def test_a_refused_call_says_what_to_do(server: Server, monkeypatch: pytest.Monk
     assert retry.retry_delay.ToMilliseconds() == 300
 
 
+@pytest.mark.system
 def test_retries_of_grpc_itself_obey_the_delay(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals = refusing(server, monkeypatch, 3)
     options = [("grpc.service_config", json.dumps(RETRIES)), ("grpc.enable_retries", 1)]

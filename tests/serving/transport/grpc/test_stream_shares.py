@@ -79,6 +79,7 @@ class Requests:
         self._next.release()
 
 
+@pytest.mark.system
 def test_hundreds_of_streams_wait_and_are_answered(server: Server, tmp_path: Path) -> None:
     with ExitStack() as ends, grpc.insecure_channel(server.address) as channel:
         stubs = search_pb2_grpc.SearchServiceStub(channel), index_pb2_grpc.IndexServiceStub(channel)
@@ -158,6 +159,7 @@ def test_callers_together_do_not_keep_all_streams_from_another(
         assert streams.held == 6
 
 
+@pytest.mark.system
 def test_a_stream_whose_key_is_revoked_is_told_so(server: Server, tmp_path: Path, keys: KeyFile) -> None:
     requests = Requests(search())
     with grpc.insecure_channel(server.address) as channel:
@@ -174,6 +176,7 @@ def test_a_stream_whose_key_is_revoked_is_told_so(server: Server, tmp_path: Path
         requests.end()
 
 
+@pytest.mark.system
 def test_a_stream_whose_answers_are_not_read_ends(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def pipeline(
         pool.close()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("size", "window", "window_bytes", "most"),
     [(1 << 20, 1000, 4 << 20, 4 + 4), (1, 10, 1 << 30, 10), (8 << 20, 1000, 1 << 20, 4)],

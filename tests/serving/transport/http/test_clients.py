@@ -220,6 +220,7 @@ def test_searches(server: tuple[Server, dict[str, str]], client: Client) -> None
             assert found.hits[0].datapoint.text == SENTENCES["volcano"]
 
 
+@pytest.mark.system
 def test_writes_and_gets(server: tuple[Server, dict[str, str]], client: Client) -> None:
     datapoint = types_pb2.Datapoint(id="jam", text="Boil the fruit with sugar until it sets — naïvely.")
     datapoint.attributes["letters"].int_value = 1 << 60
@@ -237,6 +238,7 @@ def test_writes_and_gets(server: tuple[Server, dict[str, str]], client: Client) 
     assert list(found.missing_ids) == ["none"]
 
 
+@pytest.mark.system
 def test_errors(server: tuple[Server, dict[str, str]], client: Client) -> None:
     wrong: list[tuple[str, Message, dict[str, str]]] = [
         (SEARCH, calls.search("texts", "x", 0).request, server[1]),

@@ -105,6 +105,7 @@ def test_a_port_that_is_taken_is_named(library: Path) -> None:
 # The end
 
 
+@pytest.mark.system
 def test_what_was_asked_is_answered_before_the_end(library: Path) -> None:
     server = Server(ServerConfig(store=str(library), listen="127.0.0.1:0", threads=1, drain_s=30))
     with server, Http(server.http_port) as busy, Http(server.http_port) as quiet:
@@ -241,6 +242,7 @@ def test_handshakes_that_never_end_are_cut_off(
                 each.close()
 
 
+@pytest.mark.system
 def test_slow_readers_by_tls_are_cut_off(
     library: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +263,7 @@ def test_slow_readers_by_tls_are_cut_off(
 # Processes
 
 
+@pytest.mark.system
 def test_workers_share_the_port(library: Path) -> None:
     with started(library, "--workers", "2", "--http", "127.0.0.1:0", "--http-cors", "https://a.example") as (
         process,
@@ -289,6 +292,7 @@ def test_workers_share_the_port(library: Path) -> None:
             assert kept.is_closed()
 
 
+@pytest.mark.system
 def test_a_reload_is_seen_as_closed_connections_only(library: Path) -> None:
     """Every request is answered; those on a connection that closes between requests are sent again."""
     with started(library, "--workers", "2") as (process, address):

@@ -8,11 +8,14 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import scannery
 from tests.client.test_http_served import by_http, endpoint_of
 from tests.served import DIMENSIONS, PAUSE_S
 from tests.serving.process.test_supervisor import Log, children, started, wait_until
+
+pytestmark = pytest.mark.system
 
 QUERIES = np.random.default_rng(0).normal(size=(50, DIMENSIONS)).astype(np.float32)
 

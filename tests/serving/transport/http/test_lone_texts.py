@@ -163,6 +163,7 @@ def test_lone_texts_are_cached_and_counted(server: Server, queued: list[str]) ->
         assert encoder._encoder.statistics().texts == before + 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.system
 def test_repeated_texts_get_the_answers_of_parsed_ones(server: Server, repeated: list[bool]) -> None:
     texts = [
         "lava",
@@ -249,6 +250,7 @@ def test_only_what_a_library_writes_is_remembered() -> None:
     assert repeated_text(NO_HEAD, asked, b"", data) is None
 
 
+@pytest.mark.system
 def test_the_event_loop_answers_others_soon(server: Server) -> None:
     """Beside a caller of texts without a pause, another one waits for few encodings."""
     done, waits_s = threading.Event(), []

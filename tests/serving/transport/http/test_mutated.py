@@ -22,6 +22,8 @@ from tests.serving.process.test_supervisor import children, started
 from tests.serving.transport.http.test_strangers import process_state
 from tests.tools.ports import free_port
 
+pytestmark = pytest.mark.system
+
 VECTORS = np.random.default_rng(0).normal(size=(3, DIMENSIONS)).astype(np.float32)
 BODY = calls.search("library", VECTORS[0], 3).request.SerializeToString()
 MANY = calls.search_many("library", VECTORS, 3).request.SerializeToString()

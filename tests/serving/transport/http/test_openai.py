@@ -72,6 +72,7 @@ def test_vectors_are_those_of_the_sdk(http: Http, client: scannery.Client) -> No
     assert np.allclose(query["embedding"], queries[0], atol=1e-5)
 
 
+@pytest.mark.system
 def test_tokens_are_counted(http: Http) -> None:
     assert embed(http, input="a volcano erupts").json["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
     assert embed(http, input=["cat", "cat dog", "cat"]).json["usage"]["prompt_tokens"] == 4

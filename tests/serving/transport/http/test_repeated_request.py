@@ -137,6 +137,7 @@ def test_the_rest_of_a_request_is_not_remembered(server: Server, repeated: list[
         assert http.response().status == 400
 
 
+@pytest.mark.system
 def test_each_is_authenticated_and_admitted(
     library: Path, tmp_path: Path, repeated: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from scannery.serving import Server
 from tests.http1 import SEARCH
 from tests.served import DIMENSIONS, serving
 
+pytestmark = pytest.mark.system
+
 BODY = json.dumps({"index": "library", "query": {"vector": {"values": np.ones(DIMENSIONS).tolist()}}})
 JAVA = """
 import java.net.URI;
