@@ -76,6 +76,7 @@ def test_imports_run_one_way(room: str):
     assert not wrong
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("room", [*ROOMS, "tests"])
 def test_a_folder_has_few_modules(room: str):
     folders = Counter(

@@ -70,6 +70,7 @@ def test_every_module_says_what_it_exports(room: str) -> None:
         assert ast.get_docstring(tree), path
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("module", "framework"), [("llama_index", "llama_index"), ("mteb", "mteb")])
 def test_a_missing_framework_is_named_with_its_extra(module: str, framework: str) -> None:
     if find_spec(framework) is not None:

@@ -12,6 +12,8 @@ import pytest
 from scannery.cli.main import main
 from tests.served import ROWS, copied, library_table, serving
 
+pytestmark = pytest.mark.system
+
 YEARS = library_table().column("year").to_pylist()
 RECENT = '{"year": {"$gte": 2020}}'
 RECENT_ROWS = sum(year is not None and year >= 2020 for year in YEARS)
@@ -28,7 +30,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, captured.out, captured.err
 
 
-@pytest.mark.system
 def test_datapoints_and_values_are_counted(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at = ("--index", "library", "--store", str(library))
     assert run(capsys, "count", *at) == (0, f"{ROWS}\n", "")
@@ -57,7 +58,6 @@ def test_datapoints_and_values_are_counted(library: Path, capsys: pytest.Capture
     assert (status, "did you mean year" in err) == (2, True)
 
 
-@pytest.mark.system
 def test_what_a_filter_allows_is_changed_and_deleted(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(store) as server:
         at = ("--index", "library", "--target", server.address)
@@ -108,7 +108,6 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.system
 def test_the_question_before_a_deletion_can_be_answered(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
     assert "explanation" not in in_json(capsys, *asked)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

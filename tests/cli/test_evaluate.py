@@ -192,6 +192,7 @@ def test_reranking_can_be_swept(
     assert [line.split()[2] for line in lines if line.startswith("1 ")] == [hit.id for hit in hits]
 
 
+@pytest.mark.system
 def test_queries_are_derived_where_there_are_none(
     capsys: pytest.CaptureFixture[str], place: tuple[str, str]
 ) -> None:
@@ -224,6 +225,7 @@ def test_what_is_odd_is_told(
     assert (status, output.count("warning: ")) == (0, 4)
 
 
+@pytest.mark.system
 def test_live_writes_are_seen(capsys: pytest.CaptureFixture[str], store: Path, tmp_path: Path) -> None:
     queries, qrels = tmp_path / "queries.txt", tmp_path / "qrels.tsv"
     queries.write_text("a lighthouse on the cliff\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import typer
 
 from scannery.cli.main import app, main
 from tests.startup import imported_modules
 
 
+@pytest.mark.system
 def test_help_and_version_import_no_package_that_a_command_needs() -> None:
     heavy = {
         "numpy",

@@ -51,6 +51,7 @@ def test_all_datapoints_are_printed_and_can_be_written_to_another_index(
         assert before == after
 
 
+@pytest.mark.system
 def test_a_scan_with_a_limit_continues_by_its_token(
     library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

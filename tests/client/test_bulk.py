@@ -35,6 +35,7 @@ def ids(found: list[scannery.Hits]) -> list[list[str]]:
     return [[hit.id for hit in hits] for hits in found]
 
 
+@pytest.mark.system
 def test_bulk_search_answers_in_order_and_takes_queries_as_they_come(server: Server) -> None:
     with scannery.connect(server.address) as client:
         index = client.index("library")

@@ -142,6 +142,7 @@ def test_a_bulk_goes_through_a_server_that_sheds_load(store: Path) -> None:
         assert refused > 0
 
 
+@pytest.mark.system
 def test_a_bulk_search_gives_errors_in_the_place_of_hits(library: Path) -> None:
     queries: list[Any] = list(VECTORS[:50])
     queries[3], queries[30] = [1.0], scannery.Like("nobody")
@@ -186,6 +187,7 @@ def test_wrong_options_are_refused(options: Any, field: str) -> None:
         index.upsert_many({"id": "a"})  # type: ignore[dict-item]
 
 
+@pytest.mark.system
 def test_the_progress_bar_is_drawn(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(library) as server, scannery.connect(server.address) as client:
         assert len(list(client.index("library").search_each(VECTORS[:20], progress=True))) == 20

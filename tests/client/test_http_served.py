@@ -26,6 +26,8 @@ from tests.served import DIMENSIONS, serving
 from tests.serving.process.test_supervisor import children, started
 from tests.serving.security.test_tls import Authority, local, secure
 
+pytestmark = pytest.mark.system
+
 QUERIES = np.random.default_rng(3).normal(size=(32, DIMENSIONS)).astype(np.float32)
 
 ASKS: list[Callable[[Any], Any]] = [
@@ -98,7 +100,6 @@ def outcome(ask: Callable[[], Any]) -> Any:
         return type(error), error.message, error.field
 
 
-@pytest.mark.system
 async def test_answers_and_errors_are_those_of_grpc(server: Server, over_grpc: Counter[str]) -> None:
     with (
         scannery.connect(server.address, http=False) as plain,
@@ -132,7 +133,6 @@ def test_threads_get_their_answers_over_http(server: Server, over_grpc: Counter[
         assert over_grpc == {}
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("scheme", ["", "https://"])
 async def test_tls_and_keys_are_those_of_grpc(
     tmp_path: Path, library: Path, over_grpc: Counter[str], scheme: str
@@ -175,7 +175,6 @@ def test_a_name_that_the_certificate_does_not_have_is_refused(tmp_path: Path, li
             client.index("library").stats()
 
 
-@pytest.mark.system
 def test_a_key_that_is_taken_back_is_refused(tmp_path: Path, library: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     made, text = keys.create("a")
@@ -193,7 +192,6 @@ def test_a_key_that_is_taken_back_is_refused(tmp_path: Path, library: Path) -> N
                 time.sleep(0.05)
 
 
-@pytest.mark.system
 def test_the_restart_of_a_server_is_not_seen(library: Path, over_grpc: Counter[str]) -> None:
     done, answered = threading.Event(), [0] * 4
     failures: list[scannery.ScanneryError] = []
@@ -244,7 +242,6 @@ def test_the_restart_of_a_server_is_not_seen(library: Path, over_grpc: Counter[s
     assert failures == []
 
 
-@pytest.mark.system
 def test_connections_go_to_all_workers_and_a_dead_one_is_not_seen(library: Path) -> None:
     with (
         started(library, "--workers", "2") as (process, address),

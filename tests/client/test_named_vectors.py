@@ -137,6 +137,7 @@ def test_several_vectors_are_fused_by_their_weights(same: Callable[[Ask], Any]) 
     assert ids(by_rank)[0] in ("bees", "trains")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "ask",
     [

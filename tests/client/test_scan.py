@@ -81,6 +81,7 @@ def test_a_datapoint_is_decoded_once_for_several_threads() -> None:
     assert all(each == [(n, f"p{n}", n, None) for n in range(300)] for each in found)
 
 
+@pytest.mark.system
 def test_the_token_follows_the_datapoints_that_were_taken(index: scannery.Index) -> None:
     everything = [point.id for point in index.scan()]
     running = index.scan(page_size=100)

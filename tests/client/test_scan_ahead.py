@@ -74,6 +74,7 @@ def test_one_page_is_read_ahead_once_an_eighth_of_the_first_one_is_taken(index: 
     assert len(set(reads.tokens)) == 8
 
 
+@pytest.mark.system
 def test_tokens_are_those_of_datapoints_that_were_taken(index: scannery.Index) -> None:
     everything = [point.id for point in index.scan()]
     running = index.scan(page_size=100)
@@ -117,6 +118,7 @@ def test_a_scan_that_is_dropped_leaves_no_thread_and_reads_no_more(index: scanne
     assert len(reads.tokens) == 2
 
 
+@pytest.mark.system
 def test_an_interrupted_wait_repeats_the_page(index: scannery.Index, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = [point.id for point in index.scan()]
     running = index.scan(page_size=100)

@@ -11,6 +11,8 @@ from mypy import api
 
 from tests.data import ROOT
 
+pytestmark = pytest.mark.system
+
 RIGHT = """
     import datetime as dt
     import numpy as np
@@ -121,7 +123,6 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.system
 def test_right_use_passes(tmp_path: Path) -> None:
     assert "Success" in checked(tmp_path, RIGHT)
 

@@ -14,6 +14,8 @@ from tests.cluster.questions import DIMENSIONS, INDEX, SHARDS, make_store
 from tests.cluster.servers import started_cluster
 from tests.serving.telemetry.traces import Received, collector, spans_in_memory
 
+pytestmark = pytest.mark.system
+
 pytest.importorskip("opentelemetry.sdk")
 SEARCH, CALL = "scannery.v1.SearchService/Search", "scannery.v1.LeafService/Search"
 QUERY = np.ones(DIMENSIONS, np.float32)

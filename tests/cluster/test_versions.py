@@ -22,6 +22,8 @@ from tests.data import clustered, datapoints, without_ids
 from tests.served import DIMENSIONS, LIBRARY, library_table, make_library_store, publish_version
 from tests.tools.ports import free_ports
 
+pytestmark = pytest.mark.system
+
 VECTORS_ND = clustered(60, DIMENSIONS, seed=11)
 
 
@@ -47,7 +49,6 @@ def answered_ids(answers: list[scannery.Hits]) -> dict[int, set[frozenset[str]]]
     return found
 
 
-@pytest.mark.system
 def test_a_roll_out_and_a_rollback_under_load(store: Path, tmp_path: Path) -> None:
     opened = Store.open(store)
     # Each version lacks the best hits of the one before, in all shards.
@@ -69,7 +70,6 @@ def test_a_roll_out_and_a_rollback_under_load(store: Path, tmp_path: Path) -> No
     assert by_version[first] == by_version[back.version]
 
 
-@pytest.mark.system
 def test_a_root_moves_when_all_groups_have_the_version(store: Path) -> None:
     opened = Store.open(store)
     with ExitStack() as stack:
@@ -83,7 +83,6 @@ def test_a_root_moves_when_all_groups_have_the_version(store: Path) -> None:
         wait_until(lambda: version_of(root) == second)
 
 
-@pytest.mark.system
 def test_a_root_that_starts_while_a_group_opens_a_version_reads_the_one_before(store: Path) -> None:
     with ExitStack() as stack:
         quick = stack.enter_context(leaf_server(store, 0, 2))
@@ -106,7 +105,6 @@ def newest_of(leaf: Server) -> int:
     return int(newest.version)
 
 
-@pytest.mark.system
 def test_an_index_is_dropped_and_made_again(store: Path, tmp_path: Path) -> None:
     opened = Store.open(store)
     with started_cluster(store, 2) as (root, _), scannery.connect(root.address) as client:
@@ -129,7 +127,6 @@ def _has(client: scannery.Client, name: str) -> bool:
     return True
 
 
-@pytest.mark.system
 def test_a_root_before_its_leaves_and_before_the_index(tmp_path: Path) -> None:
     path = tmp_path / "late"
     store = Store.open(path, create=True)

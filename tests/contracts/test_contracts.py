@@ -8,6 +8,8 @@ import pytest
 
 from tests.tools.record_contracts import CONTRACTS, FOLDER, text_of
 
+pytestmark = pytest.mark.system
+
 
 @pytest.mark.parametrize("name", CONTRACTS)
 def test_contract_is_the_recorded_one(name: str) -> None:

@@ -65,6 +65,7 @@ def test_no_texts_give_no_vectors(minilm: Encoder) -> None:
     assert minilm.encode_documents([]).shape == (0, 384)
 
 
+@pytest.mark.system
 def test_a_huge_text_costs_no_more_than_its_beginning(minilm: Encoder) -> None:
     head = "The first words decide, since the model reads no further. " * 40
     huge = minilm.encode_documents([head + "and so on, and on " * 600_000])

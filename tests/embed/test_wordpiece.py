@@ -133,6 +133,7 @@ def test_little_text_is_the_librarys(tokenizer: Any) -> None:
     assert copy.deepcopy(bulk).encode(["little"]) is not None, "a model is copied to lower its precision"
 
 
+@pytest.mark.system
 def test_real_transcripts_become_the_same_tokens(wordpiece: WordPiece, tokenizer: Any) -> None:
     for folder, name in (("podcasts-changelog", "news"), ("podcasts-radio-t-ru", "posts")):
         with tarfile.open(shared_data(folder, f"{name}.tar.gz")) as archive:
@@ -176,6 +177,7 @@ def test_passages_are_the_same(minilm: Encoder) -> None:
     assert cut(text, small, "Title") == cut(text, large, "Title")
 
 
+@pytest.mark.system
 def test_a_character_that_two_threads_look_up_keeps_its_place(tokenizer: Any) -> None:
     made = WordPiece(tokenizer, json.loads(tokenizer.to_str()))
     codes = np.arange(0xAC00, 0xAC00 + 60)

@@ -46,12 +46,14 @@ def publish_next(store: Store, folder: Path, rows: int) -> None:
     commit(store, current.model_copy(update={"parent": current.version, "segments": (built.entry,)}))
 
 
+@pytest.mark.system
 def test_a_sound_index_verifies(store: Store):
     report = verify(store, "t")
     assert (report.version, report.segments, report.rows, report.problems) == (1, 3, 300, ())
     assert report.recall == 1
 
 
+@pytest.mark.system
 def test_damage_is_found_in_the_store_although_the_cache_is_sound(store: Store, tmp_path: Path):
     manifest = read_manifest(store, "t")
     open_index(store, "t", cache=SegmentCache(tmp_path / "cache"))
@@ -67,6 +69,7 @@ def test_damage_is_found_in_the_store_although_the_cache_is_sound(store: Store, 
     assert "there is no" in verify(store, "t").problems[0]
 
 
+@pytest.mark.system
 def test_repeated_ids_and_wrong_counts_are_found(store: Store, tmp_path: Path):
     manifest = read_manifest(store, "t")
     # Segments of a second hash partition: the ids of shard 0 stand twice.
@@ -110,6 +113,7 @@ def test_a_rollback_keeps_the_position_in_the_log(store: Store, tmp_path: Path):
     assert rollback(store, "t", 1).log_sequence == 8
 
 
+@pytest.mark.system
 def test_garbage_is_what_no_kept_version_names(store: Store, tmp_path: Path):
     for rows in (50, 60, 70):
         publish_next(store, tmp_path, rows)
@@ -132,6 +136,7 @@ def test_garbage_is_what_no_kept_version_names(store: Store, tmp_path: Path):
     assert verify(store, "t").problems == ()
 
 
+@pytest.mark.system
 def test_garbage_shared_with_a_kept_version_stays(store: Store):
     rollback(store, "t", 1)
     assert collect_garbage(store, "t", keep=1, min_age=NOW).segments == ()

@@ -29,6 +29,8 @@ from scannery.v1 import types_pb2
 from tests.live.model import DIMENSIONS, LIVE, Row, make_store, random_row
 from tests.served import serving
 
+pytestmark = pytest.mark.system
+
 ROWS = 60
 RNG = random.Random(7)
 BUILT = {f"id{i}": random_row(RNG, f"id{i}") for i in range(ROWS)}
@@ -77,7 +79,6 @@ def of_show(show: str | None, rows: dict[str, Row]) -> list[str]:
     return [name for name, row in rows.items() if row["attributes"]["show"] == show]
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("batch_size", [1, 7, 10_000])
 def test_what_a_filter_allows_is_deleted_in_batches(each: Index, batch_size: int) -> None:
     names = of_show("gotime", BUILT)
@@ -93,7 +94,6 @@ def test_what_a_filter_allows_is_deleted_in_batches(each: Index, batch_size: int
     assert each.delete(where=GOTIME) == scannery.client.Deleted(done.sequence, 0)
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("batch_size", [1, 7, 10_000])
 def test_what_a_filter_allows_is_changed_in_batches(each: Index, batch_size: int) -> None:
     names = of_show("gotime", BUILT)
@@ -117,7 +117,6 @@ def test_what_a_filter_allows_is_changed_in_batches(each: Index, batch_size: int
     assert names[0] in [hit.id for hit in each.search(word, 60, mode="lexical")]
 
 
-@pytest.mark.system
 async def test_the_asynchronous_client_does_the_same(store: Path) -> None:
     async with scannery.aio.connect(store) as client:
         index = client.index("live")
@@ -131,7 +130,6 @@ async def test_the_asynchronous_client_does_the_same(store: Path) -> None:
         )
 
 
-@pytest.mark.system
 def test_a_change_that_keeps_matching_ends(index: Index) -> None:
     """The changed rows match the filter still: they are told apart by their revision."""
     assert index.update(where={}, attributes={"year": 2000}, batch_size=7).written == ROWS
@@ -139,7 +137,6 @@ def test_a_change_that_keeps_matching_ends(index: Index) -> None:
     assert index.attribute_stats("year").max == 2000
 
 
-@pytest.mark.system
 def test_live_sealed_merged_and_rolled_back_rows_are_all_reached(store: Path) -> None:
     rows = dict(BUILT)
     opened = Store.open(store)
@@ -173,7 +170,6 @@ def test_live_sealed_merged_and_rolled_back_rows_are_all_reached(store: Path) ->
         assert index.delete(where=GOTIME).deleted == len(of_show("gotime", BUILT))
 
 
-@pytest.mark.system
 def test_an_index_that_a_pipeline_built_from_documents_is_changed_passage_by_passage(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     vectors = np.random.default_rng(0).normal(size=(30, 4)).tolist()
@@ -238,7 +234,6 @@ def handlers(store: Path) -> Iterator[Handlers]:
     made.catalog.close()
 
 
-@pytest.mark.system
 def test_rows_that_others_write_meanwhile_are_left_alone(handlers: Handlers) -> None:
     matching = len(of_show("gotime", BUILT))
     first = handlers.delete(limit=3)
@@ -253,7 +248,6 @@ def test_rows_that_others_write_meanwhile_are_left_alone(handlers: Handlers) -> 
     assert handlers.delete().deleted == 1
 
 
-@pytest.mark.system
 def test_a_repeated_request_writes_nothing_and_is_answered_as_before(handlers: Handlers) -> None:
     sequence = handlers.add("id100")
     first = handlers.update(limit=5, request_id="a")
@@ -313,7 +307,6 @@ def test_a_change_needs_a_filter_on_the_wire(handlers: Handlers) -> None:
         handlers._filtered.update(request, Deadline.after(30))
 
 
-@pytest.mark.system
 def test_a_failure_part_way_says_how_many_datapoints_are_left(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +325,6 @@ def test_a_failure_part_way_says_how_many_datapoints_are_left(
     assert index.count(GOTIME) == matching - 6
 
 
-@pytest.mark.system
 def test_a_batch_of_large_rows_is_cut_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from scannery.live.writing import filtered_write
 
@@ -350,7 +342,6 @@ def test_a_batch_of_large_rows_is_cut_by_its_size(tmp_path: Path, monkeypatch: p
         assert 200 < steps[0] < 256  # 1 MiB of 4 KiB payloads
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("large", ["rows", "named", "declared", "dynamic"])
 def test_no_more_rows_are_copied_than_a_batch_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: str
@@ -390,7 +381,6 @@ def test_no_more_rows_are_copied_than_a_batch_has(
         assert copied[4:] == [1, 1]
 
 
-@pytest.mark.system
 def test_dynamic_attributes_are_changed_and_removed(tmp_path: Path) -> None:
     spec = parse_spec({**LIVE.model_dump(), "dynamic": True})
     path = make_store(tmp_path, [], spec=spec)
@@ -432,7 +422,6 @@ def test_a_change_of_more_rows_than_fit_in_memory_waits_for_seals(tmp_path: Path
         assert index.stats().version > 1
 
 
-@pytest.mark.system
 def test_a_dry_run_counts_only_for_keys_that_may_read(store: Path, tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     _, writer = keys.create("writer", scopes=["write"])

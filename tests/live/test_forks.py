@@ -61,6 +61,7 @@ def test_threads_that_fork_at_once_let_go_of_the_log(log: SqliteLog) -> None:
     assert not after.is_alive()
 
 
+@pytest.mark.system
 def test_what_a_child_writes_is_not_lost_though_a_log_was_being_opened(
     log: SqliteLog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_what_a_child_writes_is_not_lost_though_a_log_was_being_opened(
     ]
 
 
+@pytest.mark.system
 def test_a_child_does_not_keep_a_lock_after_the_death_of_its_parent(
     log: SqliteLog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def answered(group: Sequence[Write]) -> None:
         write.outcome.set_result(Answer(1, 1))
 
 
+@pytest.mark.system
 def test_a_write_beside_the_close_is_answered_at_once() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

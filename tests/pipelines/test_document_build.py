@@ -14,6 +14,8 @@ from scannery.indexer import open_index, read_manifest
 from tests.embed.conftest import MINILM
 from tests.pipelines.conftest import letters_of, run
 
+pytestmark = pytest.mark.system
+
 SPEC: dict[str, Any] = {
     "index": "docs",
     "source": {"text": "text", "title": "title", "chunk": {"max_tokens": 32, "overlap_tokens": 8}},
@@ -67,7 +69,6 @@ def table_of(store, *columns: str) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in pa.concat_tables(tables).to_pylist()}
 
 
-@pytest.mark.system
 def test_a_new_index_of_documents_is_cut_at_headings(store, folder):
     report = run(store, str(folder), spec=SPEC)
     assert [letter.reason for letter in letters_of(store, report)] == ["damaged_file"]
@@ -116,7 +117,6 @@ def test_live_writes_are_cut_as_builds_are(store, folder):
             assert (point.title, point.attributes.get("section")) == (row["title"], row["section"])
 
 
-@pytest.mark.system
 def test_an_existing_index_keeps_its_passages(store, folder):
     old = {**SPEC, "source": {**SPEC["source"], "chunk": {**SPEC["source"]["chunk"], "headings": False}}}
     run(store, str(folder / "guide.md"), spec=old)
@@ -133,7 +133,6 @@ def test_an_existing_index_keeps_its_passages(store, folder):
     assert run(store, str(folder / "guide.md"), spec=SPEC).embedded == 0  # it keeps this, too
 
 
-@pytest.mark.system
 def test_embedded_documents_are_recognised(store, folder):
     run(store, str(folder / "guide.md"), str(folder / "tea.html"), spec=SPEC)
     rows = table_of(store, "section")

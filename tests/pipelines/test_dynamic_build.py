@@ -22,6 +22,8 @@ from scannery.live.maintenance.seal import seal
 from scannery.pipelines import PipelineError, compact, export
 from tests.pipelines.conftest import DIMENSIONS, Write, letters_of, run, vector_records
 
+pytestmark = pytest.mark.system
+
 SPEC: dict[str, Any] = {
     "index": "vectors",
     "source": {"vector": "vector"},
@@ -72,7 +74,6 @@ def check(store: Store, rows: dict[str, dict[str, Any]], index: str = "vectors")
         assert found({"language": "t3"}) == having(lambda row: row.get("language") == "t3")
 
 
-@pytest.mark.system
 def test_fields_that_the_spec_does_not_name_become_attributes(store: Store, write: Write) -> None:
     given = records()
     report = run(store, write("a.jsonl", given), spec=SPEC)
@@ -81,7 +82,6 @@ def test_fields_that_the_spec_does_not_name_become_attributes(store: Store, writ
     assert run(store, write("a.jsonl", given), spec=SPEC).up_to_date
 
 
-@pytest.mark.system
 def test_only_what_changed_is_written_by_an_update(store: Store, write: Write) -> None:
     given = records()
     run(store, write("a.jsonl", given), spec=SPEC)
@@ -93,7 +93,6 @@ def test_only_what_changed_is_written_by_an_update(store: Store, write: Write) -
     check(store, wanted(given))
 
 
-@pytest.mark.system
 def test_an_index_becomes_dynamic(store: Store, write: Write) -> None:
     given = records()
     path = write("a.jsonl", given)
@@ -102,7 +101,6 @@ def test_an_index_becomes_dynamic(store: Store, write: Write) -> None:
     check(store, wanted(given))
 
 
-@pytest.mark.system
 def test_live_rows_and_rows_of_a_build_are_alike(store: Store, write: Write) -> None:
     given = records()
     run(store, write("a.jsonl", given[:12]), spec=SPEC)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import PurePosixPath
 
 import numpy as np
+import pytest
 
 from scannery.indexer import Store, collect_garbage, verify
 from tests.hooks import before_call, make_old
@@ -33,6 +34,7 @@ def test_embeddings_stay_while_a_version_has_documents_of_them(store, write):
     assert not verify(store, "vectors").problems
 
 
+@pytest.mark.system
 def test_what_a_full_build_replaced_is_collected(store, write):
     run(store, write("a.jsonl", [*vector_records(0, 30), "{broken"]))
     new = write("b.jsonl", vector_records(100, 130))

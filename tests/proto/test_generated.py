@@ -6,8 +6,9 @@ import pytest
 
 from tests.tools.generate_protos import COMMENTS, FOREIGN_PACKAGES, PACKAGE, ROOT, generate
 
+pytestmark = pytest.mark.system
 
-@pytest.mark.system
+
 def test_committed_code_is_what_the_protos_generate(tmp_path: Path) -> None:
     generated = {path.relative_to(tmp_path): path.read_bytes() for path in generate(tmp_path)}
     source = ROOT / "src"

@@ -44,6 +44,7 @@ def test_bytes_that_do_not_fit_leave_the_slot_as_it_is() -> None:
     assert (blobs.read(0), blobs.read(1)) == (b"", b"kept")
 
 
+@pytest.mark.system
 def test_a_released_place_is_for_another_name() -> None:
     table = SharedTable()
     for number in range(10 * NAMES):
@@ -60,6 +61,7 @@ def test_a_released_place_is_for_another_name() -> None:
     assert table.place("index-9") != table.place("one more") is not None
 
 
+@pytest.mark.system
 def test_processes_take_places_at_once_without_sharing_one() -> None:
     table = SharedTable(4)
     children = []

@@ -49,6 +49,7 @@ def test_equal_answers_are_the_same_in_every_measure(
     assert told["same_first"] == 1.0
 
 
+@pytest.mark.system
 def test_a_filter_that_is_left_out_shows(
     capsys: pytest.CaptureFixture[str], library: Path, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_texts_are_encoded_by_the_model_of_the_index(
     assert json.loads(capsys.readouterr().out)["same_first"] == 1.0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("line", "says"),
     [

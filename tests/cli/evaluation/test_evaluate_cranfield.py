@@ -15,6 +15,8 @@ from tests.cli.test_commands import in_json
 from tests.data import datapoints, shared_data
 from tests.served import publish_version
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -34,7 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.system
 def test_figures_are_those_of_the_reference(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = in_json(
         capsys, "evaluate", "-i", "cranfield", "-s", str(folder / "store"), "--mode", "lexical",

@@ -72,6 +72,7 @@ def test_rows_are_written_once(client: scannery.Client) -> None:
     assert whole.written == ROWS
 
 
+@pytest.mark.system
 def test_a_server_takes_it_too(client: scannery.Client, tmp_path: Path) -> None:
     client.create_index("other", dimensions=4)
     client.close()

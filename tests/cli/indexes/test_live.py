@@ -123,6 +123,7 @@ def test_a_log_that_an_earlier_release_made_is_shown(store: Path, capsys: pytest
     assert "1 mutations, up to 1, are not sealed" in out
 
 
+@pytest.mark.system
 def test_a_log_is_shown_and_forgotten(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

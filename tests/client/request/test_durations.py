@@ -50,6 +50,7 @@ def test_durations_become_seconds(index: scannery.Index, value: Any) -> None:
     assert index.get(["a"])[0].attributes["a_float"] == 2 * HALF  # type: ignore[union-attr]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("value", [dt.timedelta(seconds=1), np.timedelta64(1, "s"), np.timedelta64(1, "ns")])
 def test_durations_are_nothing_else(index: scannery.Index, value: Any) -> None:
     for type in TYPES[:-1]:
@@ -75,6 +76,7 @@ def test_float_attributes_take_no_other_json(index: scannery.Index, value: Any) 
         index.upsert([_point(attributes={"a_float": value})])
 
 
+@pytest.mark.system
 def test_frames_of_durations(index: scannery.Index) -> None:
     frame = {"id": ["b"], "vector": [[1.0, 2.0]], "a_float": [pd.Timedelta(seconds=HALF)]}
     index.upsert(pd.DataFrame(frame))

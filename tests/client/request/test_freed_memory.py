@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 # In a process of its own: earlier tests have freed large arrays.
 BATCHES = """
 import resource

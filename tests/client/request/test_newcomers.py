@@ -29,6 +29,7 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[scannery.
             yield local
 
 
+@pytest.mark.system
 def test_the_first_lines(client: scannery.Client) -> None:
     notes = client.create_index("notes", dynamic=True, lexical=True)
     assert client.indexes()[0].dynamic
@@ -42,6 +43,7 @@ def test_the_first_lines(client: scannery.Client) -> None:
     assert notes.count() == 2
 
 
+@pytest.mark.system
 def test_values_of_numpy_and_pandas(client: scannery.Client) -> None:
     index = client.create_index("notes", dimensions=2, dynamic=True)
     name = uuid.uuid4()
@@ -70,6 +72,7 @@ def test_values_of_numpy_and_pandas(client: scannery.Client) -> None:
     assert index.count({"id": {"$ne": 7}}) == 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("value", [float("nan"), np.nan, pd.NaT, pd.NA, np.datetime64("NaT")])
 def test_what_frames_have_for_no_value_is_null(client: scannery.Client, value: Any) -> None:
     index = client.create_index("notes", dimensions=2, dynamic=True)
@@ -121,6 +124,7 @@ def test_tables_of_other_systems_are_refused(
     assert (done.written, done.ignored) == (2, () if dynamic else tuple(more.keys() - {"vector"}))
 
 
+@pytest.mark.system
 def test_a_column_that_holds_something_else_is_ignored(client: scannery.Client) -> None:
     index = client.create_index("notes", dimensions=2)
     table = pa.Table.from_pylist([{"id": "a", "vector": VECTOR, "metadata": "words", "page": 7}])

@@ -48,6 +48,7 @@ def test_embedded(store: Path) -> None:
         check(client)
 
 
+@pytest.mark.system
 def test_remote(store: Path) -> None:
     with serving(store) as server, scannery.connect(server.address) as client:
         check(client)

@@ -100,6 +100,7 @@ def test_it_can_be_turned_off(speaker: Speaker) -> None:
     assert speaker.asked == 0
 
 
+@pytest.mark.system
 def test_calls_beyond_the_connections_go_over_grpc(speaker: Speaker) -> None:
     release = threading.Event()
     with connected(speaker) as client, ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
@@ -187,6 +188,7 @@ def test_a_server_without_http_is_asked_once_until_connections_break(said: Any) 
     assert found.asks()
 
 
+@pytest.mark.system
 def test_a_server_without_http_serves_over_grpc() -> None:
     with speaking(http=False) as speaker, scannery.connect(speaker.address) as client:
         assert [version(client) for _ in range(50)] == [GRPC] * 50
@@ -234,6 +236,7 @@ def test_each_address_of_a_host_is_tried(speaker: Speaker, monkeypatch: pytest.M
     assert {one.headers["host"] for one in speaker.requests} == {f"127.0.0.1:{speaker.port}"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("wrong", ["server", "no server of ours", "misdirected", "refused", "silent"])
 def test_another_server_or_none_is_left_alone(
     speaker: Speaker, wrong: str, monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,7 @@ async def test_a_broken_answer_is_asked_for_again_if_that_is_wanted(
         assert await version(client) == HTTP
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("piece_bytes", [0, 7])
 async def test_answers_in_pieces_are_put_together(speaker: Speaker, piece_bytes: int) -> None:
     speaker.piece_bytes = piece_bytes
@@ -101,6 +102,7 @@ async def test_a_slow_answer_is_too_late_and_a_cancelled_call_is_forgotten(speak
         assert [await version(client) for _ in range(5)] == [HTTP] * 5
 
 
+@pytest.mark.system
 async def test_no_more_calls_than_connections_are_under_way(speaker: Speaker) -> None:
     release = threading.Event()
     speaker.answer = lambda exchange: found(HTTP) if release.wait(20) else None

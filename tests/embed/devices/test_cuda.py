@@ -117,6 +117,7 @@ def test_a_packed_batch_asks_the_device_nothing(lean: Any) -> None:
     assert not counter.asked
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", ["roberta-mean-max", "mpnet-dense-prompts", "qwen-last-token"])
 def test_a_masked_batch_asks_the_device_nothing(kind: str, tmp_path: Path) -> None:
     folder = make_model(kind, tmp_path)
@@ -138,6 +139,7 @@ def test_a_masked_batch_asks_the_device_nothing(kind: str, tmp_path: Path) -> No
     np.testing.assert_allclose(actual, expected, atol=2e-6)
 
 
+@pytest.mark.system
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(9, 40))
 def test_a_packed_batch_that_does_not_fit_is_halved(lengths: list[int], room: int) -> None:

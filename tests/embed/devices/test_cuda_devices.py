@@ -57,6 +57,7 @@ def process(folder: Path, *names: str) -> Iterator[tuple[int, subprocess.Popen[s
             running.kill()
 
 
+@pytest.mark.system
 def test_processes_share_the_gpus_evenly(tmp_path):
     with ExitStack() as stack:
         taken = [stack.enter_context(process(tmp_path, "0", "1", "2"))[0] for _ in range(4)]

@@ -29,6 +29,7 @@ from tests.embed.tiny_models import make_model
 LENGTHS = st.lists(st.integers(1, 300), max_size=300).map(lambda values: np.array(values, np.int64))
 
 
+@pytest.mark.system
 @given(LENGTHS)
 def test_snug_batches_hold_each_text_once_within_the_budget(lengths: np.ndarray) -> None:
     batches = list(snug_batches(lengths, budget=512, enough=128))
@@ -44,6 +45,7 @@ def test_snug_batches_hold_each_text_once_within_the_budget(lengths: np.ndarray)
         assert inside.min() == inside.max() or inside.max() * (len(inside) - 1) < 128
 
 
+@pytest.mark.system
 @given(LENGTHS, st.integers(1, 4))
 def test_packed_batches_keep_all_cores_busy(lengths: np.ndarray, cores: int) -> None:
     batches = list(even_batches(lengths, 512, 128, cores))
@@ -128,6 +130,7 @@ def test_a_bad_text_costs_only_its_own_row(minilm: Encoder) -> None:
         minilm.encode_documents(["x"], invalid="ignore")  # type: ignore[arg-type]
 
 
+@pytest.mark.system
 def test_a_text_whose_vector_is_not_finite_is_named(tmp_path: Path) -> None:
     folder = make_model("bert-cls", tmp_path)
     from safetensors.torch import load_file, save_file

@@ -18,6 +18,8 @@ from scannery.embed.devices.protocol import cosines
 from scannery.embed.tokenization import FastTokens, ModelTokens
 from tests.embed.tiny_models import MODELS, make_model
 
+pytestmark = pytest.mark.system
+
 DEVICE = os.environ.get("SCANNERY_TEST_DEVICE", "cpu")
 ATOL = 2e-6 if DEVICE == "cpu" else 1e-5
 TEXTS = [
@@ -62,7 +64,6 @@ def reference(folder: Path) -> Any:
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
-@pytest.mark.system
 def test_vectors_equal_the_librarys(folder: Path, reference: Any) -> None:
     encoder = Encoder.load(folder, device=DEVICE, dtype="float32")
     documents = reference.encode_document(TEXTS, show_progress_bar=False)
@@ -72,7 +73,6 @@ def test_vectors_equal_the_librarys(folder: Path, reference: Any) -> None:
     assert encoder.dimensions == documents.shape[1]
 
 
-@pytest.mark.system
 def test_the_smaller_type_stays_faithful(folder: Path, reference: Any) -> None:
     encoder = Encoder.load(folder, device=DEVICE, dtype="bfloat16")
     expected = reference.encode_document(TEXTS, show_progress_bar=False)
@@ -81,7 +81,6 @@ def test_the_smaller_type_stays_faithful(folder: Path, reference: Any) -> None:
     assert encoder.fingerprint == Encoder.load(folder, device=DEVICE, dtype="float32").fingerprint
 
 
-@pytest.mark.system
 def test_dimensions_and_limits_are_those_of_the_library(folder: Path, reference: Any) -> None:
     encoder = Encoder.load(folder, device=DEVICE, dtype="float32", dimensions=8, document_prompt="a dog ")
     expected = reference.encode(TEXTS, prompt="a dog ", truncate_dim=8, show_progress_bar=False)

@@ -35,6 +35,7 @@ def test_models_that_are_not_on_this_machine(model: str):
     assert TokenCounter.of_local(model) is None
 
 
+@pytest.mark.system
 def test_it_loads_no_model():
     code = (
         "import sys, json; from scannery.embed.models.token_counts import TokenCounter as T; "

@@ -92,6 +92,7 @@ def test_a_compound_lies_where_the_whole_word_is() -> None:
     assert found["schiff"] == found["dampf"] == "Dampfschiff"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("piece", ["🇩", "👨\u200d", "e\u0301\u0316", "a\u00ad", "漢", "\u200d"])
 def test_places_take_linear_time(piece: str) -> None:
     def seconds(count: int) -> float:

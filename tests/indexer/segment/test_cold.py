@@ -251,6 +251,7 @@ def test_few_allowed_rows_are_read_alone(bucket: tuple[ObjectServer, Built]):
     assert sum(segment_reads(server)) < 4 * PAGE_BYTES
 
 
+@pytest.mark.system
 def test_kept_pages_are_bounded_and_asked_for_once(bucket: tuple[ObjectServer, Built]):
     server, built = bucket
     cold = built.cold(max_bytes=64 << 20)
@@ -330,6 +331,7 @@ def test_a_damaged_end_is_an_error(one: Built, tmp_path: Path):
         path.write_bytes(whole)
 
 
+@pytest.mark.system
 def test_a_file_of_an_earlier_release_is_unpacked(one: Built, caplog: pytest.LogCaptureFixture):
     manifest = one.cold_index().manifest
     old = manifest.model_copy(
@@ -369,6 +371,7 @@ def test_a_wait_ends_and_what_nobody_waits_for_is_not_read(
     assert len(patient.find(queries(1), 10).rows_QK[0]) == 10
 
 
+@pytest.mark.system
 def test_an_error_of_the_store_reaches_every_search(
     bucket: tuple[ObjectServer, Built], monkeypatch: pytest.MonkeyPatch
 ):

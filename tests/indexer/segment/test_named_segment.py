@@ -106,6 +106,7 @@ def test_a_name_is_searched_among_the_datapoints_that_have_it(tmp_path: Path, ma
     assert [ids[row] for row in named.datapoints(found_most.rows_QK)[0]] == expected[2:]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("make", [opened, in_memory, in_searched_memory])
 def test_vectors_of_datapoints_are_returned_as_given(tmp_path: Path, make) -> None:
     spec, titles = spec_of(exact=True), titles_of()
@@ -118,6 +119,7 @@ def test_vectors_of_datapoints_are_returned_as_given(tmp_path: Path, make) -> No
             assert np.array_equal(found, titles[row])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("make", [opened, in_memory])
 def test_vectors_of_datapoints_are_a_column_of_their_rows(tmp_path: Path, make) -> None:
     spec, titles = spec_of(exact=True), titles_of()

@@ -160,6 +160,7 @@ def test_allowed_rows_only(segment: Segment, built: Built):
     assert all(set(rows_K[rows_K >= 0].tolist()) == {5, 500, 5000} for rows_K in rows)
 
 
+@pytest.mark.system
 def test_duckdb_reads_the_file(segment: Segment, built: Built):
     path = built.store.local_root / "t" / segment.entry.key  # type: ignore[operator]
     rows = duckdb.execute(f"select id, embedding, number, _leaf from '{path}'").fetchall()
@@ -173,6 +174,7 @@ def test_duckdb_reads_the_file(segment: Segment, built: Built):
         np.testing.assert_array_equal(np.array(embedding, np.float32), built.vectors[number])
 
 
+@pytest.mark.system
 def test_a_small_segment_is_searched_exactly(tmp_path: Path):
     small = build(tmp_path, "cosine", clustered(300, 8)).open(tmp_path / "cache")
     assert (small.entry.kind, small.settings_for(0.95)) == ("exact", None)
@@ -345,6 +347,7 @@ def test_a_native_death_is_an_error_that_names_the_shard(tmp_path: Path):
         build.train()
 
 
+@pytest.mark.system
 def test_the_death_of_the_tuner_is_an_error_that_names_the_shard(tmp_path: Path):
     np.save(tmp_path / "vectors.npy", clustered(ROWS, 4))
     np.save(tmp_path / "queries.npy", clustered(10, 3))

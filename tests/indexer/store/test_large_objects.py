@@ -65,6 +65,7 @@ def test_large_objects_go_in_parts_both_ways(server, data, tmp_path):
         pass
 
 
+@pytest.mark.system
 def test_small_and_empty_objects_are_one_request(server):
     store = Store.open("s3://bucket/store")
     for size in (0, 10, PART):
@@ -78,6 +79,7 @@ def test_small_and_empty_objects_are_one_request(server):
         store.create("b", b"")
 
 
+@pytest.mark.system
 def test_files_do_not_replace_objects(server, data, tmp_path):
     (tmp_path / "file").write_bytes(data)
     for uri in ("s3://bucket/store", tmp_path / "store"):

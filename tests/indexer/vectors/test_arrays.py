@@ -94,6 +94,7 @@ def interrupted() -> Iterator[None]:
     gc.callbacks.remove(give_way)
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("interrupted")
 def test_threads_do_not_trip_over_each_other(tmp_path: Path) -> None:
     """With `np.load` some of these calls fail in CPython 3.11 (gh-106905)."""

@@ -32,6 +32,8 @@ from tests.tools.prepared_process import PreparedProcess
 
 __all__ = ["store"]
 
+pytestmark = pytest.mark.system
+
 KILLED = """
 import os, signal, sys
 from scannery.indexer import Store
@@ -64,7 +66,6 @@ def test_a_dropped_index_leaves_nothing_and_its_name_is_free(store: Store, tmp_p
     assert read_manifest(store, "t").rows == 10
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(("method", "calls"), [("write", 0), ("delete", 0), ("delete", 2), ("delete", 4)])
 def test_a_killed_drop_leaves_the_index_whole_or_gone(store: Store, tmp_path: Path, method: str, calls: int):
     arguments = [sys.executable, "-c", KILLED, store.uri, method, str(calls)]
@@ -176,7 +177,6 @@ print(done)
 """
 
 
-@pytest.mark.system
 def test_drops_creates_and_commits_of_one_name_at_once_leave_a_whole_index_or_none(tmp_path: Path):
     store = Store.open(tmp_path / "store", create=True)
     kinds = ["drop", "drop", "create", "publish"]
@@ -225,7 +225,6 @@ def test_a_full_disk_changes_no_manifest_that_is_linked_into_a_backup(
     assert {path: path.read_bytes() for path in before} == before
 
 
-@pytest.mark.system
 def test_gc_leaves_no_empty_folders(store: Store, tmp_path: Path):
     assert store.local_root is not None
     publish_next(store, tmp_path, 50)

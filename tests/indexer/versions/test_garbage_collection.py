@@ -87,6 +87,7 @@ def test_a_store_that_is_read_only_is_said_once(store: Store, caplog, monkeypatc
     ]
 
 
+@pytest.mark.system
 def test_a_forked_process_has_leases_of_its_own(store: Store):
     holder = LeaseHolder(store)
     holder.hold("t", {1})
@@ -137,6 +138,7 @@ def test_expired_leases_are_collected_and_progress_is_told(store: Store):
     assert store.list("t/leases") == []
 
 
+@pytest.mark.system
 def test_what_is_named_meanwhile_stays(store: Store, monkeypatch: pytest.MonkeyPatch):
     without_ids(store, "t", ["d1"])
     without_ids(store, "t", ["d2"])
@@ -152,6 +154,7 @@ def test_what_is_named_meanwhile_stays(store: Store, monkeypatch: pytest.MonkeyP
     assert verify(store, "t").problems == ()
 
 
+@pytest.mark.system
 def test_work_is_left_alone_however_old_its_files_are(store: Store):
     without_ids(store, "t", ["d1"])
     without_ids(store, "t", ["d2"])
@@ -179,6 +182,7 @@ def test_work_is_left_alone_however_old_its_files_are(store: Store):
     assert (len(report.segments), report.embeddings) == (2, ("t/embeddings/used.parquet",))
 
 
+@pytest.mark.system
 def test_a_lease_of_work_is_renewed_until_it_ends(store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(leases, "LIFETIME", timedelta(seconds=0.3))
     with working(store, "t", parent=4):
@@ -194,6 +198,7 @@ def test_a_lease_of_work_is_renewed_until_it_ends(store: Store, monkeypatch: pyt
     assert store.list("t/leases") == []
 
 
+@pytest.mark.system
 def test_a_file_that_gc_removes_is_not_committed(store: Store, monkeypatch: pytest.MonkeyPatch):
     manifest = read_manifest(store, "t")
     extra = manifest.segments[0].model_copy(update={"key": f"segments/{'0' * 64}.parquet", "size_bytes": 4})
@@ -237,6 +242,7 @@ def test_a_file_that_is_being_committed_is_not_removed(store: Store, monkeypatch
     assert verify(store, "t").problems == ()
 
 
+@pytest.mark.system
 def test_a_removal_that_was_killed_is_waited_for_a_while_only(store: Store):
     with removing(store, "t", ["t/segments/a.parquet"]):
         wait_for_removals(store, "t", ["t/segments/b.parquet"])

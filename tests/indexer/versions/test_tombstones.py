@@ -57,6 +57,7 @@ def remove(store: Store, rows: list[int], segment: int = 0) -> Manifest:
     return commit(store, next_version(store, parent, dead_rows=dead, log_sequence=parent.log_sequence))
 
 
+@pytest.mark.system
 def test_a_version_without_some_rows(store: Store, tmp_path: Path):
     before = opened(store, tmp_path)
     manifest = remove(store, [5, 3, 3])
@@ -79,6 +80,7 @@ def test_a_version_without_some_rows(store: Store, tmp_path: Path):
     assert verify(store, "t").rows == 298
 
 
+@pytest.mark.system
 def test_rows_join_those_that_are_deleted_already(store: Store):
     once = remove(store, [3])
     again = remove(store, [3])
@@ -179,6 +181,7 @@ def test_an_id_may_stand_again_where_it_is_deleted(store: Store, tmp_path: Path)
     assert verify(store, "t").problems == ()
 
 
+@pytest.mark.system
 def test_old_tombstones_are_garbage_and_kept_ones_are_not(store: Store, tmp_path: Path):
     for row in range(4):
         remove(store, [row])
@@ -195,6 +198,7 @@ def test_old_tombstones_are_garbage_and_kept_ones_are_not(store: Store, tmp_path
         rollback(store, "t", 6)
 
 
+@pytest.mark.system
 def test_rows_of_a_document(tmp_path: Path):
     store = Store.open(tmp_path / "store", create=True)
     names = [f"doc{row % 40}" for row in range(200)]
@@ -261,6 +265,7 @@ def test_any_rows_come_back(tmp_path_factory: pytest.TempPathFactory, rows: set[
     assert made.live_rows == 100 - len(rows)
 
 
+@pytest.mark.system
 def test_statistics_of_words_are_those_of_live_rows(tmp_path: Path):
     spec = parse_spec({"index": "t", "source": {"vector": "v", "text": "text"}, "lexical": True})
     texts = ["red fox", "red hen and a red cow", "blue whale", None]

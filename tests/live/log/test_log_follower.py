@@ -15,6 +15,8 @@ from scannery.live.live_index import LiveIndex
 from scannery.live.log_follower import LogFollower
 from scannery.serving.catalog.server_catalog import ServerCatalog
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:

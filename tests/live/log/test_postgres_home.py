@@ -28,6 +28,8 @@ from tests.live.log.postgres_server import PostgresServer
 from tests.live.model import make_store, random_row
 from tests.live.test_identity import ids, opened, watched, write
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -47,7 +49,6 @@ def count(postgres: PostgresServer, url: DatabaseUrl, table: str) -> int:
     return int(found)
 
 
-@pytest.mark.system
 def test_writes_are_seen_by_others_sealed_and_truncated(
     path: Path, url: DatabaseUrl, postgres: PostgresServer
 ) -> None:
@@ -102,7 +103,6 @@ def test_a_query_for_the_first_mutation_finds_the_log(
             reader.snapshot("live", min_sequence=2, deadline=Deadline.after(20))
 
 
-@pytest.mark.system
 def test_a_seal_does_not_take_writes_for_those_that_the_database_has_lost(
     path: Path, url: DatabaseUrl, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +131,6 @@ def test_a_seal_does_not_take_writes_for_those_that_the_database_has_lost(
         assert ids(server, *"abcd") == [True, False, False, True]
 
 
-@pytest.mark.system
 def test_stores_that_share_a_database_do_not_mix(path: Path, url: DatabaseUrl, tmp_path: Path) -> None:
     rng = random.Random(1)
     second = make_store(tmp_path / "second", [random_row(rng, f"id{i}") for i in range(10)])
@@ -142,7 +141,6 @@ def test_stores_that_share_a_database_do_not_mix(path: Path, url: DatabaseUrl, t
         assert ids(two, "a", "b", "c") == [False, True, False]
 
 
-@pytest.mark.system
 def test_a_log_that_is_elsewhere_is_not_replaced(
     path: Path, url: DatabaseUrl, postgres: PostgresServer
 ) -> None:
@@ -195,7 +193,6 @@ def test_a_dropped_index_leaves_nothing(path: Path, url: DatabaseUrl, postgres: 
     assert [count(postgres, url, table) for table in ("logs", "records", "answers")] == [0, 0, 0]
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("back", ["database", "folder"])
 def test_a_backup_is_restored_into_either_kind_of_log(
     path: Path, url: DatabaseUrl, tmp_path: Path, back: str

@@ -182,6 +182,7 @@ def test_a_writer_that_works_keeps_its_turn(logs: PostgresLogs, monkeypatch: pyt
     assert [entry.data for entry in log.read(0)] == [b"first", b"second"]
 
 
+@pytest.mark.system
 def test_the_server_is_asked_to_notice_lost_machines(logs: PostgresLogs) -> None:
     logs.open()
     database = databases.Database.of(DatabaseUrl(logs.url))

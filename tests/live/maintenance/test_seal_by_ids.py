@@ -34,6 +34,8 @@ from tests.live.model import LIVE, make_store, random_row
 from tests.live.test_identity import write
 from tests.object_server import object_server
 
+pytestmark = pytest.mark.system
+
 SHARDS = 2
 
 
@@ -59,7 +61,6 @@ def document_in(shard: int, start: int = 0) -> str:
     return next(name for n in range(start, 1000) if shard_of(name := f"doc{n}", SHARDS) == shard)
 
 
-@pytest.mark.system
 def test_rows_that_move_between_shards_die_in_the_former_one(tmp_path: Path) -> None:
     rng = random.Random(3)
     rows = [random_row(rng, f"id{i}") | {"document_id": document_in(i % SHARDS, i)} for i in range(40)]
@@ -122,7 +123,6 @@ def test_it_reads_ids_and_leaves_the_cache_alone(tmp_path: Path, monkeypatch: py
         assert verify(store, "live").rows == 400
 
 
-@pytest.mark.system
 def test_of_two_seals_at_once_one_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any lock, the conditional put of the manifest decides; the other one finds nothing left to seal."""
     rng = random.Random(0)

@@ -128,6 +128,7 @@ def results():
     )
 
 
+@pytest.mark.system
 def test_a_run_gives_the_same_measures_to_other_programs(tmp_path: Path) -> None:
     for result in results():
         path = run_paths(tmp_path / "run.trec", ["dense", "hybrid alpha=0.5"])[result.name]

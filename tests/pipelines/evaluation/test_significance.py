@@ -13,6 +13,7 @@ from scannery.pipelines.evaluation.measures import (
 )
 
 
+@pytest.mark.system
 def test_intervals_hold_the_mean_as_often_as_they_say() -> None:
     generator = np.random.default_rng(4)
     held = 0

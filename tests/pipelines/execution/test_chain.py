@@ -15,6 +15,8 @@ from scannery.pipelines.execution import runners
 from tests.pipelines.conftest import VECTORS, letters_of, rows_of, run, vector_records
 from tests.startup import imported_modules
 
+pytestmark = pytest.mark.system
+
 # A cut of documents into passages lets one id be in two shards, so duplicates are resolved before the grouping.
 SPECS = [
     VECTORS | {"shards": 3},
@@ -22,7 +24,6 @@ SPECS = [
 ]
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("spec", SPECS, ids=["by id", "by document"])
 def test_both_ways_build_and_update_the_same_index(spec, write, tmp_path):
     first = write("a.jsonl", [*vector_records(0, 60), "{broken", *vector_records(5, 7)])
@@ -59,7 +60,6 @@ def test_a_stage_that_fails_raises_its_own_error(runner, store, write):
     assert run(store, path, runner=runner).version == 1
 
 
-@pytest.mark.system
 def test_a_small_build_imports_no_beam(store, write):
     path = write("a.jsonl", vector_records(0, 20))
     code = (
@@ -71,7 +71,6 @@ def test_a_small_build_imports_no_beam(store, write):
     assert len(rows_of(store)) == 20
 
 
-@pytest.mark.system
 def test_larger_input_and_a_named_runner_are_for_beam(store, write, monkeypatch):
     started: list[str | None] = []
     real = runners.new_pipeline

@@ -159,6 +159,7 @@ def test_an_accelerator_that_no_stage_can_have(runner, options, accelerator, wor
     assert caught.value.field == "accelerator"
 
 
+@pytest.mark.system
 def test_task_managers_with_several_slots_are_told(caplog):
     managers = [{"id": "a:1", "slotsNumber": 8}, {"id": "b:1", "slotsNumber": 1}]
     with flink(managers) as master:

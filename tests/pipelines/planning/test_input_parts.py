@@ -17,6 +17,8 @@ from scannery.pipelines.planning.input_parts import CutMemory, cut_files
 from scannery.pipelines.sources import InputFile, Part, find_files, split_file
 from tests.pipelines.conftest import rows_of, run, vector_records
 
+pytestmark = pytest.mark.system
+
 
 def written(folder: Path, files: int = 12) -> list[InputFile]:
     folder.mkdir()
@@ -55,7 +57,6 @@ def test_several_files_at_once_give_the_same_parts_in_order(tmp_path):
     assert len(expected) > 2 * len(files)
 
 
-@pytest.mark.system
 def test_only_changed_files_are_read_again(tmp_path, monkeypatch):
     store, files = Store.open(tmp_path / "store", create=True), written(tmp_path / "input")
     read = counted(monkeypatch)
@@ -85,7 +86,6 @@ def test_only_changed_files_are_read_again(tmp_path, monkeypatch):
     assert len(read) == 12
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("damage", [b"", b"damaged", b"\x78\x9c"])
 def test_a_damaged_memory_is_not_used(tmp_path, monkeypatch, damage):
     store, files = Store.open(tmp_path / "store", create=True), written(tmp_path / "input", 3)
@@ -97,7 +97,6 @@ def test_a_damaged_memory_is_not_used(tmp_path, monkeypatch, damage):
     assert len(read) == 3
 
 
-@pytest.mark.system
 def test_a_remembered_file_that_changes_is_seen_by_the_build(store, write, tmp_path, monkeypatch):
     monkeypatch.setattr(input_parts, "REMEMBERED_BYTES", 1)
     paths = [
@@ -119,7 +118,6 @@ def test_a_remembered_file_that_changes_is_seen_by_the_build(store, write, tmp_p
     assert len(read) == 2
 
 
-@pytest.mark.system
 def test_other_content_of_the_same_size_time_and_inode_is_seen_by_the_build(store, write, monkeypatch):
     monkeypatch.setattr(input_parts, "REMEMBERED_BYTES", 1)
     path = Path(write("a.jsonl", [{"id": "a", "vector": [1.0, 2.0]}]))
@@ -171,7 +169,6 @@ def test_a_memory_that_others_wrote_does_not_choose_what_is_read(tmp_path, chang
     assert cut_files(files, 1000, memory=CutMemory(store, "t")) == first
 
 
-@pytest.mark.system
 def test_a_memory_that_is_a_bomb_is_not_unpacked(tmp_path):
     store, files = Store.open(tmp_path / "store", create=True), written(tmp_path / "input", 3)
     first = cut_files(files, 1000, memory=CutMemory(store, "t"))

@@ -59,6 +59,7 @@ def test_passages_vectors_and_order_are_those_of_threads(
     assert all(np.array_equal(*pair) for pair in zip(alone.vectors, helped.vectors, strict=True))
 
 
+@pytest.mark.system
 def test_an_ended_process_is_replaced_by_the_worker_itself(
     chunker: Chunker, processes: CuttingProcesses, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,6 +72,7 @@ def test_an_ended_process_is_replaced_by_the_worker_itself(
     assert processes.split_all(["again"], [None]) is None
 
 
+@pytest.mark.system
 def test_an_error_is_the_callers_and_the_process_goes_on(processes: CuttingProcesses) -> None:
     with pytest.raises(InvalidTextError):
         processes.split_all(["bad \ud800"], [None])

@@ -77,6 +77,7 @@ def test_a_live_write_reads_them_as_a_build_does():
     assert (point["title"], point["attributes"]) == ("Tea & coffee", {"x": "<b>"})
 
 
+@pytest.mark.system
 def test_a_check_recommends_the_key_and_a_draft_has_it(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in ROWS))

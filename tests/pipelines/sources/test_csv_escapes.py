@@ -114,6 +114,7 @@ def test_a_row_over_very_many_lines_takes_linear_time(line):
     assert time.process_time() - started < 30  # before, two minutes
 
 
+@pytest.mark.system
 def test_a_row_over_many_lines_is_bounded():
     lines = ["x" * (1 << 20) + "\\\n"] * 40
     shielded = [len(line) for line in EscapedRows(iter(lines), "\\")._shielded(iter(lines))]

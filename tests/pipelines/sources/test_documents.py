@@ -208,6 +208,7 @@ def as_pdf(path: Path, pages: list[str], **options: Any) -> None:
     page.save()
 
 
+@pytest.mark.system
 def test_pdf_has_pages_and_metadata(tmp_path):
     as_pdf(tmp_path / "a.pdf", ["Sales grew by a tenth.", "", "Costs fell."])
     found = fields(tmp_path / "a.pdf")

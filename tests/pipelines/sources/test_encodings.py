@@ -34,6 +34,7 @@ def forms(text: str) -> dict[object, str]:
     }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("language", "encoding"), NAMED, ids=[f"{one} {other}" for one, other in NAMED])
 def test_letters_tell_the_encoding(language: str, encoding: str) -> None:
     for form, text in forms(TEXTS[language][0]).items():

@@ -127,6 +127,7 @@ def test_every_form_becomes_the_same_datapoint(batch, store, name):
     assert attributes_in(store) == {"6": FULL_ATTRIBUTES | {"payload": None}}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("limit", [200, 1 << 20])
 @pytest.mark.parametrize("ending", ["json", "csv", "avro"])
 def test_cuts_lose_and_repeat_nothing(batch, ending, limit):
@@ -268,6 +269,7 @@ def test_nothing_is_left_of_an_empty_sparse_embedding(batch):
     assert (len(records), letters) == (2, [])
 
 
+@pytest.mark.system
 def test_names_that_the_spec_leaves_out_are_counted(batch, store):
     put(batch, "a.json", [
         FULL | {"id": "a", "unheard_of": 1},
@@ -283,6 +285,7 @@ def test_names_that_the_spec_leaves_out_are_counted(batch, store):
     assert manifest_of(store, "managed").statistics["ignored"] == report.ignored
 
 
+@pytest.mark.system
 def test_the_names_counted_have_a_bound(batch, store):
     put(batch, "a.json", [{"id": str(i), "embedding": [1], f"x{i}": 1} for i in range(150)])
     report = run(store, str(batch), spec=SPEC)

@@ -66,6 +66,7 @@ def jsonl(count: int, start: int = 0) -> bytes:
     )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("limit", [1, 100, 5000, 1 << 20])
 def test_jsonl_gives_every_record_once_however_it_is_cut(tmp_path, kind, limit):

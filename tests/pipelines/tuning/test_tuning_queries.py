@@ -110,6 +110,7 @@ def test_an_index_is_tuned_for_given_queries_and_stays_so(store, write, tmp_path
     assert len(rows_of(store)) == 2599
 
 
+@pytest.mark.system
 def test_queries_of_other_dimensions_are_refused(store, write, tmp_path):
     np.save(tmp_path / "q.npy", QUERIES_QD[:, :3])
     with pytest.raises(CollectionError, match=f"have 3 dimensions, the index has {DIMENSIONS}"):

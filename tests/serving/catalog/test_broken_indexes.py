@@ -71,6 +71,7 @@ def publish_junk(store: Store, name: str, like: str = "moving") -> Manifest:
     return commit(store, good.model_copy(update=update))
 
 
+@pytest.mark.system
 def test_a_cache_that_cannot_be_written_leaves_the_open_version(store: Store, tmp_path: Path) -> None:
     clock, folder = Clock(), tmp_path / "cache"
     catalog = EmbeddedCatalog(store, clock=clock, cache=SegmentCache(folder))
@@ -212,6 +213,7 @@ def test_leases_are_renewed_while_the_store_cannot_be_listed(
     assert datetime.fromisoformat(json.loads(store.read(item.key))["expires_at"]) > now
 
 
+@pytest.mark.system
 def test_a_watcher_goes_on_whatever_one_of_its_tasks_does(store: Store, tmp_path: Path) -> None:
     looked = threading.Event()
 

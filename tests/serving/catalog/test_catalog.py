@@ -44,6 +44,7 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
+@pytest.mark.system
 def test_a_new_version_is_seen_and_the_old_one_stays_whole_for_its_readers(
     store: Store, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
     assert EmbeddedCatalog.open(tmp_path).names() == []
 
 
+@pytest.mark.system
 def test_only_the_chosen_indexes_are_there(store: Store, library: Path) -> None:
     catalog = EmbeddedCatalog(Store.open(library), only=["flat"])
     assert catalog.names() == ["flat"]
@@ -131,6 +133,7 @@ def test_only_the_chosen_indexes_are_there(store: Store, library: Path) -> None:
         catalog.snapshot("library")
 
 
+@pytest.mark.system
 def test_a_closed_catalog_refuses(store: Store) -> None:
     catalog = EmbeddedCatalog(store)
     catalog.snapshot("moving")
@@ -170,6 +173,7 @@ def wait_for(condition: object, looked: threading.Event) -> None:
     raise AssertionError("it never came true")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("noticed", [True, False])
 def test_an_index_that_was_dropped_and_made_again_is_leased_again(
     store: Store, tmp_path: Path, noticed: bool

@@ -55,6 +55,7 @@ def versions_told(catalog: LeafCatalog) -> list[tuple[int, bool]]:
     return [(manifest.version, former) for manifest, former in found if manifest.index == "library"]
 
 
+@pytest.mark.system
 def test_a_former_version_gets_the_mutations_of_the_next(catalog: LeafCatalog, store: Store) -> None:
     with scannery.connect(store.uri) as client:
         index = client.index("library")
@@ -133,6 +134,7 @@ def test_a_small_version_is_opened_when_it_is_asked_for(catalog: LeafCatalog, st
         at(catalog, 3)
 
 
+@pytest.mark.system
 def test_a_large_version_is_waited_for(
     catalog: LeafCatalog, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +171,7 @@ def test_another_index_of_the_name_is_another_state(
         catalog.snapshot_at("library", "f" * 32, 1, 0, deadline)
 
 
+@pytest.mark.system
 def test_a_dropped_index_is_gone(catalog: LeafCatalog, store: Store) -> None:
     index_id = at(catalog, 1).manifest.index_id
     without_ids(store, "library", ["d1"])

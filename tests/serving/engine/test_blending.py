@@ -77,6 +77,7 @@ def test_words_count_by_weight(client: scannery.Client) -> None:
     assert not {"d1", "d2"} & {hit.id for hit in hybrid}
 
 
+@pytest.mark.system
 def test_blends_stand_beside_other_queries_in_a_batch(client: scannery.Client) -> None:
     index, vector = client.index("dot"), VECTORS_ND[3]
     many = index.search_many([vector, Blend([vector]), Blend([Like("d3")]), Like("d3")], k=5)
@@ -85,6 +86,7 @@ def test_blends_stand_beside_other_queries_in_a_batch(client: scannery.Client) -
     assert "d3" not in {hit.id for hit in many[3]}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("distance", "blend", "field", "message"),
     [

@@ -67,6 +67,7 @@ def test_few_rows_keep_the_order_that_they_have_without_a_filter(index: scannery
         assert list(scores(index, rows, alpha=0.5)) == wanted
 
 
+@pytest.mark.system
 def test_a_scale_is_the_same_for_each_page_and_in_a_batch(index: scannery.Index) -> None:
     where = {"n": {"$lt": 150}}
     whole = [(hit.id, hit.score) for hit in index.search(QUERY, 150, where=where)]
@@ -88,6 +89,7 @@ def test_filters_that_leave_nothing_or_everything(index: scannery.Index) -> None
     assert [(hit.id, hit.score) for hit in index.search(QUERY, 20, where={"n": {"$gte": 0}})] == unfiltered
 
 
+@pytest.mark.system
 def test_deleted_rows_set_no_scale() -> None:
     documents = [
         {"id": f"d{row}", "text": text, "attributes": {"n": row}} for row, text in enumerate(TEXTS[:5])

@@ -203,6 +203,7 @@ def test_a_query_without_a_text_is_refused(index: scannery.Index, query: Any) ->
         index.search_many(["a", query], mode="dense", highlight=True)
 
 
+@pytest.mark.system
 def test_wrong_options_name_the_field(index: scannery.Index, store: Path) -> None:
     for options, field in (
         ({"k": 1001}, "highlight"),

@@ -166,6 +166,7 @@ def test_a_matrix_of_vectors_is_searched_by_the_names_that_fit(call: Call) -> No
     assert call("SearchMany", named).results == many.results
 
 
+@pytest.mark.system
 def test_options_of_every_search_apply(call: Call) -> None:
     every = found(call, HOT, ["title", "body"], mode="dense")
     few = found(call, HOT, ["title", "body"], mode="dense", min_score=every[2].score)

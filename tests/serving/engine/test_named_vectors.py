@@ -319,6 +319,7 @@ def test_proportions_of_weights_count(index: Made) -> None:
     assert [hit.datapoint.id for hit in title] == [hit.datapoint.id for hit in alone]
 
 
+@pytest.mark.system
 def test_a_datapoint_stands_for_those_of_the_vectors_that_it_has(index: Made) -> None:
     rows = index.rows
     has = [[rows.vectors[name][row] is not None for name in TWO] for row in range(len(rows.ids))]

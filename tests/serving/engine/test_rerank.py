@@ -86,6 +86,7 @@ def test_words_beside_a_vector_are_judged(store: Path) -> None:
         assert [hit.rerank_score for hit in hits] == [hit.rerank_score for hit in expected]
 
 
+@pytest.mark.system
 def test_pages_count_in_the_new_order(store: Path) -> None:
     index = scannery.connect(store).index("texts")
     whole = [hit.id for hit in index.search(QUERY, k=7, rerank=7)]

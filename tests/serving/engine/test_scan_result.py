@@ -94,6 +94,7 @@ def test_rows_in_memory_are_sorted_among_those_of_segments(tmp_path: Path) -> No
         assert found == sorted(found)
 
 
+@pytest.mark.system
 def test_a_sample_is_without_replacement_and_the_same_for_a_seed(index: Any) -> None:
     everything = [point.id for point in index.scan()]
     first = [point.id for point in index.scan(sample=50, seed=1, page_size=7)]

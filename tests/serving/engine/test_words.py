@@ -38,6 +38,7 @@ def scores(hits: scannery.Hits) -> dict[str, float]:
     return {hit.id: hit.score for hit in hits}
 
 
+@pytest.mark.system
 def test_each_side_is_asked_its_own(index: scannery.Index):
     by_vector = scores(index.search(QUERY_D, k=ROWS, mode="dense"))
     by_words = scores(index.search(TEXT, k=ROWS, mode="lexical"))

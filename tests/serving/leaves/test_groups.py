@@ -106,6 +106,7 @@ def test_statuses_tell_what_is_known(leaf: StartLeaf, connect: Connect) -> None:
     assert "UNAVAILABLE" in absent.problem
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "OUT_OF_RANGE", "INTERNAL", "CANCELLED"])
 def test_another_leaf_answers_for_one_that_fails(leaf: StartLeaf, connect: Connect, code: str) -> None:
     bad, good = leaf(), leaf()
@@ -313,6 +314,7 @@ def test_leaves_get_the_deadline_less_a_margin(leaf: StartLeaf, connect: Connect
         ask(groups, timeout_s=0)
 
 
+@pytest.mark.system
 def test_a_group_that_misses_the_deadline_is_left_out(leaf: StartLeaf, connect: Connect) -> None:
     quick, slow = leaf(0, 2), leaf(1, 2)
     groups = connect([quick, slow])
@@ -439,6 +441,7 @@ def test_closing_ends_calls(leaf: StartLeaf, connect: Connect) -> None:
             outcome.result(1.0)
 
 
+@pytest.mark.system
 def test_addresses_in_a_file_are_read_again(
     leaf: StartLeaf, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_many_calls_at_once_all_get_their_own_answers(both: Both) -> None:
     assert len(both.http.requests) > 300, "more connections are made when more are needed"
 
 
+@pytest.mark.system
 def test_the_key_is_sent_to_the_right_server_only(
     leaf: StartLeaf, connect: Connect, cleanup: ExitStack, tmp_path: Path
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_lost_connection_between_calls_is_replaced(both: Both) -> None:
     both.wait()
 
 
+@pytest.mark.system
 def test_a_leaf_that_ends_is_known_by_its_grpc(both: Both) -> None:
     both.wait()
     both.grpc.http = ()

@@ -30,6 +30,7 @@ def test_a_process_uses_no_more_cores_than_it_has() -> None:
     assert outcome.rate == pytest.approx(1 / 0.005, rel=0.05)
 
 
+@pytest.mark.system
 def test_hedges_shorten_the_tail_of_leaves_that_pause_within_their_budget() -> None:
     shape = {"groups": 4, "replicas": 2, "leaf_cores": 8, "root_cores": 8, "rate": 200.0, "queries": 600}
     with_hedges, without = (simulate(Shape(**shape, hedged=each), PAUSING) for each in (True, False))  # type: ignore[arg-type]

@@ -145,6 +145,7 @@ async def test_a_leaf_that_was_not_asked_yet_does_not_get_everything() -> None:
     assert better(old, new, 0.0) is old
 
 
+@pytest.mark.system
 async def test_simulated_replicas_get_shares_by_their_speed() -> None:
     """A thousand calls a second to three replicas, of which one takes four times as long."""
     service_s = (0.005, 0.005, 0.020)

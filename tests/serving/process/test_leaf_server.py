@@ -142,6 +142,7 @@ def test_other_states_are_out_of_range(library: Path) -> None:
             assert refused(calls.Count, pb.LeafCountRequest(at=at))[0] is grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.system
 def test_roles_serve_their_own_methods(library: Path) -> None:
     with serving(library, role="leaf", group="0/2") as leaf, serving(library) as server:
         with grpc.insecure_channel(leaf.address) as channel:
@@ -198,6 +199,7 @@ def test_a_root_needs_a_key_that_may_read(library: Path, tmp_path: Path) -> None
                 asked(calls.Count, hidden, "flat")
 
 
+@pytest.mark.system
 def test_a_supervisor_opens_only_the_segments_of_the_group(library: Path) -> None:
     config = ServerConfig(store=str(library), listen="127.0.0.1:0", role="leaf", group="1/2")
     preloaded = preload(config)

@@ -245,6 +245,7 @@ def test_options_are_checked_before_anything_happens(library: Path) -> None:
         serve(ServerConfig(store=str(library), listen=server.address), workers=2)
 
 
+@pytest.mark.system
 def test_a_server_on_xla_refuses_to_reload(library: Path) -> None:
     """New workers could not get the chips, which the old one holds."""
     with started(library, "--workers", "1", "--device", "xla") as (process, address):

@@ -59,6 +59,7 @@ def called(server: Server, path: str, data: bytes) -> tuple[grpc.StatusCode, str
         return error.code(), error.details()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("path", "kind", "name"),
     [

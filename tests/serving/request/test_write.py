@@ -120,6 +120,7 @@ def test_names_of_their_own_in_each_datapoint_take_linear_time(dynamic: bool) ->
     assert many < 9 * few  # 16 times if it were quadratic
 
 
+@pytest.mark.system
 def test_unknown_names_of_vectors_take_linear_time() -> None:
     def named(point: Datapoint, number: int) -> None:
         for name in range(100):

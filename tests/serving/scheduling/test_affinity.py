@@ -66,6 +66,7 @@ def only_on(cores: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, CORES)
 
 
+@pytest.mark.system
 @SEVERAL
 def test_workers_share_the_cores_out(library: Path) -> None:
     two = set(sorted(CORES)[:2])  # where there are many, a worker for each would take a minute to start

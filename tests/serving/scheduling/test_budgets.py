@@ -74,6 +74,7 @@ def test_a_forgotten_share_comes_back() -> None:
     assert budget.take("a", 50).amount == 50
 
 
+@pytest.mark.system
 def test_the_sum_is_that_of_the_shares() -> None:
     rng, budget = random.Random(0), Budget(1000, "bytes")
     shares: list[Share] = []

@@ -129,6 +129,7 @@ def test_renewed_keys_of_the_issuer_are_read(tmp_path: Path) -> None:
     assert authenticator.principal(token) is not None
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("claim", "visible"),
     [
@@ -187,6 +188,7 @@ def test_weak_keys_and_those_for_encryption_sign_nothing(
                 Authenticator(issuer.security)
 
 
+@pytest.mark.system
 def test_an_end_with_hundreds_of_digits_is_one(tmp_path: Path) -> None:
     issuer = Issuer(tmp_path)
     authenticator = Authenticator(issuer.security)

@@ -143,6 +143,7 @@ def test_strangers_learn_nothing(guarded: tuple[Server, dict[str, str]]) -> None
     assert next(iter(answers))[0] is UNKNOWN
 
 
+@pytest.mark.system
 def test_strangers_may_probe_the_server_but_no_index(
     guarded: tuple[Server, dict[str, str]], library: Path
 ) -> None:

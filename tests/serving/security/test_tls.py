@@ -75,6 +75,7 @@ def local(server: Server) -> str:
     return f"localhost:{server.address.rsplit(':', 1)[1]}"
 
 
+@pytest.mark.system
 def test_tls_shows_who_the_server_is(tmp_path: Path, library: Path) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     with serving(library, security=secure(*authority.issue("server"))) as server:
@@ -101,6 +102,7 @@ async def test_the_async_client_speaks_tls_and_shows_keys(tmp_path: Path, librar
                 await client.indexes()
 
 
+@pytest.mark.system
 def test_mtls_shows_who_the_caller_is(tmp_path: Path, library: Path) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")
     security = secure(*authority.issue("server"), client_ca=str(authority.path))

@@ -59,6 +59,7 @@ def expected_facets(rows: list[Row], name: str, limit: int) -> list[tuple[Any, i
     return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:limit]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("where", "matches"), FILTERS)
 def test_counts_are_those_of_the_rows(
     indexes: list[Index], where: Where | None, matches: Callable[[Row], bool]
@@ -67,6 +68,7 @@ def test_counts_are_those_of_the_rows(
     assert [index.count(where) for index in indexes] == [count] * 3
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("limit", [1, 3, 10_000])
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_facets_are_those_of_the_rows(indexes: list[Index], name: str, limit: int) -> None:
@@ -79,6 +81,7 @@ def test_facets_are_those_of_the_rows(indexes: list[Index], name: str, limit: in
             assert facets.missing == sum(row[name] is None for row in rows)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_statistics_are_those_of_the_rows(indexes: list[Index], name: str) -> None:
     shares = [0, 0.07, 0.3, 0.5, 0.99, 1.0]
@@ -299,6 +302,7 @@ def test_statistics_order_integers_and_floats_exactly(tmp_path: Path) -> None:
             assert (stats.min, stats.max) == (min(values[:size]), max(values[:size]))
 
 
+@pytest.mark.system
 def test_the_size_of_an_answer_is_bounded(tmp_path: Path) -> None:
     with scannery.connect(tmp_path / "store", create=True) as client:
         index = client.create_index(

@@ -61,6 +61,7 @@ def test_an_index_of_texts_takes_texts(texts: Path, tmp_path: Path, wire: str) -
         assert index.search("violins", 1, mode="lexical")[0].id == "orchestra"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("spec", "options", "field"),
     [
@@ -144,6 +145,7 @@ def test_creating_needs_the_scope_admin_and_the_name(library: Path, tmp_path: Pa
         assert create(admin, "new").name == "new"
 
 
+@pytest.mark.system
 def test_a_server_of_some_indexes_creates_no_others(library: Path, tmp_path: Path) -> None:
     store = copied(library, tmp_path)
     with (

@@ -260,6 +260,7 @@ def test_answers_have_the_fields_that_are_named(client: scannery.Client) -> None
     assert index.get(["v18"])[0].attributes == {"x": [1, "a", 2.5, None]}  # type: ignore[union-attr]
 
 
+@pytest.mark.system
 def test_updates_change_and_remove_single_attributes(client: scannery.Client) -> None:
     index = filled(client)
     index.update(

@@ -163,6 +163,7 @@ def test_their_memory_is_bounded_and_the_samples_stay_uniform(store: Path) -> No
         queries.stop()
 
 
+@pytest.mark.system
 def test_they_are_in_no_file_and_no_log(
     store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,6 +181,7 @@ def test_they_are_in_no_file_and_no_log(
     assert not [number for number in ("0.27182", "0.31415") if number in caplog.text]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("scope", ["read", "write", "admin"])
 def test_only_administrators_of_the_index_can_read_them(store: Path, tmp_path: Path, scope: Scope) -> None:
     file = KeyFile(tmp_path / "keys.json")

@@ -20,6 +20,7 @@ from tests.serving.process.test_supervisor import wait_until
 VECTORS = np.eye(4, dtype=np.float32)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("asked", ["single", "matrix", "list"])
 def test_it_looks_at_one_of_the_queries_of_a_call(asked: str) -> None:
     looked: queue.Queue[search_pb2.SearchRequest] = queue.Queue()
@@ -116,6 +117,7 @@ def test_what_a_cross_encoder_orders_again_is_not_asked_to_do_it() -> None:
     assert [request.options.k for request in answers.asked] == [40, 40], "as many as it looks at"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("scale", [1e-14, 1.0, 1e10])
 def test_the_estimate_does_not_depend_on_the_scale_of_scores(scale: float) -> None:
     true, found = np.array([-1.0, -2.0, -3.0, -4.0]) * scale, np.array([-1.0, -3.0, -5.0, -6.0]) * scale

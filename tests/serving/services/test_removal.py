@@ -20,6 +20,8 @@ from scannery.serving.security.api_keys import KeyFile
 from tests.live.torture import ServerProcess
 from tests.served import WIRES, connected, copied, serving
 
+pytestmark = pytest.mark.system
+
 VECTORS = np.random.default_rng(4).normal(size=(20, 8)).astype(np.float32)
 POINTS: list[Any] = [{"id": f"p{i}", "vector": VECTORS[i]} for i in range(20)]
 
@@ -30,7 +32,6 @@ def client(request: pytest.FixtureRequest, library: Path, tmp_path: Path) -> Ite
         yield client
 
 
-@pytest.mark.system
 def test_a_dropped_index_is_gone_and_its_name_is_free(client: scannery.Client) -> None:
     index = client.create_index("notes", dimensions=8)
     index.upsert(POINTS)
@@ -95,7 +96,6 @@ def test_queries_that_run_finish_and_later_ones_find_nothing(library: Path, tmp_
     assert outcomes <= {"answered", "NotFoundError"}
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("writes_before", [True, False])
 def test_no_write_is_acknowledged_into_a_dropped_index(tmp_path: Path, writes_before: bool) -> None:
     """Another worker has the index open, with its log or without, and does not know of the drop."""
@@ -176,7 +176,6 @@ def rows_found(client: scannery.Client) -> set[int]:
     return found
 
 
-@pytest.mark.system
 def test_no_worker_answers_from_a_dropped_index(tmp_path: Path) -> None:
     """The workers do not look for changes by themselves here: only the drop tells them."""
     path = tmp_path / "store"
@@ -227,7 +226,6 @@ def test_dropping_needs_the_scope_and_the_name(library: Path, tmp_path: Path) ->
             assert client.drop_index("flat")
 
 
-@pytest.mark.system
 def test_sealed_rows_and_a_log_outside_the_store_go_too(tmp_path: Path) -> None:
     path, logs = tmp_path / "store", tmp_path / "logs"
     store = Store.open(path, create=True)

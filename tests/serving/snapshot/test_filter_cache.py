@@ -353,6 +353,7 @@ MANY = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", MANY)
 @pytest.mark.parametrize("count", [1, 5, 300, MAX_FILTER_VALUES])
 def test_a_list_of_values_is_found_as_one_value_after_the_other(name: str, count: int) -> None:

@@ -91,6 +91,7 @@ def test_bytes_that_drip_do_not_keep_a_connection(
         assert not server._connections
 
 
+@pytest.mark.system
 def test_a_request_without_end_is_not_kept(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "WITHIN_S", 0.5)
     with dialled(server) as connection:

@@ -74,6 +74,7 @@ def test_processes_are_added_up_and_the_text_is_that_of_prometheus() -> None:
     assert after["seconds"][""][1] == 3
 
 
+@pytest.mark.system
 def test_slots_are_seen_from_other_processes_and_never_half() -> None:
     slots = SharedSlots(2)
     assert slots.read_all() == []
@@ -91,6 +92,7 @@ def test_slots_are_seen_from_other_processes_and_never_half() -> None:
     assert slots.read(0) == {}
 
 
+@pytest.mark.system
 def test_a_server_counts_what_it_does_and_estimates_its_recall(
     library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def posted(key: str, kind: str, length: str, body: bytes = b"") -> bytes:
     return head("POST", SEARCH, headers) + body
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("length", [str(LARGE), "chunked"])
 def test_bodies_over_many_connections_are_those_of_one_caller(
     server: Server, keys: tuple[KeyFile, dict[str, str]], length: str
@@ -88,6 +89,7 @@ def test_a_caller_over_its_share_is_told_when_to_try_again(
     assert "bytes" in response.detail.message
 
 
+@pytest.mark.system
 def test_answers_that_are_not_read_are_those_of_one_caller(
     server: Server, keys: tuple[KeyFile, dict[str, str]]
 ) -> None:

@@ -24,6 +24,8 @@ from tests.serving.vertex.collection_client import (
     names,
 )
 
+pytestmark = pytest.mark.system
+
 ROWS, SIZE, K = 6000, 32, 10
 VECTORS_ND = clustered(ROWS, SIZE, seed=3)
 QUERIES_QD = VECTORS_ND[::300] + np.random.default_rng(2).normal(size=(20, SIZE)).astype("f4") * 0.05
@@ -84,7 +86,6 @@ def recall(caller: CollectionCaller, **params: Any) -> float:
     return hits / (K * len(QUERIES_QD))
 
 
-@pytest.mark.system
 def test_a_trained_index_finds_what_brute_force_finds(sealed: CollectionCaller) -> None:
     assert recall(sealed) >= 0.9  # the target of the index is 0.95, over all queries
     assert recall(sealed, target_recall=0.99) >= 0.95

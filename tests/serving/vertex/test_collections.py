@@ -43,6 +43,8 @@ from tests.serving.vertex.collection_client import (
 )
 from tests.serving.vertex.facade_client import PARENT, write_lines
 
+pytestmark = pytest.mark.system
+
 ONE = dimensions(v=2)
 
 
@@ -104,7 +106,6 @@ def test_the_same_request_takes_over_the_index_of_a_creation_that_was_cut_short(
     assert caller.count("films") == 1
 
 
-@pytest.mark.system
 def test_another_request_replaces_the_index_of_a_creation_that_was_cut_short(
     caller: CollectionCaller, tmp_path: Path
 ) -> None:
@@ -121,7 +122,6 @@ def test_another_request_replaces_the_index_of_a_creation_that_was_cut_short(
     ) == ["a"]
 
 
-@pytest.mark.system
 def test_an_index_that_is_no_abandoned_one_is_kept(
     caller: CollectionCaller, server: Server, tmp_path: Path
 ) -> None:
@@ -139,7 +139,6 @@ def test_an_index_that_is_no_abandoned_one_is_kept(
     assert code_of(lambda: caller.create("own", vector_schema=ONE)) is grpc.StatusCode.ALREADY_EXISTS
 
 
-@pytest.mark.system
 def test_what_another_process_has_just_written_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +158,6 @@ def test_what_another_process_has_just_written_is_kept(
             assert [other.index(name).count() for name in ("recorded", "unrecorded")] == [1, 1]
 
 
-@pytest.mark.system
 def test_of_a_repeated_creation_and_one_that_would_replace_it_one_succeeds(
     caller: CollectionCaller, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +298,6 @@ def test_a_write_between_the_check_and_the_deletion_is_noticed(
     assert caller.count("films") == 0
 
 
-@pytest.mark.system
 def test_workers_see_a_collection_and_its_objects_at_once_or_not_at_all(tmp_path: Path) -> None:
     Store.open(tmp_path / "store", create=True)
     with started(tmp_path / "store", "--vertex", "--workers", "2") as (_, address):
@@ -329,7 +326,6 @@ def test_workers_see_a_collection_and_its_objects_at_once_or_not_at_all(tmp_path
                 caller.channel.close()
 
 
-@pytest.mark.system
 def test_a_killed_import_is_reported_as_failed_and_can_be_repeated(tmp_path: Path) -> None:
     rows = 12_000
     write_lines(
@@ -363,7 +359,6 @@ def test_a_killed_import_is_reported_as_failed_and_can_be_repeated(tmp_path: Pat
         assert caller.count("films") == rows
 
 
-@pytest.mark.system
 def test_a_limited_key_learns_nothing_of_other_collections(tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     _, admin = keys.create("admin", scopes=["read", "write", "admin"])

@@ -17,6 +17,8 @@ from scannery.vertex.v1 import index_pb2
 from tests.object_server import object_server
 from tests.serving.vertex.facade_client import Caller, facade
 
+pytestmark = pytest.mark.system
+
 RECORDS: list[dict[str, Any]] = [
     {
         "id": "a",
@@ -154,7 +156,6 @@ def test_a_batch_of_each_format(caller: tuple[Caller, Path], format: str):
         calls.read = read  # type: ignore[method-assign]
 
 
-@pytest.mark.system
 def test_a_batch_of_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with object_server(monkeypatch) as server:
         # Readers keep their connections by bucket, and another test has another server.

@@ -268,6 +268,7 @@ WRONG_POINTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("wrong", WRONG_POINTS)
 def test_datapoints(hostile: Served, wrong: str):
     point = {**GOOD, "datapoint_id": "bad", **WRONG_POINTS[wrong]}
@@ -596,6 +597,7 @@ def test_operations(hostile: Served):
         assert not answer.operations or name == "projects"
 
 
+@pytest.mark.system
 def test_a_tenant_cannot_touch_what_is_others(tmp_path: Path):
     """Two administrators, each with a key for own indexes."""
     keys = KeyFile(tmp_path / "keys.json")

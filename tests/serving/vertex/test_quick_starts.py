@@ -50,6 +50,7 @@ def words(text: str, *fields: str, **more: Any) -> dict[str, Any]:
     return {"search_text": text, "data_field_names": list(fields), **more}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("text", "fields", "expected"),
     [
@@ -94,6 +95,7 @@ def test_hybrid_searches_are_for_all_words_too(caller: CollectionCaller):
     assert found == {"p1", "p4", "p5"}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "vectors",
     [
@@ -143,6 +145,7 @@ def test_lines_of_no_form_are_listed(caller: CollectionCaller, folder: Path, vec
     assert f"vectors.{next(iter(vectors))}" in line["status"]["message"]
 
 
+@pytest.mark.system
 def test_a_sparse_field_has_an_index(caller: CollectionCaller):
     parent = collection_name("movies")
     caller.write("movies", {"s": {"vectors": {"words": {"sparse": SPARSE}}}})

@@ -66,6 +66,7 @@ def counts(operation: operations_pb2.Operation) -> tuple[int, int]:
     return metadata.success_count, metadata.failure_count
 
 
+@pytest.mark.system
 def test_what_was_exported_is_imported_again(caller: CollectionCaller, folder: Path) -> None:
     place = folder / "contents" / "round trip"
     caller.create("original", vector_schema=SCHEMA, data_schema=DATA_SCHEMA)

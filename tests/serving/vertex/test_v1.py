@@ -481,6 +481,7 @@ def test_batch_updates(tmp_path: Path):
         assert ids_of(found) == ["d05"]
 
 
+@pytest.mark.system
 def test_indexes_of_our_own_api_can_be_deployed(tmp_path: Path):
     with facade(tmp_path) as server, Caller(server.address) as caller:
         client = scannery.connect(server.address)
@@ -559,6 +560,7 @@ def test_collections_of_the_other_api_are_no_indexes(tmp_path: Path):
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.system
 def test_wrong_etags_deployments_and_names(tmp_path: Path):
     with facade(tmp_path) as server, Caller(server.address) as caller:
         index = caller.create_index()
@@ -687,6 +689,7 @@ def test_callers_see_the_indexes_of_their_keys_only(tmp_path: Path):
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+@pytest.mark.system
 def test_the_private_endpoint_answers_its_own_methods_only(tmp_path: Path):
     vertex = VertexConfig(private="127.0.0.1:0")
     with facade(tmp_path, vertex=vertex) as server, Caller(server.address) as caller:

@@ -22,6 +22,8 @@ from tests.serving.process.test_supervisor import started
 from tests.serving.vertex.collection_client import CollectionCaller, dense, dimensions
 from tests.serving.vertex.facade_client import PARENT, V1, Caller, facade, ids_of, write_lines
 
+pytestmark = pytest.mark.system
+
 CALLERS = 8
 """Connections, which the kernel spreads over the workers: all go to one of two in one run of 128."""
 
@@ -73,7 +75,6 @@ def point(id: str) -> dict[str, Any]:
     return {"datapoint_id": id, "feature_vector": [1, 2, 3, 4]}
 
 
-@pytest.mark.system
 def test_every_worker_finds_at_once_what_one_has_just_made(callers: list[Caller]):
     first = callers[0]
     for attempt in range(3):
@@ -123,7 +124,6 @@ def test_writes_to_an_index_for_batches_are_refused_by_every_worker(callers: lis
             assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-@pytest.mark.system
 def test_every_worker_answers_for_an_operation_and_shows_its_result(
     callers: list[Caller], addresses: tuple[str, str, Path]
 ):

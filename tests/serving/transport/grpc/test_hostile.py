@@ -25,6 +25,8 @@ from scannery.v1 import search_pb2, search_pb2_grpc
 from tests import http2
 from tests.served import DIMENSIONS, PAUSE_S, ROWS, serving
 
+pytestmark = pytest.mark.system
+
 VECTOR = np.ones(DIMENSIONS, np.float32)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_GROWTH_MIB = 200
@@ -96,7 +98,6 @@ def sent(connection: socket.socket, data: bytes) -> None:
         pass
 
 
-@pytest.mark.system
 def test_noise(server: Server) -> None:
     rng = random.Random(1)
     for _ in range(30):
@@ -107,7 +108,6 @@ def test_noise(server: Server) -> None:
             sent(connection, text)
 
 
-@pytest.mark.system
 def test_frames_that_lie(server: Server) -> None:
     rng = random.Random(2)
     settings = frame(4, 0, 0, b"")
@@ -140,7 +140,6 @@ def test_bodies_that_are_no_messages(server: Server, method: str) -> None:
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-@pytest.mark.system
 def test_bodies_that_never_come_free_their_threads(server: Server) -> None:
     """More of them than the server would ever work on at once."""
     with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -161,7 +160,6 @@ def test_bodies_that_never_come_free_their_threads(server: Server) -> None:
     _only_well_behaved_callers_are_left(server)
 
 
-@pytest.mark.system
 def test_hundreds_of_connections_that_say_nothing(server: Server) -> None:
     connections = [connected(server) for _ in range(300)]
     for number, connection in enumerate(connections):
@@ -175,7 +173,6 @@ def test_hundreds_of_connections_that_say_nothing(server: Server) -> None:
         connection.close()
 
 
-@pytest.mark.system
 def test_callers_that_hang_up(server: Server) -> None:
     for _ in range(40):
         channel = grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)])
@@ -193,7 +190,6 @@ def _only_well_behaved_callers_are_left(server: Server) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.system
 def test_a_stream_whose_answers_are_not_read_keeps_few_of_them(server: Server) -> None:
     """The windows of the connection hold some; the server holds no more than it may."""
     vectors = np.resize(VECTOR, (20, DIMENSIONS))
@@ -231,7 +227,6 @@ def _streamed(server: Server) -> int:
     return sum(int(sum(series[1:])) for labels, series in counted.items() if "SearchStream" in labels)
 
 
-@pytest.mark.system
 def test_connections_are_bounded(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are there go on, and when the others have gone, there is room again."""
     monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 20)
@@ -257,7 +252,6 @@ def test_connections_are_bounded(library: Path, monkeypatch: pytest.MonkeyPatch)
                 assert time.monotonic() < until_s
 
 
-@pytest.mark.system
 def test_long_headers_are_refused(server: Server) -> None:
     with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         untyped: Any = channel

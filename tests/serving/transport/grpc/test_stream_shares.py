@@ -133,6 +133,7 @@ def test_a_caller_with_all_its_streams_ends_none_of_another(
             next(answers)
 
 
+@pytest.mark.system
 def test_callers_together_do_not_keep_all_streams_from_another(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

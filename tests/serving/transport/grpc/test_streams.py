@@ -105,6 +105,7 @@ def test_an_error_ends_the_stream() -> None:
         list(stream.answers())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("threads", "helpers", "at_once"), [(4, 100, 4), (4, 4, 3), (1, 100, 1)])
 def test_requests_that_arrive_together_are_answered_by_as_many_threads_as_there_are(
     threads: int, helpers: int, at_once: int

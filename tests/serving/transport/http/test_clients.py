@@ -26,6 +26,8 @@ from scannery.v1 import index_pb2, search_pb2, types_pb2
 from tests.http1 import GET, SEARCH, UPSERT, over_grpc
 from tests.served import SENTENCES, copied, serving, without_permits
 
+pytestmark = pytest.mark.system
+
 VECTOR = np.random.default_rng(0).normal(size=384).astype(np.float32)
 NODE_PACKAGES = ("@connectrpc/connect@2.1.0", "@connectrpc/connect-node@2.1.0", "@bufbuild/protobuf@2.9.0")
 
@@ -203,7 +205,6 @@ def _unpadded(text: str) -> bytes:
 # What they do
 
 
-@pytest.mark.system
 def test_searches(server: tuple[Server, dict[str, str]], client: Client) -> None:
     for query in ("How does lava reach the surface?", VECTOR):
         request = calls.search("texts", query, 3).request
@@ -220,7 +221,6 @@ def test_searches(server: tuple[Server, dict[str, str]], client: Client) -> None
             assert found.hits[0].datapoint.text == SENTENCES["volcano"]
 
 
-@pytest.mark.system
 def test_writes_and_gets(server: tuple[Server, dict[str, str]], client: Client) -> None:
     datapoint = types_pb2.Datapoint(id="jam", text="Boil the fruit with sugar until it sets — naïvely.")
     datapoint.attributes["letters"].int_value = 1 << 60
@@ -238,7 +238,6 @@ def test_writes_and_gets(server: tuple[Server, dict[str, str]], client: Client) 
     assert list(found.missing_ids) == ["none"]
 
 
-@pytest.mark.system
 def test_errors(server: tuple[Server, dict[str, str]], client: Client) -> None:
     wrong: list[tuple[str, Message, dict[str, str]]] = [
         (SEARCH, calls.search("texts", "x", 0).request, server[1]),

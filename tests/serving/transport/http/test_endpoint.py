@@ -44,6 +44,7 @@ def asked(address: str, body: bytes = BODY, metadata: Any = (("scannery-http", "
         return dict(call.trailing_metadata())
 
 
+@pytest.mark.system
 def test_grpc_tells_who_asks(library: Path) -> None:
     with serving(library) as server:
         told = {"scannery-http": str(server.http_port), "scannery-server": server.context.server_id}
@@ -130,6 +131,7 @@ def test_what_was_asked_is_answered_before_the_end(library: Path) -> None:
         assert not stopping.is_alive()
 
 
+@pytest.mark.system
 def test_a_drain_has_an_end(library: Path) -> None:
     server = Server(ServerConfig(store=str(library), listen="127.0.0.1:0", drain_s=0.2))
     with server, Http(server.http_port, window=1 << 14) as http:
@@ -158,6 +160,7 @@ def trusting(authority: Authority, certificate: tuple[Path, Path] | None = None)
     return context
 
 
+@pytest.mark.system
 def test_requests_by_tls(library: Path, authority: Authority) -> None:
     with serving(library, security=secure(*authority.issue("one"))) as server:
         context = trusting(authority)
@@ -213,6 +216,7 @@ def test_callers_show_certificates(library: Path, authority: Authority, tmp_path
                 http.post(SEARCH, BODY)
 
 
+@pytest.mark.system
 def test_handshakes_that_never_end_are_cut_off(
     library: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:

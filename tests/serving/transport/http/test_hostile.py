@@ -251,6 +251,7 @@ def test_a_refused_body_is_not_awaited(server: Server) -> None:
         assert http.is_closed()
 
 
+@pytest.mark.system
 def test_a_refused_caller_may_finish_sending(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many clients read an answer only when all of the body is sent."""
     monkeypatch.setattr(http_connection, "LINGER_S", 0.3)
@@ -418,6 +419,7 @@ def test_a_large_body_ends_where_its_length_says(server: Server) -> None:
     assert len(SearchManyResponse.FromString(answers[0]).results) == 1000
 
 
+@pytest.mark.system
 def test_what_is_pipelined_is_bounded(server: Server) -> None:
     """Requests that wait for a slow one stay in the kernel, and in its sender."""
     with without_permits(server), Http(server.http_port) as http:

@@ -66,6 +66,7 @@ def answers(http: Http, bodies: list[bytes]) -> list[SearchResponse]:
     return [SearchResponse.FromString(http.post(SEARCH, each).body) for each in bodies]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "options",
     [{}, {"where": {"year": {"$gte": 0}}}, {"fields": []}, {"k": 7, "offset": 2}, {"exact": True}],

@@ -27,6 +27,8 @@ from scannery.v1.search_pb2 import SearchRequest
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, head, idle
 from tests.served import DIMENSIONS, serving, without_permits
 
+pytestmark = pytest.mark.system
+
 VECTORS = np.random.default_rng(0).normal(size=(8, DIMENSIONS)).astype(np.float32)
 BODY = calls.search("library", VECTORS[0], 3).request.SerializeToString()
 MANY = calls.search_many("library", VECTORS, 3).request.SerializeToString()
@@ -48,7 +50,6 @@ def request(path: str, body: bytes, client: str) -> bytes:
     return head("POST", path, [*headers, ("content-length", str(len(body)))]) + body
 
 
-@pytest.mark.system
 def test_overload_is_told_at_once_and_a_modest_caller_is_served(server: Server) -> None:
     """Batches wait for permits that the test holds, so that the server is as full as it may be."""
     refused = server.admission.refused
@@ -74,7 +75,6 @@ def test_overload_is_told_at_once_and_a_modest_caller_is_served(server: Server) 
         http.close()
 
 
-@pytest.mark.system
 def test_without_descriptors_open_connections_are_served(server: Server) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with Http(server.http_port) as http:
@@ -129,7 +129,6 @@ def test_an_error_of_our_own_is_internal_and_the_next_request_is_served(
     assert caplog.text.count("ZeroDivisionError") >= 3
 
 
-@pytest.mark.system
 def test_answers_that_are_too_large_only_together_are_sent(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +145,6 @@ def test_answers_that_are_too_large_only_together_are_sent(
         assert [http.response().status for http in callers] == [200] * 8
 
 
-@pytest.mark.system
 def test_the_recall_of_searches_over_http_is_estimated(library: Path) -> None:
     with serving(library, recall_share=1.0) as server, Http(server.http_port) as http:
         wanted = server.metrics.recall_wanted
@@ -157,7 +155,6 @@ def test_the_recall_of_searches_over_http_is_estimated(library: Path) -> None:
         assert wanted.dump().keys() == {"library"}
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(("share", "parsed"), [(0.0, False), (1.0, True)])
 def test_an_answered_search_is_parsed_again_only_if_it_is_sampled(
     library: Path, monkeypatch: pytest.MonkeyPatch, share: float, parsed: bool
@@ -191,7 +188,6 @@ def test_a_caller_with_a_key_has_the_share_of_the_key(library: Path, tmp_path: P
         assert http.response().status == 200
 
 
-@pytest.mark.system
 def test_a_token_that_expires_is_refused_with_the_next_request(library: Path, tmp_path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     jwk = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key()))

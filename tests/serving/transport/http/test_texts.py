@@ -100,6 +100,7 @@ def server(store: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.system
 def test_texts_that_wait_are_encoded_together(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(server, monkeypatch)
     asked = {

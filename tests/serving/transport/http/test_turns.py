@@ -62,6 +62,7 @@ def test_a_quick_sender_is_read_once_in_each_turn_of_the_loop(
     assert idle(server)
 
 
+@pytest.mark.system
 def test_json_is_written_hit_by_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
