@@ -275,7 +275,7 @@ def vertex_config(**given: Any) -> VertexConfig | None:
 
 def development_certificate(folder: str, **given: Any) -> dict[str, str]:
     """Return the options of TLS with the certificate in a folder, which is made if it is absent or expires soon."""
-    from scannery.serving.security.tls import made_certificate
+    from scannery.serving.security.development_certificate import made_certificate
 
     for name in ("tls_cert", "tls_key", "behind_tls"):
         if given[name]:

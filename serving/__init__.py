@@ -30,9 +30,10 @@ if TYPE_CHECKING:
         RemoteConfig,
         ServerConfig,
     )
+    from scannery.serving.process.encoder_server import EncoderServer
     from scannery.serving.process.maintain import maintain
     from scannery.serving.process.serve import serve, serve_encoders
-    from scannery.serving.process.server import EncoderServer, Server
+    from scannery.serving.process.server import Server
     from scannery.serving.security import SecurityConfig
 
 __all__ = [
@@ -67,7 +68,7 @@ __all__ = [
 
 _MODULES = {
     "EncoderConfig": "config",
-    "EncoderServer": "process.server",
+    "EncoderServer": "process.encoder_server",
     "LeavesConfig": "config",
     "MaintainConfig": "config",
     "RemoteConfig": "config",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from scannery.adapters.beam_rag.writer import ScanneryVectorWriterConfig
 
 if TYPE_CHECKING:
-    from scannery.adapters.beam_rag.items import ScanneryVectorSearch
+    from scannery.adapters.beam_rag.enrichment import ScanneryVectorSearch
 
 __all__ = ["ScanneryVectorSearch", "ScanneryVectorWriterConfig"]
 
@@ -20,11 +20,11 @@ def __getattr__(name: str) -> object:
     if name != "ScanneryVectorSearch":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from scannery.adapters.beam_rag import items
+        from scannery.adapters.beam_rag import enrichment
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "google":
             raise
         raise ImportError(
             "Beam's enrichment needs the package google-api-core: pip install 'scannery[beam-rag]'"
         ) from error
-    return items.ScanneryVectorSearch
+    return enrichment.ScanneryVectorSearch

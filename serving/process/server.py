@@ -1,7 +1,4 @@
-"""The server of indexes, in one process.
-
-The server of an encoder process.
-"""
+"""The server of indexes, in one process."""
 
 from __future__ import annotations
 
@@ -14,18 +11,16 @@ from scannery.indexer import Store
 from scannery.live.log.mutation_log import log_root_of
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.sharing import blobs_for
-from scannery.runtime.tasks import PeriodicTask
 from scannery.serving.catalog.description import memory_rows
 from scannery.serving.catalog.root_catalog import LeafCatalog, RootCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
 from scannery.serving.catalog.version_opener import ColdIndexes
-from scannery.serving.config import EncoderConfig, ServerConfig, WorkerContext
+from scannery.serving.config import ServerConfig, WorkerContext
 from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, LEAF_SERVICE, SEARCH_SERVICE
 from scannery.serving.leaves.groups import LeafGroups
 from scannery.serving.process.base_server import BaseServer
 from scannery.serving.process.preload import Preloaded, encoder_pool
 from scannery.serving.recall.controller import Estimate, RecallController
-from scannery.serving.services.embedding import Embedding, EncoderRegistry
 from scannery.serving.services.kept_queries import KeptQueries
 from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.serving.services.plan_keeper import PlanKeeper
@@ -42,8 +37,7 @@ from scannery.serving.vertex.shared.operations import OPERATIONS_KEY, Operations
 from scannery.serving.vertex.shared.state import JsonDocument
 from scannery.v1.search_pb2 import SearchManyRequest, SearchOptions, SearchRequest
 
-__all__ = ["EncoderServer", "Server", "health_name"]
-
+__all__ = ["Server", "health_name"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -305,53 +299,3 @@ def _by_estimate(
 
 def _by_index(catalog: ServerCatalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:
     return {(snapshot.manifest.index,): value(snapshot) for snapshot in catalog.snapshots()}
-
-
-class EncoderServer(BaseServer):
-    """Serves encoders. A context manager: entering starts it, leaving drains and stops it."""
-
-    traced_as = "scannery-encoder"
-
-    def __init__(
-        self,
-        config: EncoderConfig,
-        *,
-        encoders: EncoderRegistry | None = None,
-        context: WorkerContext | None = None,
-    ) -> None:
-        """Prepare; `start` loads the encoders.
-
-        Args:
-            config: the options.
-            encoders: already loaded; None: load them here.
-            context: of a worker under a supervisor; None: this process is the only one.
-
-        """
-        self.config = config
-        self._encoders = encoders or EncoderRegistry(config)
-        super().__init__(
-            config,
-            MethodRegistry(Embedding(self._encoders.encoders).methods),
-            services=(EMBEDDING_SERVICE,),
-            context=context or WorkerContext(),
-        )
-        self._encoders.observer.report_to(self.metrics)
-        failures = self.metrics.background_failures
-        self._watcher = PeriodicTask(
-            "watcher",
-            self._encoders.refresh,
-            every_s=config.check_every_s,
-            on_failure=lambda: failures.inc(("look",)),
-        )
-
-    def _open(self) -> None:
-        """Load and warm up the encoders; raises as `EncoderRegistry.refresh`."""
-        self._encoders.refresh()
-        for served in self._encoders.encoders(""):
-            # The first text triggers lazy loading inside the model.
-            served.open().encode(["warm"])
-        if self.config.store:
-            self._watcher.start()
-
-    def _close(self) -> None:
-        self._watcher.stop()

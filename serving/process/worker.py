@@ -37,7 +37,7 @@ def run_encoder_server(
     config: EncoderConfig, encoders: EncoderRegistry, context: WorkerContext, ready: Callable[[], None]
 ) -> None:
     """Serve encoders; call `ready` once the server answers."""
-    from scannery.serving.process.server import EncoderServer
+    from scannery.serving.process.encoder_server import EncoderServer
 
     with EncoderServer(config, encoders=encoders, context=context):
         ready()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from scannery.serving.security.tls import made_certificate
+from scannery.serving.security.development_certificate import made_certificate
 
 
 def test_the_key_is_for_its_owner(tmp_path: Path) -> None:

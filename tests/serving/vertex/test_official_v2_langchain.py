@@ -10,7 +10,7 @@ from pathlib import Path
 from scannery.indexer import Store
 from scannery.serving import SecurityConfig
 from scannery.serving.config import VertexConfig
-from scannery.serving.security.tls import made_certificate
+from scannery.serving.security.development_certificate import made_certificate
 from tests.served import serving
 
 PROGRAM = """

@@ -15,8 +15,8 @@ import pytest
 
 import scannery
 from scannery.serving import EncoderConfig, SecurityConfig, Server
+from scannery.serving.process.encoder_server import EncoderServer
 from scannery.serving.process.os_calls import allow_open_files
-from scannery.serving.process.server import EncoderServer
 from scannery.serving.security import KeyFile
 from scannery.v1 import embedding_pb2, embedding_pb2_grpc
 from tests import http2

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import scannery
 from scannery.serving import EncoderConfig, SecurityConfig, Server
-from scannery.serving.process.server import EncoderServer
+from scannery.serving.process.encoder_server import EncoderServer
 from scannery.serving.security import KeyFile
 from scannery.serving.transport.grpc.standard_services import MAX_BODY_BYTES, MAX_WATCHED
 from tests import http2

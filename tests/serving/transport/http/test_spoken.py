@@ -12,7 +12,7 @@ import pytest
 
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
-from scannery.serving.security.tls import made_certificate
+from scannery.serving.security.development_certificate import made_certificate
 from tests.http1 import SEARCH, UPSERT, Headers, Http, Response, head
 from tests.served import DIMENSIONS, serving
 
