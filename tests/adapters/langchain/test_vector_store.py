@@ -250,7 +250,6 @@ def test_from_texts_and_documents(target: str):
     [
         ({"texts": ["a", "b"], "ids": ["x"]}, "1 ids and 2 texts"),
         ({"texts": ["a", "b"], "metadatas": [{}]}, "metadatas: must be one for each text"),
-        ({"texts": ["a"], "metadatas": [{"n": float("nan")}]}, r"attributes\.n"),
         ({"texts": ["a"], "metadatas": [{"n": 2**64}]}, r"attributes\.n"),
         ({"texts": ["a"], "metadatas": [{"n": object()}]}, r"attributes\.n"),
         ({"texts": ["a"], "metadatas": [{"": 1}]}, "attributes"),
@@ -264,6 +263,12 @@ def test_bad_input_is_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=match):
         store.add_texts(**arguments)
     assert len(store.similarity_search("first", k=10)) == 1
+
+
+def test_nan_in_metadata_is_no_value(store: ScanneryVectorStore):
+    store.add_texts(["first"], metadatas=[{"n": float("nan"), "m": 1}])
+    [document] = store.similarity_search("first", k=1)
+    assert document.metadata == {"m": 1, "n": None}
 
 
 @pytest.mark.parametrize(
