@@ -37,7 +37,7 @@ test-system: $(VENV)/.ready  ## The others but the long ones; SINCE=REVISION: th
 
 test-long: $(VENV)/.ready  ## What repeats what quicker tests do once: random operations, and kills at random moments.
 	$(BIN)/python -m pytest -n 2 --dist load -m long
-	$(MAKE) torture ROUNDS=10
+	$(MAKE) torture ROUNDS=$${ROUNDS:-10}
 
 torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients write.
 	PYTHONPATH=src:. $(BIN)/python -m tests.live.torture --rounds $${ROUNDS:-200}
@@ -77,7 +77,7 @@ test-clients: export PYTHONDONTWRITEBYTECODE :=
 
 test-clients: $(CLIENTS)/.ready  ## Other people's clients and test suites, in an environment of their own.
 	SCANNERY_TEST_CLIENTS=1 HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=src $(CLIENTS)/bin/python -m pytest \
-		-o filterwarnings=default -n 2 --dist loadfile tests/adapters tests/serving/vertex/test_official_*.py
+		-o filterwarnings=default -n 2 --dist loadfile $(PYTEST_OPTIONS) tests/adapters tests/serving/vertex/test_official_*.py
 
 test-installed: export PYTHONDONTWRITEBYTECODE :=
 

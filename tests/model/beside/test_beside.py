@@ -22,7 +22,7 @@ from tests.model.beside.rows import (
 )
 from tests.model.errors import WrongError
 
-SHORT, LONG, PLANTED = 40, 5000, 1500
+SHORT, LONG, PLANTED = 40, 2500, 1500
 """Operations of a short and a long run, and of one that shows a fault."""
 OLD, NEW = Row({"stamp": 1}, {}), Row({"stamp": 2}, {})
 HISTORIES: Histories = {"a": [(1, OLD), (3, None)], "b": [(2, NEW)]}
