@@ -25,7 +25,8 @@ from benchmarks.live_setup import BATCH, milliseconds, publish, random_vectors, 
 from benchmarks.report import environment, table
 from scannery.indexer import Store, read_manifest
 from scannery.live.log.homes import log_home
-from scannery.live.log.mutation_log import DatabaseUrl, LogRoot, MutationLog
+from scannery.live.log.location import DatabaseUrl, LogRoot
+from scannery.live.log.mutation_log import MutationLog
 from tests.live.log.postgres_server import postgres_or_skip
 
 ROUNDS = 300

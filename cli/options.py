@@ -13,7 +13,7 @@ import typer
 
 from scannery.client import Client, connect
 from scannery.client.transport.credentials import ConnectOptions
-from scannery.live.log.mutation_log import LOG_VARIABLE, LogRoot, log_root_of
+from scannery.live.log.location import LOG_VARIABLE, LogRoot, log_root_of
 
 if TYPE_CHECKING:
     from scannery.indexer.contents import ContentsReader

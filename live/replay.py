@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from scannery.indexer import Manifest, Store
 from scannery.live.log.homes import checked_log, log_home
-from scannery.live.log.mutation_log import LogEntry, LogRoot, MutationLog, WrongLogError
+from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogEntry, MutationLog, WrongLogError
 from scannery.live.log.records import Mutation, decode, rows_fit
 from scannery.live.log.registry import registered
 from scannery.live.memtable import LiveState, apply, net_effect

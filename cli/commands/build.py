@@ -21,7 +21,7 @@ from scannery.cli.progress import stage_bar
 
 if TYPE_CHECKING:
     from scannery.indexer import Store
-    from scannery.live.log.mutation_log import LogRoot
+    from scannery.live.log.location import LogRoot
     from scannery.pipelines import BuildPlan, BuildReport
 
 __all__ = ["build", "quiet_beam"]

@@ -12,7 +12,7 @@ import typer
 from scannery.cli import options
 from scannery.cli.lazy_commands import uncollected
 from scannery.cli.options import LogOption
-from scannery.live.log.mutation_log import LOG_VARIABLE
+from scannery.live.log.location import LOG_VARIABLE
 
 __all__ = ["maintain"]
 

@@ -16,7 +16,7 @@ from scannery.cli.options import (
     LeavesKeyOption,
     LogOption,
 )
-from scannery.live.log.mutation_log import LOG_VARIABLE
+from scannery.live.log.location import LOG_VARIABLE
 
 __all__ = ["serve"]
 

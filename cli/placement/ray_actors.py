@@ -11,7 +11,7 @@ from typing import Any
 
 from scannery.cli.placement.places import ROOTS, Slot
 from scannery.cli.placement.server_process import ProcessState, ServerProcess
-from scannery.live.log.mutation_log import LOG_VARIABLE
+from scannery.live.log.location import LOG_VARIABLE
 
 __all__ = ["ActorState", "ServeOptions", "ServerActor"]
 

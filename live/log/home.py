@@ -22,7 +22,8 @@ from scannery.live.log.files import (
     read_mark,
     sync_files,
 )
-from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError, log_folder
+from scannery.live.log.location import log_folder
+from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError
 from scannery.live.log.registry import (
     ADVICE,
     FORGET,

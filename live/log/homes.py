@@ -8,7 +8,8 @@ from __future__ import annotations
 from scannery.indexer import Manifest, Store, commit, read_manifest
 from scannery.indexer.store.changes import Changes, FolderChanges, NoChanges
 from scannery.live.log.home import LogPlace, check_no_files
-from scannery.live.log.mutation_log import DatabaseUrl, LogHome, LogRefusedError, LogRoot, MutationLog
+from scannery.live.log.location import DatabaseUrl, LogRoot
+from scannery.live.log.mutation_log import LogHome, LogRefusedError, MutationLog
 from scannery.live.log.registry import Registration, forget, registered
 
 __all__ = ["check_log_root", "checked_log", "forget_log", "log_changes", "log_home"]

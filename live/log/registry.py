@@ -24,13 +24,8 @@ from scannery.indexer import (
     read_manifest,
 )
 from scannery.indexer.versions.versions import log_registration_key
-from scannery.live.log.mutation_log import (
-    LogReplacedError,
-    MutationLog,
-    WrongLogError,
-    is_database,
-    log_folder,
-)
+from scannery.live.log.location import is_database, log_folder
+from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError
 
 __all__ = [
     "ADVICE",

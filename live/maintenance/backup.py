@@ -31,7 +31,8 @@ from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.log.files import LOG_FILE
 from scannery.live.log.homes import checked_log, log_home
-from scannery.live.log.mutation_log import LOG_FOLDER, LogHome, LogRoot, WrongLogError
+from scannery.live.log.location import LOG_FOLDER, LogRoot
+from scannery.live.log.mutation_log import LogHome, WrongLogError
 from scannery.live.log.registry import register, registered, registration_key
 from scannery.live.log.sqlite_log import SqliteLog, rename_log
 from scannery.runtime.errors import ReadOnlyError

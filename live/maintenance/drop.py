@@ -11,7 +11,8 @@ from scannery.indexer.errors import CorruptError, StoreError
 from scannery.indexer.versions.dropping import DropReport, drop_index
 from scannery.live.log.home import remove_files
 from scannery.live.log.homes import log_home
-from scannery.live.log.mutation_log import DatabaseUrl, LogHome, LogRoot, log_folder
+from scannery.live.log.location import DatabaseUrl, LogRoot, log_folder
+from scannery.live.log.mutation_log import LogHome
 from scannery.live.log.registry import registered
 
 __all__ = ["drop"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scannery.indexer import Manifest, Store
 from scannery.live.log.homes import checked_log, log_home
-from scannery.live.log.mutation_log import LogRoot
+from scannery.live.log.location import LogRoot
 from scannery.live.maintenance.merge_policy import due
 
 __all__ = ["LogStatus", "log_status"]

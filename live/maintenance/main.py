@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from scannery.indexer import IndexerError, Store
 from scannery.indexer.local.needless_imports import leave_needless_imports_out
-from scannery.live.log.mutation_log import LOG_VARIABLE, log_root_of
+from scannery.live.log.location import LOG_VARIABLE, log_root_of
 from scannery.live.maintenance.scheduler import task_threads
 from scannery.live.maintenance.tasks import run_task
 from scannery.runtime.errors import ServingError

@@ -44,7 +44,8 @@ from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.versions.leases import WorkLease, keeps_log, working
 from scannery.indexer.versions.versions import hold_current, no_such_index
 from scannery.live.log.homes import checked_log, log_home
-from scannery.live.log.mutation_log import LogHome, LogRoot
+from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogHome
 from scannery.live.maintenance.merge_policy import largest_tried
 from scannery.live.maintenance.scheduler import task_threads
 from scannery.runtime.errors import InvalidRequestError

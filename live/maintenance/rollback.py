@@ -6,7 +6,8 @@ from scannery.indexer import Manifest, Store, read_manifest
 from scannery.indexer import rollback as rollback_stored
 from scannery.indexer.maintenance import lost_since
 from scannery.live.log.homes import log_home
-from scannery.live.log.mutation_log import LogHome, LogRoot, WrongLogError
+from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogHome, WrongLogError
 from scannery.live.log.registry import Registration, registered
 
 __all__ = ["rollback"]

@@ -43,7 +43,8 @@ from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.versions.leases import WorkLease, read_leases, working
 from scannery.indexer.versions.versions import hold_current
 from scannery.live.log.homes import checked_log, log_home
-from scannery.live.log.mutation_log import LogGapError, LogHome, LogRoot, MutationLog
+from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogGapError, LogHome, MutationLog
 from scannery.live.maintenance.merge_policy import largest_tried, seal_effort
 from scannery.live.replay import UnsealedChange, change_of
 from scannery.live.row_tables import stored_schema

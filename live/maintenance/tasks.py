@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from scannery.indexer import IndexerError, Store, collect_garbage, read_manifest
-from scannery.live.log.mutation_log import LogRoot
+from scannery.live.log.location import LogRoot
 from scannery.live.maintenance.locks import Task, TaskLocks
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.seal import seal

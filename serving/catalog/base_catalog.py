@@ -35,7 +35,8 @@ from scannery.indexer.store.changes import Changes
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.database import check_sqlite
 from scannery.live.log.homes import log_changes
-from scannery.live.log.mutation_log import LogGapError, LogRoot
+from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.replacement import Replacement
 from scannery.runtime.errors import (

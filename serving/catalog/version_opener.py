@@ -24,7 +24,8 @@ from scannery.indexer import (
 )
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.homes import log_home
-from scannery.live.log.mutation_log import LogGapError, LogRoot
+from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.scheduler import Maintenance
 from scannery.runtime.errors import DeadlineError
 from scannery.serving.catalog.entry import CatalogEntry

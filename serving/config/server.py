@@ -11,7 +11,7 @@ from typing import Literal
 
 from scannery.indexer.contents import ContentsReader
 from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
-from scannery.live.log.mutation_log import log_root_of
+from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.paths import make_absolute, overlap
 from scannery.serving.config.listen import (

@@ -16,7 +16,8 @@ from functools import partial
 
 from scannery.indexer import Store, list_indexes
 from scannery.live.log.homes import check_log_root
-from scannery.live.log.mutation_log import LogRoot, LogUnavailableError, log_root_of
+from scannery.live.log.location import LogRoot, log_root_of
+from scannery.live.log.mutation_log import LogUnavailableError
 from scannery.live.log_follower import LogFollower
 from scannery.live.maintenance.scheduler import Ended, task_threads
 from scannery.live.maintenance.tasks import run_due

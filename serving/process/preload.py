@@ -25,7 +25,7 @@ from scannery.indexer import (
     read_manifest,
 )
 from scannery.live.log.homes import check_log_root
-from scannery.live.log.mutation_log import log_root_of
+from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.tasks import SlowProgress
 from scannery.serving.catalog.version_opener import ColdIndexes, is_stored

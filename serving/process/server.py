@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from scannery.indexer import Store
-from scannery.live.log.mutation_log import log_root_of
+from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.sharing import blobs_for
 from scannery.serving.catalog.description import memory_rows

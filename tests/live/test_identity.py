@@ -33,7 +33,8 @@ from scannery.live.log import home as log_place
 from scannery.live.log import sqlite_log
 from scannery.live.log.database import LOG_FORMAT, create_database
 from scannery.live.log.homes import forget_log
-from scannery.live.log.mutation_log import LogReplacedError, LogRoot, WrongLogError
+from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogReplacedError, WrongLogError
 from scannery.live.log.registry import registered
 from scannery.live.log.sqlite_log import SqliteLog
 from scannery.live.maintenance.backup import restore, snapshot

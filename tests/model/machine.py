@@ -16,7 +16,7 @@ import pytest
 
 import scannery
 from scannery.indexer import Manifest, SegmentCache, Store, list_versions, read_manifest, segment_key
-from scannery.live.log.mutation_log import DatabaseUrl, LogRoot
+from scannery.live.log.location import DatabaseUrl, LogRoot
 from scannery.pipelines import build
 from tests.model.actors import ACTORS, Actor, LocalActor
 from tests.model.checks import Checker

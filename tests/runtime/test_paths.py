@@ -10,7 +10,7 @@ import pytest
 import scannery
 from scannery.client.transport.credentials import Credentials
 from scannery.indexer import Store
-from scannery.live.log.mutation_log import log_folder
+from scannery.live.log.location import log_folder
 from scannery.runtime.paths import placed_model
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig

@@ -138,7 +138,7 @@ def _signature(name: str, function: Callable[..., object]) -> Iterator[str]:
 def metrics() -> Iterator[str]:
     """Yield the metrics of a server and of `scannery maintain`."""
     from scannery.indexer import Store
-    from scannery.live.log.mutation_log import log_root_of
+    from scannery.live.log.location import log_root_of
     from scannery.serving import MaintainConfig
     from scannery.serving.process.maintain import _Maintainer
     from scannery.serving.telemetry.metrics import Registry, ServerMetrics

@@ -18,7 +18,7 @@ from scannery.cli.options import StoreOption as OptionalStore
 from scannery.cli.output import print_json, size_text
 from scannery.cli.progress import counting_bar
 from scannery.indexer import AlreadyExistsError, Store, list_versions, read_aliases, read_manifest
-from scannery.live.log.mutation_log import LogRoot
+from scannery.live.log.location import LogRoot
 
 __all__ = ["index_app"]
 

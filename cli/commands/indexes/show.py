@@ -19,7 +19,7 @@ from scannery.client.response.notebook import vectors_text
 from scannery.indexer import CurvePoint, IndexSpec, Manifest, SegmentEntry, Store, StoreError
 from scannery.indexer.manifest import ConfigTrial
 from scannery.indexer.tuning.settings_choice import named_recalls, pick_point
-from scannery.live.log.mutation_log import LogRoot
+from scannery.live.log.location import LogRoot
 
 __all__ = ["documents_of", "print_version", "time_text", "unsealed_batches"]
 

@@ -32,7 +32,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from scannery.indexer import CorruptError, FormatError, StoreError
-from scannery.live.log.mutation_log import DatabaseUrl, LogRefusedError, LogUnavailableError
+from scannery.live.log.location import DatabaseUrl
+from scannery.live.log.mutation_log import LogRefusedError, LogUnavailableError
 from scannery.live.log.postgres.positions import Positions
 from scannery.runtime.errors import ReadOnlyError
 

@@ -16,7 +16,8 @@ import psycopg
 from psycopg import errors
 
 from scannery.indexer import AlreadyExistsError, CorruptError, Manifest, Store, new_index_id
-from scannery.live.log.mutation_log import DatabaseUrl, LogReplacedError, MutationLog, WrongLogError
+from scannery.live.log.location import DatabaseUrl
+from scannery.live.log.mutation_log import LogReplacedError, MutationLog, WrongLogError
 from scannery.live.log.postgres.database import Database, create_schema
 from scannery.live.log.postgres.postgres_log import PostgresLog
 from scannery.live.log.postgres.turn import turn

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from scannery.live.log.mutation_log import DatabaseUrl
+from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.postgres.database import Database, translated_errors
 
 __all__ = ["DatabaseLock", "lock_key", "try_task_lock"]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.live.log.mutation_log import DatabaseUrl
+from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.postgres.task_lock import try_task_lock
 from tests.cluster.failures.test_log_failures import is_written, roots_of
 from tests.cluster.machines import SERVICE, machines_or_skip

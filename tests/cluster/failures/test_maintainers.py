@@ -27,7 +27,7 @@ from scannery.indexer import (
     read_manifest,
     verify,
 )
-from scannery.live.log.mutation_log import DatabaseUrl
+from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.postgres.task_lock import try_task_lock
 from scannery.live.log.registry import registered
 from scannery.live.maintenance.locks import TaskLocks

@@ -12,7 +12,7 @@ import pytest
 
 import scannery
 from scannery.indexer import Store
-from scannery.live.log.mutation_log import DatabaseUrl
+from scannery.live.log.location import DatabaseUrl
 from scannery.live.maintenance.seal import seal
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Condition, Datapoint, Filter, Operator, Value

@@ -9,7 +9,8 @@ from typing import Any
 
 import apsw
 
-from scannery.live.log.mutation_log import DatabaseUrl, MutationLog
+from scannery.live.log.location import DatabaseUrl
+from scannery.live.log.mutation_log import MutationLog
 from scannery.live.log.sqlite_log import SqliteLog
 from tests.live.log.postgres_server import PostgresServer
 

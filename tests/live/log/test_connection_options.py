@@ -10,7 +10,8 @@ pytest.importorskip("psycopg", reason="needs scannery[postgres]")
 
 from contextlib import ExitStack
 
-from scannery.live.log.mutation_log import DatabaseUrl, LogRefusedError
+from scannery.live.log.location import DatabaseUrl
+from scannery.live.log.mutation_log import LogRefusedError
 from scannery.live.log.postgres.database import Database, connection_options
 from scannery.pipelines.errors import PeerError
 from scannery.pipelines.peers.collection import PeerOptions

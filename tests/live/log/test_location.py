@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scannery.cli.options import given_log_root
-from scannery.live.log.mutation_log import DatabaseUrl, log_root_of
+from scannery.live.log.location import DatabaseUrl, log_root_of
 from scannery.runtime.errors import ConfigError
 from scannery.serving import MaintainConfig, ServerConfig
 

@@ -14,7 +14,8 @@ import scannery
 from scannery.cli.main import main
 from scannery.indexer import AlreadyExistsError, CorruptError, Store, StoreError, read_manifest
 from scannery.live.log.homes import forget_log
-from scannery.live.log.mutation_log import DatabaseUrl, LogReplacedError, WrongLogError
+from scannery.live.log.location import DatabaseUrl
+from scannery.live.log.mutation_log import LogReplacedError, WrongLogError
 from scannery.live.log.registry import Registration, registered
 from scannery.live.maintenance.backup import restore, snapshot
 from scannery.live.maintenance.drop import drop

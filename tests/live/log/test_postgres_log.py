@@ -16,8 +16,8 @@ import pytest
 
 from scannery.indexer import FormatError, StoreError
 from scannery.live.log.homes import check_log_root
+from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.mutation_log import (
-    DatabaseUrl,
     LogGapError,
     LogRefusedError,
     LogReplacedError,

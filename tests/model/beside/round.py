@@ -31,7 +31,7 @@ from typing import Any
 import scannery
 from scannery.client import Client
 from scannery.indexer import Store, verify
-from scannery.live.log.mutation_log import DatabaseUrl
+from scannery.live.log.location import DatabaseUrl
 from scannery.live.maintenance.seal import seal
 from tests.cluster.servers import leaf_server, root_server
 from tests.live.torture import ServerProcess

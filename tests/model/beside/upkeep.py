@@ -20,7 +20,7 @@ from scannery.indexer import (
     collect_garbage,
     read_manifest,
 )
-from scannery.live.log.mutation_log import DatabaseUrl
+from scannery.live.log.location import DatabaseUrl
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.scheduler import PROGRAM
 from scannery.live.maintenance.seal import seal

@@ -269,8 +269,8 @@ def test_the_launcher_leaves_many_ids_to_the_workers(write, tmp_path, monkeypatc
     path = write("a.jsonl", vector_records(0, 60))
     run(store, path, spec=spec)
     assert run(store, path, spec=spec).up_to_date
-    monkeypatch.setattr(run, "MOST_ROWS", 100)
-    monkeypatch.setattr(run, "resolve_range", None)  # it would fail
+    monkeypatch.setattr(execution, "MOST_ROWS", 100)
+    monkeypatch.setattr(execution, "resolve_range", None)  # it would fail
     seen = stage_inputs(monkeypatch)
     assert run(store, path, spec=spec).up_to_date
     assert seen
