@@ -132,7 +132,7 @@ def is_free(log: DatabaseUrl) -> bool:
 
 def test_a_lost_machine_does_not_keep_its_locks() -> None:
     program = (
-        "import sys; from scannery.live.log.mutation_log import DatabaseUrl\n"
+        "import sys; from scannery.live.log.location import DatabaseUrl\n"
         "from scannery.live.log.postgres.task_lock import try_task_lock\n"
         "lock = try_task_lock(DatabaseUrl(sys.argv[1]), 'log', 'seal')\n"
         "print(lock is not None, flush=True); sys.stdin.readline()\n"

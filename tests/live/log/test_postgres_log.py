@@ -196,7 +196,7 @@ def test_the_server_is_asked_to_notice_lost_machines(logs: PostgresLogs) -> None
 @pytest.mark.long
 def test_a_process_that_is_stopped_in_its_turn_is_fenced(logs: PostgresLogs) -> None:
     program = (
-        "import sys; from scannery.live.log.mutation_log import DatabaseUrl\n"
+        "import sys; from scannery.live.log.location import DatabaseUrl\n"
         "from scannery.live.log.postgres.database import Database\n"
         "from scannery.live.log.postgres.postgres_log import PostgresLog\n"
         "log = PostgresLog(Database.of(DatabaseUrl(sys.argv[1])), sys.argv[2])\n"
