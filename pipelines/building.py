@@ -144,14 +144,7 @@ def build(
                 started_at=clock.started_at,
                 plan_seconds=clock.laps["plan"],
             )
-            check_live_rows(
-                job.spec,
-                parent,
-                store,
-                dimensions=job.dimensions,
-                fingerprint=job.fingerprint,
-                named=job.named_vectors,
-            )
+            check_live_rows(job, parent, store)
             _check_overtaken(job, parent)
             units = group(parts, limit, job.recipe)
             shard_changes = _shard_changes(job, store, gone if parent else (), parent)

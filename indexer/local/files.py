@@ -48,7 +48,7 @@ def remove_draft(path: Path, *, before_s: float) -> None:
     except FileNotFoundError:
         return
     try:
-        if os.fstat(descriptor).st_mtime < before_s and _try_lock(descriptor, fcntl.LOCK_NB):
+        if os.fstat(descriptor).st_mtime < before_s and _locked_draft(descriptor, fcntl.LOCK_NB):
             path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
@@ -57,13 +57,14 @@ def remove_draft(path: Path, *, before_s: float) -> None:
 def _created(path: Path, mode: int) -> int:
     while True:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        _try_lock(descriptor)
+        _locked_draft(descriptor)
         if os.fstat(descriptor).st_nlink:
             return descriptor
         os.close(descriptor)  # another process removed it as a leftover before it was locked
 
 
-def _try_lock(descriptor: int, flags: int = 0) -> bool:
+def _locked_draft(descriptor: int, flags: int = 0) -> bool:
+    """Lock a draft, and return whether it is locked; without LOCK_NB, wait for that."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
     except BlockingIOError:

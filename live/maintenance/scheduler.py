@@ -344,9 +344,8 @@ class Maintenance:
                     slots.leave((self, task))
             if tasks or self._runs:
                 return 0.0
-            if filling:
-                return QUIET_S  # then it may have ended, and what waited for that is due
-            return min(SWEEP_S, state.manifest.spec.live.seal_age_s - age_s) if state.mutations else SWEEP_S
+            wait_s = QUIET_S if filling else SWEEP_S  # when a fill ends, what waited for that is due
+            return min(wait_s, state.manifest.spec.live.seal_age_s - age_s) if state.mutations else wait_s
         finally:
             self._lock.release()
 

@@ -10,6 +10,7 @@ from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import log_registration_key
 from scannery.pipelines.errors import SpecConflictError
+from scannery.pipelines.state.job import Job
 
 __all__ = ["check_compatible", "check_live_rows", "needs_rewriting"]
 
@@ -73,57 +74,43 @@ def _check_named(
         _same(f"{field}.from", spec.text_field(name), parent.spec.text_field(name))
 
 
-def check_live_rows(
-    spec: IndexSpec,
-    parent: Manifest | None,
-    store: Store,
-    *,
-    dimensions: int,
-    fingerprint: Mapping[str, Any] | None,
-    named: Mapping[str, NamedVectorsInfo],
-) -> None:
+def check_live_rows(job: Job, parent: Manifest | None, store: Store) -> None:
     """Raise SpecConflictError if a build makes a version that rows in the index's log may not fit.
 
     Rows are written for the earlier version until servers open the new one. They are acknowledged, and no process could
     open the new version with them. That there are none at this moment says nothing about the next one, so an index that
-    has a log is refused. Arguments as of `check_compatible`.
+    has a log is refused.
     """
     if parent is None:
         return
-    changes = _misfits(spec, parent, dimensions, fingerprint, named)
+    changes = _misfits(job, parent)
     if changes and store.exists(log_registration_key(parent.index)):
-        field, told = next(iter(changes.items()))
+        field, misfit = next(iter(changes.items()))
         raise SpecConflictError(
-            f"{field}: {told}, and it takes live updates, which would not fit; nothing was published. Build another "
+            f"{field}: {misfit}, and it takes live updates, which would not fit; nothing was published. Build another "
             f"index and move an alias to it; or stop its servers, seal it, move its log away, run `scannery index log "
             f"{parent.index} --forget`, and build again",
             field=field,
         )
 
 
-def _misfits(
-    spec: IndexSpec,
-    parent: Manifest,
-    dimensions: int,
-    fingerprint: Mapping[str, Any] | None,
-    named: Mapping[str, NamedVectorsInfo],
-) -> dict[str, str]:
+def _misfits(job: Job, parent: Manifest) -> dict[str, str]:
     """Return what rows made for a version do not fit in a build (live/log/records.py `rows_fit`), by field."""
     changes: dict[str, tuple[object, object]] = {
-        f"attributes.{name}": (spec.attributes[name], kind)
+        f"attributes.{name}": (job.spec.attributes[name], kind)
         for name, kind in parent.spec.attributes.items()
-        if name in spec.attributes
+        if name in job.spec.attributes
     }
-    changes |= {"dimensions": (dimensions, parent.dimensions)}
-    if parent.encoder is not None or spec.source.vector is None:
-        changes["encoder"] = _names(fingerprint, parent.encoder)
+    changes |= {"dimensions": (job.dimensions, parent.dimensions)}
+    if parent.encoder is not None or job.spec.source.vector is None:
+        changes["encoder"] = _names(job.fingerprint, parent.encoder)
     for name, existing in parent.named_vectors.items():
-        if (info := named.get(name)) is None:
+        if (info := job.named_vectors.get(name)) is None:
             continue
         changes[f"named_vectors.{name}.dimensions"] = (info.dimensions, existing.dimensions)
         changes[f"named_vectors.{name}.encoder"] = _names(info.encoder, existing.encoder)
     if parent.spec.vectors == "optional":
-        changes["vectors"] = (spec.vectors, parent.spec.vectors)
+        changes["vectors"] = (job.spec.vectors, parent.spec.vectors)
     return {
         field: f"the spec has {new}, the index has {old}"
         for field, (new, old) in changes.items()

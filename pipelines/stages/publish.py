@@ -189,14 +189,7 @@ def _decide(
     manifest = _measured(manifest, parent, job, store, encoder)
     _check_log(job, store, parent, manifest)
     # Again: the first live update may have been written during the build.
-    check_live_rows(
-        job.spec,
-        parent,
-        store,
-        dimensions=job.dimensions,
-        fingerprint=job.fingerprint,
-        named=job.named_vectors,
-    )
+    check_live_rows(job, parent, store)
     try:
         return "committed", commit(store, manifest)
     except AlreadyExistsError:

@@ -68,8 +68,8 @@ def _users(root: Path) -> Mapping[str, set[str]]:
 
 def _module(name: str) -> str:
     dotted = name.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    outside = dotted.startswith(("scannery", "tests.", "benchmarks.", "examples.", "docs."))
-    return dotted if outside else f"scannery.{dotted}"
+    is_of_room = not dotted.startswith(("scannery", "tests.", "benchmarks.", "examples.", "docs."))
+    return f"scannery.{dotted}" if is_of_room else dotted
 
 
 def _named(path: Path) -> Iterator[str]:

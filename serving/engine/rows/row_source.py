@@ -69,7 +69,7 @@ class RowSource(ABC):
 
     @abstractmethod
     def texts(self, ranking: Ranking, most: int) -> list[str]:
-        """Return the first characters of the text of each hit as it is returned; empty where there is none."""
+        """Return the first `most` characters of the text of each hit as it is returned; empty where there is none."""
 
     @abstractmethod
     def groups(self, ranking: Ranking, column: str) -> list[Hashable]:
