@@ -27,7 +27,6 @@ __all__ = [
     "existing_ids",
     "possible_modes",
     "sampled_vectors",
-    "window_of",
 ]
 
 

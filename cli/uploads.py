@@ -34,18 +34,7 @@ if TYPE_CHECKING:
     from scannery.pipelines.dead_letters import DeadLetter
     from scannery.pipelines.sources import Record
 
-__all__ = [
-    "STDIN",
-    "Failure",
-    "FileRecord",
-    "Places",
-    "Upload",
-    "Uploaded",
-    "answer_queries",
-    "identifiers",
-    "is_record_file",
-    "read_records",
-]
+__all__ = ["STDIN", "Failure", "Places", "Upload", "answer_queries", "identifiers", "is_record_file"]
 
 
 STDIN = "-"

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MOST_CHARS", "BulkTokenizer", "PlainWords", "WordPiece", "WordTokens"]
+__all__ = ["MOST_CHARS", "BulkTokenizer", "PlainWords", "WordPiece"]
 
 
 ENOUGH_CHARS = 1 << 20

@@ -47,12 +47,10 @@ if TYPE_CHECKING:
     from scannery.embed.text.documents import DocumentEncoder
 
 __all__ = [
-    "ENCODE_AT_ONCE",
     "Condition",
     "Conditional",
     "Deletion",
     "Encoders",
-    "IndexEncoder",
     "PartialUpdate",
     "PreparedUpsert",
     "TextVectors",
@@ -60,7 +58,6 @@ __all__ = [
     "VectorsOf",
     "encode_again",
     "encode_changes",
-    "encode_rows",
     "prepare",
 ]
 

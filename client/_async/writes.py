@@ -26,7 +26,7 @@ from scannery.client.response.results import BulkWritten, Deleted, Written
 if TYPE_CHECKING:
     from scannery.client._async.client import AsyncClient
 
-__all__ = ["AsyncAggregations", "AsyncWrites"]
+__all__ = ["AsyncWrites"]
 
 
 class AsyncAggregations:

@@ -27,7 +27,7 @@ from scannery.client.response.results import BulkWritten, Deleted, Written
 if TYPE_CHECKING:
     from scannery.client._sync.client import Client
 
-__all__ = ["Aggregations", "Writes"]
+__all__ = ["Writes"]
 
 
 class Aggregations:

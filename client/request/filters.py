@@ -22,7 +22,7 @@ import numpy as np
 from scannery.client.errors import InvalidArgumentError
 from scannery.v1 import types_pb2 as pb
 
-__all__ = ["GEO_OPERATORS", "Scalar", "Where", "build_filter", "build_value"]
+__all__ = ["Scalar", "Where", "build_filter", "build_value"]
 
 
 _SYNONYMS = {"latitude": "lat", "longitude": "lon", "lng": "lon"}

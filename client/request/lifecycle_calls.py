@@ -22,13 +22,10 @@ from scannery.v1 import index_pb2
 __all__ = [
     "alter_index",
     "build_changes",
-    "build_dimensions",
     "build_spec",
-    "build_version",
     "create_index",
     "delete_alias",
     "drop_index",
-    "keeps_existing",
     "kept_queries",
     "list_aliases",
     "set_alias",

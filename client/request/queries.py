@@ -27,7 +27,6 @@ from scannery.v1.types_pb2 import SparseVector, Vector
 __all__ = [
     "Blend",
     "Fusion",
-    "HighlightBy",
     "Like",
     "Mode",
     "Queries",

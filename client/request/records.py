@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from scannery.indexer.datapoints.field_mapping import FieldMapping
 
 __all__ = [
-    "ArrowStream",
     "AsyncReaderOf",
     "Extra",
-    "Form",
     "ReaderOf",
     "RecordReader",
     "Table",

@@ -39,15 +39,12 @@ from scannery.embed.errors import DeviceError, InvalidArgumentError, Recompilati
 from scannery.embed.tokenization import Features
 
 __all__ = [
-    "LONGEST_WIDTH",
-    "Chips",
     "XlaDevice",
     "bulk_buckets",
     "check_widths",
     "compilations",
     "few_row_buckets",
     "launch",
-    "open_chips",
     "plan_widths",
 ]
 

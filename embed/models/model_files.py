@@ -22,9 +22,7 @@ from scannery.embed.fingerprint import weight_files
 from scannery.embed.library_imports import quiet
 
 __all__ = [
-    "PACKAGED_MODELS",
     "PICKLED_ENVIRONMENT",
-    "allows_pickled_weights",
     "check_model_folder",
     "find_local_model",
     "find_model",

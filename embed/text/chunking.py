@@ -26,20 +26,7 @@ from scannery.embed.text.transcripts import Marks, find_marks
 from scannery.embed.tokenization import text_problem
 from scannery.embed.wordpiece import BulkTokenizer
 
-__all__ = [
-    "SENTENCE",
-    "WORD",
-    "Chunker",
-    "Passage",
-    "SpokenTokens",
-    "TokenTable",
-    "blocks_of",
-    "chunker_for",
-    "keep_whole",
-    "located",
-    "spoken_tokens",
-    "table_tokens",
-]
+__all__ = ["WORD", "Chunker", "Passage", "blocks_of", "chunker_for", "located"]
 
 
 # Quality of a cut, in front of: a word, a line, a sentence, a paragraph, a turn of another speaker. 0 is inside a word.

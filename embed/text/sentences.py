@@ -24,15 +24,7 @@ import regex
 from scannery.embed.text.language import language_of
 from scannery.embed.text.transcripts import Marks, find_marks
 
-__all__ = [
-    "MAX_SENTENCE_CHARACTERS",
-    "ORDINAL_LANGUAGES",
-    "SENTENCE_STARTERS",
-    "Abbreviations",
-    "Sentence",
-    "abbreviations_of",
-    "sentences_of",
-]
+__all__ = ["MAX_SENTENCE_CHARACTERS", "Sentence", "sentences_of"]
 
 
 class Abbreviations(NamedTuple):

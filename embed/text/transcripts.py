@@ -23,20 +23,7 @@ from typing import NamedTuple
 
 from scannery.embed.text.rolling_captions import Cue, CueLine, repeated_spans
 
-__all__ = [
-    "CLOCK",
-    "NAME",
-    "TRANSCRIPT_VERSION",
-    "Label",
-    "Marks",
-    "find_marks",
-    "labels_of",
-    "names_of",
-    "repeated_names",
-    "rising",
-    "seconds_of",
-    "spoken_text",
-]
+__all__ = ["NAME", "TRANSCRIPT_VERSION", "Label", "Marks", "find_marks", "rising", "spoken_text"]
 
 
 CLOCK = r"(?:(\d{1,3}):)?(\d{1,2}):(\d{2})(?:[.,](\d{1,3}))?"

@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 
 __all__ = [
     "NAMED_TYPE",
-    "PRESENT_COLUMN",
     "ROW_COLUMN",
     "as_lists",
     "filled",

@@ -26,7 +26,6 @@ __all__ = [
     "MAX_REPEATED_BYTES",
     "PASSAGE_ATTRIBUTES",
     "SEARCHED_COLUMNS",
-    "embedding_column",
     "first_passages",
     "named_texts",
     "passage_rows",

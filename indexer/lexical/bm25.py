@@ -40,9 +40,7 @@ from scannery.indexer.spec.spec import LexicalSpec
 from scannery.indexer.vectors.arrays import mapped
 
 __all__ = [
-    "COUNTS_COLUMN",
     "K1",
-    "TERMS_COLUMN",
     "WORD_COLUMNS",
     "B",
     "CorpusCounts",

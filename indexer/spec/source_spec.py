@@ -31,7 +31,6 @@ __all__ = [
     "GeneratedId",
     "SourceFormat",
     "SourceSpec",
-    "check_limit",
     "error_limit",
     "exceeds_limit",
 ]

@@ -49,7 +49,7 @@ from scannery.live.maintenance.merge_policy import largest_tried, seal_effort
 from scannery.live.replay import UnsealedChange, change_of
 from scannery.live.row_tables import stored_schema
 
-__all__ = ["DeadRows", "SealReport", "dead_rows", "seal"]
+__all__ = ["dead_rows", "seal"]
 
 
 AT_ONCE = 4

@@ -47,7 +47,6 @@ __all__ = [
     "SWEPT",
     "Comparison",
     "Configuration",
-    "Difference",
     "Evaluation",
     "combine",
     "compare",

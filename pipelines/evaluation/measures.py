@@ -35,7 +35,6 @@ import numpy as np
 from scannery.pipelines.errors import CollectionError, MissingPackageError
 
 __all__ = [
-    "CONFIDENCE",
     "MAIN_MEASURE",
     "RESAMPLES",
     "Interval",

@@ -70,7 +70,7 @@ from scannery.pipelines.state.work_units import (
 )
 from scannery.pipelines.tuning.tuning_queries import EncoderSource
 
-__all__ = ["Engine", "check_record", "embed_only", "execute", "publish_finished"]
+__all__ = ["Engine", "check_record", "embed_only", "execute"]
 
 
 MOST_ROWS = ROWS_PER_RANGE

@@ -26,14 +26,10 @@ __all__ = [
     "StagePools",
     "busy_task_managers",
     "check_engine",
-    "check_pools",
     "check_processes",
-    "check_runner",
     "import_beam",
-    "needs_ram_hint",
     "new_pipeline",
     "stage_pools",
-    "warn_of_slots",
     "with_one_worker",
 ]
 

@@ -40,7 +40,6 @@ __all__ = [
     "ExportRows",
     "LiveChange",
     "LiveRows",
-    "RowWriter",
     "SegmentRows",
     "exported",
     "exported_schema",

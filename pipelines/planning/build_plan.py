@@ -38,7 +38,6 @@ from scannery.pipelines.state.work_units import expected_rows, unit_bytes
 
 __all__ = [
     "LANGUAGES",
-    "ROWS_PER_SHARD",
     "cut_input",
     "dimensions_of",
     "learned_compounds",

@@ -42,7 +42,7 @@ from scannery.pipelines.state.embedding_cache import (
 )
 from scannery.pipelines.state.work_units import key_of
 
-__all__ = ["Embedded", "NamedTexts", "Work", "content_hash", "content_salt", "embed_documents", "embed_named"]
+__all__ = ["Embedded", "NamedTexts", "Work", "content_hash", "embed_documents", "embed_named"]
 
 
 @dataclasses.dataclass

@@ -27,14 +27,7 @@ from scannery.pipelines.sources import Batch, Record
 from scannery.pipelines.sources.batches import as_matrix
 from scannery.pipelines.sources.documents.html_pages import mapping_of
 
-__all__ = [
-    "ForeignTexts",
-    "dead_letter",
-    "foreign_texts",
-    "validate_batch",
-    "validate_records",
-    "vector_size",
-]
+__all__ = ["dead_letter", "foreign_texts", "validate_batch", "validate_records", "vector_size"]
 
 
 def validate_records(

@@ -24,7 +24,7 @@ from scannery.indexer.spec.source_spec import CsvSpec
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.sources.encodings import SAMPLE_BYTES, find_encoding, is_wide
 
-__all__ = ["DELIMITERS", "Dialect", "EscapedRows", "escapes_are_usual", "find_dialect", "unescaped"]
+__all__ = ["DELIMITERS", "Dialect", "EscapedRows", "find_dialect"]
 
 
 _FIRST, _LAST = 0xD800, 0xD8FF

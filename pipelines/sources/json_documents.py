@@ -28,7 +28,7 @@ from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import lines_of
 
-__all__ = ["FORMAT", "Effort", "TooBrokenError", "end_of_broken", "first_key_of", "read", "split"]
+__all__ = ["FORMAT", "Effort", "end_of_broken", "read", "split"]
 
 
 _DECODE = json.JSONDecoder(strict=False).raw_decode

@@ -21,15 +21,7 @@ from scannery.pipelines.sources.formats import MAX_XZ_BYTES
 from scannery.pipelines.sources.locations import open_bytes
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Part
 
-__all__ = [
-    "BLOCK_BYTES",
-    "lines_of",
-    "read_blocks",
-    "read_whole",
-    "section_of",
-    "sized_lines_of",
-    "zstd_pieces",
-]
+__all__ = ["BLOCK_BYTES", "lines_of", "read_blocks", "read_whole", "section_of", "sized_lines_of"]
 
 
 _FRAME = b"\x28\xb5\x2f\xfd"

@@ -40,7 +40,6 @@ from scannery.pipelines.state.row_groups import rows_of_shards
 
 __all__ = [
     "CUT_TOKENS_COLUMN",
-    "PIECE_COLUMNS",
     "Catalogue",
     "EncodedTexts",
     "Known",
@@ -50,7 +49,6 @@ __all__ = [
     "remove_catalogue",
     "remove_named_catalogue",
     "write_catalogue",
-    "write_entries",
     "write_named_catalogue",
 ]
 

@@ -24,9 +24,7 @@ from scannery.pipelines.sources.documents import TEXT_SHARE
 from scannery.pipelines.state.job import Counts, Job, UnitOutcome, added, stage_key
 
 __all__ = [
-    "FAN_IN",
     "MOST_RUNS",
-    "EncoderUse",
     "UnitSums",
     "WorkUnit",
     "add_up",

@@ -57,7 +57,7 @@ from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["OPEN_S", "AliasTable", "BaseCatalog"]
+__all__ = ["OPEN_S", "BaseCatalog"]
 
 
 class AliasTable:

@@ -35,7 +35,7 @@ from scannery.serving.scheduling.permits import waiting
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1.leaf_pb2 import At
 
-__all__ = ["FormerIndexes", "LeafCatalog", "RootCatalog", "WatchedLeaves"]
+__all__ = ["LeafCatalog", "RootCatalog", "WatchedLeaves"]
 
 
 class WatchedLeaves(Leaves, Protocol):

@@ -33,7 +33,7 @@ from scannery.serving.engine.top_k import Ranking, merge
 from scannery.serving.request.options import Options
 from scannery.serving.request.query import ChosenVectors, check_has_vectors
 
-__all__ = ["Candidates", "DenseSearch", "dense_rankings", "ranges_of", "with_scores"]
+__all__ = ["Candidates", "dense_rankings", "ranges_of", "with_scores"]
 
 
 class DenseSearch:

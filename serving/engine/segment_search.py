@@ -29,8 +29,6 @@ from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1.search_pb2 import SearchResponse
 
 __all__ = [
-    "AllowedSegment",
-    "ChosenSearch",
     "PreparedSearch",
     "QueryBatch",
     "QueryPaths",

@@ -27,11 +27,9 @@ from scannery.serving.snapshot.attribute_index import Field, ValueKind, ValueRun
 from scannery.v1.leaf_pb2 import LeafCounts
 
 __all__ = [
-    "ORDERED",
     "FieldCounts",
     "TypeStats",
     "ValueCount",
-    "ValueCounts",
     "counted",
     "decoded",
     "encoded",

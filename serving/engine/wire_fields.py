@@ -28,7 +28,6 @@ from scannery.v1.types_pb2 import Datapoint, SparseVector
 
 __all__ = [
     "NO_FIELDS",
-    "Added",
     "framed",
     "joined_fields",
     "read_table",

@@ -27,7 +27,7 @@ from scannery.serving.contract import LEAF_STATUS
 from scannery.serving.leaves.http_calls import Headers, HttpCalls
 from scannery.serving.security.tls import read_authorities, read_pair
 
-__all__ = ["Connector", "Headers", "hint", "resolved", "told_host"]
+__all__ = ["Connector", "Headers", "hint", "resolved"]
 
 
 def resolved(target: str) -> list[str]:

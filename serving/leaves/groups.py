@@ -43,7 +43,7 @@ from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.tracing import outgoing_calls, span
 from scannery.v1.leaf_pb2 import At
 
-__all__ = ["FanOut", "LeafGroups", "LeafInfo", "left_out"]
+__all__ = ["LeafGroups", "LeafInfo", "left_out"]
 
 
 MARGIN_S = 0.005

@@ -35,7 +35,7 @@ from scannery.serving.status import DETAIL_KEY
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["ASK", "Headers", "HttpCalls", "HttpConnection", "WireError"]
+__all__ = ["ASK", "Headers", "HttpCalls", "WireError"]
 
 
 MAX_ANSWER_BYTES = 1 << 30

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIRST_DELAY_S",
-    "MOST_OF_OTHERS",
     "HedgeBudget",
     "IndexState",
     "LatencyAverage",

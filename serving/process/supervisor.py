@@ -39,7 +39,7 @@ from scannery.serving.process.worker import STOP_SIGNALS, run_metrics
 from scannery.serving.scheduling.affinity import own_core
 from scannery.serving.telemetry.metrics import SharedSlots
 
-__all__ = ["WORKER", "Generations", "Helper", "Process", "Supervisor"]
+__all__ = ["Process", "Supervisor"]
 
 
 WORKER = "worker"

@@ -47,7 +47,6 @@ __all__ = [
     "IndexControl",
     "RecallController",
     "distinct_steps",
-    "has_choice",
     "is_undecided",
     "next_move",
     "no_step",

@@ -47,9 +47,6 @@ from scannery.v1 import types_pb2 as pb
 
 __all__ = [
     "FIXED_FIELDS",
-    "GEO",
-    "HAS_ALL",
-    "MATCHES",
     "AllOf",
     "AnyOf",
     "Area",
@@ -59,7 +56,6 @@ __all__ = [
     "Condition",
     "Empty",
     "Exists",
-    "FieldKind",
     "GeoWithin",
     "HasAll",
     "IsIn",
@@ -74,9 +70,6 @@ __all__ = [
     "has_condition",
     "is_too_long",
     "parse_filter",
-    "parse_geo",
-    "parse_has_all",
-    "parse_match",
     "size_of",
     "unknown_name",
 ]

@@ -45,7 +45,6 @@ __all__ = [
     "Rerank",
     "check_group_by",
     "parse_fields",
-    "parse_knobs",
     "parse_options",
 ]
 

@@ -27,7 +27,7 @@ from scannery.serving.security.config import SecurityConfig
 from scannery.serving.security.principal import ALL_INDEXES, ANONYMOUS, SCOPES, Principal, Scope
 from scannery.serving.security.private_files import Watched, read_private
 
-__all__ = ["Authenticator", "Authorizer", "Metadata", "TokenVerifier"]
+__all__ = ["Authenticator", "Authorizer", "Metadata"]
 
 
 # Only public-key algorithms: a secret that checks tokens can also sign them.

@@ -51,7 +51,7 @@ from scannery.serving.services.embedding import AllowedModels
 from scannery.serving.services.registry import UnaryMethod
 from scannery.v1 import index_pb2 as pb
 
-__all__ = ["Alteration", "Creation", "VectorSpaces", "encoder_options"]
+__all__ = ["Alteration", "Creation"]
 
 
 class VectorSpaces:

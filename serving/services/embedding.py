@@ -41,7 +41,7 @@ from scannery.v1.types_pb2 import Matrix
 if TYPE_CHECKING:
     from scannery.embed import Encoder, Fingerprint
 
-__all__ = ["AllowedModels", "Embedding", "EncoderRegistry", "KnownEncoders", "ServedEncoder"]
+__all__ = ["AllowedModels", "Embedding", "EncoderRegistry", "KnownEncoders"]
 
 
 @dataclass(frozen=True, kw_only=True)

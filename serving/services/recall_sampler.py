@@ -41,7 +41,7 @@ from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.v1 import search_pb2
 
-__all__ = ["LabelledQuery", "RecallSampler", "SampledQuery", "Search", "SearchMany", "TrueHits", "as_caller"]
+__all__ = ["RecallSampler", "SampledQuery", "Search", "SearchMany", "TrueHits"]
 
 
 TIMEOUT_S = 30.0

@@ -40,7 +40,7 @@ from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Filter
 
-__all__ = ["FilteredWrites", "Indexes", "Writes", "identified", "in_newest", "writable"]
+__all__ = ["FilteredWrites", "Indexes", "Writes", "writable"]
 
 
 WrittenT = TypeVar("WrittenT")

@@ -28,16 +28,13 @@ from scannery.serving.snapshot.nothing_matches import NothingMatches
 
 __all__ = [
     "LONG_RUN",
-    "ArrowStrings",
     "AttributePostings",
     "Field",
-    "FoldedStrings",
     "Operator",
     "ValueKind",
     "ValueRuns",
     "common_rows",
     "having",
-    "prefix_range",
 ]
 
 

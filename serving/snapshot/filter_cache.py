@@ -40,7 +40,7 @@ from scannery.serving.snapshot.dynamic_index import DynamicField
 from scannery.serving.snapshot.geo_index import GeoIndex
 from scannery.serving.snapshot.nothing_matches import NothingMatches
 
-__all__ = ["FilterCache", "IdField", "evaluate", "few_rows"]
+__all__ = ["FilterCache", "evaluate", "few_rows"]
 
 
 class IdField(NothingMatches):

@@ -26,7 +26,7 @@ from scannery.serving.request.options import Options, parse_options
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.v1.search_pb2 import SearchOptions
 
-__all__ = ["Snapshot", "VectorSpace", "space_of"]
+__all__ = ["Snapshot", "VectorSpace"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,7 @@ from scannery.indexer.paging.page_index import Pages
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.exact_search import unit_length
 
-__all__ = ["ColdReads", "ColdVectors", "PageSource", "Patience", "kept_bytes"]
+__all__ = ["ColdReads", "ColdVectors"]
 
 
 KEPT_BYTES = 256 << 20

@@ -37,17 +37,7 @@ from scannery.live.log.mutation_log import LogRefusedError, LogUnavailableError
 from scannery.live.log.postgres.positions import Positions
 from scannery.runtime.errors import ReadOnlyError
 
-__all__ = [
-    "OLDEST_SERVER",
-    "RETRY_S",
-    "SCHEMA_FORMAT",
-    "Database",
-    "check_server",
-    "connection_options",
-    "create_schema",
-    "has_schema",
-    "translated_errors",
-]
+__all__ = ["OLDEST_SERVER", "RETRY_S", "Database", "connection_options", "create_schema", "translated_errors"]
 
 
 def connection_options(text: str) -> dict[str, Any] | None:

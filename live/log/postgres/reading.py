@@ -18,7 +18,7 @@ import psycopg
 from scannery.indexer import CorruptError
 from scannery.live.log.mutation_log import LogEntry, LogGapError, LogReplacedError
 
-__all__ = ["CHAIN_BYTES", "Found", "chained", "entries_after"]
+__all__ = ["Found", "chained", "entries_after"]
 
 
 CHAIN_BYTES = 16

@@ -40,7 +40,7 @@ from scannery.live.log.postgres.database import Database, translated_errors
 from scannery.live.log.postgres.reading import chained, entries_after
 from scannery.runtime.errors import ReadOnlyError
 
-__all__ = ["PostgresTransaction", "end_hung_writers", "turn"]
+__all__ = ["PostgresTransaction", "turn"]
 
 
 # Sessions that have locked a row of the logs, and whose client has neither sent a message nor taken one for so long.

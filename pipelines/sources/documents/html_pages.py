@@ -26,17 +26,7 @@ from scannery.pipelines.sources.documents.document import (
     table,
 )
 
-__all__ = [
-    "HTML_SHARE",
-    "MAX_HTML_BYTES",
-    "has_html",
-    "html_share",
-    "mapping_of",
-    "markdown_of",
-    "read_html",
-    "readable",
-    "readable_html",
-]
+__all__ = ["HTML_SHARE", "has_html", "html_share", "mapping_of", "markdown_of", "read_html", "readable"]
 
 
 MAX_HTML_BYTES = 32 * 2**20

@@ -49,7 +49,7 @@ from scannery.serving.request.options import Highlight
 from scannery.serving.request.query import ByText, ChosenVectors, Query, VectorChoice, WithSparse, WithWords
 from scannery.v1.search_pb2 import Hit, SearchResponse, Snippet, TextSpan
 
-__all__ = ["Highlighter", "Places", "QueryWords", "texts_of_query", "with_snippets", "words_of_query"]
+__all__ = ["Highlighter", "Places", "with_snippets"]
 
 
 MAX_WORDS: Final = 1_000

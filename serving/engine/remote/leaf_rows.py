@@ -42,7 +42,7 @@ from scannery.v1.leaf_pb2 import LeafFetchRequest, LeafFetchResponse, LeafFound
 from scannery.v1.search_pb2 import Hit, SearchOptions, SearchResponse
 from scannery.v1.types_pb2 import Filter, Value, Vector
 
-__all__ = ["LeafRows", "LeafTable", "written_hits"]
+__all__ = ["LeafRows"]
 
 
 _DATAPOINT = Hit.DATAPOINT_FIELD_NUMBER

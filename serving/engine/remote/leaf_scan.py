@@ -53,7 +53,7 @@ from scannery.v1.leaf_pb2 import At, LeafRows, LeafRowsRequest
 from scannery.v1.search_pb2 import ScanRequest
 from scannery.v1.types_pb2 import Filter
 
-__all__ = ["LeafScan", "LeafWriteRows", "checked_tables", "group_shares"]
+__all__ = ["LeafScan", "LeafWriteRows", "group_shares"]
 
 
 _MOST_FOR_NUMPY = 10**9

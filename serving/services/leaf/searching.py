@@ -37,7 +37,7 @@ from scannery.v1 import leaf_pb2 as pb
 from scannery.v1.search_pb2 import MODE_UNSPECIFIED, SearchOptions
 from scannery.v1.types_pb2 import Value
 
-__all__ = ["LeafSearch", "found", "parse_search"]
+__all__ = ["found"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

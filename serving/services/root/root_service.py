@@ -64,7 +64,7 @@ from scannery.v1.search_pb2 import (
 )
 from scannery.v1.types_pb2 import Datapoint, Filter, FilterList
 
-__all__ = ["RootAggregation", "RootIndexes", "RootLookup", "RootScans", "RootService"]
+__all__ = ["RootService"]
 
 
 class RootAggregation(Aggregation):

@@ -24,7 +24,7 @@ from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.transport.grpc.status_details import status_details
 from scannery.serving.transport.lifecycle import current_principal
 
-__all__ = ["CallLimit", "CallTimeouts", "Cancellable", "End", "abort", "caller_of", "cancelling"]
+__all__ = ["CallLimit", "CallTimeouts", "End", "abort", "caller_of", "cancelling"]
 
 
 _LOG = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from scannery.serving.transport.grpc.call_limits import CallLimit, CallTimeouts,
 from scannery.serving.transport.health import SERVING, UNKNOWN, Health
 from scannery.serving.transport.lifecycle import current_principal, decoded
 
-__all__ = ["HEALTH_CHECK", "AuthInterceptor", "Refuse", "StandardServices"]
+__all__ = ["AuthInterceptor", "Refuse", "StandardServices"]
 
 
 if TYPE_CHECKING:

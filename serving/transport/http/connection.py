@@ -27,7 +27,7 @@ from scannery.serving.security.principal import ANONYMOUS, anonymous_at
 from scannery.serving.transport.http.head import CONTINUE, Exchange, RefusedError
 from scannery.serving.transport.http.parser import PIECE_BYTES, Repeated, RequestHandler, RequestParser
 
-__all__ = ["Connection", "LoneCaller", "TlsLayer"]
+__all__ = ["Connection", "LoneCaller"]
 
 
 READ_BYTES = 1 << 16

@@ -31,7 +31,7 @@ from scannery.serving.services.search import encoder_of, with_vectors
 from scannery.serving.transport.http.head import Exchange, Head
 from scannery.v1.search_pb2 import Query, SearchRequest
 
-__all__ = ["RepeatedRequest", "RepeatedText", "TextQueue", "repeated_request", "repeated_text"]
+__all__ = ["TextQueue", "repeated_request", "repeated_text"]
 
 
 _END = b"\r\n\r\n"

@@ -30,7 +30,7 @@ from scannery.serving.transport.http.head import Responses
 from scannery.serving.transport.http.openapi import description
 from scannery.serving.transport.lifecycle import RequestLifecycle
 
-__all__ = ["HttpEndpoint", "HttpServer"]
+__all__ = ["HttpEndpoint"]
 
 
 _LOG = logging.getLogger(__name__)

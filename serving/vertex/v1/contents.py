@@ -36,7 +36,7 @@ from scannery.v1 import index_pb2
 from scannery.vertex.v1 import index_pb2 as pb
 from scannery.vertex.v1.index_pb2 import IndexDatapoint, NearestNeighborSearchOperationMetadata
 
-__all__ = ["Aside", "ContentsWriter", "Live", "RecordError", "RefusedRecordError", "Target", "to_datapoint"]
+__all__ = ["ContentsWriter", "Live", "RecordError", "Target"]
 
 
 _PLACE = re.compile(r"upserts\[(\d+)\]\.(?:datapoint\.)?")

@@ -33,7 +33,6 @@ __all__ = [
     "CROWDING",
     "attribute_of",
     "attribute_values",
-    "attributes_of",
     "crowding_tag",
     "deny_attribute_of",
     "foreign_datapoint",
@@ -41,7 +40,6 @@ __all__ = [
     "number_of",
     "own_datapoint",
     "payload_of",
-    "restricts_of",
     "sparse_vector",
 ]
 

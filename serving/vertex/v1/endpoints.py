@@ -64,18 +64,7 @@ from scannery.serving.vertex.v1.registry import (
 from scannery.vertex.v1 import endpoint_pb2 as pb
 from scannery.vertex.v1 import index_pb2, operations_pb2
 
-__all__ = [
-    "ENDPOINT_KIND",
-    "Deployment",
-    "Deployments",
-    "EndpointMethods",
-    "changeable_endpoint",
-    "is_readable",
-    "owner_of",
-    "visible_anywhere",
-    "visible_deployed",
-    "visible_endpoint",
-]
+__all__ = ["Deployment", "Deployments", "EndpointMethods"]
 
 
 ENDPOINT_KIND = "indexEndpoints"

@@ -48,7 +48,7 @@ from scannery.v1 import index_pb2, search_pb2
 from scannery.vertex.v1 import operations_pb2
 from scannery.vertex.v2 import collections_pb2 as pb
 
-__all__ = ["DISTANCE_LABEL", "PACKAGES", "CollectionMethods", "IndexMethods", "finished", "v2_methods"]
+__all__ = ["PACKAGES", "IndexMethods", "finished", "v2_methods"]
 
 
 DISTANCE_LABEL = "scannery-distance"
