@@ -73,11 +73,15 @@ $(CLIENTS)/.ready: $(VENV)/.ready constraints-clients.txt
 	$(CLIENTS)/bin/python -m pip check
 	touch $@
 
+# The other tests of bridges need nothing else than `make test-system`.
+FRAMEWORKS := $(addprefix tests/bridges/,beam_rag haystack langchain llama_index mteb test_connection.py test_examples.py) \
+	$(wildcard tests/bridges/*/test_official_*.py)
+
 test-clients: export PYTHONDONTWRITEBYTECODE :=
 
 test-clients: $(CLIENTS)/.ready  ## Other people's clients and test suites, in an environment of their own.
 	SCANNERY_TEST_CLIENTS=1 HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=src $(CLIENTS)/bin/python -m pytest \
-		-o filterwarnings=default -n 2 --dist loadfile $(PYTEST_OPTIONS) tests/adapters tests/serving/vertex/test_official_*.py
+		-o filterwarnings=default -n 2 --dist loadfile $(PYTEST_OPTIONS) $(FRAMEWORKS)
 
 test-installed: export PYTHONDONTWRITEBYTECODE :=
 
@@ -98,7 +102,7 @@ $(RAY)/.ready: $(VENV)/.ready
 
 test-ray: $(RAY)/.ready  ## A cluster on three nodes of Ray, which change and die while callers search.
 	SCANNERY_TEST_RAY=1 RAY_USAGE_STATS_ENABLED=0 PYTHONPATH=src $(RAY)/bin/python -m pytest \
-		-o filterwarnings=default -s tests/placement
+		-o filterwarnings=default -s tests/bridges/ray
 
 # Network namespaces need root; the tests of them are skipped without.
 test-cluster: $(VENV)/.ready  ## All tests of clusters at full length: an hour of kills, partitions, roll-outs and random requests.

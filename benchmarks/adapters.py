@@ -19,8 +19,8 @@ import numpy as np
 
 import scannery
 from benchmarks.report import environment, table
-from scannery.adapters.haystack import ScanneryDocumentStore, ScanneryEmbeddingRetriever
-from scannery.adapters.langchain import ScanneryVectorStore
+from scannery.bridges.haystack import ScanneryDocumentStore, ScanneryEmbeddingRetriever
+from scannery.bridges.langchain import ScanneryVectorStore
 from scannery.indexer import Store
 from scannery.serving import Server, ServerConfig
 

@@ -66,7 +66,7 @@ class _Commands(LazyGroup):
             brief=True,
         ),
         "import": LazyCommand(
-            "scannery.cli.importing.command:import_",
+            "scannery.bridges.importers.command:import_",
             "Import a collection of Qdrant, Chroma, LanceDB, pgvector or FAISS into an index.",
         ),
         "evaluate": LazyCommand(

@@ -50,7 +50,7 @@ START = "the first commands of Searching]("
 """What a page says whose examples begin with the index that docs/searching.md builds first."""
 
 NOT_RUN = {
-    ("docs/cluster.md", "--ray auto"): "needs Ray; tests/placement runs a cluster on it",
+    ("docs/cluster.md", "--ray auto"): "needs Ray; tests/bridges/ray runs a cluster on it",
     ("README.md", "make demo"): "makes an environment; tests/cli/test_demo.py runs the demo",
     ("README.md", "make wheel"): "tests/test_layout.py builds the wheel; pip would change this environment",
     ("docs/quickstart.md", "scannery demo"): "tests/cli/test_demo.py runs it",
@@ -63,7 +63,7 @@ NOT_RUN = {
     (
         "docs/import-export.md",
         "./qdrant",
-    ): "needs other databases; tests/cli/importing/test_import.py has them",
+    ): "needs other databases; tests/bridges/importers/test_import.py has them",
     ("docs/serving.md", "gs://bucket/store"): "needs a bucket; tests/serving/process serves with workers",
     ("docs/serving.md", "--cold archive"): "needs a bucket; tests/serving/test_cold.py serves cold indexes",
     (
@@ -89,7 +89,7 @@ SLOW = {
 """Pages that only `make test-long` runs, each with the reason."""
 
 ELSEWHERE = {
-    "docs/adapters.md": "needs frameworks; tests/adapters has them (`make test-clients`)",
+    "docs/adapters.md": "needs frameworks; tests/bridges has them (`make test-clients`)",
     "docs/cluster.md": "tests/cluster starts the same processes, and kills them",
     "docs/operations/cluster-runbook.md": "needs a cluster that fails; tests/cluster kills and stops its processes",
     "docs/evaluate.md": "tests/test_docs_evaluate.py runs it",
@@ -99,8 +99,8 @@ ELSEWHERE = {
     "docs/operations/dataflow.md": "needs a cloud; tests/pipelines/execution makes the job without submitting it",
     "docs/operations/flink.md": "needs a cluster",
     "docs/operations/spark.md": "needs a cluster",
-    "docs/vertex-collections.md": "needs other people's clients; tests/serving/vertex runs them",
-    "docs/vertex.md": "needs other people's clients; tests/serving/vertex runs what it says with them",
+    "docs/vertex-collections.md": "needs other people's clients; tests/bridges/vertex runs them",
+    "docs/vertex.md": "needs other people's clients; tests/bridges/vertex runs what it says with them",
     "docs/migrating.md": "needs other people's clients and services",
     "docs/operations/runners.md": "needs clusters; tests/pipelines runs two of the engines",
 }

@@ -76,13 +76,13 @@ def test_a_missing_framework_is_named_with_its_extra(module: str, framework: str
     if find_spec(framework) is not None:
         pytest.skip(f"{framework} is installed")
     with pytest.raises(ImportError, match=rf"pip install 'scannery\[{module.replace('_', '-')}\]'"):
-        import_module(f"scannery.adapters.{module}")
+        import_module(f"scannery.bridges.{module}")
 
 
 @pytest.mark.system
 def test_no_framework_is_imported_unasked() -> None:
     code = (
-        "import sys, scannery, scannery.client, scannery.adapters\n"
+        "import sys, scannery, scannery.client, scannery.bridges\n"
         "print(*{name.partition('.')[0] for name in sys.modules} & {'llama_index', 'mteb', 'apache_beam', 'torch'})"
     )
     done = subprocess.run(

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from scannery.bridges.ray import commands as placement
 from scannery.cli.errors import NO
 from scannery.cli.options import (
     JsonOption,
@@ -21,11 +22,10 @@ from scannery.cli.options import (
     LeavesKeyOption,
 )
 from scannery.cli.output import console, print_json
-from scannery.cli.placement import commands as placement
 
 if TYPE_CHECKING:
-    from scannery.cli.placement.places import Slot
-    from scannery.cli.placement.ray_actors import ActorState
+    from scannery.bridges.ray.places import Slot
+    from scannery.bridges.ray.ray_actors import ActorState
     from scannery.serving.leaves.groups import LeafGroups, LeafInfo
     from scannery.serving.leaves.leaf import IndexState
 
@@ -163,7 +163,7 @@ def _index(name: str, by_group: Mapping[int, Sequence[IndexState]]) -> IndexStat
 
 def _processes(ray: str, name: str) -> Mapping[Slot, ActorState | None]:
     """Return the processes of a cluster on Ray; raises UnavailableError if there are none."""
-    from scannery.cli.placement.ray_cluster import RayCluster
+    from scannery.bridges.ray.ray_cluster import RayCluster
     from scannery.runtime.errors import UnavailableError
 
     with RayCluster(ray, name) as cluster:

@@ -13,7 +13,7 @@ import sys
 import apache_beam as beam
 from apache_beam.ml.rag.types import EmbeddableItem
 
-from scannery.adapters.beam_rag import ScanneryVectorSearch, ScanneryVectorWriterConfig
+from scannery.bridges.beam_rag import ScanneryVectorSearch, ScanneryVectorWriterConfig
 
 # isort: split
 # After the handler, which says what to install if a package that this needs is absent.

@@ -14,7 +14,7 @@ from haystack import Document, Pipeline
 from haystack.components.builders import PromptBuilder
 from haystack.document_stores.types import DuplicatePolicy
 
-from scannery.adapters.haystack import ScanneryDocumentStore, ScanneryHybridRetriever
+from scannery.bridges.haystack import ScanneryDocumentStore, ScanneryHybridRetriever
 
 DOCUMENTS = [
     Document(id="bees", content="Bees dance to tell each other where the flowers are.", meta={"year": 2021}),

@@ -13,7 +13,7 @@ import sys
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 
-from scannery.adapters.langchain import ScanneryRetriever, ScanneryVectorStore
+from scannery.bridges.langchain import ScanneryRetriever, ScanneryVectorStore
 
 DOCUMENTS = [
     Document("Bees dance to tell each other where the flowers are.", metadata={"source": {"page": 3}}),

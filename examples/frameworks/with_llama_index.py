@@ -14,7 +14,7 @@ from llama_index.core import MockEmbedding, VectorStoreIndex
 from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores import FilterOperator, MetadataFilter, MetadataFilters
 
-from scannery.adapters.llama_index import ScanneryVectorStore
+from scannery.bridges.llama_index import ScanneryVectorStore
 
 NODES = [
     TextNode(

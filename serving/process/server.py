@@ -7,6 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from scannery.bridges.vertex.facade import PRIVATE_PATHS, FacadeMethods, facade_methods
+from scannery.bridges.vertex.shared.context import Facade
+from scannery.bridges.vertex.shared.engine import Engine
+from scannery.bridges.vertex.shared.operations import OPERATIONS_KEY, Operations
+from scannery.bridges.vertex.shared.state import JsonDocument
 from scannery.indexer import Store
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
@@ -30,11 +35,6 @@ from scannery.serving.services.root.root_service import RootService
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.transport.health import INDEX_PREFIX
-from scannery.serving.vertex.facade import PRIVATE_PATHS, FacadeMethods, facade_methods
-from scannery.serving.vertex.shared.context import Facade
-from scannery.serving.vertex.shared.engine import Engine
-from scannery.serving.vertex.shared.operations import OPERATIONS_KEY, Operations
-from scannery.serving.vertex.shared.state import JsonDocument
 from scannery.v1.search_pb2 import SearchManyRequest, SearchOptions, SearchRequest
 
 __all__ = ["Server", "health_name"]

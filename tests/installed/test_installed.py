@@ -28,7 +28,7 @@ ANSWERS = {
     "with_vertex_collections.py": ["nearest: Bees"],
 }
 OPTIONAL = {
-    "scannery.adapters.beam_rag.enrichment": "google.api_core",
+    "scannery.bridges.beam_rag.enrichment": "google.api_core",
     "scannery.live.log.postgres.": "psycopg",
 }
 """Modules that others import when they are needed, after a look for the package of an extra."""
@@ -106,4 +106,4 @@ def test_modules_need_only_what_the_wheel_declares_or_name_the_extra(environment
         and not any(name.startswith(front) and package in error for front, package in OPTIONAL.items())
     }
     assert unexpected == {}
-    assert "scannery.adapters.langchain" in failed  # else the frameworks are there
+    assert "scannery.bridges.langchain" in failed  # else the frameworks are there

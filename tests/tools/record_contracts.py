@@ -28,7 +28,7 @@ __all__ = ["CONTRACTS", "FOLDER", "record", "text_of"]
 
 FOLDER = ROOT / "tests" / "contracts"
 WIDTH = 100
-ROOMS = ("adapters", "cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving")
+ROOMS = ("bridges", "cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving")
 ERRORS = (
     "client.errors", "embed.errors", "indexer.errors", "live.log.mutation_log", "pipelines.errors", "runtime.errors",
 )  # fmt: skip

@@ -10,10 +10,10 @@ from tests.tools.affected import EVERYTHING, affected_tests
 
 @pytest.mark.system
 def test_a_bridge_runs_its_own_tests_and_a_segment_those_of_all_that_search():
-    bridge = affected_tests(ROOT, ["adapters/haystack/filters.py"])
+    bridge = affected_tests(ROOT, ["bridges/haystack/filters.py"])
     segment = affected_tests(ROOT, ["indexer/segment/segment.py"])
     assert bridge is not None and segment is not None
-    assert "tests/adapters/haystack/test_retrievers.py" in bridge
+    assert "tests/bridges/haystack/test_retrievers.py" in bridge
     assert not any(name.startswith(("tests/live/", "tests/embed/", "tests/pipelines/")) for name in bridge)
     assert {"tests/indexer/segment/test_segment.py", "tests/live/test_writes.py"} <= segment
     assert "tests/cli/test_commands.py" in segment  # which starts it by its name

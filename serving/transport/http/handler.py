@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 from google.protobuf.message import Message
 from grpc import StatusCode
 
+from scannery.bridges.openai import embeddings as openai
 from scannery.runtime.errors import OverloadedError, UnauthenticatedError, UnsupportedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.config import ListenConfig
@@ -41,7 +42,7 @@ from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.serving.transport.health import SERVING, Health
-from scannery.serving.transport.http import connect, openai
+from scannery.serving.transport.http import connect
 from scannery.serving.transport.http.connect import GZIPPED, MIN_GZIP_BYTES, Browsers, compressed
 from scannery.serving.transport.http.connection import Connection, LoneCaller
 from scannery.serving.transport.http.head import (

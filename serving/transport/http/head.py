@@ -23,9 +23,9 @@ from scannery.serving.security.principal import Principal
 from scannery.serving.transport.lifecycle import ActiveRequest, told_client
 
 if TYPE_CHECKING:
+    from scannery.bridges.openai.embeddings import Call
     from scannery.serving.scheduling.admission import Ticket
     from scannery.serving.transport.http.connection import Connection
-    from scannery.serving.transport.http.openai import Call
 
 __all__ = [
     "CONTINUE",

@@ -123,7 +123,7 @@ def test_a_process_may_fork_after_asking_for_cuda(ask, monkeypatch):
 
 
 def test_torch_is_asked_for_cuda_in_one_place_only():
-    rooms = ("embed", "indexer", "live", "serving", "pipelines", "client", "cli", "runtime", "adapters")
+    rooms = ("embed", "indexer", "live", "serving", "pipelines", "client", "cli", "runtime", "bridges")
     asks = [
         path.relative_to(ROOT).as_posix()
         for room in rooms

@@ -10,12 +10,12 @@ pytest.importorskip("psycopg", reason="needs scannery[postgres]")
 
 from contextlib import ExitStack
 
+from scannery.bridges.importers.collection import PeerOptions
+from scannery.bridges.importers.pgvector import open_pgvector
 from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.mutation_log import LogRefusedError
 from scannery.live.log.postgres.database import Database, connection_options
 from scannery.pipelines.errors import PeerError
-from scannery.pipelines.peers.collection import PeerOptions
-from scannery.pipelines.peers.pgvector import open_pgvector
 
 BAD = [
     "postgresql://u:topsecret%zz@127.0.0.1:1/db",

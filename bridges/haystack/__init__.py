@@ -1,0 +1,35 @@
+"""Haystack: a document store and its retrievers over the SDK. Needs the extra `haystack`.
+
+>>> from haystack import Document
+>>> store = ScanneryDocumentStore(target=str(folder), index="notes", embedding_dim=2)
+>>> store.write_documents([Document(id="a", content="Bees make honey.", embedding=[1.0, 0.0], meta={"year": 2024})])
+1
+>>> store.filter_documents({"field": "meta.year", "operator": ">=", "value": 2020})[0].content
+'Bees make honey.'
+>>> ScanneryTextRetriever(store).run("honey")["documents"][0].id
+'a'
+>>> store.close()
+"""
+
+try:
+    import haystack
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "scannery.bridges.haystack needs the package haystack-ai: pip install 'scannery[haystack]'"
+    ) from error
+
+from scannery.bridges.haystack.document_store import ScanneryDocumentStore
+from scannery.bridges.haystack.retrievers import (
+    ScanneryEmbeddingRetriever,
+    ScanneryHybridRetriever,
+    ScanneryTextRetriever,
+)
+
+del haystack
+
+__all__ = [
+    "ScanneryDocumentStore",
+    "ScanneryEmbeddingRetriever",
+    "ScanneryHybridRetriever",
+    "ScanneryTextRetriever",
+]

@@ -1,0 +1,1 @@
+"""Readers of other vector databases, whose vectors, ids and payloads become an index: `scannery import`."""

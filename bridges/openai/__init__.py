@@ -1,0 +1,1 @@
+"""OpenAI's API of embeddings, over the HTTP of a server."""

@@ -1,0 +1,76 @@
+"""Methods of other people's services, and their registration under the paths of several versions of an API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any as AnyType
+from typing import TypeVar
+
+from google.protobuf.any_pb2 import Any
+from google.protobuf.message import Message
+
+from scannery.bridges.vertex.shared.unknown_fields import check_known
+from scannery.runtime.retry import Deadline
+from scannery.serving.security.principal import Scope
+from scannery.serving.services.registry import UnaryMethod
+
+__all__ = ["Call", "ForeignMethod", "registered", "type_url"]
+
+MessageT = TypeVar("MessageT", bound=Message)
+_TYPES = "type.googleapis.com/"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a handler knows of a call besides its request."""
+
+    api: str
+    """Package of the path that was called, such as `google.cloud.aiplatform.v1`: types in answers are of the same."""
+    deadline: Deadline
+
+    def packed(self, message: Message) -> Any:
+        """Return a message as an Any, with the name that its type has in the API that was called."""
+        return Any(type_url=type_url(message, self.api), value=message.SerializeToString())
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignMethod:
+    """A method of another people's service, with one request and one response."""
+
+    service: str
+    """Without the package: `IndexService`."""
+    name: str
+    request: type[Message]
+    # Each handler takes its own request type.
+    handle: Callable[[AnyType, Call], Message]
+    scope: Scope
+
+
+def registered(methods: Iterable[ForeignMethod], packages: Iterable[str]) -> dict[str, UnaryMethod]:
+    """Return handlers by path: each method under every package.
+
+    Requests with fields that are not in our messages are refused: they could change the meaning.
+    """
+    return {
+        f"/{package}.{method.service}/{method.name}": UnaryMethod(
+            method.request, partial(_handled, method, package), method.scope
+        )
+        for package in packages
+        for method in methods
+    }
+
+
+def type_url(message: Message, api: str) -> str:
+    """Return the type URL of a message in the package of an API; well-known types keep their own."""
+    descriptor = message.DESCRIPTOR
+    own = descriptor.file.package
+    if own.startswith("google."):
+        return f"{_TYPES}{descriptor.full_name}"
+    return f"{_TYPES}{api}.{descriptor.full_name.removeprefix(f'{own}.')}"
+
+
+def _handled(method: ForeignMethod, package: str, request: Message, deadline: Deadline) -> Message:
+    check_known(request)
+    return method.handle(request, Call(package, deadline))

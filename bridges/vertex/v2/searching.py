@@ -1,0 +1,421 @@
+"""Searches of collections, without their messages: what is asked, and what is found.
+
+Fusion of the rankings of several searches by reciprocal ranks.
+
+The service does not publish the constant that it adds to ranks; here it is that of hybrid search.
+
+Reranking of combined results by the server's cross-encoder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from scannery.bridges.vertex.shared.calls import Call
+from scannery.bridges.vertex.shared.context import Facade
+from scannery.bridges.vertex.shared.state import most_leaves
+from scannery.bridges.vertex.v2.collections import Collection
+from scannery.bridges.vertex.v2.data_objects.messages import (
+    Output,
+    SparseVector,
+    StoredObject,
+    parsed_sparse,
+    stored_object,
+)
+from scannery.bridges.vertex.v2.embedding import Plan, planned, query_vector
+from scannery.bridges.vertex.v2.filters import parsed_filter
+from scannery.bridges.vertex.v2.values import TextTemplate, attribute_name, searched_text
+from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError, UnsupportedError
+from scannery.serving.engine.hybrid import RANK_CONSTANT
+from scannery.serving.engine.lexical import analyser_of
+from scannery.serving.request.query import check_text
+from scannery.v1 import search_pb2, types_pb2
+from scannery.vertex.v2 import search_pb2 as pb
+
+__all__ = [
+    "Asked",
+    "Found",
+    "Ranked",
+    "Searcher",
+    "checked_ranker",
+    "checked_weights",
+    "fused",
+    "reranked",
+    "return_fields",
+]
+
+
+DEFAULT_TOP_K = 10
+MAX_TOP_K = 10_000
+MAX_NAMED = 200
+_OWN_FIELDS = frozenset({"title", "text", "payload", "offsets"})
+MAX_SEEN = 10_000
+"""Data objects with a word of a query that are looked at for those that have all of them in a named field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A data object that was found."""
+
+    stored: StoredObject
+    distance: float
+    size_bytes: int
+    """As the engine returned it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A search that was parsed. Immutable."""
+
+    top_k: int
+    output: Output
+    where: types_pb2.Filter | None
+    vector_D: np.ndarray | None = None
+    """Of a dense search, float32 (D,)."""
+    space: str = ""
+    """Of a dense search: the vector of our index."""
+    plan: Plan | None = None
+    """Of a search by vector."""
+    sparse: SparseVector | None = None
+    """Of a sparse search."""
+    text: str = ""
+    """Of a search by words."""
+    fields: tuple[str, ...] = field(default=())
+    """Of the data, one of which must have all words."""
+
+
+class Searcher:
+    """Searches the collections of a server. Safe to use from several threads."""
+
+    def __init__(self, facade: Facade) -> None:
+        """Search the indexes of a server."""
+        self._facade = facade
+
+    def asked(
+        self,
+        collection: Collection,
+        request: pb.Search | pb.SearchDataObjectsRequest,
+        call: Call,
+        front: str = "",
+    ) -> Asked:
+        """Return a search of a request, checked, with the vector of its text.
+
+        Args:
+            collection: that is searched.
+            request: with the search.
+            call: with the deadline.
+            front: of its fields, in errors.
+
+        Raises:
+            InvalidRequestError: names the field.
+            EncoderUnavailableError: a text, and the field has no model that can be used.
+
+        """
+        kind = request.WhichOneof("search_type")
+        if kind is None:
+            raise InvalidRequestError.at(
+                f"{front}search_type", "must be vector_search, semantic_search or text_search"
+            )
+        path = f"{front}{kind}"
+        if kind == "vector_search":
+            return self._by_vector(collection, request.vector_search, path)
+        if kind == "semantic_search":
+            return self._by_meaning(collection, request.semantic_search, call, path)
+        return self._by_words(collection, request.text_search, path)
+
+    def found(
+        self,
+        collection: Collection,
+        asked: Asked,
+        call: Call,
+        *,
+        skip: int = 0,
+        most: int | None = None,
+        output: Output | None = None,
+    ) -> list[Found]:
+        """Return what a search finds, best first.
+
+        Args:
+            collection: that is searched.
+            asked: the search.
+            call: with the deadline.
+            skip: best data objects to leave out.
+            most: data objects to return; None: `top_k`.
+            output: what is read of them; None: what the search asks for.
+
+        """
+        most = asked.top_k if most is None else most
+        request = search_pb2.SearchRequest(index=collection.index)
+        options, output = request.options, output or asked.output
+        if asked.where is not None:
+            options.where.CopyFrom(asked.where)
+        if asked.text:
+            names = Output(frozenset({"*"}), output.vectors, output.metadata) if asked.fields else output
+            _set_output(options, names)
+            return self._with_words(collection, asked, request, call, skip=skip, most=most)
+        _set_output(options, output)
+        options.k, options.offset = most, skip
+        if asked.vector_D is None:
+            assert asked.sparse is not None
+            options.mode = search_pb2.MODE_LEXICAL
+            request.query.sparse_vector.indices.extend(asked.sparse.indices)
+            request.query.sparse_vector.values.extend(asked.sparse.values)
+            if not asked.sparse.indices:
+                return []
+        else:
+            assert asked.plan is not None
+            options.mode = search_pb2.MODE_DENSE
+            request.query.vector.packed = asked.vector_D.astype("<f4").tobytes()
+            if asked.space:
+                options.vectors.add(name=asked.space)
+            asked.plan.set(options)
+            if asked.plan.leaves_pct:
+                options.knobs.leaves = self._leaves(collection, asked)
+        return [
+            _found(hit, collection, asked) for hit in self._facade.engine.search(request, call.deadline).hits
+        ]
+
+    def _leaves(self, collection: Collection, asked: Asked) -> int:
+        """Return how many leaves of a segment to search: a share of those of the segment that has most."""
+        assert asked.plan is not None
+        segments = self._facade.catalog.snapshot(collection.index).space(asked.space).index.segments
+        return max(1, math.ceil(most_leaves(segments) * asked.plan.leaves_pct / 100))
+
+    def _by_vector(self, collection: Collection, given: pb.VectorSearch, path: str) -> Asked:
+        kind, schema = given.WhichOneof("vector_type"), collection.schema
+        where, output = parsed_filter(given.filter, f"{path}.filter"), _output(given, collection, path)
+        top_k = _top_k(given, path)
+        if kind == "sparse_vector":
+            if given.search_field != schema.sparse or not schema.sparse:
+                raise InvalidRequestError.at(
+                    f"{path}.search_field",
+                    f"must be the sparse field ({schema.sparse or 'there is none'}), got {given.search_field!r:.80}",
+                )
+            sparse = parsed_sparse(given.sparse_vector, f"{path}.sparse_vector")
+            plan = planned(collection, schema.sparse, given.search_hint, given.distance_metric, path)
+            return Asked(top_k=top_k, output=output, where=where, sparse=sparse, plan=plan)
+        if kind is None:
+            raise InvalidRequestError.at(f"{path}.vector_type", "must be vector or sparse_vector")
+        dense = schema.dense_field(given.search_field, f"{path}.search_field")
+        size = len(given.vector.values)
+        if size != dense.dimensions:
+            raise InvalidRequestError.at(
+                f"{path}.vector", f"must have {dense.dimensions} components, got {size}"
+            )
+        return Asked(
+            top_k=top_k,
+            output=output,
+            where=where,
+            vector_D=np.array(given.vector.values, np.float32),
+            space=dense.space,
+            plan=planned(collection, dense.name, given.search_hint, given.distance_metric, path),
+        )
+
+    def _by_meaning(self, collection: Collection, given: pb.SemanticSearch, call: Call, path: str) -> Asked:
+        dense = collection.schema.dense_field(given.search_field, f"{path}.search_field")
+        plan = planned(collection, dense.name, given.search_hint, 0, path)
+        check_text(given.search_text, f"{path}.search_text")
+        where, output = parsed_filter(given.filter, f"{path}.filter"), _output(given, collection, path)
+        vector_D = query_vector(
+            self._facade,
+            collection,
+            dense,
+            given.search_text,
+            given.task_type,
+            call.deadline,
+            path=f"{path}.search_text",
+        )
+        return Asked(
+            top_k=_top_k(given, path),
+            output=output,
+            where=where,
+            vector_D=vector_D,
+            space=dense.space,
+            plan=plan,
+        )
+
+    def _by_words(self, collection: Collection, given: pb.TextSearch, path: str) -> Asked:
+        if given.HasField("structured_query"):
+            raise UnsupportedError(
+                f"{path}.structured_query: queries with operators are not supported",
+                field=f"{path}.structured_query",
+            )
+        check_text(given.search_text, f"{path}.search_text")
+        if not 1 <= len(given.data_field_names) <= MAX_NAMED:
+            raise InvalidRequestError.at(
+                f"{path}.data_field_names",
+                f"must name 1 to {MAX_NAMED} fields of the data, got {len(given.data_field_names)}",
+            )
+        return Asked(
+            top_k=_top_k(given, path),
+            output=_output(given, collection, path),
+            where=parsed_filter(given.filter, f"{path}.filter"),
+            text=given.search_text,
+            fields=tuple(given.data_field_names),
+        )
+
+    def _with_words(
+        self,
+        collection: Collection,
+        asked: Asked,
+        request: search_pb2.SearchRequest,
+        call: Call,
+        *,
+        skip: int,
+        most: int,
+    ) -> list[Found]:
+        """Return the data objects that have all words of the query in one of the named fields."""
+        spec = self._facade.catalog.manifest(collection.index).spec.lexical
+        if spec is None:
+            raise LexicalUnavailableError("text_search: the collection has no words", field="text_search")
+        analyser = analyser_of(spec)
+        words = set(analyser.terms(asked.text))
+        kept: list[Found] = []
+        for each in self._worded(collection, asked, request, call, skip + most):
+            texts = (searched_text(each.stored.data, [name]) for name in asked.fields)
+            if any(words.issubset(analyser.terms(text)) for text in texts):
+                kept.append(each)
+                if len(kept) == skip + most:
+                    break
+        return kept[skip:]
+
+    def _worded(
+        self, collection: Collection, asked: Asked, request: search_pb2.SearchRequest, call: Call, wanted: int
+    ) -> Iterator[Found]:
+        """Yield the data objects with words of the query in any field, best first."""
+        request.query.text, request.options.mode = asked.text, search_pb2.MODE_LEXICAL
+        seen = 0
+        while seen < MAX_SEEN:
+            request.options.offset = seen
+            request.options.k = min(max(wanted, 100), MAX_SEEN - seen)
+            hits = self._facade.engine.search(request, call.deadline).hits
+            for hit in hits:
+                yield _found(hit, collection, asked)
+            if len(hits) < request.options.k:
+                return
+            seen += len(hits)
+
+
+def return_fields(output: Output) -> list[str]:
+    """Return the fields of a datapoint that an answer needs; none: all."""
+    # A name that is also one of a datapoint's own fields means that field.
+    if "*" in output.data or _OWN_FIELDS.intersection(output.data) or len(output.data) > MAX_NAMED:
+        return []
+    return ["payload", *map(attribute_name, sorted(output.data))]
+
+
+def _set_output(options: search_pb2.SearchOptions, output: Output) -> None:
+    options.return_fields.extend(return_fields(output))
+    options.return_vector = output.needs_vectors
+
+
+def _found(hit: search_pb2.Hit, collection: Collection, asked: Asked) -> Found:
+    distance = hit.score
+    if asked.plan is not None and asked.vector_D is not None:
+        distance = asked.plan.distance(hit.score, float(np.linalg.norm(asked.vector_D.astype(np.float64))))
+    return Found(stored_object(hit.datapoint, collection.schema), distance, hit.ByteSize())
+
+
+def _output(
+    given: pb.VectorSearch | pb.SemanticSearch | pb.TextSearch, collection: Collection, path: str
+) -> Output:
+    return Output.of(given.output_fields, f"{path}.output_fields", schema=collection.schema)
+
+
+def _top_k(given: pb.VectorSearch | pb.SemanticSearch | pb.TextSearch, path: str) -> int:
+    top_k = given.top_k if given.HasField("top_k") else DEFAULT_TOP_K
+    if not 1 <= top_k <= MAX_TOP_K:
+        raise InvalidRequestError.at(f"{path}.top_k", f"must be 1 to {MAX_TOP_K}, got {top_k}")
+    return top_k
+
+
+def checked_weights(weights: Sequence[float], searches: int, field: str) -> list[float]:
+    """Return the weight of each search; InvalidRequestError for another number of them, or one below 0."""
+    if len(weights) != searches:
+        raise InvalidRequestError.at(
+            field, f"must have one weight for each of the {searches} searches, got {len(weights)}"
+        )
+    for number, weight in enumerate(weights):
+        if not (math.isfinite(weight) and weight >= 0):
+            raise InvalidRequestError.at(
+                f"{field}[{number}]", f"must be a number of at least 0, got {weight}"
+            )
+    return list(weights)
+
+
+def fused(rankings: Sequence[Sequence[str]], weights: Sequence[float]) -> Mapping[str, float]:
+    """Return the score of each id, best first, equal ones by id: the sum of weight / (60 + rank), ranks from 1."""
+    scores: dict[str, float] = {}
+    for ranking, weight in zip(rankings, weights, strict=True):
+        for rank, identifier in enumerate(ranking, start=1):
+            scores[identifier] = scores.get(identifier, 0.0) + weight / (RANK_CONSTANT + rank)
+    return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
+
+
+MAX_RANKED = 1000
+BATCH_TEXTS = 16
+"""Scored between two checks of the deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What is reranked, and by which texts. Immutable."""
+
+    query: str
+    title: TextTemplate | None
+    content: TextTemplate | None
+    most: int
+    """Data objects to rerank."""
+
+
+def checked_ranker(ranker: pb.VertexRanker, path: str) -> Ranked:
+    """Return what a request asks for; InvalidRequestError names the field below `path` that is wrong."""
+    place = f"{path}.vertex_ranker"
+    spec = ranker.text_record_spec
+    check_text(spec.query, f"{place}.text_record_spec.query")
+    if not (spec.title_template or spec.content_template):
+        raise InvalidRequestError.at(
+            f"{place}.text_record_spec", "must have a title_template or a content_template"
+        )
+    if not 0 <= ranker.top_n <= MAX_RANKED:
+        raise InvalidRequestError.at(f"{place}.top_n", f"must be 0 to {MAX_RANKED}, got {ranker.top_n}")
+    front = f"{place}.text_record_spec"
+    return Ranked(
+        spec.query,
+        TextTemplate(spec.title_template, f"{front}.title_template") if spec.title_template else None,
+        TextTemplate(spec.content_template, f"{front}.content_template") if spec.content_template else None,
+        ranker.top_n or MAX_RANKED,
+    )
+
+
+def reranked(
+    facade: Facade, collection: Collection, ranked: Ranked, stored: Sequence[StoredObject], call: Call
+) -> dict[str, float]:
+    """Return the scores of the first data objects by id, best first; others are left out.
+
+    Raises:
+        RerankerUnavailableError: the server has no reranker.
+        DeadlineError: the deadline passed.
+
+    """
+    manifest = facade.catalog.manifest(collection.index)
+    reranker = facade.catalog.encoders.rerankers.reranker_of(manifest)
+    chosen = stored[: ranked.most]
+    texts = [_text(each, ranked) for each in chosen]
+    scores: list[float] = []
+    for start in range(0, len(texts), BATCH_TEXTS):
+        call.deadline.check()
+        scores += reranker.scores(ranked.query, texts[start : start + BATCH_TEXTS]).tolist()
+    order = sorted(range(len(chosen)), key=lambda number: (-scores[number], number))
+    return {chosen[number].id: scores[number] for number in order}
+
+
+def _text(stored: StoredObject, ranked: Ranked) -> str:
+    parts = (
+        template.render(stored.data) for template in (ranked.title, ranked.content) if template is not None
+    )
+    return "\n".join(part for part in parts if part)

@@ -1,1 +1,0 @@
-"""`scannery import`: collections of other vector databases become indexes."""
