@@ -18,6 +18,8 @@ ScanneryError
 
 from __future__ import annotations
 
+from scannery.runtime.errors import CodedError
+
 __all__ = [
     "AlreadyExistsError",
     "CancelledError",
@@ -36,7 +38,7 @@ __all__ = [
 ]
 
 
-class ScanneryError(Exception):
+class ScanneryError(CodedError):
     """Base of every error of the SDK.
 
     Attributes:
@@ -46,70 +48,54 @@ class ScanneryError(Exception):
 
     """
 
-    def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.field = field
-        self.retry_after_s = retry_after_s
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments are lost by the default pickling of exceptions.
-        return _restore, (type(self), self.message, self.field, self.retry_after_s)
-
-
-class InvalidArgumentError(ScanneryError, ValueError):
+class InvalidArgumentError(ScanneryError, ValueError, code="INVALID_ARGUMENT"):
     """The request is wrong, and will be wrong again."""
 
 
-class NotFoundError(ScanneryError, LookupError):
+class NotFoundError(ScanneryError, LookupError, code="NOT_FOUND"):
     """There is no such store, index or datapoint."""
 
 
-class AlreadyExistsError(ScanneryError):
+class AlreadyExistsError(ScanneryError, code="ALREADY_EXISTS"):
     """It exists, and the call wanted it not to."""
 
 
-class FailedPreconditionError(ScanneryError):
+class FailedPreconditionError(ScanneryError, code="FAILED_PRECONDITION"):
     """The index is not in a state in which this can be done."""
 
 
-class UnauthenticatedError(ScanneryError):
+class UnauthenticatedError(ScanneryError, code="UNAUTHENTICATED"):
     """The server wants credentials."""
 
 
-class PermissionDeniedError(ScanneryError):
+class PermissionDeniedError(ScanneryError, code="PERMISSION_DENIED"):
     """The credentials do not allow this."""
 
 
-class ResourceExhaustedError(ScanneryError):
+class ResourceExhaustedError(ScanneryError, code="RESOURCE_EXHAUSTED"):
     """The server is overloaded, or a limit is reached."""
 
 
-class DeadlineExceededError(ScanneryError, TimeoutError):
+class DeadlineExceededError(ScanneryError, TimeoutError, code="DEADLINE_EXCEEDED"):
     """There was no answer within the timeout."""
 
 
-class CancelledError(ScanneryError):
+class CancelledError(ScanneryError, code="CANCELLED"):
     """The call was cancelled."""
 
 
-class UnavailableError(ScanneryError, ConnectionError):
+class UnavailableError(ScanneryError, ConnectionError, code="UNAVAILABLE"):
     """There is no server at the target, or it is going away."""
 
 
-class UnimplementedError(ScanneryError, NotImplementedError):
+class UnimplementedError(ScanneryError, NotImplementedError, code="UNIMPLEMENTED"):
     """The server does not serve the call or the field."""
 
 
-class DataLossError(ScanneryError):
+class DataLossError(ScanneryError, code="DATA_LOSS"):
     """The index at rest is damaged."""
 
 
-class InternalError(ScanneryError):
+class InternalError(ScanneryError, code="INTERNAL"):
     """The server has a defect; its log says more."""
-
-
-def _restore(
-    kind: type[ScanneryError], message: str, field: str | None, retry_after_s: float | None
-) -> ScanneryError:
-    return kind(message, field=field, retry_after_s=retry_after_s)

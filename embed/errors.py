@@ -12,7 +12,7 @@ EmbedError
 
 from __future__ import annotations
 
-from typing import Any
+from scannery.runtime.errors import CodedError
 
 __all__ = [
     "DeviceError",
@@ -26,26 +26,11 @@ __all__ = [
 ]
 
 
-class EmbedError(Exception):
-    """Base of every error that `scannery.embed` raises on purpose.
-
-    Attributes:
-        message: the text of the error.
-        field: the option or input field that is wrong, or None.
-
-    """
-
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.field = field
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Beam pickles exceptions, and default pickling loses keyword-only arguments.
-        return _restore, (type(self), self.args, self.__dict__)
+class EmbedError(CodedError, private=True):
+    """Base of every error that `scannery.embed` raises on purpose."""
 
 
-class ModelNotFoundError(EmbedError, LookupError):
+class ModelNotFoundError(EmbedError, LookupError, code="NOT_FOUND"):
     """The model was not found; the message names the places that were searched."""
 
 
@@ -53,11 +38,11 @@ class InvalidModelError(EmbedError, ValueError):
     """The model folder cannot be used; the message gives the reason."""
 
 
-class InvalidArgumentError(EmbedError, ValueError):
+class InvalidArgumentError(EmbedError, ValueError, code="INVALID_ARGUMENT"):
     """An option is out of range for this model; the message gives the range and the value got."""
 
 
-class InvalidTextError(EmbedError, ValueError):
+class InvalidTextError(EmbedError, ValueError, code="INVALID_ARGUMENT"):
     """One text cannot be embedded.
 
     Attributes:
@@ -70,7 +55,7 @@ class InvalidTextError(EmbedError, ValueError):
         self.index = index
 
 
-class FingerprintMismatchError(EmbedError):
+class FingerprintMismatchError(EmbedError, code="FAILED_PRECONDITION"):
     """The encoder is not the one that made the vectors; the message names both."""
 
 
@@ -80,10 +65,3 @@ class DeviceError(EmbedError, RuntimeError):
 
 class RecompilationError(DeviceError):
     """A batch has a shape that was not compiled beforehand."""
-
-
-def _restore(kind: type[EmbedError], args: tuple[Any, ...], state: dict[str, Any]) -> EmbedError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(state)
-    return error

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scannery.runtime.errors import DEFECT, NOT_NOW, CodedError
+
 __all__ = [
     "AlreadyExistsError",
     "BuildError",
@@ -36,26 +38,15 @@ __all__ = [
 ]
 
 
-class IndexerError(Exception):
-    """Base of every error that `scannery.indexer` raises on purpose.
-
-    Attributes:
-        message: the text of the error.
-        field: the input field that is wrong, or None.
-
-    """
-
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.field = field
+class IndexerError(CodedError):
+    """Base of every error that `scannery.indexer` raises on purpose."""
 
 
-class InvalidSpecError(IndexerError, ValueError):
+class InvalidSpecError(IndexerError, ValueError, code="INVALID_ARGUMENT", private=True):
     """The spec is not valid; the message names the key, the allowed values and the value got."""
 
 
-class InvalidRecordError(IndexerError, ValueError):
+class InvalidRecordError(IndexerError, ValueError, code="INVALID_ARGUMENT", quotes_request=True):
     """One input record cannot become a datapoint. Other records are not affected.
 
     Attributes:
@@ -75,20 +66,16 @@ class InvalidRecordError(IndexerError, ValueError):
         message = "; ".join(error.message for error in errors)
         return cls(message, reason=errors[0].reason, field=errors[0].field)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Beam pickles exceptions, and default pickling loses keyword-only arguments.
-        return _restore_record_error, (self.message, self.reason, self.field)
 
-
-class NotFoundError(IndexerError, LookupError):
+class NotFoundError(IndexerError, LookupError, code="NOT_FOUND"):
     """There is no such store, index, version or object."""
 
 
-class MissingFileError(NotFoundError):
+class MissingFileError(NotFoundError, exit_code=NOT_NOW):
     """A version to be committed names a file that is not in the store, or has another size there."""
 
 
-class AlreadyExistsError(IndexerError):
+class AlreadyExistsError(IndexerError, code="ALREADY_EXISTS"):
     """Another writer created the object or published the version first."""
 
 
@@ -96,15 +83,15 @@ class ReplacedError(AlreadyExistsError):
     """A version was made for an index that another index with the same name has replaced."""
 
 
-class InUseError(IndexerError):
+class InUseError(IndexerError, code="FAILED_PRECONDITION", exit_code=NOT_NOW):
     """An index is in use and cannot be dropped, or it was dropped and its files are being removed."""
 
 
-class CorruptError(IndexerError):
+class CorruptError(IndexerError, code="DATA_LOSS"):
     """A file is damaged or truncated, or its hash is not the one in the manifest."""
 
 
-class FormatError(IndexerError):
+class FormatError(IndexerError, code="FAILED_PRECONDITION", exit_code=DEFECT):
     """The data has a format that this release cannot read."""
 
 
@@ -112,13 +99,9 @@ class BuildError(IndexerError):
     """A segment could not be built."""
 
 
-class StoreError(IndexerError):
+class StoreError(IndexerError, code="UNAVAILABLE"):
     """The object store refused an operation or failed."""
 
 
-class StoreUriError(StoreError, ValueError):
+class StoreUriError(StoreError, ValueError, code="INVALID_ARGUMENT"):
     """The URI cannot name a store."""
-
-
-def _restore_record_error(message: str, reason: str, field: str | None) -> InvalidRecordError:
-    return InvalidRecordError(message, reason=reason, field=field)

@@ -19,6 +19,8 @@ PipelineError
 
 from __future__ import annotations
 
+from scannery.runtime.errors import NO, CodedError
+
 __all__ = [
     "CollectionError",
     "InputChangedError",
@@ -38,72 +40,61 @@ __all__ = [
 ]
 
 
-class PipelineError(Exception):
-    """Base of every error that `scannery.pipelines` raises on purpose.
-
-    Attributes:
-        message: the problem and its remedy.
-        field: the argument or spec key with the problem, or None.
-
-    """
-
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.field = field
+class PipelineError(CodedError, private=True):
+    """Base of every error that `scannery.pipelines` raises on purpose."""
 
 
-class InputNotFoundError(PipelineError, LookupError):
+class InputNotFoundError(PipelineError, LookupError, code="NOT_FOUND"):
     """An input matches no file."""
 
 
-class ModeError(PipelineError, ValueError):
+class ModeError(PipelineError, ValueError, code="INVALID_ARGUMENT"):
     """The mode is unknown, or excludes another argument."""
 
 
-class UnknownFormatError(PipelineError, ValueError):
+class UnknownFormatError(PipelineError, ValueError, code="INVALID_ARGUMENT"):
     """An input file has a type that no source reads."""
 
 
-class InputChangedError(PipelineError):
+class InputChangedError(PipelineError, code="UNAVAILABLE"):
     """An input file changed between planning and reading; the next run sees the new content."""
 
 
-class StageDamagedError(PipelineError):
+class StageDamagedError(PipelineError, code="UNAVAILABLE"):
     """Stage output of an earlier run was damaged and was removed; the next run makes it again."""
 
 
-class SpecConflictError(PipelineError, ValueError):
+class SpecConflictError(PipelineError, ValueError, code="INVALID_ARGUMENT"):
     """The spec does not fit the input, the encoder, or the existing index."""
 
 
-class OutputError(PipelineError, ValueError):
+class OutputError(PipelineError, ValueError, code="INVALID_ARGUMENT"):
     """The output of an export exists already, is not a possible location, or does not fit the format."""
 
 
-class RunnerError(PipelineError, ValueError):
+class RunnerError(PipelineError, ValueError, code="INVALID_ARGUMENT"):
     """The runner is unknown, is not installed, or refused its options."""
 
 
-class CollectionError(PipelineError, ValueError):
+class CollectionError(PipelineError, ValueError, code="INVALID_ARGUMENT"):
     """A file of queries or relevance judgements is malformed."""
 
 
-class MissingPackageError(PipelineError):
+class MissingPackageError(PipelineError, code="FAILED_PRECONDITION"):
     """A required optional package is not installed."""
 
 
-class PeerError(PipelineError, ValueError):
+class PeerError(PipelineError, ValueError, code="INVALID_ARGUMENT"):
     """A collection of another system cannot become an index as it is; the message tells what to do."""
 
 
-class NothingToTuneError(PipelineError, ValueError):
+class NothingToTuneError(PipelineError, ValueError, code="INVALID_ARGUMENT"):
     """All searches of the index are exact, so there are no settings to choose."""
 
 
-class NothingToIndexError(PipelineError):
+class NothingToIndexError(PipelineError, exit_code=NO):
     """No record became a datapoint, so no version was made."""
 
 
-class TooManyDeadLettersError(PipelineError):
+class TooManyDeadLettersError(PipelineError, exit_code=NO):
     """More records were refused than the caller allows, so no version was made."""

@@ -1,4 +1,4 @@
-"""Errors of the engine and its servers.
+"""What an error means to a caller on each wire and to a shell, and the errors of the engine and its servers.
 
 ServingError
 ├── InvalidRequestError       a field of the request is invalid; `field` names it
@@ -32,10 +32,21 @@ ServingError
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
 
 __all__ = [
+    "DEFECT",
+    "NO",
+    "NOT_ALLOWED",
+    "NOT_FOUND",
+    "NOT_NOW",
+    "PARTIAL",
+    "STATUSES",
+    "USAGE",
     "BindError",
     "ClosedError",
+    "Code",
+    "CodedError",
     "ConditionError",
     "ConfigError",
     "DeadlineError",
@@ -54,6 +65,7 @@ __all__ = [
     "StaleEtagError",
     "StateGoneError",
     "StateUnavailableError",
+    "Status",
     "UnauthenticatedError",
     "UnavailableError",
     "UnknownDatapointError",
@@ -64,18 +76,89 @@ __all__ = [
 ]
 
 
-class ServingError(Exception):
-    """Base of every error that `scannery.serving` raises on purpose.
+NO, USAGE, NOT_FOUND, NOT_NOW, DEFECT, NOT_ALLOWED, PARTIAL = range(1, 8)
+"""Exit codes of the command; `scannery.cli.errors` has their meanings."""
+
+Code = Literal[
+    "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED",
+]  # fmt: skip
+"""Name of a gRPC status."""
+
+
+class Status(NamedTuple):
+    """What a gRPC status is elsewhere."""
+
+    http: int
+    """Status of HTTP, as Connect defines it."""
+    exit_code: int
+    """Of the command. NOT_NOW: trying again later makes sense."""
+
+
+STATUSES: dict[str, Status] = {
+    "CANCELLED": Status(499, NOT_NOW),
+    "UNKNOWN": Status(500, DEFECT),
+    "INVALID_ARGUMENT": Status(400, USAGE),
+    "DEADLINE_EXCEEDED": Status(504, NOT_NOW),
+    "NOT_FOUND": Status(404, NOT_FOUND),
+    "ALREADY_EXISTS": Status(409, NOT_NOW),
+    "PERMISSION_DENIED": Status(403, NOT_ALLOWED),
+    "RESOURCE_EXHAUSTED": Status(429, NOT_NOW),
+    "FAILED_PRECONDITION": Status(400, USAGE),
+    "ABORTED": Status(409, DEFECT),
+    "OUT_OF_RANGE": Status(400, DEFECT),
+    "UNIMPLEMENTED": Status(501, USAGE),
+    "INTERNAL": Status(500, DEFECT),
+    "UNAVAILABLE": Status(503, NOT_NOW),
+    "DATA_LOSS": Status(500, DEFECT),
+    "UNAUTHENTICATED": Status(401, NOT_ALLOWED),
+}
+"""By the name of the gRPC status."""
+
+
+class CodedError(Exception):
+    """Base of every error that the product raises on purpose.
+
+    A class says in its header what an error of it means; what it does not say is as in its base:
+
+        class UnknownIndexError(ServingError, LookupError, code="NOT_FOUND", quotes_request=True)
 
     Attributes:
         message: the text of the error.
-        field: the field of the request that the error is about, or None.
+        field: the field, option or key that the error is about, or None.
         retry_after_s: seconds to wait before trying again, or None.
+        code: name of the gRPC status, from which the statuses of HTTP and Connect and the exit code follow.
+        exit_code: of the command; said where it is not that of the code.
+        private: the caller of a server cannot be the cause, and is answered INTERNAL without the message.
+        quotes_request: the message quotes nothing but the request, so that paths in it are no secrets of the server.
 
     """
 
+    code = "INTERNAL"
+    exit_code = DEFECT
+    private = False
+    quotes_request = False
+
+    def __init_subclass__(
+        cls,
+        *,
+        code: Code | None = None,
+        exit_code: int | None = None,
+        private: bool | None = None,
+        quotes_request: bool | None = None,
+    ) -> None:
+        super().__init_subclass__()
+        if code is not None:
+            cls.code, cls.exit_code = code, STATUSES[code].exit_code
+        if exit_code is not None:
+            cls.exit_code = exit_code
+        if private is not None:
+            cls.private = private
+        if quotes_request is not None:
+            cls.quotes_request = quotes_request
+
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
-        """Set the attributes from the arguments of the same names."""
         super().__init__(message)
         self.message = message
         self.field = field
@@ -85,8 +168,23 @@ class ServingError(Exception):
         # OSError, a base of some of these, formats its arguments differently.
         return self.message
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Beam pickles exceptions, and default pickling loses keyword-only arguments.
+        return _restore, (type(self), self.args, self.__dict__)
 
-class InvalidRequestError(ServingError, ValueError):
+
+def _restore(kind: type[CodedError], args: tuple[Any, ...], state: dict[str, Any]) -> CodedError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ServingError(CodedError):
+    """Base of every error that `scannery.serving` raises on purpose."""
+
+
+class InvalidRequestError(ServingError, ValueError, code="INVALID_ARGUMENT", quotes_request=True):
     """A field of the request is invalid; repeating the request cannot succeed."""
 
     @classmethod
@@ -95,7 +193,7 @@ class InvalidRequestError(ServingError, ValueError):
         return cls(f"{field}: {what}", field=field)
 
 
-class UnknownIndexError(ServingError, LookupError):
+class UnknownIndexError(ServingError, LookupError, code="NOT_FOUND", quotes_request=True):
     """No such index is served."""
 
     @classmethod
@@ -104,7 +202,7 @@ class UnknownIndexError(ServingError, LookupError):
         return cls(f"there is no index {', '.join(sorted(names))} in {store}", field="indexes")
 
 
-class UnknownDatapointError(ServingError, LookupError):
+class UnknownDatapointError(ServingError, LookupError, code="NOT_FOUND", quotes_request=True):
     """A query by id names a datapoint that does not exist."""
 
     @classmethod
@@ -113,43 +211,45 @@ class UnknownDatapointError(ServingError, LookupError):
         return cls(f"{path}: index {index!r} has no datapoint {identifier!r:.200}", field=path)
 
 
-class UnknownResourceError(ServingError, LookupError):
+class UnknownResourceError(
+    ServingError, LookupError, code="NOT_FOUND", exit_code=DEFECT, quotes_request=True
+):
     """There is no resource of this name, or the caller may not see it."""
 
 
-class StaleEtagError(ServingError):
+class StaleEtagError(ServingError, code="ABORTED", quotes_request=True):
     """The resource has changed since the caller read it; nothing was written."""
 
 
-class UnsupportedError(ServingError):
+class UnsupportedError(ServingError, code="UNIMPLEMENTED", quotes_request=True):
     """The server does not implement the method or field."""
 
 
-class EncoderUnavailableError(ServingError):
+class EncoderUnavailableError(ServingError, code="FAILED_PRECONDITION"):
     """The index has no encoder, or it cannot be used: text cannot be encoded."""
 
 
-class EncoderUnreachableError(ServingError, ConnectionError):
+class EncoderUnreachableError(ServingError, ConnectionError, code="UNAVAILABLE"):
     """The encoder process does not respond; requests without text still succeed."""
 
 
-class LexicalUnavailableError(ServingError):
+class LexicalUnavailableError(ServingError, code="FAILED_PRECONDITION"):
     """The index has no term statistics: lexical and hybrid search are not possible."""
 
 
-class VectorsUnavailableError(ServingError):
+class VectorsUnavailableError(ServingError, code="FAILED_PRECONDITION"):
     """The index, or the datapoint that a query names, has no vector: dense and hybrid search are not possible."""
 
 
-class RerankerUnavailableError(ServingError):
+class RerankerUnavailableError(ServingError, code="FAILED_PRECONDITION", exit_code=DEFECT):
     """The index has no reranker, or it cannot be used."""
 
 
-class DeadlineError(ServingError, TimeoutError):
+class DeadlineError(ServingError, TimeoutError, code="DEADLINE_EXCEEDED"):
     """The deadline of the request passed."""
 
 
-class OverloadedError(ServingError):
+class OverloadedError(ServingError, code="RESOURCE_EXHAUSTED"):
     """The request was rejected because of load; try again after `retry_after_s`."""
 
 
@@ -157,7 +257,7 @@ class OtherVersionError(OverloadedError):
     """The index goes over to a version for which the write was not prepared: prepare it again for the newest one."""
 
 
-class UnavailableError(ServingError, ConnectionError):
+class UnavailableError(ServingError, ConnectionError, code="UNAVAILABLE"):
     """Another server of the cluster does not answer now; try again after `retry_after_s`."""
 
 
@@ -165,41 +265,41 @@ class StateGoneError(UnavailableError):
     """The leaves do not have the state that was asked for: too old or too new. Ask with a newer one."""
 
 
-class PreconditionError(ServingError):
+class PreconditionError(ServingError, code="FAILED_PRECONDITION"):
     """Another server of the cluster says that the index does not allow the request; repeating it cannot succeed."""
 
 
-class ConditionError(ServingError):
+class ConditionError(ServingError, code="FAILED_PRECONDITION", exit_code=DEFECT, quotes_request=True):
     """The condition of a write (`if_absent`, `if_revision`) does not hold; nothing was written."""
 
 
-class ReadOnlyError(ServingError):
+class ReadOnlyError(ServingError, code="FAILED_PRECONDITION", exit_code=DEFECT):
     """The index takes no writes: its store is a bucket, or its folder cannot be written."""
 
 
-class SnapshotGoneError(ServingError):
+class SnapshotGoneError(ServingError, code="FAILED_PRECONDITION", exit_code=DEFECT, quotes_request=True):
     """The snapshot of a scan is not held any more, and its version or its mutations are gone: it has to begin again."""
 
 
-class StateUnavailableError(ServingError, LookupError):
+class StateUnavailableError(ServingError, LookupError, code="OUT_OF_RANGE", quotes_request=True):
     """A leaf of a cluster does not have the state that a root reads: it was replaced, or is not open yet."""
 
 
-class UnauthenticatedError(ServingError):
+class UnauthenticatedError(ServingError, code="UNAUTHENTICATED"):
     """No credentials, or wrong ones. The message is the same for each request."""
 
 
-class PermissionDeniedError(ServingError):
+class PermissionDeniedError(ServingError, code="PERMISSION_DENIED"):
     """The credentials are valid, and do not allow the method."""
 
 
-class ConfigError(ServingError, ValueError):
+class ConfigError(ServingError, ValueError, code="INVALID_ARGUMENT", private=True):
     """An option of the server is invalid."""
 
 
-class BindError(ServingError, OSError):
+class BindError(ServingError, OSError, code="UNAVAILABLE", private=True):
     """The server cannot listen on the address."""
 
 
-class ClosedError(ServingError):
+class ClosedError(ServingError, code="UNAVAILABLE"):
     """The engine is shutting down."""

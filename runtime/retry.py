@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scannery.indexer import IndexerError, StoreError
-from scannery.runtime.errors import DeadlineError, ServingError
+from scannery.runtime.errors import CodedError, DeadlineError
 
 __all__ = ["FIRST_WAIT_S", "MAX_WAIT_S", "Backoff", "Deadline", "RetryState"]
 
@@ -90,7 +89,7 @@ class RetryState(Backoff):
         """
         problem = f"{what}: {_told(error)}"
         level = logging.DEBUG if problem == self.problem else logging.ERROR
-        expected = isinstance(error, (IndexerError, ServingError, OSError))
+        expected = isinstance(error, (CodedError, OSError))
         # The chain of causes holds frames, and these may hold open segments: only the log gets it.
         _LOG.log(
             level, "%s: %s; trying again in %.0f s", what, error, self.back_off(),
@@ -98,7 +97,7 @@ class RetryState(Backoff):
         )  # fmt: skip
         error.__cause__ = error.__context__ = error.__traceback__ = None
         self.problem = problem
-        self.error = StoreError(problem) if isinstance(error, OSError) else error
+        self.error = error
         self._on_failure()
 
     def succeeded(self) -> None:
@@ -119,7 +118,7 @@ class RetryState(Backoff):
 
 
 def _told(error: Exception) -> str:
-    if isinstance(error, (IndexerError, ServingError)):
+    if isinstance(error, CodedError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

@@ -9,6 +9,7 @@ import scannery
 from scannery.cli import errors as cli_errors
 from scannery.client.request.queries import SearchOptions
 from scannery.client.transport.retries import error_from_status
+from scannery.runtime.errors import STATUSES
 from scannery.serving import ServerConfig, limits
 from scannery.serving.process import supervisor as workers
 from tests.data import ROOT
@@ -62,7 +63,8 @@ def test_exit_codes_are_those_of_the_command() -> None:
     header = "| code | meaning |"
     assert cli_errors.__doc__ is not None
     assert rows(SERVING, header) == rows(cli_errors.__doc__, header)
-    assert set(cli_errors.EXIT_CODES.values()) <= {int(code) for code, _ in rows(SERVING, header)}
+    codes = {status.exit_code for status in STATUSES.values()} | {cli_errors.INTERRUPTED, cli_errors.PARTIAL}
+    assert codes <= {int(code) for code, _ in rows(SERVING, header)}
 
 
 def test_limits_in_the_protos_are_those_of_the_code() -> None:

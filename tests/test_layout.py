@@ -20,13 +20,13 @@ MAX_MODULES = 20
 # Which rooms a room may import (docs/architecture.md). `client` reaches `serving` lazily, in embedded mode
 # only, and `indexer` for records by the names of a spec.
 MAY_IMPORT = {
-    "embed": set(),
-    "indexer": set(),
-    "runtime": {"indexer"},
+    "runtime": set(),
+    "embed": {"runtime"},
+    "indexer": {"runtime"},
     "live": {"embed", "indexer", "runtime"},
     "serving": {"bridges", "embed", "indexer", "live", "runtime", "v1", "vertex"},
-    "pipelines": {"embed", "indexer"},
-    "client": {"v1"},
+    "pipelines": {"embed", "indexer", "runtime"},
+    "client": {"runtime", "v1"},
     "bridges": {
         "cli",
         "client",
@@ -41,7 +41,7 @@ MAY_IMPORT = {
     },
     "cli": {"bridges", "cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1"},
 }
-LAZY = {("client", "serving"), ("client", "runtime"), ("client", "indexer")}
+LAZY = {("client", "serving"), ("client", "indexer")}
 
 
 def tracked(*patterns: str) -> list[str]:

@@ -93,29 +93,18 @@ PUSHBACK_KEY = "grpc-retry-pushback-ms"
 MAX_PUSHBACK_MS = 600_000
 """Longest delay that is believed."""
 
-_ERRORS: dict[str, type[errors.ScanneryError]] = {
-    "canceled": errors.CancelledError,
-    "cancelled": errors.CancelledError,
-    "invalid_argument": errors.InvalidArgumentError,
-    "out_of_range": errors.InvalidArgumentError,
-    "deadline_exceeded": errors.DeadlineExceededError,
-    "not_found": errors.NotFoundError,
-    "already_exists": errors.AlreadyExistsError,
-    "permission_denied": errors.PermissionDeniedError,
-    "unauthenticated": errors.UnauthenticatedError,
-    "resource_exhausted": errors.ResourceExhaustedError,
-    "failed_precondition": errors.FailedPreconditionError,
-    "aborted": errors.FailedPreconditionError,
-    "unimplemented": errors.UnimplementedError,
-    "unavailable": errors.UnavailableError,
-    "data_loss": errors.DataLossError,
+_ERRORS: dict[str, type[ScanneryError]] = {
+    **{kind.code: kind for kind in ScanneryError.__subclasses__()},
+    "CANCELED": errors.CancelledError,
+    "OUT_OF_RANGE": errors.InvalidArgumentError,
+    "ABORTED": errors.FailedPreconditionError,
 }
-"""By code in lower case; gRPC writes "cancelled", Connect "canceled"."""
+"""By code in upper case; gRPC writes "CANCELLED", Connect "canceled"."""
 
 
 def error_from_status(code: str, message: str, detail: ErrorDetail | None) -> errors.ScanneryError:
     """Return the error for a code; codes that are not in the table are defects of the server."""
-    kind = _ERRORS.get(code.lower(), errors.InternalError)
+    kind = _ERRORS.get(code.upper(), errors.InternalError)
     if detail is None:
         return kind(message)
     retry_after_s = detail.retry_after_ms / 1000 if detail.retry_after_ms else None

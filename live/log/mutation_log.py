@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from scannery.indexer import IndexerError, Manifest, StoreError
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import USAGE, InvalidRequestError
 
 __all__ = [
     "KEEP_ANSWERS_S",
@@ -100,27 +100,23 @@ class LogIdentity:
     """Software that wrote last, as "SQLite 3.54.1"; None if it is not known."""
 
 
-class LogGapError(IndexerError):
+class LogGapError(IndexerError, code="UNAVAILABLE"):
     """A later version is needed: records after the opened one were truncated, or were made for later columns."""
 
 
-class LogReplacedError(IndexerError):
+class LogReplacedError(IndexerError, code="UNAVAILABLE"):
     """The opened log was removed or replaced, or belongs to another index."""
 
 
-class LogRefusedError(StoreError):
+class LogRefusedError(StoreError, exit_code=USAGE):
     """The log's server refuses this process (credentials, permissions, version): somebody has to change something."""
 
 
 class LogUnavailableError(StoreError):
     """The log cannot be reached now, or another writer holds it; try again after `retry_after_s`."""
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
-
-class WrongLogError(IndexerError):
+class WrongLogError(IndexerError, code="FAILED_PRECONDITION"):
     """The log found is not the one that the index uses, or none is found and the index has one elsewhere."""
 
 

@@ -28,6 +28,7 @@ from scannery.indexer import (
     SegmentCache,
     Shards,
     Store,
+    StoreError,
     latest_version,
     read_aliases,
 )
@@ -419,7 +420,10 @@ class BaseCatalog(ABC):
             raise self._unknown(name)
         if entry.live is None:
             # Without the traceback of earlier requests that got this error.
-            raise (entry.opening.error or self._unknown(name)).with_traceback(None)
+            error = entry.opening.error or self._unknown(name)
+            # The text of an OSError names paths of this machine.
+            error = StoreError(entry.opening.problem) if isinstance(error, OSError) else error
+            raise error.with_traceback(None)
         return entry.live
 
     def maintain(self) -> None:

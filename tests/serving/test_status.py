@@ -20,10 +20,18 @@ ERRORS = [
     kind
     for module in (serving_errors, indexer_errors)
     for _, kind in inspect.getmembers(module, inspect.isclass)
-    if kind.__module__ == module.__name__
+    if kind.__module__ == module.__name__ and issubclass(kind, serving_errors.CodedError)
 ]
 # Nobody who asks can cause these; if they come, something is broken.
-INTERNAL = {"ServingError", "ConfigError", "BindError", "IndexerError", "InvalidSpecError", "BuildError"}
+INTERNAL = {
+    "CodedError",
+    "ServingError",
+    "ConfigError",
+    "BindError",
+    "IndexerError",
+    "InvalidSpecError",
+    "BuildError",
+}
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)

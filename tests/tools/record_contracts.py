@@ -6,7 +6,6 @@ Each file is a listing that is read as a diff: a line that changes or goes away 
 from __future__ import annotations
 
 import ast
-import builtins
 import errno
 import inspect
 import re
@@ -98,9 +97,12 @@ def _class(name: str, value: type, public: Sequence[Any]) -> Iterator[str]:
     own = [
         owner
         for owner in value.__mro__
-        if owner.__module__.startswith("scannery.") and (owner is value or owner not in public)
+        if owner.__module__.startswith("scannery.")
+        # What a public base has is shown there, with what that inherits from bases of ours that are not public.
+        and not any(base in public and issubclass(base, owner) for base in value.__mro__[1:])
     ]
-    yield f"class {name}({', '.join(base.__name__ for base in value.__bases__ if base not in [object, *own])})"
+    bases = dict.fromkeys(base for owner in own for base in owner.__bases__ if base not in [object, *own])
+    yield f"class {name}({', '.join(base.__name__ for base in bases)})"
     for owner in own:
         for field, annotation in inspect.get_annotations(owner).items():
             if not field.startswith("_"):
@@ -160,8 +162,9 @@ def metrics() -> Iterator[str]:
 
 def errors() -> Iterator[str]:
     """Yield the exit code, the gRPC status and the HTTP status of each error, and the SDK's error of each status."""
-    from scannery.cli.errors import EXIT_CODES, exit_code
+    from scannery.cli.errors import BUILTIN, exit_code
     from scannery.client.transport.retries import error_from_status
+    from scannery.runtime.errors import CodedError
     from scannery.serving.status import status_of
     from scannery.serving.transport.http.connect import HTTP_STATUS
 
@@ -170,12 +173,12 @@ def errors() -> Iterator[str]:
         for name in ERRORS
         for kind in vars(import_module(f"scannery.{name}")).values()
         if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__.endswith(name)
+        if kind is not CodedError
     ]
-    names = (name.removeprefix("builtins.") for name in EXIT_CODES if name.startswith("builtins."))
-    kinds += [("", getattr(builtins, name)) for name in (*names, "Exception", "MemoryError")]
+    kinds += [("", kind) for kind in (*BUILTIN, Exception, MemoryError)]
     for room, kind in sorted(kinds, key=lambda item: (item[0], item[1].__name__)):
         error: Any = kind.__new__(kind)  # some need arguments, and the tables look at the class
-        error.message = ""
+        error.message, error.field, error.retry_after_s = "", None, None
         line = f"{room}{kind.__name__}: exit {exit_code(error)}"
         code = status_of(error)[0]
         yield line if room == "client." else f"{line}, {code.name}, {HTTP_STATUS[code]}"

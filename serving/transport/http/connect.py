@@ -28,7 +28,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import STATUSES, InvalidRequestError
 from scannery.runtime.pieces import joined
 from scannery.runtime.retry import Deadline
 from scannery.serving.config import ListenConfig, split_address
@@ -55,25 +55,7 @@ __all__ = [
 ]
 
 
-HTTP_STATUS: dict[StatusCode, int] = {
-    StatusCode.CANCELLED: 499,
-    StatusCode.UNKNOWN: 500,
-    StatusCode.INVALID_ARGUMENT: 400,
-    StatusCode.DEADLINE_EXCEEDED: 504,
-    StatusCode.NOT_FOUND: 404,
-    StatusCode.ALREADY_EXISTS: 409,
-    StatusCode.PERMISSION_DENIED: 403,
-    StatusCode.RESOURCE_EXHAUSTED: 429,
-    StatusCode.FAILED_PRECONDITION: 400,
-    StatusCode.ABORTED: 409,
-    StatusCode.OUT_OF_RANGE: 400,
-    StatusCode.UNIMPLEMENTED: 501,
-    StatusCode.INTERNAL: 500,
-    StatusCode.UNAVAILABLE: 503,
-    StatusCode.DATA_LOSS: 500,
-    StatusCode.UNAUTHENTICATED: 401,
-}
-"""HTTP status by code, as Connect defines it."""
+HTTP_STATUS: dict[StatusCode, int] = {StatusCode[name]: status.http for name, status in STATUSES.items()}
 
 MAX_JSON_BYTES = 8 << 20
 """Longest JSON body; parsed, it takes about thirty times its size in memory."""
