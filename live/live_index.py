@@ -85,6 +85,8 @@ class LiveIndex(Generic[SnapshotT]):
 
     moves: ClassVar[bool] = True
     """Whether it can move to another version; otherwise that is another object, beside this one."""
+    followed_at_s: float = float("-inf")
+    """When the follower of logs looked last; an attribute, since ten times a second it is read of each index."""
 
     def __init__(
         self,

@@ -25,6 +25,8 @@ IDLE_S = 0.015
 IDLE_AFTER_S = 1.0
 SWEEP_S = 2.0
 """Longest time until a log is looked at whose change was not noted. Such a look costs 10 µs."""
+LOOKS_PER_S = 200.0
+"""Looks at logs of which no change was noted: at more than 400 logs, each has its turn later than after SWEEP_S."""
 SWEEP_EVERY_S = 0.1
 """Between two checks which logs have not been looked at for so long."""
 
@@ -54,7 +56,6 @@ class LogFollower(PeriodicTask):
         self._swept_at_s = float("-inf")
         self._noted: Container[str] | None = None
         """Keys of the logs that have changed by the last look; None: none has."""
-        self._looked_at_s: WeakKeyDictionary[LiveIndex[Any], float] = WeakKeyDictionary()
         self._retries: WeakKeyDictionary[LiveIndex[Any], RetryState] = WeakKeyDictionary()
 
     def look(self) -> float:
@@ -66,7 +67,7 @@ class LogFollower(PeriodicTask):
         for index, caught_up in zip(due, has_new, strict=True):
             noted = self._noted is not None and index.log_key in self._noted
             again = noted and not caught_up  # another thread may have held its lock
-            self._looked_at_s[index] = now_s - SWEEP_S if again else now_s
+            index.followed_at_s = float("-inf") if again else now_s
         if any(has_new):
             self._active_at_s = now_s
             return min(MAX_REST_S, max(BUSY_S, REST * (now_s - started_s)))
@@ -87,17 +88,17 @@ class LogFollower(PeriodicTask):
         if keys is None and not sweeps:
             return ()
         self._swept_at_s = now_s if sweeps else self._swept_at_s
-        last_s, long_ago_s = self._looked_at_s, now_s - SWEEP_S
+        indexes = list(self._indexes())
+        long_ago_s = now_s - max(SWEEP_S, len(indexes) / LOOKS_PER_S)
         return [
             index
-            for index in self._indexes()
-            if (keys is not None and index.log_key in keys)
-            or (sweeps and last_s.get(index, long_ago_s) <= long_ago_s)
+            for index in indexes
+            if (keys is not None and index.log_key in keys) or (sweeps and index.followed_at_s <= long_ago_s)
         ]
 
     def _caught_up(self, index: LiveIndex[Any]) -> bool:
         """Return whether there was anything; an index that cannot be followed does not delay the others."""
-        retry = self._retries.get(index)
+        retry = self._retries.get(index) if self._retries else None
         if retry is not None and not retry.due:
             return False
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
-from scannery.indexer import LeaseHolder
+from scannery.indexer import LeaseHolder, Manifest
 from scannery.live.live_index import LiveIndex
 from scannery.live.maintenance.scheduler import Maintenance
 from scannery.live.memtable import LiveState
@@ -18,6 +18,9 @@ from scannery.serving.snapshot.snapshot import Snapshot
 __all__ = ["CatalogEntry"]
 
 _LOG = logging.getLogger(__name__)
+
+LEASED_S = 10.0
+"""Seconds until a lease is looked at again that is as it should be; leases last for minutes."""
 
 
 @dataclass(slots=True)
@@ -48,6 +51,9 @@ class CatalogEntry:
     """Loading of its encoder."""
     _maintaining: RetryState = field(init=False)
     _lease: RetryState = field(init=False)
+    _leased: tuple[Manifest, Holds] | None = None
+    """What the lease was for when it was last looked at."""
+    _leased_at_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.opening, self.encoder, self._maintaining, self._lease = (
@@ -110,13 +116,23 @@ class CatalogEntry:
 
     def hold(self, leases: LeaseHolder, scans: Holds) -> None:
         """Renew the lease on the open version and what scans read, which protects them from removal."""
-        if (snapshot := self.snapshot) is not None:
-            versions: Collection[int] = {snapshot.manifest.version, *scans.versions}
-            index_id = snapshot.manifest.index_id
-            self._lease.run(
-                f"index {self.name}: version {snapshot.manifest.version} cannot be announced as open",
-                partial(leases.hold, self.name, versions, index_id, log_after=scans.log_after),
-            )
+        if (snapshot := self.snapshot) is None:
+            return
+        manifest, now_s = snapshot.manifest, self.clock()
+        # Once a second for each index: nearly always, nothing has changed.
+        if (
+            self._leased is not None
+            and self._leased[0] is manifest
+            and self._leased[1] == scans
+            and now_s - self._leased_at_s < LEASED_S
+        ):
+            return
+        self._leased, self._leased_at_s = (manifest, scans), now_s
+        versions: Collection[int] = {manifest.version, *scans.versions}
+        self._lease.run(
+            f"index {self.name}: version {manifest.version} cannot be announced as open",
+            partial(leases.hold, self.name, versions, manifest.index_id, log_after=scans.log_after),
+        )
 
     def close(self, *, finish: bool = False) -> None:
         """Close the index; with `finish`, after maintenance that is due."""

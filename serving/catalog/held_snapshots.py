@@ -84,6 +84,9 @@ class Holds:
         return Holds(self.versions | other.versions, min(known, default=None))
 
 
+NOTHING = Holds(frozenset(), None)
+
+
 class HeldSnapshots:
     """The kept snapshots of all indexes of a process. Safe to use from several threads."""
 
@@ -146,6 +149,8 @@ class HeldSnapshots:
 
     def holds(self, index: str) -> Holds:
         """Return what the scans of an index need that began at most LEASED_S ago."""
+        if not self._held:
+            return NOTHING
         self.expire()
         now_s = self._clock()
         with self._lock:

@@ -51,6 +51,7 @@ def test_a_write_of_another_process_is_followed_and_idle_logs_are_left_alone(
     if not noted:
         (tmp_path / "store" / CHANGES_FILE).unlink()
         monkeypatch.setattr(log_follower, "SWEEP_S", 0.0)
+        monkeypatch.setattr(log_follower, "LOOKS_PER_S", float("inf"))
         monkeypatch.setattr(log_follower, "SWEEP_EVERY_S", 0.0)
     done = indexes[1].upsert([{"id": "b", "vector": [0, 1]}])
     follower.look()

@@ -12,7 +12,7 @@ import pytest
 from scannery.indexer import SegmentCache, Store, latest_version, parse_spec
 from scannery.indexer.errors import CorruptError, NotFoundError, StoreError
 from scannery.indexer.versions.dropping import drop_index
-from scannery.indexer.versions.leases import read_leases
+from scannery.indexer.versions.leases import LeaseHolder, read_leases
 from scannery.serving import ClosedError, UnknownIndexError
 from scannery.serving.catalog.embedded_catalog import CHECK_EVERY_S, EmbeddedCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
@@ -171,6 +171,31 @@ def wait_for(condition: object, looked: threading.Event) -> None:
             return
         assert looked.wait(60)
     raise AssertionError("it never came true")
+
+
+@pytest.mark.system
+def test_a_lease_that_is_as_it_should_be_is_looked_at_every_ten_seconds_and_a_new_version_is_leased_at_once(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leased: list[set[int]] = []
+    hold = LeaseHolder.hold
+
+    def noted(self: LeaseHolder, index: str, versions: set[int], *rest: str, log_after: int | None) -> None:
+        leased.append(set(versions))
+        hold(self, index, versions, *rest, log_after=log_after)
+
+    monkeypatch.setattr(LeaseHolder, "hold", noted)
+    clock = Clock()
+    catalog = ServerCatalog(store, clock=clock)
+    for _ in range(11):
+        catalog.refresh()
+        clock.now += 1.0
+    assert leased == [{1}, {1}]
+    publish(store, tmp_path, 2)
+    catalog.refresh()
+    assert leased[2:] == [{2}]
+    assert 2 in read_leases(store, "moving").versions
+    catalog.close()
 
 
 @pytest.mark.system
