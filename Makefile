@@ -18,9 +18,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.
 	$(BIN)/scannery demo
 
-wheel:  ## dist/scannery-VERSION-py3-none-any.whl, to install elsewhere; takes seconds, and no other package but what builds it.
-	rm -rf build dist/scannery-*.whl
-	$(CONSTRAINED) $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+wheel:  ## dist/scannery-….whl and, for programs that ask a server, dist/scannery_client-….whl; takes seconds.
+	rm -rf build dist/scannery*.whl
+	$(CONSTRAINED) $(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist . ./packaging/client
+	rm -rf packaging/client/build src/scannery_client.egg-info
 
 # Three on two cores: a quarter of the time of a test goes into waiting for other processes and for clocks.
 TESTS_AT_ONCE ?= 3

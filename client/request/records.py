@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
+from scannery.client.packages import needed_for
 from scannery.client.request.named_vectors import with_vectors
 from scannery.client.request.values import plain_value
 from scannery.client.request.writes import DATAPOINT_KEYS, Refused
@@ -176,9 +177,10 @@ _KEYS = {"embedding": "vector", "sparse": "sparse_vector"}
 def _mappings(spec: Mapping[str, Any]) -> tuple[FieldMapping, FieldMapping, list[str]]:
     """Return how records by the spec's names, and exported rows, become datapoints; and columns of text and vectors."""
     # Imported late: datapoints need none of it.
-    from scannery.indexer.datapoints.field_mapping import FieldMapping
-    from scannery.indexer.datapoints.named_vectors import vector_column
-    from scannery.indexer.spec.spec_files import parse_spec
+    with needed_for("a record by the names of a spec", "scannery-client[tables]"):
+        from scannery.indexer.datapoints.field_mapping import FieldMapping
+        from scannery.indexer.datapoints.named_vectors import vector_column
+        from scannery.indexer.spec.spec_files import parse_spec
 
     own = parse_spec(spec)
     sparse = {"sparse_vector": "sparse"} if own.source.sparse_vector else {}
@@ -313,7 +315,8 @@ def _identified(row: dict[str, Any]) -> dict[str, Any]:
 
 def _reader(points: Any) -> Iterable[pa.RecordBatch] | None:
     """Return the batches of a table; None for a frame whose columns Arrow cannot represent."""
-    import pyarrow as pa
+    with needed_for("a table", "scannery-client[tables]"):
+        import pyarrow as pa
 
     try:
         if isinstance(points, ArrowStream):
@@ -350,7 +353,8 @@ def _plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _batch_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    from scannery.indexer.datapoints.columns.plain import plain
+    with needed_for("a table", "scannery-client[tables]"):
+        from scannery.indexer.datapoints.columns.plain import plain
 
     columns = {
         name: _column(plain(batch.column(place)))

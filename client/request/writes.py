@@ -13,6 +13,7 @@ import numpy as np
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from scannery.client.errors import InvalidArgumentError
+from scannery.client.packages import needed_for
 from scannery.client.request.filters import build_value
 from scannery.client.request.named_vectors import build_vectors, packed_vector
 from scannery.client.request.queries import build_sparse
@@ -211,8 +212,9 @@ def _text(value: Any, name: str) -> Any:
     if value is None or isinstance(value, str):
         return value
     # Imported late: texts need none of it.
-    from scannery.indexer.datapoints.conversions import plain_text
-    from scannery.indexer.datapoints.field_mapping import TEXT_SEPARATORS, join_texts
+    with needed_for(f"a {name} that is not a string", "scannery-client[tables]"):
+        from scannery.indexer.datapoints.conversions import plain_text
+        from scannery.indexer.datapoints.field_mapping import TEXT_SEPARATORS, join_texts
 
     value = join_texts(value.tolist() if isinstance(value, np.ndarray) else value, TEXT_SEPARATORS[name])
     try:

@@ -40,13 +40,9 @@ class Facets(list[Facet]):
 
     def to_arrow(self) -> pa.Table:
         """Return the columns `value` and `count`; values of several types are written as JSON. Needs `pyarrow`."""
-        import pyarrow as pa
+        from scannery.client.response.arrow import facets_table
 
-        values: list[Any] = [facet.value for facet in self]
-        if len(set(map(type, values))) > 1:
-            values = [json.dumps(value, ensure_ascii=False) for value in values]
-        counts = pa.array([facet.count for facet in self], pa.int64())
-        return pa.table({"value": pa.array(values) if values else pa.array([], pa.string()), "count": counts})
+        return facets_table(self)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a data frame with the columns of `to_arrow`.

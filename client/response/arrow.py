@@ -7,14 +7,18 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+from scannery.client.packages import needed_for
+
+with needed_for("a table or a data frame", "scannery-client[tables]"):
+    import pyarrow as pa
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from scannery.client.response.aggregations import Facets
     from scannery.client.response.results import Datapoint, Hit
 
-__all__ = ["datapoints_table", "frame", "hits_table"]
+__all__ = ["datapoints_table", "facets_table", "frame", "hits_table"]
 
 _FIELDS: dict[str, pa.DataType] = {
     "id": pa.string(),
@@ -121,6 +125,15 @@ def _is_place(value: object) -> bool:
 
 
 _PLACE = pa.struct([("lat", pa.float64()), ("lon", pa.float64())])
+
+
+def facets_table(facets: Facets) -> pa.Table:
+    """Return the columns `value` and `count`; values of several types are written as JSON."""
+    values: list[Any] = [facet.value for facet in facets]
+    if len(set(map(type, values))) > 1:
+        values = [json.dumps(value, ensure_ascii=False) for value in values]
+    counts = pa.array([facet.count for facet in facets], pa.int64())
+    return pa.table({"value": pa.array(values) if values else pa.array([], pa.string()), "count": counts})
 
 
 def frame(table: pa.Table) -> pd.DataFrame:

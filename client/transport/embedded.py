@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from typing_extensions import Self
 
 from scannery.client.errors import ScanneryError
+from scannery.client.packages import needed_for
 from scannery.client.request.calls import Method
 from scannery.client.transport.retries import client_closed, error_from_status
 
@@ -44,7 +45,8 @@ class EmbeddedTransport:
     @classmethod
     def open(cls, store: str | Path, *, create: bool = False) -> Self:
         """Return the transport to a store, whose folder is created if it may be; raise a ScanneryError."""
-        from scannery.serving.embedded import open_embedded
+        with needed_for("a store without a server", "scannery"):
+            from scannery.serving.embedded import open_embedded
 
         try:
             transport = cls(open_embedded(store, create=create))

@@ -21,15 +21,14 @@ if not os.environ.get("SCANNERY_TEST_INSTALLED"):
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel, before the packages of the environments of the tests, those of `make test-clients` first."""
+    """The wheels, before the packages of the environments of the tests, those of `make test-clients` first."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
-    # Not with what an earlier build has left in the repository.
-    base = f"--config-setting=--global-option=build --build-base={folder / 'build'}"
-    subprocess.run([*build, base, str(ROOT)], check=True, capture_output=True)
-    packages = installed_wheel(folder / "env", next(folder.glob("*.whl")))
+    # The whole package's files come first where both have them.
+    packages, alone = (
+        _built(ROOT / each, folder / name) for each, name in ((".", "whole"), ("packaging/client", "alone"))
+    )
     others = (Path(each) for each in sys.path if each.endswith("site-packages"))
-    installed = Installed([packages, *others])
+    installed = Installed([packages, alone, *others])
     # As `make` does after an install: what is compiled first must not count against the first call. What the
     # repository's environment has compiled of the same source is taken from there: numba compares the contents.
     for room in (ROOT / "src" / "scannery").iterdir():
@@ -40,6 +39,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     first = Environment(declared_environment(folder / "first", ["scannery"], installed), folder)
     first.run("python -m scannery.indexer.warm; python -m scannery.embed.warm")
     return installed
+
+
+def _built(project: Path, folder: Path) -> Path:
+    """Build a wheel and install it; return the folder of its packages."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    # Not with what an earlier build has left in the repository.
+    base = f"--config-setting=--global-option=build --build-base={folder / 'build'}"
+    subprocess.run([*build, base, str(project)], check=True, capture_output=True)
+    return installed_wheel(folder / "env", next(folder.glob("*.whl")))
 
 
 @pytest.fixture

@@ -1,0 +1,27 @@
+"""Packages that only some calls need. The package `scannery` has them all, `scannery-client` does not bring them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["needed_for"]
+
+
+@contextmanager
+def needed_for(purpose: str, requirement: str) -> Iterator[None]:
+    """Say what to install if an import fails, since a package is missing.
+
+    Args:
+        purpose: what needs the package, as the subject of a sentence.
+        requirement: what brings the package, as of `pip install`.
+
+    Raises:
+        ModuleNotFoundError: a package is not installed.
+
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        message = f"{purpose} needs {error.name}, which is not installed: pip install '{requirement}'"
+        raise ModuleNotFoundError(message, name=error.name) from error
