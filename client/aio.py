@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 from scannery.client._async.client import AsyncClient
 from scannery.client._async.index import AsyncIndex
 from scannery.client._sync.client import Client
-from scannery.client.connect import DEFAULT_TIMEOUT_S, ConnectConfig, connect_config, grpc_needed
+from scannery.client.connect import DEFAULT_TIMEOUT_S, ConnectConfig, connect_config
 from scannery.client.request.calls import checked_timeout
 from scannery.client.transport.base import AsyncTransport, ThreadTransport
 from scannery.client.transport.credentials import ConnectOptions
@@ -65,8 +65,7 @@ def _remote_transport(config: ConnectConfig) -> AsyncTransport | None:
 
         return AsyncHttpTransport(config.target, config.credentials, retries=config.retries)
     if config.target is not None:
-        with grpc_needed(config.target):
-            from scannery.client.transport._async.grpc import AsyncGrpcTransport
+        from scannery.client.transport._async.grpc import AsyncGrpcTransport
 
         return AsyncGrpcTransport(config.target, config.credentials, **config.grpc)
     return None

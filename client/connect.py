@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,13 +10,12 @@ from typing_extensions import Unpack
 
 from scannery.client._sync.client import Client
 from scannery.client.errors import InvalidArgumentError
-from scannery.client.packages import needed_for
 from scannery.client.request.calls import checked_timeout
 from scannery.client.transport.credentials import ConnectOptions, Credentials
 from scannery.client.transport.embedded import EmbeddedTransport
 from scannery.client.transport.http.pool import Endpoint
 
-__all__ = ["DEFAULT_TIMEOUT_S", "ConnectConfig", "connect", "connect_config", "grpc_needed"]
+__all__ = ["DEFAULT_TIMEOUT_S", "ConnectConfig", "connect", "connect_config"]
 
 DEFAULT_TIMEOUT_S = 30.0
 """Everything that waits has a deadline."""
@@ -69,17 +67,10 @@ def connect(
             HttpTransport(config.target, config.credentials, retries=config.retries), timeout_s=timeout_s
         )
     if config.target is not None:
-        with grpc_needed(config.target):
-            from scannery.client.transport._sync.grpc import GrpcTransport
+        from scannery.client.transport._sync.grpc import GrpcTransport
 
         return Client(GrpcTransport(config.target, config.credentials, **config.grpc), timeout_s=timeout_s)
     return Client(EmbeddedTransport.open(target, create=create), timeout_s=timeout_s)
-
-
-def grpc_needed(target: str) -> AbstractContextManager[None]:
-    """Say what to install if gRPC is missing, which a target needs."""
-    purpose = f"the target {target!r}, which does not begin with http:// or https://,"
-    return needed_for(purpose, "scannery-client[grpc]")
 
 
 class ConnectConfig(NamedTuple):

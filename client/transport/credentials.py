@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from scannery.client.errors import InvalidArgumentError
+from scannery.client.packages import needed_for
 
 if TYPE_CHECKING:
     import ssl
@@ -89,7 +90,9 @@ class Credentials:
             InvalidArgumentError: a file cannot be read.
 
         """
-        import grpc
+        purpose = f"the target {target!r}, which does not begin with http:// or https://,"
+        with needed_for(purpose, "scannery-client[grpc]"):
+            import grpc
 
         if not self.encrypts(target):
             return None

@@ -25,11 +25,11 @@ with scannery.connect(sys.argv[1], timeout_s=120) as client:
     print(len(index.search(np.eye(4)[2], k=5, where={{"n": {{"$lt": 20}}}})), index.count())
     index.delete(["0"])
     print(index.count(), [each.id for each in index.get(["1"])])
-    client.delete_index("alone")
 print(sorted({{"grpc", "pyarrow", "pydantic", "torch", "scann"}} & sys.modules.keys()))
 """
 TABLE = """
-index.upsert_many(pa.table({"id": [r["id"] for r in rows], "vector": [list(r["vector"]) for r in rows], "n": range(40)}))
+ids, vectors = [each["id"] for each in rows], [list(each["vector"]) for each in rows]
+    index.upsert_many(pa.table({"id": ids, "vector": vectors, "n": range(40)}))
 """.strip()
 MISSING = """
 import scannery
@@ -44,6 +44,7 @@ with scannery.connect("http://127.0.0.1:1", retries=False) as client:
     except ModuleNotFoundError as error:
         print(error)
 """
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 MEGABYTES = {"scannery-client": 90, "scannery-client[grpc]": 150}
 FRAMEWORKS = {
     "haystack": "with_haystack.py",
@@ -55,9 +56,9 @@ FRAMEWORKS = {
 def _served(environments: Environments) -> tuple[str, str]:
     """Return the addresses of a server over gRPC and over HTTP."""
     address, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    environments.make(["scannery[minilm]"]).serve(
-        f"scannery serve --store ./s --listen {address} --http {http}"
-    )
+    server = environments.make(["scannery[minilm]"])
+    server.run("python -c 'import scannery; scannery.connect(\"./s\", create=True).close()'")
+    server.serve(f"scannery serve --store ./s --listen {address} --http {http} --model {MODEL}")
     return address, f"http://{http}"
 
 
