@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from scannery.cli.options import (
-    LeavesCaOption,
-    LeavesCertKeyOption,
-    LeavesCertOption,
-    LeavesKeyOption,
-    LogOption,
-)
+from scannery.cli.declared_options import option_values, with_options
+from scannery.cli.options import LogOption
 from scannery.cli.output import console
+from scannery.serving.config import LeavesConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,6 +82,11 @@ def down(ray: RayOption, name: NameOption = "default") -> None:
         _report(f"{cluster.down()} processes ended")
 
 
+@with_options(
+    "ray max_rows min_rows name target_load every shrink_after timeout "
+    "leaves_key leaves_ca leaves_cert leaves_cert_key",
+    LeavesConfig,
+)
 def autoscale(
     ray: RayOption,
     max_rows: Annotated[int, typer.Option(help="Most leaves of each group.", min=1)],
@@ -107,10 +108,7 @@ def autoscale(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time in which new leaves have to serve.", min=1)
     ] = 300.0,
-    leaves_key: LeavesKeyOption = "",
-    leaves_ca: LeavesCaOption = "",
-    leaves_cert: LeavesCertOption = "",
-    leaves_cert_key: LeavesCertKeyOption = "",
+    **given: Any,
 ) -> None:  # fmt: skip
     """Add and remove rows of a cluster on Ray with its load, until SIGTERM or Ctrl-C."""
     from scannery.bridges.ray.autoscaling import Autoscaling, Limits, follow_load
@@ -120,7 +118,7 @@ def autoscale(
     )
     config = Autoscaling(
         ray=ray, name=name, limits=limits, every_s=every, timeout_s=timeout,
-        key_file=leaves_key, ca=leaves_ca, cert=leaves_cert, cert_key=leaves_cert_key,
+        **option_values(LeavesConfig, given),
     )  # fmt: skip
     raise typer.Exit(follow_load(config))
 

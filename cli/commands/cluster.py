@@ -13,15 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from scannery.bridges.ray import commands as placement
+from scannery.cli.declared_options import configured, with_options
 from scannery.cli.errors import NO
-from scannery.cli.options import (
-    JsonOption,
-    LeavesCaOption,
-    LeavesCertKeyOption,
-    LeavesCertOption,
-    LeavesKeyOption,
-)
+from scannery.cli.options import JsonOption
 from scannery.cli.output import console, print_json
+from scannery.serving.config import LeavesConfig
 
 if TYPE_CHECKING:
     from scannery.bridges.ray.places import Slot
@@ -59,6 +55,9 @@ class IndexStatus:
 
 
 @cluster_app.command(no_args_is_help=True)
+@with_options(
+    "leaves ray name leaves_key leaves_ca leaves_cert leaves_cert_key timeout as_json", LeavesConfig
+)
 def status(
     leaves: Annotated[
         str,
@@ -69,17 +68,13 @@ def status(
     ] = "",
     ray: placement.RayOption = "",
     name: placement.NameOption = "default",
-    leaves_key: LeavesKeyOption = "",
-    leaves_ca: LeavesCaOption = "",
-    leaves_cert: LeavesCertOption = "",
-    leaves_cert_key: LeavesCertKeyOption = "",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time in which leaves have to answer.", min=0)
     ] = 3.0,
     as_json: JsonOption = False,
+    **given: Any,
 ) -> None:
     """Show groups, leaves, indexes and load; ends with 1 if a group has no leaf that is ready."""
-    from scannery.serving.config import LeavesConfig
     from scannery.serving.leaves.groups import LeafGroups
 
     if bool(leaves) == bool(ray):
@@ -87,10 +82,7 @@ def status(
     processes = _processes(ray, name) if ray else {}
     if processes and not (leaves := _target(processes)):
         _tell_unserved(processes, as_json=as_json)
-    config = LeavesConfig(
-        target=leaves, key_file=leaves_key, ca=leaves_ca, cert=leaves_cert, cert_key=leaves_cert_key
-    )
-    groups = LeafGroups(config)
+    groups = LeafGroups(configured(LeavesConfig, given, target=leaves))
     try:
         _wait(groups, timeout)
         ready, problems, found = groups.ready, list(groups.problems), groups.statuses()

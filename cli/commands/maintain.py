@@ -5,61 +5,41 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from scannery.cli import options
+from scannery.cli.declared_options import configured, with_options
 from scannery.cli.lazy_commands import uncollected
 from scannery.cli.options import LogOption
 from scannery.live.log.location import LOG_VARIABLE
+from scannery.serving.config import MaintainConfig
 
 __all__ = ["maintain"]
 
 
+@with_options("store index log once fill_cache metrics_listen log_json", MaintainConfig)
 def maintain(
-    store: Annotated[
-        str,
-        typer.Option(
-            "--store", "-s", envvar="SCANNERY_STORE", metavar="URI", help="Folder or bucket with the indexes."
-        ),
-    ],
-    index: Annotated[
-        list[str] | None, typer.Option(help="Maintain only this index; may be given several times.")
-    ] = None,
+    store: options.ServedStoreOption,
     log: LogOption = "",
     once: Annotated[
         bool,
         typer.Option("--once", help="Seal all mutations, merge what is due, collect garbage, and end."),
     ] = False,
-    fill_cache: Annotated[
-        bool | None,
-        typer.Option(
-            help="Unpack new segments into the cache of this machine, for servers on it; by default if the store is a "
-            "folder.",
-            show_default=False,
-        ),
-    ] = None,
-    metrics_listen: options.MetricsOption = "",
     log_json: options.LogJsonOption = False,
+    **given: Any,
 ) -> None:
     """Seal, merge and collect garbage as it becomes due, until SIGTERM or Ctrl-C; several processes may run."""
     with uncollected():
         from scannery.indexer.local.needless_imports import leave_needless_imports_out
 
         leave_needless_imports_out()
-        from scannery.serving import MaintainConfig
         from scannery.serving import maintain as run
         from scannery.serving.process.maintain import maintain_once
 
     options.become_server(log_json)
-    config = MaintainConfig(
-        store=store,
-        indexes=tuple(index or ()),
-        log=log or os.environ.get(LOG_VARIABLE, ""),
-        fill_cache=fill_cache,
-        metrics_listen=metrics_listen,
-    )
+    config = configured(MaintainConfig, given, store=store, log=log or os.environ.get(LOG_VARIABLE, ""))
     if once:
         before = signal.signal(signal.SIGTERM, _exit)
         try:

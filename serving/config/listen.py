@@ -13,10 +13,12 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scannery.runtime.errors import ConfigError
+from scannery.runtime.options import check_ranges, option
 from scannery.runtime.paths import make_absolute
 from scannery.runtime.sharing import SharedBlobs, SharedMarks, SharedTable
 from scannery.serving.security.config import SecurityConfig
@@ -63,6 +65,7 @@ def is_loopback(host: str) -> bool:
 
 
 _ORIGIN = re.compile(r"https?://[^/\s,*]+")
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?|xla")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 CACHED_QUERIES = 4096
@@ -78,11 +81,11 @@ def _default_threads() -> int:
 class ListenConfig:
     """Options of every server. Raises ConfigError, which names the field."""
 
-    listen: str = "127.0.0.1:7077"
-    """`host:port`; port 0 takes a free one."""
+    listen: str = option("127.0.0.1:7077", "Where to listen; port 0 takes a free one.", metavar="HOST:PORT")
 
-    insecure: bool = False
-    """Allow addresses beyond loopback without authentication."""
+    insecure: bool = option(
+        False, "Allow an address beyond loopback without authentication.", panel="Security"
+    )
 
     security: SecurityConfig = field(default_factory=SecurityConfig)
     """TLS and authentication."""
@@ -91,50 +94,73 @@ class ListenConfig:
     """Limit of requests that run at once in a process, besides one of each of as many callers that
     have none running."""
 
-    queue: int = 256
+    queue: int = option(256, most=65536)
     """Limit of queued requests; further ones are refused at once with RESOURCE_EXHAUSTED. Admission adapts the limit
     to the load, mostly to less."""
 
-    max_request_bytes: int = 64 << 20
+    max_request_bytes: int = option(64 << 20, least=1 << 16, most=(1 << 31) - 1)
     """Largest accepted message; the default holds 1,000 query vectors of 16,384 dimensions."""
 
-    memory_budget: int = 0
-    """Bytes of requests that arrive and of answers that are not read yet, of all callers of a process together. A
-    caller may have half of what the others leave; further requests are refused with RESOURCE_EXHAUSTED. 0: an eighth of
-    the machine's memory for a worker on each core, from 256 MiB to 1 GiB for each."""
+    memory_budget: int = option(
+        0,
+        "Memory of a worker for requests that arrive and answers that are not read yet; a caller has half of what "
+        "the others leave. 0: an eighth of the machine's for a worker on each core, 256 to 1024 for each.",
+        metavar="MIB",
+        unit=1 << 20,
+        most=1 << 50,
+    )
+    """In bytes. Requests above it are refused with RESOURCE_EXHAUSTED."""
 
-    max_request_s: float = 300.0
+    max_request_s: float = option(300.0, least=0.001, most=86400)
     """Time limit of a request, in seconds; longer timeouts of callers are reduced to it."""
 
-    body_timeout_s: float = 20.0
+    body_timeout_s: float = option(20.0, least=0.1, most=3600)
     """The body of a request must arrive within this many seconds after its headers."""
 
-    check_every_s: float = 1.0
+    check_every_s: float = option(1.0, least=0.01, most=3600)
     """Interval of checks for new versions, in seconds."""
 
-    http: str = "off"
-    """Address of Connect over HTTP/1.1: `host:port`; `auto`: a free port of `listen`'s host, if that is loopback or
-    callers are authenticated; `off`: no HTTP."""
+    http: str = option(
+        "off",
+        "Answer Connect over HTTP/1.1 here; `auto`: at a free port, if only this machine is served or callers are "
+        "authenticated; `off`: not at all.",
+        metavar="HOST:PORT",
+    )
 
-    http_cors: tuple[str, ...] = ()
-    """Origins (`https://host`) whose pages may call over HTTP (CORS)."""
+    http_cors: tuple[str, ...] = option(
+        (),
+        "Let pages of this origin call over HTTP; may be given several times.",
+        metavar="ORIGIN",
+    )
 
-    http_hosts: tuple[str, ...] = ()
+    http_hosts: tuple[str, ...] = option(
+        (),
+        "A name by which HTTP is reached, through a proxy say; may be given several times.",
+        "--http-host",
+        metavar="NAME",
+    )
     """Accepted `Host` names, in addition to `localhost`, IP addresses, and the hosts of `listen` and `http`. Empty: any
     name, if callers need tokens or the server has a certificate."""
 
-    metrics_listen: str = ""
-    """`host:port` for metrics in Prometheus format, without authentication; empty: none."""
+    metrics_listen: str = option("", "Serve Prometheus metrics here, at /metrics.", metavar="HOST:PORT")
+    """Without authentication; empty: none."""
 
-    drain_s: float = 10.0
-    """Time that running requests get to finish after a stop, in seconds."""
+    drain_s: float = option(
+        10.0, "Time for running requests to finish after a stop.", "--drain", metavar="SECONDS", most=3600
+    )
 
-    device: str = "auto"
-    """Device of the encoders: `auto`, `cpu`, `cuda` (each worker takes the GPU that the fewest processes use), `cuda:1`
-    or `xla`."""
+    device: str = option(
+        "auto",
+        "Where texts are encoded. `cuda`: of several GPUs, each worker takes the one that is used least.",
+        metavar="auto|cpu|cuda|cuda:N|xla",
+    )
 
-    cached_queries: int = CACHED_QUERIES
-    """Query vectors that each encoder caches, by caller and text; 0: none."""
+    cached_queries: int = option(
+        CACHED_QUERIES,
+        "Query vectors to cache. 0: none, so that response times reveal no earlier query.",
+        most=1 << 20,
+    )
+    """Of each encoder, by caller and text."""
 
     def __post_init__(self) -> None:
         self._check_address("listen")
@@ -154,18 +180,13 @@ class ListenConfig:
                     f"http_hosts: must be a host name like search.example.org, without scheme and port, got {name!r}",
                     field="http_hosts",
                 )
-        for name, least, most in (
-            ("threads", 1, 1024),
-            ("queue", 0, 65536),
-            ("max_request_bytes", 1 << 16, (1 << 31) - 1),
-            ("memory_budget", 0, 1 << 50),
-            ("max_request_s", 0.001, 86400),
-            ("body_timeout_s", 0.1, 3600),
-            ("check_every_s", 0.01, 3600),
-            ("drain_s", 0, 3600),
-            ("cached_queries", 0, 1 << 20),
-        ):
-            self._check(name, least, most)
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError(
+                f"device: must be auto, cpu, cuda, cuda:N or xla, got {self.device!r:.80}", field="device"
+            )
+        if not 1 <= self.threads <= 1024:
+            raise ConfigError(f"threads: must be 1 to 1024, got {self.threads}", field="threads")
+        check_ranges(self)
 
     @property
     def buffer_bytes(self) -> int:
@@ -238,11 +259,6 @@ class ListenConfig:
                 field=name,
             )
 
-    def _check(self, name: str, least: float, most: float) -> None:
-        value = getattr(self, name)
-        if not least <= value <= most:
-            raise ConfigError(f"{name}: must be {least} to {most}, got {value}", field=name)
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
@@ -288,6 +304,8 @@ class WorkerContext:
     """Number of this worker in `recall` and `kept_queries`."""
 
 
+_encoder_file = partial(option, "", metavar="FILE", panel="Encoder process")
+_leaves_file = partial(option, "", metavar="FILE", panel="Cluster")
 DNS, FILE = "dns:///", "file://"
 """What targets of leaves begin with that are no list of addresses."""
 
@@ -299,12 +317,13 @@ class RemoteConfig:
     address: str
     """`host:port`."""
 
-    key_file: str = ""
-    """File with the API key; read again when the key is refused."""
+    key_file: str = _encoder_file("File with the API key for the encoder process.", "--encoder-key")
+    """Read again when the key is refused."""
 
-    ca: str = ""
-    """File with the authorities for its certificate, PEM. Empty: those of the system if a key is sent to another
-    machine, and no TLS otherwise."""
+    ca: str = _encoder_file(
+        "Connect to it with TLS; file with the authority of its certificate.", "--encoder-ca"
+    )
+    """Empty: the authorities of the system if a key is sent to another machine, and no TLS otherwise."""
 
     def __post_init__(self) -> None:
         split_address(self.address, field="encoder")
@@ -328,19 +347,19 @@ class LeavesConfig:
     """`dns:///name:port`: all addresses of the name; `file:///path`: one `host:port` a line; or `host:port,host:port`.
     Names are looked up, and the file is read, every few seconds."""
 
-    key_file: str = ""
-    """File with the API key; read again when the key is refused."""
+    key_file: str = _leaves_file("File with the API key for the leaves.", "--leaves-key")
+    """Read again when the key is refused."""
 
-    ca: str = ""
-    """File with the authorities for their certificates, PEM. Empty: those of the system if a key is sent to other
-    machines, and no TLS otherwise. With `dns:///` the certificates must have the name of the target."""
+    ca: str = _leaves_file(
+        "Connect to them with TLS; file with the authority of their certificates.", "--leaves-ca"
+    )
+    """Empty: the authorities of the system if a key is sent to other machines, and no TLS otherwise. With `dns:///` the
+    certificates must have the name of the target."""
 
-    cert: str = ""
-    """File with a certificate chain, PEM, for leaves that ask for one (`--client-ca`). Files are read again when a leaf
-    cannot be reached."""
+    cert: str = _leaves_file("Certificate for leaves that ask for one.", "--leaves-cert")
+    """A chain, PEM (`--client-ca` of a leaf). Files are read again when a leaf cannot be reached."""
 
-    cert_key: str = ""
-    """File with its private key, PEM."""
+    cert_key: str = _leaves_file("Private key of this certificate.", "--leaves-cert-key")
 
     def __post_init__(self) -> None:
         if self.target.startswith(FILE):
@@ -359,10 +378,10 @@ class LeavesConfig:
         if bool(self.cert) != bool(self.cert_key):
             raise ConfigError("leaves_cert: needs a certificate and its key, both", field="leaves_cert")
         names = {"key_file": "key", "ca": "ca", "cert": "cert", "cert_key": "cert_key"}
-        for name, option in names.items():
+        for name, flag in names.items():
             path = getattr(self, name)
             if path and not Path(path).is_file():
-                raise ConfigError(f"leaves_{option}: there is no file {path}", field=f"leaves_{option}")
+                raise ConfigError(f"leaves_{flag}: there is no file {path}", field=f"leaves_{flag}")
         make_absolute(self, *names)
 
     def _check_addresses(self, addresses: Sequence[str]) -> None:

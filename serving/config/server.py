@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from scannery.indexer.contents import ContentsReader
-from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import ConfigError
+from scannery.runtime.options import option
 from scannery.runtime.paths import make_absolute, overlap
 from scannery.serving.config.listen import (
     LeavesConfig,
@@ -22,6 +21,11 @@ from scannery.serving.config.listen import (
     split_address,
 )
 
+# Not here: `--help` of commands reads the options, and the indexer takes a second.
+if TYPE_CHECKING:
+    from scannery.indexer.contents import ContentsReader
+    from scannery.indexer.shard_groups import ShardGroup, Shards
+
 __all__ = ["ALL_COLD", "EncoderConfig", "MaintainConfig", "ServerConfig", "VertexConfig"]
 
 
@@ -29,6 +33,7 @@ ALL_COLD = ("*", "all")
 """What stands for all indexes in `ServerConfig.cold`."""
 
 _ROLES = ("all", "leaf", "root")
+_CLUSTER = "Cluster"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,23 +75,36 @@ class ServerConfig(ListenConfig):
 
     http: str = "auto"
 
-    indexes: tuple[str, ...] = ()
-    """Names of the indexes to serve; empty: all."""
+    indexes: tuple[str, ...] = option((), "Serve only this index; may be given several times.", "--index")
+    """Empty: all."""
 
-    cold: tuple[str, ...] = ()
-    """Names of the indexes whose vectors stay in the store, and are read when a search needs them; `*` or `all`: all.
-    They have no lexical search, and their recall is not sampled, since an exact search reads all vectors."""
+    cold: tuple[str, ...] = option(
+        (),
+        "Leave the vectors of this index in the store, and read those that a search needs: little memory and disk, "
+        "slower searches, none by words. May be given several times; `all`: all indexes.",
+        metavar="INDEX",
+    )
+    """`*` is as `all`. Their recall is not sampled, since an exact search reads all vectors."""
 
-    recall_share: float = 0.05
-    """Share of queries that are repeated with exact search in the background, to estimate recall; all while the
-    estimate is uncertain. 0: none. The work is bounded by a share of a core (services/recall_sampler.py)."""
+    recall_share: float = option(
+        0.05,
+        "Share of queries repeated as exact searches, to estimate the recall; 0: none, and it is not held.",
+        most=1,
+    )
+    """In the background; all queries while the estimate is uncertain. The work is bounded by a share of a core
+    (services/recall_sampler.py)."""
 
-    hold_recall: bool = True
-    """Whether the estimate moves the settings of searches, so that live queries reach the target recall."""
+    hold_recall: bool = option(
+        True, "Move the settings of searches so that the sampled queries reach the target recall."
+    )
 
-    keep_queries: int = 0
-    """Query vectors that each worker keeps of each index, a uniform sample in memory, so that administrators can read
-    them to tune the index. They can be personal data. 0: none."""
+    keep_queries: int = option(
+        0,
+        "Keep a sample of N query vectors per index and worker in memory, for `scannery index tune --from-server`. "
+        "Queries can be personal data; callers with the scope admin can read them. 0: none.",
+        metavar="N",
+        most=10_000,
+    )
 
     log: str = field(default="", repr=False)
     """Local folder for the mutation logs, or the URL of a database of PostgreSQL, which may have a password; empty:
@@ -95,20 +113,31 @@ class ServerConfig(ListenConfig):
     encoder: RemoteConfig | None = None
     """The encoder process; None: encode in this process."""
 
-    reranker: str | None = None
-    """The cross-encoder of all indexes, in place of those in their specs: a name, or a local folder."""
+    reranker: str | None = option(
+        None, "Cross-encoder for all indexes: a name, or a local folder.", metavar="MODEL"
+    )
+    """In place of those in their specs."""
 
-    models: tuple[str, ...] = ()
-    """Models that requests may name for new indexes, besides those of the served indexes: names, or local folders."""
+    models: tuple[str, ...] = option(
+        (),
+        "A model that new indexes may use (CreateIndex), besides those of served indexes; may be given several times.",
+        "--model",
+        metavar="MODEL",
+    )
 
     vertex: VertexConfig | None = None
     """The managed service's APIs on the gRPC port; None: they are not served."""
 
-    role: Literal["all", "leaf", "root"] = "all"
-    """Part of this process in a cluster. A leaf opens the shards of its group, and answers roots (docs/cluster.md)."""
+    role: Literal["all", "leaf", "root"] = option(
+        "all",
+        "Part of this server in a cluster. `leaf`: answer roots for the shards of one group; `root`: answer callers "
+        "by leaves of all groups.",
+        panel=_CLUSTER,
+    )
 
-    group: str = ""
-    """The group of a leaf, such as `3/8`: the shards s with s mod 8 = 3."""
+    group: str = option(
+        "", "Group of a leaf: 3/8 has the shards s with s mod 8 = 3.", metavar="NUMBER/GROUPS", panel=_CLUSTER
+    )
 
     leaves: LeavesConfig | None = None
     """Of a root: its leaves."""
@@ -118,8 +147,6 @@ class ServerConfig(ListenConfig):
         self._check_role()
         _ = self.private  # checks its address
         self._check_told_address()
-        self._check("recall_share", 0, 1)
-        self._check("keep_queries", 0, 10_000)
         log_root_of(self.log)  # checks it, before it becomes an absolute path
         unknown = [name for name in self.cold if self.indexes and name not in (*self.indexes, *ALL_COLD)]
         if unknown:
@@ -139,11 +166,15 @@ class ServerConfig(ListenConfig):
     @property
     def shards(self) -> Shards | None:
         """The shards that this process opens; None: all."""
+        from scannery.indexer.shard_groups import NO_SHARDS
+
         return NO_SHARDS if self.role == "root" else self.shard_group
 
     @property
     def shard_group(self) -> ShardGroup | None:
         """The group of a leaf; None: this process is none."""
+        from scannery.indexer.shard_groups import ShardGroup
+
         return ShardGroup.parse(self.group) if self.role == "leaf" else None
 
     @property
@@ -174,7 +205,7 @@ class ServerConfig(ListenConfig):
         if not self.group:
             raise ConfigError("group: a leaf needs a group, such as 0/2 (--group)", field="group")
         try:
-            ShardGroup.parse(self.group)
+            _ = self.shard_group
         except ValueError as error:
             raise ConfigError(f"group: {error}", field="group") from error
         if self.keep_queries:
@@ -254,14 +285,20 @@ class EncoderConfig(ListenConfig):
     listen: str = "127.0.0.1:7078"
     """`host:port`; port 0 takes a free one."""
 
-    store: str = ""
-    """Folder or URI of a store, whose encoders are served; empty: none."""
+    store: str = option(
+        "", "Folder or bucket; the encoders of its indexes are served.", "--store -s", metavar="URI"
+    )
 
-    indexes: tuple[str, ...] = ()
-    """Names of the indexes whose encoders are served; empty: all."""
+    indexes: tuple[str, ...] = option(
+        (), "Only the encoder of this index; may be given several times.", "--index"
+    )
 
-    models: tuple[str, ...] = ()
-    """Further models to serve: names, or local folders."""
+    models: tuple[str, ...] = option(
+        (),
+        "Serve this model: a name, or a local folder; may be given several times.",
+        "--model",
+        metavar="MODEL",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -279,19 +316,20 @@ class MaintainConfig:
     store: str
     """Folder or URI of the store."""
 
-    indexes: tuple[str, ...] = ()
-    """Names of the indexes; empty: all."""
+    indexes: tuple[str, ...] = option((), "Maintain only this index; may be given several times.", "--index")
+    """Empty: all."""
 
     log: str = field(default="", repr=False)
     """Local folder with the mutation logs, or the URL of a database of PostgreSQL, which may have a password; empty:
     inside the store, if it is a local folder."""
 
-    fill_cache: bool | None = None
-    """Whether new segments are unpacked into the cache of this machine, for servers on it; None: if the store is a
-    local folder."""
+    fill_cache: bool | None = option(
+        None,
+        "Unpack new segments into the cache of this machine, for servers on it; by default if the store is a folder.",
+    )
 
-    metrics_listen: str = ""
-    """`host:port` of the metrics over HTTP; empty: none."""
+    metrics_listen: str = option("", "Serve Prometheus metrics here, at /metrics.", metavar="HOST:PORT")
+    """Empty: none."""
 
     check_every_s: float = 1.0
     """Seconds between two looks at the indexes."""

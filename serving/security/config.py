@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 from scannery.runtime.errors import ConfigError
+from scannery.runtime.options import option
 from scannery.runtime.paths import make_absolute
 
 __all__ = ["SecurityConfig"]
+
+
+_option = partial(option, panel="Security")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,36 +23,34 @@ class SecurityConfig:
     The server rereads files that change; while a file is unusable, its last valid content stays in force.
     """
 
-    keys_file: str = ""
-    """API keys, hashed (`scannery keys create`)."""
+    keys_file: str = _option(
+        "", "Require an API key from this file (scannery keys).", "--keys", metavar="FILE"
+    )
 
-    jwks_file: str = ""
-    """Public keys of the issuer of JSON Web Tokens, as a JWK set."""
+    jwks_file: str = _option(
+        "", "Require a JSON Web Token; file with the issuer's keys.", "--jwks", metavar="FILE"
+    )
+    """A JWK set."""
 
-    jwt_issuer: str = ""
-    """The `iss` that tokens must have."""
+    jwt_issuer: str = _option("", "Issuer of the tokens.", metavar="ISS")
 
-    jwt_audience: str = ""
-    """The `aud` that tokens must have."""
+    jwt_audience: str = _option("", "Audience of the tokens.", metavar="AUD")
 
-    tls_cert: str = ""
-    """Certificate chain of the server, PEM."""
+    tls_cert: str = _option("", "Certificate chain, PEM.", metavar="FILE")
 
-    tls_key: str = ""
-    """Private key of the certificate, PEM."""
+    tls_key: str = _option("", "Private key of the certificate, PEM.", metavar="FILE")
 
-    behind_tls: bool = False
-    """A proxy in front of the server (an ingress, a mesh) terminates TLS: credentials are accepted without a
-    certificate here."""
+    behind_tls: bool = _option(
+        False, "A proxy in front of this server ends TLS: accept keys over plain connections."
+    )
 
-    client_ca: str = ""
-    """Authorities of client certificates, PEM: callers must present a certificate that one of them signed (mTLS)."""
+    client_ca: str = _option("", "Require client certificates of this authority.", metavar="FILE")
+    """Callers must present one that an authority in the file signed (mTLS)."""
 
-    public_health: bool = True
-    """Answer `grpc.health.v1.Health/Check` for the whole server without credentials, for probes."""
+    public_health: bool = _option(True, "Answer health probes without credentials.")
+    """`grpc.health.v1.Health/Check` for the whole server."""
 
-    reflection: bool | None = None
-    """Serve gRPC reflection; None: only if the server requires no credentials."""
+    reflection: bool | None = _option(None, "Serve gRPC reflection; by default only without authentication.")
 
     def __post_init__(self) -> None:
         for field in fields(self):

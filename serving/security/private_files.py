@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from scannery.indexer.store.folder_backend import sync_folder
 from scannery.runtime.errors import ConfigError
 
 __all__ = ["Watched", "locked", "read_private", "replaced"]
@@ -100,6 +99,8 @@ def replaced(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
+        from scannery.indexer.store.folder_backend import sync_folder  # late: Arrow
+
         sync_folder(target.parent)
     except OSError as error:
         raise _cannot_change(path, error) from error

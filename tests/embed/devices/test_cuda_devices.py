@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 
-from scannery.cli.options import _checked_device
 from scannery.embed import DeviceError
 from scannery.embed.devices import cuda_devices
 from scannery.embed.devices.cuda_devices import NVML_CHECK, has_cuda, least_used, visible_devices
 from scannery.embed.devices.factory import device_kind
 from scannery.embed.reranker import _device as reranker_device
+from scannery.runtime.errors import ConfigError
+from scannery.serving import ServerConfig
 from scannery.serving.process.preload import _forks_well
 from tests.data import ROOT
 
@@ -151,13 +151,13 @@ def test_a_reranker_takes_the_gpu_of_the_encoder(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:0", "cuda:12", "xla"])
 def test_servers_take_a_gpu_by_its_number(name):
-    assert _checked_device(name) == name
+    assert ServerConfig(store="s", device=name).device == name
 
 
 @pytest.mark.parametrize("name", ["cuda:", "cuda:x", "cpu:1", "xla:0", "tpu"])
 def test_servers_refuse_other_devices(name):
-    with pytest.raises(typer.BadParameter, match="auto, cpu, cuda, cuda:N or xla"):
-        _checked_device(name)
+    with pytest.raises(ConfigError, match="device: must be auto, cpu, cuda, cuda:N or xla"):
+        ServerConfig(store="s", device=name)
 
 
 def test_what_others_put_in_the_place_of_the_folder_does_not_stop_a_process(tmp_path):

@@ -294,7 +294,7 @@ def test_a_restarted_server_is_found_again(own_server: PostgresServer) -> None:
     own_server.kill()
     with pytest.raises(LogUnavailableError) as failed:
         append(log, b"two")
-    assert failed.value.retry_after_s > 0
+    assert failed.value.retry_after_s
     with pytest.raises(LogUnavailableError, match="cannot be used now"):
         log.read(0)
     own_server.start()

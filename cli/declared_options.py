@@ -1,0 +1,92 @@
+"""Flags of a command from the options that a configuration declares, and the configuration from their values."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+
+import typer
+
+from scannery.runtime.options import Option, declared_options
+
+__all__ = ["configured", "option_values", "with_options"]
+
+ConfigT = TypeVar("ConfigT")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., None])
+
+
+def with_options(order: str, *configs: type) -> Callable[[FunctionT], FunctionT]:
+    """Return a decorator that gives a command flags for options of its configurations.
+
+    The command takes their values as further keyword arguments, for `configured`.
+
+    Args:
+        order: names of all parameters of the command, in the order of its help.
+        configs: dataclasses with options (`scannery.runtime.options`); of two with the same name the first counts.
+
+    """
+    declared = {name: flag for config in reversed(configs) for name, flag in _parameters(config)}
+
+    def decorate(command: FunctionT) -> FunctionT:
+        signature = inspect.signature(command, eval_str=True)
+        known = declared | {parameter.name: parameter for parameter in signature.parameters.values()}
+        parameters = [known[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in order.split()]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def configured(config: type[ConfigT], given: Mapping[str, Any], **others: Any) -> ConfigT:
+    """Return a configuration with the values of flags by their parameters, and other fields by their names."""
+    return config(**(option_values(config, given) | others))
+
+
+def option_values(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of options by their fields, from the values of flags by their parameters."""
+    values = {}
+    for name, (its, option) in declared_options(config).items():
+        parameter = _parameter_name(name, option)
+        if option.help and parameter in given:
+            value = given[parameter]
+            values[name] = tuple(value or ()) if its.default == () else value
+            if option.unit != 1:
+                values[name] *= option.unit
+    return values
+
+
+def _parameters(config: type) -> Iterator[tuple[str, inspect.Parameter]]:
+    types = get_type_hints(config)
+    for name, (its, option) in declared_options(config).items():
+        if not option.help:
+            continue
+        parameter = _parameter_name(name, option)
+        flags = option.flag.split() or [f"--{name.replace('_', '-')}"]
+        kind: Any = types[name]
+        default: Any = its.default
+        if get_origin(kind) is tuple:
+            kind, default = list[str] | None, None
+        if option.unit != 1:
+            default //= option.unit
+        if default is True or kind == bool | None:
+            flags[0] += f"/--no-{flags[0][2:]}"
+        info = typer.Option(
+            *flags,
+            help=option.help,
+            metavar=option.metavar,
+            rich_help_panel=option.panel,
+            show_default=default is not None,
+            # Other ranges are those of the configuration, which names its field.
+            min=None if option.unit == 1 else option.least,
+        )
+        yield (
+            parameter,
+            inspect.Parameter(
+                parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+            ),
+        )
+
+
+def _parameter_name(field: str, option: Option) -> str:
+    return option.flag.split(" ")[0].removeprefix("--").replace("-", "_") or field
