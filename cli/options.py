@@ -5,29 +5,27 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scannery.cli.declared_options import configured, option_values
 from scannery.client import Client, connect
 from scannery.client.transport.credentials import ConnectOptions
 from scannery.live.log.location import LOG_VARIABLE, LogRoot, log_root_of
 
 if TYPE_CHECKING:
-    from scannery.indexer.contents import ContentsReader
     from scannery.serving.config import VertexConfig
 
 __all__ = [
-    "AddressOption",
-    "ContentsOption",
     "FieldsOption",
     "IndexOption",
     "JsonOption",
     "LogJsonOption",
     "LogOption",
     "ModelOption",
-    "PrivateOption",
     "ServedStoreOption",
     "StoreOption",
     "TargetOption",
@@ -162,24 +160,6 @@ VertexOption = Annotated[
     bool,
     _option("--vertex", help="Answer the managed service's gRPC APIs on the same port (docs/vertex.md)."),
 ]
-AddressOption = Annotated[
-    str,
-    _option(metavar="HOST:PORT", help="The address that its clients are told; default: that of the server."),
-]
-ContentsOption = Annotated[
-    list[str] | None,
-    _option(
-        metavar="URI",
-        help="Folder below which requests may name folders to read and to write; may be given several times.",
-    ),
-]
-PrivateOption = Annotated[
-    str,
-    _option(
-        metavar="HOST:PORT",
-        help="Answer the API of private endpoints here, without TLS; its clients use port 10000.",
-    ),
-]
 ModelOption = Annotated[
     list[str] | None,
     _option(
@@ -196,24 +176,18 @@ TlsDevOption = Annotated[
 ]
 
 
-def vertex_config(**given: Any) -> VertexConfig | None:
-    """Return the configuration from the options, by their names; None without --vertex."""
+def vertex_config(models: list[str] | None, given: Mapping[str, Any], *, vertex: bool) -> VertexConfig | None:
+    """Return the configuration from the values of flags; None without --vertex."""
     from scannery.serving.config import VertexConfig
 
-    names = ("vertex_address", "vertex_contents", "vertex_private", "vertex_model")
-    if not given["vertex"]:
-        for name in names:
-            if given[name]:
-                raise typer.BadParameter(f"--{name.replace('_', '-')} needs --vertex")
+    values = option_values(VertexConfig, given)
+    if not vertex:
+        for name, value in (values | {"model": models}).items():
+            if value:
+                raise typer.BadParameter(f"--vertex-{name} needs --vertex")
         return None
-    contents = tuple(given["vertex_contents"] or ())
-    return VertexConfig(
-        address=given["vertex_address"],
-        private=given["vertex_private"],
-        contents=contents,
-        models=_models(given["vertex_model"] or []),
-        **(_readers() if contents else {}),
-    )
+    readers = _readers() if values["contents"] else {}
+    return configured(VertexConfig, given, models=_models(models or []), **readers)
 
 
 def development_certificate(folder: str, **given: Any) -> dict[str, str]:
@@ -227,7 +201,7 @@ def development_certificate(folder: str, **given: Any) -> dict[str, str]:
     return {"tls_cert": str(certificate), "tls_key": str(key)}
 
 
-def _readers() -> dict[str, ContentsReader]:
+def _readers() -> dict[str, Any]:
     # Servers do not import pipelines: what they read of them is given to them here.
     from scannery.pipelines.sources.managed.managed_contents import read_contents, read_json_lines
 

@@ -12,7 +12,7 @@ from scannery.cli.declared_options import configured, option_values, with_option
 from scannery.cli.lazy_commands import uncollected
 from scannery.cli.options import LogOption
 from scannery.live.log.location import LOG_VARIABLE
-from scannery.serving.config import LeavesConfig, RemoteConfig, ServerConfig
+from scannery.serving.config import LeavesConfig, RemoteConfig, ServerConfig, VertexConfig
 from scannery.serving.security.config import SecurityConfig
 
 __all__ = ["serve"]
@@ -31,6 +31,7 @@ _ENCODER = "Encoder process"
     SecurityConfig,
     RemoteConfig,
     LeavesConfig,
+    VertexConfig,
 )
 def serve(
     store: options.ServedStoreOption,
@@ -54,9 +55,6 @@ def serve(
     ] = "",
     log_json: options.LogJsonOption = False,
     vertex: options.VertexOption = False,
-    vertex_address: options.AddressOption = "",
-    vertex_contents: options.ContentsOption = None,
-    vertex_private: options.PrivateOption = "",
     vertex_model: options.ModelOption = None,
     tls_dev: options.TlsDevOption = "",
     **given: Any,
@@ -83,12 +81,6 @@ def serve(
         security=configured(SecurityConfig, given),
         log=log or os.environ.get(LOG_VARIABLE, ""),
         encoder=configured(RemoteConfig, given, address=encoder) if encoder else None,
-        vertex=options.vertex_config(
-            vertex=vertex,
-            vertex_address=vertex_address,
-            vertex_contents=vertex_contents,
-            vertex_private=vertex_private,
-            vertex_model=vertex_model,
-        ),
+        vertex=options.vertex_config(vertex_model, given, vertex=vertex),
     )
     run(config, workers=options.worker_count(workers), ready=options.announce)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import Literal
 
+from scannery.indexer.contents import ContentsReader
+from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.options import option
@@ -21,11 +24,6 @@ from scannery.serving.config.listen import (
     split_address,
 )
 
-# Not here: `--help` of commands reads the options, and the indexer takes a second.
-if TYPE_CHECKING:
-    from scannery.indexer.contents import ContentsReader
-    from scannery.indexer.shard_groups import ShardGroup, Shards
-
 __all__ = ["ALL_COLD", "EncoderConfig", "MaintainConfig", "ServerConfig", "VertexConfig"]
 
 
@@ -34,20 +32,34 @@ ALL_COLD = ("*", "all")
 
 _ROLES = ("all", "leaf", "root")
 _CLUSTER = "Cluster"
+_vertex_option = partial(option, panel="Clients of the managed service")
 
 
 @dataclass(frozen=True, kw_only=True)
 class VertexConfig:
     """Options of the managed service's APIs. Raises ConfigError."""
 
-    address: str = ""
-    """`host:port` that clients are told for queries; empty: that of the server."""
+    address: str = _vertex_option(
+        "",
+        "The address that its clients are told; default: that of the server.",
+        "--vertex-address",
+        metavar="HOST:PORT",
+    )
 
-    private: str = ""
-    """`host:port` of the private endpoint, without TLS; clients use port 10000. Empty: none."""
+    private: str = _vertex_option(
+        "",
+        "Answer the API of private endpoints here, without TLS; its clients use port 10000.",
+        "--vertex-private",
+        metavar="HOST:PORT",
+    )
 
-    contents: tuple[str, ...] = ()
-    """Folders and bucket prefixes below which requests may name folders of contents, and folders for results."""
+    contents: tuple[str, ...] = _vertex_option(
+        (),
+        "Folder below which requests may name folders to read and to write; may be given several times.",
+        "--vertex-contents",
+        metavar="URI",
+    )
+    """Also prefixes of buckets."""
 
     models: Mapping[str, str] = field(default_factory=dict)
     """The encoder that each of the service's models stands for: a name, or a local folder."""
@@ -166,15 +178,11 @@ class ServerConfig(ListenConfig):
     @property
     def shards(self) -> Shards | None:
         """The shards that this process opens; None: all."""
-        from scannery.indexer.shard_groups import NO_SHARDS
-
         return NO_SHARDS if self.role == "root" else self.shard_group
 
     @property
     def shard_group(self) -> ShardGroup | None:
         """The group of a leaf; None: this process is none."""
-        from scannery.indexer.shard_groups import ShardGroup
-
         return ShardGroup.parse(self.group) if self.role == "leaf" else None
 
     @property

@@ -87,4 +87,4 @@ def test_values_outside_of_the_range_are_refused(flags: tuple[str, str]) -> None
 @pytest.mark.system
 def test_the_options_of_servers_are_read_without_the_engine() -> None:
     loaded = imported_modules("import scannery.serving.config")
-    assert not {"numpy", "pyarrow", "grpc", "scannery.indexer"} & loaded
+    assert not {"numpy", "pyarrow", "grpc", "pydantic"} & loaded
