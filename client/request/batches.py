@@ -35,7 +35,11 @@ QueryStream: TypeAlias = Iterable[QueryLike] | np.ndarray
 
 MAX_BATCH_HITS = 100_000
 MAX_BATCH = 1000
+MAX_BATCH_BYTES = 16 << 20
+"""About the bytes of the datapoints of one write; a server takes 64 MiB."""
 MAX_IN_FLIGHT = 64
+_MAX_DEPTH = 8
+"""Values that are nested deeper are not measured: one may contain itself, which is refused later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +133,35 @@ def _cut_queries(queries: QueryStream, size: int) -> Iterator[Any]:
 def _cut_writes(points: Iterable[Any], size: int, first: int = 0) -> Iterator[WriteBatch]:
     batch: list[Any] = []
     ids: set[str] = set()
+    batch_bytes = 0
     for point in points:
-        own = _ids(point)
-        if batch and (len(batch) >= size or not ids.isdisjoint(own)):
+        own, point_bytes = _ids(point), _bytes_of(point)
+        is_full = len(batch) >= size or batch_bytes + point_bytes > MAX_BATCH_BYTES
+        if batch and (is_full or not ids.isdisjoint(own)):
             yield WriteBatch(batch, first, frozenset(ids))
             first += len(batch)
-            batch, ids = [], set()
+            batch, ids, batch_bytes = [], set(), 0
         batch.append(point)
         ids |= own
+        batch_bytes += point_bytes
     if batch:
         yield WriteBatch(batch, first, frozenset(ids))
+
+
+def _bytes_of(value: Any, depth: int = 0) -> int:
+    """Return about the bytes of a value in a request, rather too many than too few."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else 4 * len(value)
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if depth < _MAX_DEPTH and isinstance(value, Mapping):
+        return sum(_bytes_of(key, depth + 1) + _bytes_of(each, depth + 1) for key, each in value.items())
+    if depth < _MAX_DEPTH and isinstance(value, (list, tuple)):
+        is_vector = bool(value) and isinstance(value[0], (int, float))
+        return 8 * len(value) if is_vector else sum(_bytes_of(each, depth + 1) for each in value)
+    return 8
 
 
 def _ids(point: Any) -> set[str]:

@@ -12,6 +12,7 @@ import pytest
 
 import scannery
 from scannery.client import NotWritten
+from scannery.client.request.batches import write_batches
 from tests.served import DIMENSIONS, copied, serving
 
 VECTORS = np.random.default_rng(2).normal(size=(500, DIMENSIONS)).astype(np.float32)
@@ -40,6 +41,36 @@ def test_any_number_of_datapoints_is_written(store: Path, remote: bool) -> None:
         found = index.get([f"p{i}" for i in range(500)])
         assert [point and point.attributes["year"] for point in found] == list(range(500))
         assert index.upsert_many([]).written == 0
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("wire", ["gRPC", "HTTP"])
+def test_large_datapoints_are_written_in_bodies_that_a_server_takes(store: Path, wire: str) -> None:
+    large: list[Any] = [
+        {**each, "text": f"{i} " * 200_000, "payload": {"x": ["é" * 400_000]}}
+        for i, each in enumerate(points(60))
+    ]
+    with serving(store) as server:
+        target = server.address if wire == "gRPC" else f"http://127.0.0.1:{server.http_port}"
+        with scannery.connect(target) as client:
+            assert client.index("library").upsert_many(large).written == 60
+
+
+@pytest.mark.parametrize(
+    ("large", "sizes"),
+    [
+        ({"text": "a" * (6 << 20)}, [2, 2, 1]),
+        ({"title": "é" * (1 << 20)}, [3, 2]),
+        ({"vector": np.zeros(3 << 19)}, [1] * 5),
+        ({"vector": [0.0] * (3 << 18)}, [2, 2, 1]),
+        ({"payload": {"a": [{"b": "c" * (9 << 20)}]}}, [1] * 5),
+        ({"text": "a" * (20 << 20)}, [1] * 5),
+        ({"payload": {"few": "bytes"}}, [5]),
+    ],
+)
+def test_batches_are_bounded_in_bytes(large: dict[str, Any], sizes: list[int]) -> None:
+    batches = write_batches(({"id": str(i), **large} for i in range(5)), 1000, 1, "raise")
+    assert [len(each.points) for each in batches] == sizes
 
 
 @pytest.mark.system
