@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from scannery.serving.config import VertexConfig
 
 __all__ = [
+    "ClusterNameOption",
     "FieldsOption",
     "IndexOption",
     "JsonOption",
     "LogJsonOption",
     "LogOption",
     "ModelOption",
+    "RayOption",
     "ServedStoreOption",
     "StoreOption",
     "TargetOption",
@@ -156,6 +158,11 @@ def _option(*names: str, **options: Any) -> Any:
     return typer.Option(*names, rich_help_panel=_VERTEX_PANEL, **options)
 
 
+RayOption = Annotated[
+    str,
+    typer.Option("--ray", metavar="ADDRESS", help="Head of Ray, `host:port`, or `auto` on one of its nodes."),
+]
+ClusterNameOption = Annotated[str, typer.Option("--name", help="Name of the cluster; Ray may have several.")]
 VertexOption = Annotated[
     bool,
     _option("--vertex", help="Answer the managed service's gRPC APIs on the same port (docs/vertex.md)."),

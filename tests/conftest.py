@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.tools.affected import affected_tests, changed_files
+from tests.tools.metadata import bring_up_to_date
 
 if TYPE_CHECKING:
     from tests.live.log.postgres_server import PostgresServer
@@ -32,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--since", metavar="REVISION", help="run only the files that changes since then can affect"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let servers of this checkout find its bridges; workers of pytest-xdist leave that to the first process."""
+    if not hasattr(config, "workerinput"):
+        bring_up_to_date(config.rootpath)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

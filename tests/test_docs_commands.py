@@ -89,6 +89,7 @@ SLOW = {
 """Pages that only `make test-long` runs, each with the reason."""
 
 ELSEWHERE = {
+    "docs/bridges.md": "tests/bridges/test_door.py installs its package, and asks a server",
     "docs/adapters.md": "needs frameworks; tests/bridges has them (`make test-clients`)",
     "docs/cluster.md": "tests/cluster starts the same processes, and kills them",
     "docs/operations/cluster-runbook.md": "needs a cluster that fails; tests/cluster kills and stops its processes",

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "embed": {"runtime"},
     "indexer": {"runtime"},
     "live": {"embed", "indexer", "runtime"},
-    "serving": {"bridges", "embed", "indexer", "live", "runtime", "v1", "vertex"},
+    "serving": {"embed", "indexer", "live", "runtime", "v1", "vertex"},
     "pipelines": {"embed", "indexer", "runtime"},
     "client": {"runtime", "v1"},
     "bridges": {
@@ -39,7 +39,7 @@ MAY_IMPORT = {
         "v1",
         "vertex",
     },
-    "cli": {"bridges", "cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1"},
+    "cli": {"cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1"},
 }
 LAZY = {("client", "serving"), ("client", "indexer")}
 

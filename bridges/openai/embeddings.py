@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
-from google.protobuf.message import Message
 from grpc import StatusCode
 
 from scannery.indexer.strict_json import strict_json
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
+from scannery.serving.bridging import HttpCall, HttpHead, RefusedError
 from scannery.serving.contract import EMBED, LIST_ENCODERS
-from scannery.serving.transport.http.connect import HTTP_STATUS
-from scannery.serving.transport.http.head import JSON, Head, RefusedError
 from scannery.v1 import embedding_pb2 as pb
 
-__all__ = ["EMBEDDINGS", "MODELS", "Call", "call_of", "error_answer", "is_path", "methods_of"]
+__all__ = ["EMBEDDINGS", "MODELS", "EmbeddingsApi"]
 
 EMBEDDINGS = "/v1/embeddings"
 MODELS = "/v1/models"
+_JSON = "application/json"
 
 _KINDS = {"query": pb.TEXT_KIND_QUERY, "document": pb.TEXT_KIND_DOCUMENT, "passage": pb.TEXT_KIND_DOCUMENT}
 _FORMATS = ("float", "base64")
@@ -36,49 +35,60 @@ _TOKENS = (
 )
 
 
-class Call(Protocol):
-    """A request of this API, as a call of an RPC method."""
+class EmbeddingsApi:
+    """The paths of the API; all that begin with `/v1/` are answered in its form."""
 
-    path: str
-    """Of the method."""
+    prefix = "/v1/"
 
-    def request(self, data: bytes) -> Message:
-        """Return the request of the method for a body; raises InvalidRequestError."""
+    def methods(self, path: str) -> tuple[str, ...]:
+        """Return the HTTP methods that a path of this API has; empty: the server does not have it."""
+        if path == EMBEDDINGS:
+            return ("POST",)
+        return ("GET", "HEAD") if path == MODELS or path.startswith(f"{MODELS}/") else ()
 
-    def answer(self, response: bytes) -> bytes:
-        """Return the body of the answer for the serialised response of the method."""
+    def call(self, head: HttpHead) -> HttpCall:
+        """Return the call for a head with a method that its path has.
 
+        Raises:
+            RefusedError: the body is not JSON.
 
-def is_path(path: str) -> bool:
-    """Return whether a path is of this API, also of what this server does not have of it."""
-    return path.startswith("/v1/")
+        """
+        if head.path != EMBEDDINGS:
+            return _Models(unquote(head.path[len(MODELS) + 1 :]))
+        if not head.json:
+            raise RefusedError(415, StatusCode.INVALID_ARGUMENT, f"content-type: must be {_JSON}")
+        return _Embeddings()
 
+    def error(self, status: int, code: StatusCode, message: str, field: str) -> tuple[int, bytes]:
+        """Return the HTTP status and the body of an error.
 
-def methods_of(path: str) -> tuple[str, ...]:
-    """Return the HTTP methods that a path of this API has; empty: the server does not have it."""
-    if path == EMBEDDINGS:
-        return ("POST",)
-    return ("GET", "HEAD") if path == MODELS or path.startswith(f"{MODELS}/") else ()
+        Args:
+            status: that of this server.
+            code: of the error.
+            message: of the error; it begins with the field of the call, if it is about one.
+            field: of the call; empty: none.
 
-
-def call_of(head: Head) -> Call:
-    """Return the call for a head with a method that its path has.
-
-    Raises:
-        RefusedError: the body is not JSON.
-
-    """
-    if head.path != EMBEDDINGS:
-        return _Models(unquote(head.path[len(MODELS) + 1 :]))
-    if not head.json:
-        raise RefusedError(415, StatusCode.INVALID_ARGUMENT, f"content-type: must be {JSON}")
-    return _Embeddings()
+        """
+        param = f"input{field[len('texts') :]}" if field.startswith("texts") else field
+        if param != field:
+            message = f"{param}{message.removeprefix(field)}"
+        kind, name = "invalid_request_error", None
+        if code is StatusCode.FAILED_PRECONDITION and field == "model":
+            status, name = 404, "model_not_found"
+        elif code is StatusCode.UNAUTHENTICATED:
+            name = "invalid_api_key"
+        elif status == 429:
+            kind, name = "rate_limit_error", "rate_limit_exceeded"
+        elif status >= 500:
+            kind = "server_error"
+        error = {"message": message, "type": kind, "param": param or None, "code": name}
+        return status, _json({"error": error})
 
 
 class _Embeddings:
     """Texts to vectors."""
 
-    path = EMBED
+    path, content_type = EMBED, _JSON
 
     def __init__(self) -> None:
         self._model, self._format = "", "float"
@@ -125,7 +135,7 @@ class _Embeddings:
 class _Models:
     """The encoders that the caller can see, by the names of their models, or one of them."""
 
-    path = LIST_ENCODERS
+    path, content_type = LIST_ENCODERS, _JSON
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -144,34 +154,6 @@ class _Models:
         if self._name not in models:
             raise EncoderUnavailableError(f"there is no model {self._name!r:.100}", field="model")
         return _json(models[self._name])
-
-
-def error_answer(
-    code: StatusCode, message: str, field: str = "", *, status: int | None = None
-) -> tuple[int, bytes]:
-    """Return the HTTP status and the body of an error.
-
-    Args:
-        status: that of HTTP, if it does not follow from the code.
-        code: of the error.
-        message: of the error; it begins with the field of the call, if it is about one.
-        field: of the call; empty: none.
-
-    """
-    param = f"input{field[len('texts') :]}" if field.startswith("texts") else field
-    if param != field:
-        message = f"{param}{message.removeprefix(field)}"
-    status, kind, name = status or HTTP_STATUS[code], "invalid_request_error", None
-    if code is StatusCode.FAILED_PRECONDITION and field == "model":
-        status, name = 404, "model_not_found"
-    elif code is StatusCode.UNAUTHENTICATED:
-        name = "invalid_api_key"
-    elif status == 429:
-        kind, name = "rate_limit_error", "rate_limit_exceeded"
-    elif status >= 500:
-        kind = "server_error"
-    error = {"message": message, "type": kind, "param": param or None, "code": name}
-    return status, _json({"error": error})
 
 
 def _body(data: bytes) -> dict[str, Any]:

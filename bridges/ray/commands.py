@@ -9,8 +9,9 @@ import typer
 from rich.table import Table
 
 from scannery.cli.declared_options import option_values, with_options
-from scannery.cli.options import LogOption
+from scannery.cli.options import ClusterNameOption, LogOption, RayOption
 from scannery.cli.output import console
+from scannery.runtime.errors import UnavailableError
 from scannery.serving.config import LeavesConfig
 
 if TYPE_CHECKING:
@@ -19,13 +20,8 @@ if TYPE_CHECKING:
     from scannery.bridges.ray.places import Slot
     from scannery.bridges.ray.ray_actors import ActorState
 
-__all__ = ["NameOption", "RayOption", "as_json", "autoscale", "down", "processes", "up"]
+__all__ = ["Processes", "autoscale", "down", "running", "up"]
 
-RayOption = Annotated[
-    str,
-    typer.Option("--ray", metavar="ADDRESS", help="Head of Ray, `host:port`, or `auto` on one of its nodes."),
-]
-NameOption = Annotated[str, typer.Option("--name", help="Name of the cluster; Ray may have several.")]
 _WAITS = "waits for a node"
 _LEAST_CPUS = 0.0001
 """What Ray can reserve: it counts in parts of this size."""
@@ -44,7 +40,7 @@ def up(
     groups: Annotated[int, typer.Option(help="Number of groups of shards.", min=1)],
     rows: Annotated[int, typer.Option(help="Leaves of each group, on different nodes if there are enough.", min=1)] = 2,
     roots: Annotated[int, typer.Option(help="Number of roots.", min=1)] = 2,
-    name: NameOption = "default",
+    name: ClusterNameOption = "default",
     log: LogOption = "",
     port: Annotated[
         int, typer.Option(help="Port of roots; with 0, each takes a free one. Leaves take free ones.", min=0, max=65535)
@@ -71,10 +67,10 @@ def up(
     root = ServeOptions(store=store, log=log, arguments=root_arguments, cpus=root_cpus, port=port)
     with RayCluster(ray, name) as cluster:
         cluster.up(shape, leaf=leaf, root=root, timeout_s=timeout, report=_report)
-        console().print(processes(cluster.states()))
+        console().print(Processes(cluster.states()).table())
 
 
-def down(ray: RayOption, name: NameOption = "default") -> None:
+def down(ray: RayOption, name: ClusterNameOption = "default") -> None:
     """End the processes of a cluster on Ray when their requests have ended."""
     from scannery.bridges.ray.ray_cluster import RayCluster
 
@@ -91,7 +87,7 @@ def autoscale(
     ray: RayOption,
     max_rows: Annotated[int, typer.Option(help="Most leaves of each group.", min=1)],
     min_rows: Annotated[int, typer.Option(help="Fewest leaves of each group.", min=1)] = 2,
-    name: NameOption = "default",
+    name: ClusterNameOption = "default",
     target_load: Annotated[
         float,
         typer.Option(
@@ -123,27 +119,58 @@ def autoscale(
     raise typer.Exit(follow_load(config))
 
 
-def processes(states: Mapping[Slot, ActorState | None]) -> Table:
-    """Return a table of what runs."""
-    table = Table("process", "address", "node", "starts", "problem")
-    for slot, state in sorted(states.items()):
-        table.add_row(str(slot), *(_columns(state) if state is not None else ("–", "–", "–", _WAITS)))
-    return table
+class Processes:
+    """The processes of a cluster, as far as Ray knows them."""
+
+    def __init__(self, states: Mapping[Slot, ActorState | None]) -> None:
+        """Show them.
+
+        Args:
+            states: of the processes by place; None: it waits for a node.
+
+        """
+        self._states = states
+
+    @property
+    def target(self) -> str:
+        """Addresses of the leaves; empty: none serves."""
+        return ",".join(
+            state.address
+            for slot, state in self._states.items()
+            if slot.team.groups and state and state.address
+        )
+
+    def table(self) -> Table:
+        """Return a table of what runs."""
+        table = Table("process", "address", "node", "starts", "problem")
+        for slot, state in sorted(self._states.items()):
+            table.add_row(str(slot), *(_columns(state) if state is not None else ("–", "–", "–", _WAITS)))
+        return table
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return what runs, for programs."""
+        return [
+            {
+                "process": str(slot),
+                "address": state.address if state is not None else "",
+                "node": state.node if state is not None else "",
+                "pid": state.process.pid if state is not None else 0,
+                "starts": state.process.starts if state is not None else 0,
+                "problem": state.process.problem if state is not None else _WAITS,
+            }
+            for slot, state in sorted(self._states.items())
+        ]
 
 
-def as_json(states: Mapping[Slot, ActorState | None]) -> list[dict[str, Any]]:
-    """Return what runs, for programs."""
-    return [
-        {
-            "process": str(slot),
-            "address": state.address if state is not None else "",
-            "node": state.node if state is not None else "",
-            "pid": state.process.pid if state is not None else 0,
-            "starts": state.process.starts if state is not None else 0,
-            "problem": state.process.problem if state is not None else _WAITS,
-        }
-        for slot, state in sorted(states.items())
-    ]
+def running(ray: str, name: str) -> Processes:
+    """Return the processes of a cluster on Ray; raises UnavailableError if there are none."""
+    from scannery.bridges.ray.ray_cluster import RayCluster
+
+    with RayCluster(ray, name) as cluster:
+        states = cluster.states()
+    if not states:
+        raise UnavailableError(f"no cluster {name} runs on Ray", retry_after_s=1)
+    return Processes(states)
 
 
 def _columns(state: ActorState) -> tuple[str, ...]:

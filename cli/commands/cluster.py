@@ -6,33 +6,52 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from scannery.bridges.ray import commands as placement
 from scannery.cli.declared_options import configured, with_options
 from scannery.cli.errors import NO
-from scannery.cli.options import JsonOption
+from scannery.cli.lazy_commands import LazyCommand, LazyGroup
+from scannery.cli.options import ClusterNameOption, JsonOption, RayOption
 from scannery.cli.output import console, print_json
 from scannery.serving.config import LeavesConfig
 
 if TYPE_CHECKING:
-    from scannery.bridges.ray.places import Slot
-    from scannery.bridges.ray.ray_actors import ActorState
     from scannery.serving.leaves.groups import LeafGroups, LeafInfo
     from scannery.serving.leaves.leaf import IndexState
 
 __all__ = ["cluster_app", "disagreements", "indexes_of", "unopened"]
 
+_RAY = "scannery.bridges.ray.commands"
+
+
+class _Commands(LazyGroup):
+    """The commands of the bridge to Ray, which is imported when one of them runs."""
+
+    TABLE: ClassVar[Mapping[str, LazyCommand]] = {
+        "up": LazyCommand(
+            f"{_RAY}:up",
+            "Start a cluster on Ray, or give a running one other numbers of groups, rows and roots, while it answers.",
+        ),
+        "autoscale": LazyCommand(
+            f"{_RAY}:autoscale",
+            "Add and remove rows of a cluster on Ray with its load, until SIGTERM or Ctrl-C.",
+        ),
+        "down": LazyCommand(
+            f"{_RAY}:down", "End the processes of a cluster on Ray when their requests have ended."
+        ),
+    }
+
+
 cluster_app = typer.Typer(
-    no_args_is_help=True, help="Show the leaves of a cluster; start and end clusters on Ray."
+    cls=_Commands,
+    no_args_is_help=True,
+    help="Show the leaves of a cluster; start and end clusters on Ray.",
 )
-cluster_app.command(no_args_is_help=True)(placement.up)
-cluster_app.command(no_args_is_help=True)(placement.autoscale)
-cluster_app.command(no_args_is_help=True)(placement.down)
 
 _POLL_S = 0.02
 
@@ -66,8 +85,8 @@ def status(
             help="Leaves: `host:port,host:port`, `dns:///name:port`, or `file:///path` with one a line.",
         ),
     ] = "",
-    ray: placement.RayOption = "",
-    name: placement.NameOption = "default",
+    ray: RayOption = "",
+    name: ClusterNameOption = "default",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time in which leaves have to answer.", min=0)
     ] = 3.0,
@@ -79,8 +98,8 @@ def status(
 
     if bool(leaves) == bool(ray):
         raise typer.BadParameter("give either --leaves or --ray")
-    processes = _processes(ray, name) if ray else {}
-    if processes and not (leaves := _target(processes)):
+    processes = import_module(_RAY).running(ray, name) if ray else None
+    if processes is not None and not (leaves := processes.target):
         _tell_unserved(processes, as_json=as_json)
     groups = LeafGroups(configured(LeavesConfig, given, target=leaves))
     try:
@@ -95,10 +114,10 @@ def status(
     problems += unopened(leaf for leaf in found if leaf.groups == count)
     if as_json:
         told = _as_json(found, indexes, problems, ready=ready, groups=count)
-        print_json(told | ({"processes": placement.as_json(processes)} if ray else {}))
+        print_json(told | ({"processes": processes.as_json()} if processes is not None else {}))
     else:
-        if ray:
-            console().print(placement.processes(processes))
+        if processes is not None:
+            console().print(processes.table())
         _print(found, indexes, problems)
     if not ready:
         raise typer.Exit(NO)
@@ -153,34 +172,14 @@ def _index(name: str, by_group: Mapping[int, Sequence[IndexState]]) -> IndexStat
     )
 
 
-def _processes(ray: str, name: str) -> Mapping[Slot, ActorState | None]:
-    """Return the processes of a cluster on Ray; raises UnavailableError if there are none."""
-    from scannery.bridges.ray.ray_cluster import RayCluster
-    from scannery.runtime.errors import UnavailableError
-
-    with RayCluster(ray, name) as cluster:
-        found = cluster.states()
-    if not found:
-        raise UnavailableError(f"no cluster {name} runs on Ray", retry_after_s=1)
-    return found
-
-
-def _target(processes: Mapping[Slot, ActorState | None]) -> str:
-    """Return the addresses of the leaves among these; empty if none serves."""
-    leaves = [
-        state.address for slot, state in processes.items() if slot.team.groups and state and state.address
-    ]
-    return ",".join(leaves)
-
-
-def _tell_unserved(processes: Mapping[Slot, ActorState | None], *, as_json: bool) -> NoReturn:
+def _tell_unserved(processes: Any, *, as_json: bool) -> NoReturn:
     """Show processes of which no leaf serves, and end."""
     problem = "no leaf of this cluster serves"
     if as_json:
         told = _as_json([], [], [problem], ready=False, groups=0)
-        print_json(told | {"processes": placement.as_json(processes)})
+        print_json(told | {"processes": processes.as_json()})
     else:
-        console().print(placement.processes(processes))
+        console().print(processes.table())
         console().print(problem)
     raise typer.Exit(NO)
 

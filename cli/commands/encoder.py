@@ -14,8 +14,8 @@ __all__ = ["encoder"]
 
 
 @with_options(
-    "store index model listen workers device drain http metrics_listen cached_queries memory_budget log_json keys jwks "
-    "jwt_issuer jwt_audience tls_cert tls_key behind_tls client_ca public_health reflection insecure",
+    "store index model listen workers device drain http metrics_listen cached_queries memory_budget bridges log_json "
+    "keys jwks jwt_issuer jwt_audience tls_cert tls_key behind_tls client_ca public_health reflection insecure",
     EncoderConfig,
     SecurityConfig,
 )

@@ -145,6 +145,13 @@ class ListenConfig:
     metrics_listen: str = option("", "Serve Prometheus metrics here, at /metrics.", metavar="HOST:PORT")
     """Without authentication; empty: none."""
 
+    bridges: str = option(
+        "all",
+        "Bridges to load, APIs of others on this server (docs/bridges.md): `all` that are installed, `none`, or names "
+        "with commas.",
+        metavar="NAMES",
+    )
+
     drain_s: float = option(
         10.0, "Time for running requests to finish after a stop.", "--drain", metavar="SECONDS", most=3600
     )
@@ -187,6 +194,14 @@ class ListenConfig:
         if not 1 <= self.threads <= 1024:
             raise ConfigError(f"threads: must be 1 to 1024, got {self.threads}", field="threads")
         check_ranges(self)
+
+    @property
+    def bridge_names(self) -> frozenset[str] | None:
+        """Names of the bridges to load; None: all that are installed."""
+        if self.bridges == "all":
+            return None
+        names = {name.strip() for name in self.bridges.split(",")}
+        return frozenset(names - {"", "none"})
 
     @property
     def buffer_bytes(self) -> int:

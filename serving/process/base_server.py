@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 
 from typing_extensions import Self
 
+from scannery.serving.bridging.bridges import Bridges
 from scannery.serving.config import ListenConfig, WorkerContext
 from scannery.serving.scheduling.admission import with_reserve
 from scannery.serving.scheduling.affinity import on_core
@@ -48,7 +49,7 @@ class BaseServer:
         context: WorkerContext,
         offer: Offer = lambda index, queries, request_of: None,
         private: ListenConfig | None = None,
-        private_methods: Collection[str] = (),
+        bridges: Bridges | None = None,
     ) -> None:
         """Prepare; `start` binds the ports.
 
@@ -59,9 +60,11 @@ class BaseServer:
             context: of the worker that this process is.
             offer: called with each answered search: its index, its number of queries, and a function that returns it.
             private: options of another gRPC port; None: there is none.
-            private_methods: paths of the methods that are served there, and no others.
+            bridges: APIs of others; None: there are none. The server closes them.
 
         """
+        self._bridges = bridges = bridges or Bridges()
+        methods = bridges.added_to(methods)
         self.address = config.listen
         """gRPC address; has the actual port after `start`."""
         self.metrics = ServerMetrics()
@@ -79,7 +82,7 @@ class BaseServer:
         self.admission = admission = self._lifecycle.admission
         self._health = Health()
         self._http = HttpEndpoint(
-            self._lifecycle, self._authorizer, self._threads, config, context, self._health
+            self._lifecycle, self._authorizer, self._threads, config, context, self._health, bridges
         )
         self._grpc = GrpcServer(
             self._lifecycle, self._authorizer, self._threads, config, health=self._health,
@@ -90,7 +93,8 @@ class BaseServer:
             self._private = GrpcServer(
                 self._lifecycle,
                 Authorizer(
-                    authenticator, lambda path: methods.scope_of(path) if path in private_methods else None
+                    authenticator,
+                    lambda path: methods.scope_of(path) if path in bridges.private_methods else None,
                 ),
                 self._threads, private, health=self._health, services=(), share_port=context.share_port,
             )  # fmt: skip
@@ -142,6 +146,7 @@ class BaseServer:
             port.stop()
         self._threads.close()
         self._publisher.stop()
+        self._bridges.close()
         self._close()
         tracing.stop()
 

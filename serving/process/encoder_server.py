@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from scannery.runtime.tasks import PeriodicTask
+from scannery.serving.bridging.discovery import open_bridges
+from scannery.serving.bridging.engine import Engine
+from scannery.serving.bridging.host import Host
 from scannery.serving.config import EncoderConfig, WorkerContext
 from scannery.serving.contract import EMBEDDING_SERVICE
 from scannery.serving.process.base_server import BaseServer
@@ -34,11 +37,13 @@ class EncoderServer(BaseServer):
         """
         self.config = config
         self._encoders = encoders or EncoderRegistry(config)
+        methods = MethodRegistry(Embedding(self._encoders.encoders).methods)
         super().__init__(
             config,
-            MethodRegistry(Embedding(self._encoders.encoders).methods),
+            methods,
             services=(EMBEDDING_SERVICE,),
             context=context or WorkerContext(),
+            bridges=open_bridges(Host(config=config, engine=Engine(methods), address=lambda: self.address)),
         )
         self._encoders.observer.report_to(self.metrics)
         failures = self.metrics.background_failures

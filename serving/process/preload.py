@@ -28,6 +28,7 @@ from scannery.live.log.homes import check_log_root
 from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.tasks import SlowProgress
+from scannery.serving.bridging.discovery import load_bridges
 from scannery.serving.catalog.version_opener import ColdIndexes, is_stored
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding.encoder_pool import EncoderPool
@@ -67,6 +68,8 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
 
     """
     store = Store.open(config.store)
+    if config.role != "leaf":
+        load_bridges(config)
     if before is None:
         check_log_root(log_root_of(config.log))
     preloaded = Preloaded(

@@ -7,15 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from scannery.bridges.vertex.facade import PRIVATE_PATHS, FacadeMethods, facade_methods
-from scannery.bridges.vertex.shared.context import Facade
-from scannery.bridges.vertex.shared.engine import Engine
-from scannery.bridges.vertex.shared.operations import OPERATIONS_KEY, Operations
-from scannery.bridges.vertex.shared.state import JsonDocument
 from scannery.indexer import Store
 from scannery.live.log.location import log_root_of
-from scannery.runtime.errors import UnknownIndexError
+from scannery.runtime.errors import ConfigError, UnknownIndexError
 from scannery.runtime.sharing import blobs_for
+from scannery.serving.bridging.bridges import Bridges
+from scannery.serving.bridging.discovery import open_bridges
+from scannery.serving.bridging.engine import Engine
+from scannery.serving.bridging.host import Host, Inside
 from scannery.serving.catalog.description import memory_rows
 from scannery.serving.catalog.root_catalog import LeafCatalog, RootCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
@@ -30,7 +29,6 @@ from scannery.serving.services.kept_queries import KeptQueries
 from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.serving.services.plan_keeper import PlanKeeper
 from scannery.serving.services.recall_sampler import RecallSampler
-from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.services.root.root_service import RootService
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -87,17 +85,14 @@ class Server(BaseServer):
         self._cold = preloaded.cold
         self._catalog = _catalog(config, preloaded, context, self._recall, self._leaves)
         service = None if config.role == "leaf" else self._service(context)
-        self._facade = (
-            self._opened_facade(service, context) if config.vertex and service is not None else None
-        )
         super().__init__(
             config,
-            self._leaf_service() if service is None else self._public_methods(service),
+            self._leaf_service() if service is None else service,
             services=(LEAF_SERVICE,) if service is None else PUBLIC_SERVICES,
             context=context,
             offer=self._offer,
             private=config.private,
-            private_methods=PRIVATE_PATHS,
+            bridges=None if service is None else self._opened_bridges(service, context),
         )
         # The rows that a root finds are on leaves: repeated exact searches would be their work.
         whole = service if config.role == "all" else None
@@ -125,8 +120,6 @@ class Server(BaseServer):
         self._check_indexes()
 
     def _close(self) -> None:
-        if self._facade is not None:
-            self._facade.operations.close()
         if self._sampler is not None:
             self._sampler.stop()
         if self._kept is not None:
@@ -152,9 +145,6 @@ class Server(BaseServer):
             kept=lambda: self._kept,
         )
 
-    def _public_methods(self, service: Service) -> MethodRegistry:
-        return FacadeMethods(service, facade_methods(self._facade)) if self._facade else service
-
     def _leaf_service(self) -> LeafService:
         """Return the handlers of a leaf."""
         group = self.config.shard_group
@@ -178,18 +168,28 @@ class Server(BaseServer):
             texts_are_dense=self._texts_are_dense,
         )
 
-    def _opened_facade(self, service: Service, context: WorkerContext) -> Facade:
-        """Return what the handlers of the managed service's APIs work with."""
-        assert self.config.vertex is not None
-        own, store = self.config.vertex, self._catalog.store
-        return Facade(
-            engine=Engine(service, self._offer),
-            catalog=self._catalog,
-            state=JsonDocument(store, marks=context.documents),
-            operations=Operations(JsonDocument(store, OPERATIONS_KEY)),
-            config=own,
-            address=lambda: own.address or self.address,
+    def _opened_bridges(self, service: Service, context: WorkerContext) -> Bridges:
+        """Open the bridges of a server with public methods; raises ConfigError."""
+        bridges = open_bridges(
+            Host(
+                config=self.config,
+                engine=Engine(service, self._offer),
+                address=lambda: self.address,
+                inside=Inside(
+                    engine=Engine(service, self._offer, checks=False),
+                    catalog=self._catalog,
+                    marks=context.documents,
+                ),
+            )
         )
+        if self.config.vertex is not None and "vertex" not in bridges.names:
+            bridges.close()
+            raise ConfigError(
+                "vertex: needs the bridge vertex, which is not among `--bridges`, or not installed: "
+                "`pip install` scannery again after its sources have changed",
+                field="vertex",
+            )
+        return bridges
 
     def _measure(self) -> None:
         metrics, catalog = self.metrics, self._catalog

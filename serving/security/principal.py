@@ -18,6 +18,7 @@ __all__ = [
     "Scope",
     "anonymous_at",
     "current_account",
+    "current_principal",
 ]
 
 Scope = Literal["read", "write", "admin"]
@@ -94,3 +95,12 @@ CURRENT: ContextVar[Principal | None] = ContextVar("scannery_principal", default
 
 None: the engine is called inside this process.
 """
+
+
+def current_principal() -> Principal:
+    """Return the authenticated caller of the current request."""
+    principal = CURRENT.get()
+    if principal is None:
+        # Never serve a call that bypassed authentication.
+        raise RuntimeError("no principal: the call did not pass authentication")
+    return principal

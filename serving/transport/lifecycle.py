@@ -21,7 +21,7 @@ from scannery.serving.request import parsing, part_count
 from scannery.serving.request.query import count_queries
 from scannery.serving.scheduling.admission import Admission, Ticket
 from scannery.serving.scheduling.permits import Budget, Permit, Permits
-from scannery.serving.security.principal import CURRENT, Principal
+from scannery.serving.security.principal import Principal, current_principal
 from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -219,15 +219,6 @@ def least_in_flight(workers: int) -> int:
     """Return the lower bound of the admission limit of each worker, in requests."""
     cores = len(os.sched_getaffinity(0))
     return max(math.ceil(MIN_IN_FLIGHT / workers), MIN_PER_CORE * max(1, cores // workers))
-
-
-def current_principal() -> Principal:
-    """Return the authenticated caller of the current request."""
-    principal = CURRENT.get()
-    if principal is None:
-        # Never serve a call that bypassed authentication.
-        raise RuntimeError("no principal: the call did not pass authentication")
-    return principal
 
 
 def check_visible(index: str) -> None:

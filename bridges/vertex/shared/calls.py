@@ -12,9 +12,7 @@ from google.protobuf.any_pb2 import Any
 from google.protobuf.message import Message
 
 from scannery.bridges.vertex.shared.unknown_fields import check_known
-from scannery.runtime.retry import Deadline
-from scannery.serving.security.principal import Scope
-from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.bridging import Deadline, Scope, UnaryMethod
 
 __all__ = ["Call", "ForeignMethod", "registered", "type_url"]
 

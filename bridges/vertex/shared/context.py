@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from scannery.bridges.vertex.shared.engine import Engine
 from scannery.bridges.vertex.shared.operations import Operations
 from scannery.bridges.vertex.shared.state import JsonDocument
 from scannery.runtime.errors import OverloadedError
-from scannery.runtime.retry import Backoff, Deadline
+from scannery.runtime.retry import Backoff
+from scannery.serving.bridging import Deadline, Engine
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.config import VertexConfig
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from scannery.runtime.errors import InvalidRequestError, OverloadedError, StaleEtagError, UnknownResourceError
-from scannery.serving.security.principal import CURRENT
+from scannery.serving.bridging import CURRENT
 
 __all__ = [
     "DEFAULT_PAGE",

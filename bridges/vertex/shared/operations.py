@@ -30,9 +30,7 @@ from scannery.bridges.vertex.shared.state import JsonDocument, Resources
 from scannery.indexer import IndexerError
 from scannery.runtime.errors import ClosedError, OverloadedError, ServingError, UnsupportedError
 from scannery.runtime.tasks import PeriodicTask
-from scannery.serving.scheduling.permits import waiting
-from scannery.serving.security.principal import CURRENT
-from scannery.serving.status import status_for_callers
+from scannery.serving.bridging import CURRENT, status_for_callers, waiting
 from scannery.vertex.v1 import operations_pb2 as pb
 
 __all__ = ["OPERATIONS_KEY", "OPERATIONS_PACKAGE", "OperationMethods", "Operations", "Progress"]

@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, Protocol
 
 from scannery.bridges.vertex.shared.context import Facade, patiently
-from scannery.bridges.vertex.shared.engine import Engine
 from scannery.bridges.vertex.shared.line_files import folder_below
 from scannery.bridges.vertex.v1.datapoints import own_datapoint
 from scannery.bridges.vertex.v1.index_settings import Contents
@@ -29,7 +28,7 @@ from scannery.indexer.contents import ContentsReader, ContentsRecord
 from scannery.live.maintenance.replacement import Replacement
 from scannery.live.prepare import prepare
 from scannery.runtime.errors import InvalidRequestError
-from scannery.runtime.retry import Deadline
+from scannery.serving.bridging import Deadline, Engine
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.request.write import parse_upsert
 from scannery.v1 import index_pb2

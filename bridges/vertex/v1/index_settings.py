@@ -11,7 +11,7 @@ from google.protobuf.struct_pb2 import Value
 
 from scannery.bridges.vertex.v1.queries import DEFAULT_MEASURE, Measure
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving import limits
+from scannery.serving.bridging import limits
 
 __all__ = ["Contents", "IndexSettings", "parse_metadata", "parse_settings"]
 

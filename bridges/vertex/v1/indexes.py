@@ -64,8 +64,7 @@ from scannery.runtime.errors import (
     UnknownResourceError,
     UnsupportedError,
 )
-from scannery.runtime.retry import Deadline
-from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.bridging import Deadline, UnaryMethod
 from scannery.vertex.v1 import index_pb2 as pb
 from scannery.vertex.v1 import operations_pb2
 

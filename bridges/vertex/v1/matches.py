@@ -22,9 +22,7 @@ from scannery.bridges.vertex.v1.queries import (
 )
 from scannery.bridges.vertex.v1.registry import opened
 from scannery.runtime.errors import InvalidRequestError, UnknownDatapointError
-from scannery.runtime.retry import Deadline
-from scannery.serving import limits
-from scannery.serving.request.query import check_count
+from scannery.serving.bridging import Deadline, check_count, limits
 from scannery.v1 import search_pb2 as own
 from scannery.v1 import types_pb2
 from scannery.vertex.v1 import match_pb2 as pb

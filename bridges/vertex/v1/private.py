@@ -10,9 +10,7 @@ from scannery.bridges.vertex.shared.calls import Call, ForeignMethod
 from scannery.bridges.vertex.v1.endpoints import Deployments
 from scannery.bridges.vertex.v1.matches import Matches, check_hits
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving import limits
-from scannery.serving.request.query import check_count
-from scannery.serving.status import status_for_callers
+from scannery.serving.bridging import check_count, limits, status_for_callers
 from scannery.vertex.v1 import match_pb2
 from scannery.vertex.v1 import private_pb2 as pb
 from scannery.vertex.v1.index_pb2 import IndexDatapoint

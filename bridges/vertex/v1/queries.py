@@ -21,10 +21,9 @@ from typing import Literal, TypeAlias
 
 from scannery.bridges.vertex.v1.datapoints import CROWDING, has_sparse, sparse_vector
 from scannery.bridges.vertex.v1.filters import filter_of
-from scannery.indexer import IndexSpec
-from scannery.indexer.spec.spec import Distance
+from scannery.indexer import Distance, IndexSpec
 from scannery.runtime.errors import InvalidRequestError, UnsupportedError
-from scannery.serving import limits
+from scannery.serving.bridging import limits
 from scannery.v1 import search_pb2 as own
 from scannery.v1 import types_pb2
 from scannery.vertex.v1.index_pb2 import IndexDatapoint

@@ -24,7 +24,7 @@ from scannery.bridges.vertex.v1.index_settings import IndexSettings, parse_setti
 from scannery.bridges.vertex.v1.queries import measure_of
 from scannery.indexer import Manifest, latest_version
 from scannery.runtime.errors import InvalidRequestError, OverloadedError, UnknownIndexError, UnsupportedError
-from scannery.serving.scheduling.permits import waiting
+from scannery.serving.bridging import waiting
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.vertex.v1 import index_pb2 as pb
 

@@ -11,13 +11,11 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from scannery.bridges.vertex.shared.calls import Call, ForeignMethod
 from scannery.bridges.vertex.shared.context import Facade
-from scannery.bridges.vertex.shared.engine import Engine
 from scannery.bridges.vertex.v1.datapoints import CROWDING, attribute_values, own_datapoint, payload_of
 from scannery.bridges.vertex.v1.registry import STREAM, KnownIndex, Registry
 from scannery.indexer import IndexSpec
 from scannery.runtime.errors import ConditionError, InvalidRequestError, UnknownDatapointError
-from scannery.serving import limits
-from scannery.serving.request.query import check_count
+from scannery.serving.bridging import Engine, check_count, limits
 from scannery.v1 import index_pb2 as own
 from scannery.v1 import search_pb2, types_pb2
 from scannery.vertex.v1 import index_pb2 as pb

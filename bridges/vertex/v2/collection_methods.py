@@ -43,7 +43,7 @@ from scannery.bridges.vertex.v2.values import struct_of
 from scannery.bridges.vertex.v2.vector_schema import VectorSchema, index_spec, named_vector, parsed_schema
 from scannery.indexer import AlreadyExistsError
 from scannery.runtime.errors import ConditionError, InvalidRequestError, UnsupportedError
-from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.bridging import UnaryMethod
 from scannery.v1 import index_pb2, search_pb2
 from scannery.vertex.v1 import operations_pb2
 from scannery.vertex.v2 import collections_pb2 as pb

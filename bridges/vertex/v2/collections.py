@@ -33,7 +33,7 @@ from scannery.bridges.vertex.v2.vector_schema import VectorSchema, parsed_schema
 from scannery.indexer import AlreadyExistsError, NotFoundError, latest_version, read_manifest
 from scannery.live.log.registry import registered
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.security.principal import CURRENT
+from scannery.serving.bridging import CURRENT
 from scannery.v1 import index_pb2
 from scannery.vertex.v2 import collections_pb2 as pb
 

@@ -17,7 +17,7 @@ from scannery.bridges.vertex.v2.collections import Collection, CollectionIndex
 from scannery.bridges.vertex.v2.resource_names import parsed_index
 from scannery.bridges.vertex.v2.vector_schema import DenseField
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError, UnsupportedError
-from scannery.runtime.retry import Deadline
+from scannery.serving.bridging import Deadline
 from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.v1 import search_pb2
 from scannery.vertex.v2 import collections_pb2 as pb

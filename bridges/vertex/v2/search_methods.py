@@ -25,7 +25,7 @@ from scannery.bridges.vertex.v2.searching import (
     return_fields,
 )
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving import limits
+from scannery.serving.bridging import limits
 from scannery.serving.engine.hydrator import MAX_ANSWER_BYTES
 from scannery.v1 import search_pb2
 from scannery.vertex.v2 import search_pb2 as pb

@@ -30,9 +30,9 @@ from scannery.bridges.vertex.v2.embedding import Plan, planned, query_vector
 from scannery.bridges.vertex.v2.filters import parsed_filter
 from scannery.bridges.vertex.v2.values import TextTemplate, attribute_name, searched_text
 from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError, UnsupportedError
+from scannery.serving.bridging import check_text
 from scannery.serving.engine.hybrid import RANK_CONSTANT
 from scannery.serving.engine.lexical import analyser_of
-from scannery.serving.request.query import check_text
 from scannery.v1 import search_pb2, types_pb2
 from scannery.vertex.v2 import search_pb2 as pb
 

@@ -23,9 +23,10 @@ from functools import lru_cache, partial
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from scannery.bridges.openai import embeddings as openai
 from scannery.runtime.errors import OverloadedError, UnauthenticatedError, UnsupportedError
 from scannery.runtime.retry import Deadline
+from scannery.serving.bridging.api import HttpApi
+from scannery.serving.bridging.bridges import Bridges
 from scannery.serving.config import ListenConfig
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.search import PreparedQuery, answers_of
@@ -158,6 +159,7 @@ class Handler:
         config: ListenConfig,
         responses: Responses,
         pages: Pages,
+        bridges: Bridges,
     ) -> None:
         """Prepare; `loop` and `lost` must be set before the first request.
 
@@ -168,9 +170,10 @@ class Handler:
             config: limits, and the options of HTTP.
             responses: formats answers.
             pages: answers GET and HEAD requests.
+            bridges: other APIs below paths of their own.
 
         """
-        self._lifecycle, self._authorizer = lifecycle, authorizer
+        self._lifecycle, self._authorizer, self._bridges = lifecycle, authorizer, bridges
         self._threads, self._config = threads, config
         self._responses, self._pages = responses, pages
         self._browsers = Browsers(config)
@@ -207,11 +210,12 @@ class Handler:
         head = exchange.head
         if head.method == "OPTIONS":  # browsers ask with it before they send credentials
             return
-        methods = self._methods_of(head.path)
         is_call = head.path in self._lifecycle.methods.over_http
-        if head.method in methods and (is_call or openai.is_path(head.path)):
-            if not is_call:
-                exchange.openai = openai.call_of(head)
+        api = None if is_call else self._api_of(head.path)
+        methods = ("POST",) if is_call else self._methods_of(head.path, api)
+        if head.method in methods and (is_call or api is not None):
+            if api is not None:
+                exchange.bridged = api.call(head)
             self._check_caller(exchange)
             return
         self._pages.check_caller(head)
@@ -219,16 +223,20 @@ class Handler:
             return
         if methods:
             raise not_served(head.method, (*methods, "OPTIONS"))
-        if head.method == "POST" and not openai.is_path(head.path):
+        if head.method == "POST" and api is None:
             self._check_caller(exchange)  # which says why there is no such method
         raise RefusedError(404, StatusCode.UNIMPLEMENTED, f"there is nothing at {head.path!r:.200}")
 
-    def _methods_of(self, path: str) -> tuple[str, ...]:
-        """Return the HTTP methods of a path; empty: there is nothing at it."""
-        if path in self._lifecycle.methods.over_http:
-            return ("POST",)
-        if openai.is_path(path):
-            return openai.methods_of(path)
+    def _api_of(self, path: str) -> HttpApi | None:
+        """Return the API of a bridge that a path is of; the server's own paths are of none."""
+        if path in self._lifecycle.methods.over_http or self._pages.has(path):
+            return None
+        return self._bridges.api_of(path)
+
+    def _methods_of(self, path: str, api: HttpApi | None) -> tuple[str, ...]:
+        """Return the HTTP methods of a path that is no call; empty: there is nothing at it."""
+        if api is not None:
+            return api.methods(path)
         return ("GET", "HEAD") if self._pages.has(path) else ()
 
     def max_body_bytes(self, head: Head) -> int:
@@ -252,7 +260,7 @@ class Handler:
     def _check_caller(self, exchange: Exchange) -> None:
         principal = self._authorizer.principal(exchange.path, exchange.head.metadata)
         exchange.principal = exchange.connection.anonymous if principal.is_anonymous else principal
-        if exchange.path not in self._lifecycle.methods.over_http:
+        if exchange.bridged is None and exchange.path not in self._lifecycle.methods.over_http:
             raise UnsupportedError("this method is served over gRPC only")
         exchange.admitted_s = time.monotonic()
         exchange.connection.is_known = True
@@ -321,7 +329,7 @@ class Handler:
 
     def _dispatch(self, exchange: Exchange, batches: dict[int, _Batch]) -> None:
         head = exchange.head
-        if head.method != "POST" and exchange.openai is None:
+        if head.method != "POST" and exchange.bridged is None:
             page = self._pages.page(head, self._browsers.preflight(head))
             self._reply(exchange, page.status, page.body, page.kind, page.headers)
             return
@@ -461,7 +469,7 @@ class Handler:
     def _decoded(self, exchange: Exchange, kind: type[Message], data: bytes | bytearray) -> Message:
         """Return the message of a body; raises InvalidRequestError and RefusedError."""
         head = exchange.head
-        if not head.gzipped and not head.json and exchange.openai is None:
+        if not head.gzipped and not head.json and exchange.bridged is None:
             return decoded(kind, data)
         data = bytes(data)
         if head.gzipped:
@@ -469,8 +477,8 @@ class Handler:
             exchange.active.ticket.hold(len(data), exchange.active.lose)
         if head.json:
             data = data.removeprefix(BOM_UTF8)  # as RFC 8259, 8.1 allows
-        if exchange.openai is not None:
-            return exchange.openai.request(data)
+        if exchange.bridged is not None:
+            return exchange.bridged.request(data)
         return connect.decoded_json(kind, data) if head.json else decoded(kind, data)
 
     def _call_on_loop(self, exchange: Exchange, reply: Callable[[], object]) -> None:
@@ -484,11 +492,11 @@ class Handler:
     def _encoded(self, exchange: Exchange, response: bytes, max_gzip_bytes: int) -> tuple[bytes, Headers]:
         """Return a body in the format of the request, compressed up to a size, and its headers."""
         head, body, active = exchange.head, response, exchange.active
-        if head.json or exchange.openai is not None:
+        if head.json or exchange.bridged is not None:
             # The message, its text, and the bytes of that.
             active.ticket.hold(JSON_COPIES * len(response), active.lose)
-        if exchange.openai is not None:
-            body = exchange.openai.answer(response)
+        if exchange.bridged is not None:
+            body = exchange.bridged.answer(response)
         elif head.json:
             body = connect.encoded_json(connect.response_type(head.path), response, exchange.deadline)
         headers: Headers = ()
@@ -500,9 +508,11 @@ class Handler:
     def _send(self, exchange: Exchange, body: bytes, headers: Headers) -> None:
         # A request counts as in flight until its answer is sent.
         head, connection, sent = exchange.head, exchange.connection, exchange.active.ticket.leave
-        json = head.json or exchange.openai is not None
-        if headers or json or head.origin or head.is_old or connection.closes_behind(exchange):
-            self._reply(exchange, 200, body, JSON if json else PROTO, headers, sent)
+        kind = JSON if head.json else PROTO
+        if exchange.bridged is not None:
+            kind = exchange.bridged.content_type
+        if headers or kind != PROTO or head.origin or head.is_old or connection.closes_behind(exchange):
+            self._reply(exchange, 200, body, kind, headers, sent)
         else:
             connection.reply(exchange, self._responses.ok(len(body)), body, sent)
 
@@ -528,19 +538,30 @@ class Handler:
             exchange.ticket.leave()
         if isinstance(error, RefusedError):
             body = connect.error_body(error.code, str(error), None)
-            if openai.is_path(exchange.head.path):
-                _, body = openai.error_answer(error.code, str(error), status=error.status)
-            self._reply(exchange, error.status, body, JSON, error.headers)
+            status, body = self._error(exchange, error.status, body, error.code, str(error))
+            self._reply(exchange, status, body, JSON, error.headers)
             return error.code
         code, message, detail = status_for_callers(error)
         if code is StatusCode.INTERNAL:
             _LOG.error("unexpected error", exc_info=error)
         status, body = connect.HTTP_STATUS[code], connect.error_body(code, message, detail)
-        if openai.is_path(exchange.head.path):
-            status, body = openai.error_answer(code, message, detail.field)
+        status, body = self._error(exchange, status, body, code, message, detail.field)
         headers = _error_headers(error, detail.SerializeToString())
         self._reply(exchange, status, body, JSON, headers)
         return code
+
+    def _error(
+        self, exchange: Exchange, status: int, body: bytes, code: StatusCode, message: str, field: str = ""
+    ) -> tuple[int, bytes]:
+        """Return status and body of an error in the form of the API that its path is of."""
+        api = self._api_of(exchange.head.path)
+        if api is None:
+            return status, body
+        try:
+            return api.error(status, code, message, field)
+        except Exception:  # noqa: BLE001  the caller gets an answer all the same
+            _LOG.exception("the bridge of %s cannot tell an error", api.prefix)
+            return status, body
 
 
 def _search_of(exchange: Exchange) -> SearchRequest:

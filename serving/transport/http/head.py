@@ -19,11 +19,11 @@ from grpc import StatusCode
 
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
+from scannery.serving.bridging.api import HttpCall, RefusedError
 from scannery.serving.security.principal import Principal
 from scannery.serving.transport.lifecycle import ActiveRequest, told_client
 
 if TYPE_CHECKING:
-    from scannery.bridges.openai.embeddings import Call
     from scannery.serving.scheduling.admission import Ticket
     from scannery.serving.transport.http.connection import Connection
 
@@ -71,25 +71,6 @@ _ABSOLUTE = re.compile(r"https?://(?P<host>[^/?#@]+)(?P<path>[/?].*)?", re.IGNOR
 Header = tuple[bytes, bytes]
 
 
-class RefusedError(Exception):
-    """The request violates HTTP, Connect or a rule of this server."""
-
-    def __init__(
-        self, status: int, code: StatusCode, message: str, *, headers: Sequence[tuple[str, str]] = ()
-    ) -> None:
-        """Describe the refusal.
-
-        Args:
-            status: HTTP status.
-            code: of Connect and gRPC.
-            message: for the caller.
-            headers: of the answer, in addition to the common ones.
-
-        """
-        super().__init__(message)
-        self.status, self.code, self.headers = status, code, tuple(headers)
-
-
 @dataclass(frozen=True, slots=True)
 class Head:
     """The parsed head of a request."""
@@ -98,6 +79,8 @@ class Head:
     """HTTP method."""
     path: str
     """Of the target, without its query; `*`: OPTIONS asks about the whole server."""
+    query: str
+    """Behind the `?` of the target; empty: none."""
     is_old: bool
     """Whether it came by HTTP/1.0, whose connections stay open only if both sides say so."""
     metadata: tuple[tuple[str, str], ...]
@@ -123,6 +106,7 @@ class Head:
 NO_HEAD = Head(
     method="",
     path="",
+    query="",
     is_old=False,
     metadata=(),
     host="",
@@ -162,13 +146,14 @@ def read_head(method: str, target: bytes, headers: Sequence[Header], *, sized: b
     elif "host" not in fields:
         raise malformed("there must be one Host header")
     _check_framing(fields, sized=sized, is_old=is_old)
-    host, path = _read_target(method, target.decode("latin-1"), fields.get("host", ""))
+    host, path, query = _read_target(method, target.decode("latin-1"), fields.get("host", ""))
     if method == "POST":
         _check_content(fields)
     timeout = fields.get("connect-timeout-ms")
     return Head(
         method=method,
         path=path,
+        query=query,
         is_old=is_old,
         metadata=metadata,
         host=host,
@@ -183,17 +168,18 @@ def read_head(method: str, target: bytes, headers: Sequence[Header], *, sized: b
     )
 
 
-def _read_target(method: str, target: str, host: str) -> tuple[str, str]:
-    """Return host and path; the host of a target in absolute form counts, and the header does not."""
+def _read_target(method: str, target: str, host: str) -> tuple[str, str, str]:
+    """Return host, path and query; the host of a target in absolute form counts, and the header does not."""
     if target == "*" and method == "OPTIONS":
-        return host, target
+        return host, target, ""
     if not target.startswith("/"):
         absolute = _ABSOLUTE.fullmatch(target)
         if absolute is None:
             raise malformed("the target must be a path, or a URL with http:// or https://")
         host, target = absolute["host"], absolute["path"] or "/"
         target = target if target.startswith("/") else f"/{target}"
-    return host, target.partition("?")[0]
+    path, _, query = target.partition("?")
+    return host, path, query
 
 
 def _read_timeout(text: str) -> float:
@@ -291,13 +277,13 @@ class Exchange:
         "active",
         "admitted_s",
         "body",
+        "bridged",
         "close",
         "connection",
         "deadline",
         "error",
         "head",
         "head_only",
-        "openai",
         "principal",
         "ticket",
         "whole",
@@ -311,8 +297,8 @@ class Exchange:
         """Why the request is refused; its body is then dropped."""
         self.close = False
         """Whether the connection is closed after the answer."""
-        self.openai: Call | None = None
-        """The RPC call that a request of OpenAI's API stands for."""
+        self.bridged: HttpCall | None = None
+        """The call that a request of a bridge stands for."""
         self.principal: Principal = connection.anonymous
         self.admitted_s = 0.0
         """When the credentials were checked."""
@@ -325,7 +311,7 @@ class Exchange:
     @property
     def path(self) -> str:
         """The path of the RPC method that is called."""
-        return self.head.path if self.openai is None else self.openai.path
+        return self.head.path if self.bridged is None else self.bridged.path
 
     def is_wanted(self) -> bool:
         """Return whether the caller is still connected."""

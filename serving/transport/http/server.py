@@ -18,6 +18,7 @@ from functools import cache, partial
 import uvloop
 
 from scannery.runtime.errors import BindError
+from scannery.serving.bridging.bridges import Bridges
 from scannery.serving.config import ListenConfig, WorkerContext, joined_address, split_address
 from scannery.serving.contract import HTTP_KEY, SERVER_KEY
 from scannery.serving.scheduling.coalescer import CallThreads
@@ -225,6 +226,7 @@ class HttpEndpoint:
         config: ListenConfig,
         context: WorkerContext,
         health: Health,
+        bridges: Bridges,
     ) -> None:
         """Prepare; `start` binds the port.
 
@@ -235,6 +237,7 @@ class HttpEndpoint:
             config: the options.
             context: of the worker that this process is.
             health: state of the server.
+            bridges: other APIs below paths of their own.
 
         """
         self._config, self._context = config, context
@@ -244,7 +247,7 @@ class HttpEndpoint:
         openapi = cache(lambda: description(lifecycle.methods.over_http, credentials=config.security.tokens))
         pages = Pages(config, authorizer, health, openapi)
         self._handler = (
-            Handler(lifecycle, authorizer, threads, config, self._responses, pages)
+            Handler(lifecycle, authorizer, threads, config, self._responses, pages, bridges)
             if config.http_address
             else None
         )

@@ -20,7 +20,6 @@ import pytest
 import scannery
 from scannery.bridges.vertex.shared.calls import Call
 from scannery.bridges.vertex.shared.context import Facade
-from scannery.bridges.vertex.shared.engine import Engine
 from scannery.bridges.vertex.shared.operations import OPERATIONS_KEY
 from scannery.bridges.vertex.shared.state import RESOURCES_KEY
 from scannery.bridges.vertex.v2.collections import ABANDONED_AFTER_S, Births, Collections
@@ -31,6 +30,7 @@ from scannery.live.log_follower import LogFollower
 from scannery.runtime.errors import StaleEtagError
 from scannery.runtime.retry import Deadline
 from scannery.serving import SecurityConfig, Server
+from scannery.serving.bridging import Engine
 from scannery.serving.security.api_keys import KeyFile
 from scannery.v1 import index_pb2
 from tests.bridges.vertex.collection_client import (
@@ -267,7 +267,7 @@ class InterruptedEngine(Engine):
     """Has something happen just before its first deletion."""
 
     def __init__(self, real: Engine, between: Callable[[], object]) -> None:
-        super().__init__(real._methods)
+        super().__init__(real._methods, checks=False)
         self._between = [between]
 
     def delete(self, request: index_pb2.DeleteRequest, deadline: Deadline) -> index_pb2.DeleteResponse:
@@ -281,8 +281,7 @@ def test_a_write_between_the_check_and_the_deletion_is_noticed(
 ) -> None:
     caller.create("films", vector_schema=ONE)
     a, b = (caller.write("films", {name: {"data": {"n": 0}}})[0] for name in "ab")
-    assert server._facade is not None
-    facade: Facade = server._facade
+    facade: Facade = server._bridges["vertex"].facade
     collection = Collections(facade.state).get(CollectionName(PARENT, "films"), "name")
     call = Call("google.cloud.vectorsearch.v1", Deadline.after(30))
 

@@ -107,8 +107,7 @@ def test_an_index_that_another_has_made_is_waited_for_while_others_are_looked_fo
         Connected(server.address) as caller,
     ):
         get = index_pb2.GetIndexRequest(name=creator.create_index().name)
-        assert server._facade is not None
-        catalog = server._facade.catalog
+        catalog = server._bridges["vertex"].facade.catalog
         assert isinstance(catalog, ServerCatalog)
         assert catalog._looks.acquire(timeout=60)
         threading.Timer(3 * LOOK_WAIT_S, catalog._looks.release).start()

@@ -28,7 +28,7 @@ from scannery.indexer import InvalidRecordError
 from scannery.indexer.contents import ContentsReader, ContentsRecord
 from scannery.indexer.local.files import scratch_folder
 from scannery.runtime.errors import ConditionError, InvalidRequestError
-from scannery.runtime.retry import Deadline
+from scannery.serving.bridging import Deadline
 from scannery.v1 import index_pb2
 from scannery.vertex.v2 import collections_pb2 as pb
 

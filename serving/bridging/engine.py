@@ -1,4 +1,4 @@
-"""The services of this server as the facades call them: with our own messages, without the wire."""
+"""The operations of this server as bridges call them: with its own messages, without the wire."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
+from scannery.runtime.errors import PermissionDeniedError, UnknownIndexError
 from scannery.runtime.retry import Deadline
 from scannery.serving.contract import (
     ALTER_INDEX,
@@ -17,6 +18,7 @@ from scannery.serving.contract import (
     SEARCH_SERVICE,
     UPSERT,
 )
+from scannery.serving.security.principal import current_principal
 from scannery.serving.services.registry import MethodRegistry
 from scannery.v1 import index_pb2, search_pb2
 
@@ -33,16 +35,32 @@ class Engine:
     """The methods of this server. Safe to use from several threads."""
 
     def __init__(
-        self, methods: MethodRegistry, offer: SearchOffer = lambda index, queries, request_of: None
+        self,
+        methods: MethodRegistry,
+        offer: SearchOffer = lambda index, queries, request_of: None,
+        *,
+        checks: bool = True,
     ) -> None:
         """Call methods of a registry.
 
         Args:
             methods: by path.
             offer: told about searches, so that their recall is sampled as that of others.
+            checks: whether the caller of the current request needs the scope of the method, and must see the index.
 
         """
-        self._methods, self._offer = methods, offer
+        self._methods, self._offer, self._checks = methods, offer, checks
+
+    def call(self, path: str, request: Message, deadline: Deadline) -> Message:
+        """Call any method of this server, such as `/scannery.v1.IndexService/ListIndexes`.
+
+        Raises:
+            PermissionDeniedError: the caller lacks the scope of the method.
+            UnknownIndexError: there is no such index, or the caller does not see it.
+            ServingError: as the method.
+
+        """
+        return cast(Message, self._called(path, request, deadline))
 
     def create_index(
         self, spec: Mapping[str, Any], *, dimensions: int, deadline: Deadline, request_id: str = ""
@@ -115,4 +133,18 @@ class Engine:
         return cast(search_pb2.ScanResponse, self._called(f"/{SEARCH_SERVICE}/Scan", request, deadline))
 
     def _called(self, path: str, request: Message, deadline: Deadline) -> Any:
-        return self._methods.call(path, self._methods.resolved(request), deadline)
+        if self._checks:
+            self._check_scope(path)
+        request = self._methods.resolved(request)
+        if (
+            self._checks
+            and (index := self._methods.index_of(request))
+            and not current_principal().sees(index)
+        ):
+            raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
+        return self._methods.call(path, request, deadline)
+
+    def _check_scope(self, path: str) -> None:
+        scope = self._methods.scope_of(path)
+        if scope is not None and not current_principal().may(scope):
+            raise PermissionDeniedError(f"these credentials do not have the scope {scope!r}")

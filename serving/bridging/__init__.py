@@ -1,0 +1,40 @@
+"""The door of a server: what a bridge, an API of somebody else on this server, implements and may use.
+
+A bridge imports this module, `scannery.runtime.errors` and the messages of `scannery.v1` (docs/bridges.md). A server
+finds bridges by the entry points `scannery.bridges`; nothing else in this room knows one.
+"""
+
+from scannery.runtime.retry import Deadline
+from scannery.serving import limits
+from scannery.serving.bridging.api import Bridge, HttpApi, HttpCall, HttpHead, Plugin, RefusedError
+from scannery.serving.bridging.engine import Engine, SearchOffer
+from scannery.serving.bridging.host import Host, Inside
+from scannery.serving.request.query import check_count, check_text
+from scannery.serving.scheduling.permits import waiting
+from scannery.serving.security.principal import CURRENT, Principal, Scope, current_principal
+from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.status import status_for_callers
+
+__all__ = [
+    "CURRENT",
+    "Bridge",
+    "Deadline",
+    "Engine",
+    "Host",
+    "HttpApi",
+    "HttpCall",
+    "HttpHead",
+    "Inside",
+    "Plugin",
+    "Principal",
+    "RefusedError",
+    "Scope",
+    "SearchOffer",
+    "UnaryMethod",
+    "check_count",
+    "check_text",
+    "current_principal",
+    "limits",
+    "status_for_callers",
+    "waiting",
+]

@@ -1,0 +1,94 @@
+"""Finds the bridges that are installed, and opens those that the options ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+
+from scannery.runtime.errors import ConfigError
+from scannery.serving.bridging.api import Bridge, Plugin
+from scannery.serving.bridging.bridges import Bridges
+from scannery.serving.bridging.host import Host
+from scannery.serving.config import ListenConfig
+
+__all__ = ["GROUP", "installed", "load_bridges", "open_bridges"]
+
+GROUP = "scannery.bridges"
+"""Of the entry points."""
+
+
+@cache
+def installed() -> Mapping[str, metadata.EntryPoint]:
+    """Return the entry points of the bridges by name; of several with a name, the first on the path counts."""
+    # `metadata.entry_points` parses those of all packages, which takes twice as long.
+    entries: dict[str, metadata.EntryPoint] = {}
+    for package in metadata.distributions():
+        with suppress(OSError, UnicodeDecodeError):
+            if f"[{GROUP}]" in (package.read_text("entry_points.txt") or ""):
+                for entry in package.entry_points.select(group=GROUP):
+                    entries.setdefault(entry.name, entry)
+    return dict(sorted(entries.items()))
+
+
+def load_bridges(config: ListenConfig) -> None:
+    """Import the bridges that the options ask for; raises as `open_bridges`."""
+    for name, plugin in _wanted(config):
+        _loaded(name, plugin)
+
+
+def open_bridges(host: Host) -> Bridges:
+    """Open the bridges that the options of a server ask for.
+
+    Raises:
+        ConfigError: a bridge is not installed or cannot be imported, or two take the same paths.
+
+    """
+    opened: dict[str, Bridge] = {}
+    try:
+        for name, plugin in _wanted(host.config):
+            _loaded(name, plugin)
+            opened[name] = plugin.open(host)
+        return Bridges(opened)
+    except BaseException:
+        for bridge in opened.values():
+            bridge.close()
+        raise
+
+
+def _wanted(config: ListenConfig) -> Iterator[tuple[str, Plugin]]:
+    for name, entry in _chosen(config.bridge_names).items():
+        try:
+            plugin = entry.load()()
+        except Exception as error:
+            raise _failed(name, error) from error
+        if plugin.wanted(config):
+            yield name, plugin
+
+
+def _chosen(names: Collection[str] | None) -> Mapping[str, metadata.EntryPoint]:
+    if names is not None and not names:
+        return {}  # without a look at what is installed
+    entries = installed()
+    if names is None:
+        return entries
+    for name in sorted(names):
+        if name not in entries:
+            there = ", ".join(entries) or "none"
+            raise ConfigError(f"bridges: {name!r:.80} is not installed; installed: {there}", field="bridges")
+    return {name: entry for name, entry in entries.items() if name in names}
+
+
+def _loaded(name: str, plugin: Plugin) -> None:
+    try:
+        plugin.load()
+    except ImportError as error:
+        raise _failed(name, error) from error
+
+
+def _failed(name: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"bridges: {name} cannot be imported: {type(error).__name__}: {error}; `--bridges` names those to load",
+        field="bridges",
+    )
