@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from benchmarks.collections import LANGUAGES, MORE_COLLECTIONS, Collection
 from benchmarks.report import environment, table
-from scannery.indexer import Analyser, LexicalSpec, Postings, corpus_statistics, score_rows
-from scannery.indexer.lexical.bm25 import invert, term_columns
-from scannery.pipelines.evaluation.measures import (
+from scannery.evaluation.measures import (
     MAIN_MEASURE,
     measured_values,
     paired_bootstrap,
     parse_measures,
 )
+from scannery.indexer import Analyser, LexicalSpec, Postings, corpus_statistics, score_rows
+from scannery.indexer.lexical.bm25 import invert, term_columns
 
 K = 10
 VERSIONS = (3, 4)

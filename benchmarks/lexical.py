@@ -19,9 +19,9 @@ import numpy as np
 
 from benchmarks.collections import Collection, xquad_r
 from benchmarks.report import environment, table
+from scannery.evaluation.measures import paired_bootstrap
 from scannery.indexer import Analyser, LexicalSpec
 from scannery.indexer.spec.spec import Language
-from scannery.pipelines.evaluation.measures import paired_bootstrap
 from scannery.pipelines.planning.build_plan import learned_compounds
 
 K = 10

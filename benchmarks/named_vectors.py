@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 import scannery
 from benchmarks.collections import COLLECTIONS, Collection
 from benchmarks.report import environment, table
+from scannery.evaluation.evaluate import evaluate
+from scannery.evaluation.measures import MAIN_MEASURE, interval_of, paired_bootstrap
 from scannery.pipelines import build
-from scannery.pipelines.evaluation.evaluate import evaluate
-from scannery.pipelines.evaluation.measures import MAIN_MEASURE, interval_of, paired_bootstrap
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 K = 100

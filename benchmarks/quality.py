@@ -20,10 +20,10 @@ import bm25s
 import scannery
 from benchmarks.collections import COLLECTIONS, Collection
 from benchmarks.report import environment, table
+from scannery.evaluation.evaluate import Evaluation, evaluate
+from scannery.evaluation.measures import parse_measures
 from scannery.indexer import Analyser, LexicalSpec
 from scannery.pipelines import build
-from scannery.pipelines.evaluation.evaluate import Evaluation, evaluate
-from scannery.pipelines.evaluation.measures import parse_measures
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 K = 100

@@ -17,9 +17,9 @@ from pathlib import Path
 import scannery
 from benchmarks.collections import COLLECTIONS, Collection
 from benchmarks.report import environment, table
+from scannery.evaluation.evaluate import Evaluation, evaluate
+from scannery.evaluation.measures import parse_measures
 from scannery.pipelines import build
-from scannery.pipelines.evaluation.evaluate import Evaluation, evaluate
-from scannery.pipelines.evaluation.measures import parse_measures
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 K = 100

@@ -20,10 +20,10 @@ from scannery.cli.output import console
 from scannery.indexer import Manifest
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluation.collection_check import CollectionCheck
-    from scannery.pipelines.evaluation.evaluate import Comparison, Configuration, Evaluation
-    from scannery.pipelines.evaluation.judgements import Query, Source
-    from scannery.pipelines.evaluation.measures import Interval
+    from scannery.evaluation.collection_check import CollectionCheck
+    from scannery.evaluation.evaluate import Comparison, Configuration, Evaluation
+    from scannery.evaluation.judgements import Query, Source
+    from scannery.evaluation.measures import Interval
 
 __all__ = [
     "EvaluationReport",
@@ -88,7 +88,7 @@ class EvaluationReport:
 
     def swept_options(self) -> list[str]:
         """Return the options that differ between configurations, and the mode."""
-        from scannery.pipelines.evaluation.evaluate import SWEPT
+        from scannery.evaluation.evaluate import SWEPT
 
         names = [name for name in SWEPT if any(name in one.options for one in self.configurations)]
         values = {name: {one.options.get(name) for one in self.configurations} for name in names}
@@ -147,7 +147,7 @@ def _result_json(result: Evaluation, configuration: Configuration) -> dict[str, 
 
 
 def _comparison_json(one: Evaluation, other: Evaluation) -> dict[str, Any]:
-    from scannery.pipelines.evaluation.evaluate import compare
+    from scannery.evaluation.evaluate import compare
 
     metrics = {
         found.measure: {
@@ -162,7 +162,7 @@ def _comparison_json(one: Evaluation, other: Evaluation) -> dict[str, Any]:
 
 
 def _difference_json(report: EvaluationReport, one: Evaluation, other: Evaluation) -> dict[str, Any]:
-    from scannery.pipelines.evaluation.evaluate import largest_differences
+    from scannery.evaluation.evaluate import largest_differences
 
     items = largest_differences(one, other, report.differences, measure=report.main_measure)
     queries = [
@@ -247,7 +247,7 @@ def _mean_text(interval: Interval, *, alone: bool) -> str:
 
 
 def _difference_from(first: Evaluation, result: Evaluation, measure: str) -> str:
-    from scannery.pipelines.evaluation.measures import paired_bootstrap
+    from scannery.evaluation.measures import paired_bootstrap
 
     found = paired_bootstrap(result.values[measure], first.values[measure])
     mark = "" if found.excludes_zero else " ?"
@@ -255,7 +255,7 @@ def _difference_from(first: Evaluation, result: Evaluation, measure: str) -> str
 
 
 def _comparisons(report: EvaluationReport) -> Table:
-    from scannery.pipelines.evaluation.evaluate import compare
+    from scannery.evaluation.evaluate import compare
 
     table = Table(title="Differences, query by query", title_justify="left", box=SIMPLE_HEAD)
     table.add_column("first")
@@ -282,7 +282,7 @@ def _verdict(found: Comparison, one: Evaluation, other: Evaluation) -> str:
 
 
 def _print_differences(out: Console, report: EvaluationReport, one: Evaluation, other: Evaluation) -> None:
-    from scannery.pipelines.evaluation.evaluate import largest_differences
+    from scannery.evaluation.evaluate import largest_differences
 
     items = largest_differences(one, other, report.differences, measure=report.main_measure)
     if items:

@@ -15,8 +15,8 @@ from scannery.cli.progress import counting_bar
 from scannery.client import Client, Hit, Hits, Index, Mode
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluation.evaluate import Configuration
-    from scannery.pipelines.evaluation.judgements import DerivedQuery, Query
+    from scannery.evaluation.evaluate import Configuration
+    from scannery.evaluation.judgements import DerivedQuery, Query
 
 __all__ = [
     "Searcher",
@@ -58,7 +58,7 @@ def batched(
 
 def sampled_vectors(index: Index) -> list[np.ndarray]:
     """Return vectors near stored ones: those that random directions find, moved a little."""
-    from scannery.pipelines.evaluation.recall import near_vectors
+    from scannery.evaluation.recall import near_vectors
 
     info = index.stats()
     dimensions = info.dimensions
@@ -164,7 +164,7 @@ def possible_modes(index: Index, queries: Mapping[str, Query]) -> list[str]:
 
 def derived_queries(index: Index, count: int, where: Any) -> list[DerivedQuery]:
     """Return queries from the titles or texts of the index."""
-    from scannery.pipelines.evaluation.judgements import derive_queries
+    from scannery.evaluation.judgements import derive_queries
 
     info = index.stats()
     return derive_queries(window_of(index, where), count=count, rows=info.rows, dimensions=info.dimensions)

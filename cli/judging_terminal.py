@@ -17,7 +17,7 @@ import typer
 from scannery.client import Hit
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluation.judgements import JudgementFile
+    from scannery.evaluation.judgements import JudgementFile
 
 __all__ = ["KEYS", "JudgingSession", "Task", "keyboard"]
 

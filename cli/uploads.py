@@ -349,7 +349,7 @@ def answer_queries(index: Index, file: str, k: int, options: SearchOptions) -> N
 
     Args:
         index: is asked.
-        file: as `query_records` (scannery.pipelines.evaluation.query_files) takes it.
+        file: as `query_records` (scannery.pipelines.sources.query_files) takes it.
         k: hits of each query.
         options: of the searches.
 
@@ -376,7 +376,7 @@ def answer_queries(index: Index, file: str, k: int, options: SearchOptions) -> N
 
 def _queries(file: str, ids: list[str]) -> Iterator[QueryLike]:
     """Yield the queries of a file, and append their ids: a query without one has its number."""
-    from scannery.pipelines.evaluation.query_files import query_records
+    from scannery.pipelines.sources.query_files import query_records
 
     for number, record in enumerate(query_records(file), 1):
         ids.append(str(number) if record.id is None else record.id)

@@ -1,4 +1,4 @@
-"""Beam pipelines: build, update, compact, export, evaluate. Beam itself is imported when one runs."""
+"""Beam pipelines: build, update, compact, export. Beam itself is imported when one runs."""
 
 from scannery.pipelines.building import build
 from scannery.pipelines.compacting import CompactReport, compact

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from scannery.evaluation.evaluate import SWEPT
+from scannery.evaluation.measures import parse_measures
 from scannery.indexer import Store, parse_spec, read_manifest
-from scannery.pipelines.evaluation.evaluate import SWEPT
-from scannery.pipelines.evaluation.measures import parse_measures
 from tests.cli.test_judge import typed
 from tests.data import ROOT
 from tests.pages import Reader, blocks

@@ -22,8 +22,8 @@ from scannery.cli.output import print_json
 from scannery.client import Index
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluation.comparison import AnsweredQuery, Comparison, OtherAnswer
-    from scannery.pipelines.evaluation.measures import Interval
+    from scannery.evaluation.comparison import AnsweredQuery, Comparison, OtherAnswer
+    from scannery.evaluation.measures import Interval
 
 __all__ = ["compare"]
 
@@ -49,7 +49,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare answers that another system gave with those of an index, and both with an exact search."""
-    from scannery.pipelines.evaluation import comparison
+    from scannery.evaluation import comparison
 
     theirs = comparison.read_answers(answers)
     with connected(target, store, timeout_s=timeout) as client:
@@ -66,7 +66,7 @@ def compare(
 def _answered(
     index: Index, theirs: Sequence[OtherAnswer], k: int, target_recall: float | None
 ) -> list[AnsweredQuery]:
-    from scannery.pipelines.evaluation.comparison import AnsweredQuery
+    from scannery.evaluation.comparison import AnsweredQuery
 
     ours = _ids_of(index, theirs, k, target_recall=target_recall)
     exact = _ids_of(index, theirs, k, exact=True)

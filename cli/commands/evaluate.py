@@ -30,9 +30,9 @@ from scannery.cli.output import print_json
 from scannery.client import Fusion, Index, Mode
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluation.evaluate import Configuration
-    from scannery.pipelines.evaluation.judgements import Judgement, Judgements, Query, Source
-    from scannery.pipelines.evaluation.measures import Measure
+    from scannery.evaluation.evaluate import Configuration
+    from scannery.evaluation.judgements import Judgement, Judgements, Query, Source
+    from scannery.evaluation.measures import Measure
 
 __all__ = ["evaluate"]
 
@@ -108,8 +108,8 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Measure nDCG, MRR, MAP, recall and success of an index against relevance judgements."""
-    from scannery.pipelines.evaluation.collection_check import check_collection
-    from scannery.pipelines.evaluation.evaluate import evaluate as evaluated
+    from scannery.evaluation.collection_check import check_collection
+    from scannery.evaluation.evaluate import evaluate as evaluated
 
     files = OutputFiles(run=run, per_query=per_query, plot=plot)
     files.check()
@@ -172,7 +172,7 @@ class OutputFiles:
 
     def write(self, report: EvaluationReport) -> list[str]:
         """Write the files, and return their names."""
-        from scannery.pipelines.evaluation.evaluate import run_paths, write_per_query, write_run
+        from scannery.evaluation.evaluate import run_paths, write_per_query, write_run
 
         written: list[Path] = []
         if self.run is not None:
@@ -206,7 +206,7 @@ class JudgedQueries:
     @property
     def judgements(self) -> Judgements:
         """The judgements by query and document."""
-        from scannery.pipelines.evaluation.judgements import judgements_of
+        from scannery.evaluation.judgements import judgements_of
 
         return judgements_of(self.lines)
 
@@ -214,7 +214,7 @@ class JudgedQueries:
 def _collection(
     index: Index, queries: str | None, qrels: str | None, derive: int | None, where: Any, *, passages: bool
 ) -> JudgedQueries:
-    from scannery.pipelines.evaluation.judgements import read_judgement_lines, read_queries
+    from scannery.evaluation.judgements import read_judgement_lines, read_queries
 
     if derive is not None:
         if queries is not None or qrels is not None:
@@ -228,7 +228,7 @@ def _collection(
 
 
 def _derived(index: Index, count: int, where: Any, *, passages: bool) -> JudgedQueries:
-    from scannery.pipelines.evaluation.judgements import Judgement, Query
+    from scannery.evaluation.judgements import Judgement, Query
 
     found = derived_queries(index, count, where)
     return JudgedQueries(
@@ -241,7 +241,7 @@ def _derived(index: Index, count: int, where: Any, *, passages: bool) -> JudgedQ
 def _configurations(
     index: Index, queries: Mapping[str, Query], mode: str | None, fixed: dict[str, Any], sweep: Sequence[str]
 ) -> list[Configuration]:
-    from scannery.pipelines.evaluation.evaluate import combine, parse_sweep
+    from scannery.evaluation.evaluate import combine, parse_sweep
 
     try:
         sweeps = dict(map(parse_sweep, sweep))
@@ -284,7 +284,7 @@ def _check_baseline(baseline: str | None, configurations: Sequence[Configuration
 
 
 def _measures(given: str | None, configurations: Sequence[Configuration]) -> list[Measure]:
-    from scannery.pipelines.evaluation.measures import default_measures, parse_measures
+    from scannery.evaluation.measures import default_measures, parse_measures
 
     if given is not None:
         return parse_measures([name for name in given.split(",") if name.strip()])

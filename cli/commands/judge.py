@@ -24,7 +24,7 @@ from scannery.cli.output import print_json
 from scannery.client import Hit, Index
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluation.judgements import JudgementFile, Query
+    from scannery.evaluation.judgements import JudgementFile, Query
 
 __all__ = ["judge"]
 
@@ -71,7 +71,7 @@ def judge(
     as_json: JsonOption = False,
 ) -> None:
     """Judge the hits of queries in a terminal: one key for each, saved at once, and continued where it stopped."""
-    from scannery.pipelines.evaluation.judgements import JudgementFile, read_queries
+    from scannery.evaluation.judgements import JudgementFile, read_queries
 
     index, target, store = _place(place or [], index, target, store)
     filtered = parsed_json(where, "--where")
@@ -117,7 +117,7 @@ class Pools:
 
     def tasks(self, number: int, query_id: str, modes: Sequence[str]) -> list[Task]:
         """Return the hits of a query in an order that does not tell their ranks."""
-        from scannery.pipelines.evaluation.comparison import pool
+        from scannery.evaluation.comparison import pool
 
         query = self.queries[query_id]
         hits = pool([self._hits(query, mode) for mode in modes], self._name, seed=query_id)

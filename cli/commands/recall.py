@@ -23,7 +23,7 @@ from scannery.cli.output import print_json
 from scannery.client import Hit, Index
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluation.recall import RecallReport, Truth
+    from scannery.evaluation.recall import RecallReport, Truth
 
 __all__ = ["recall"]
 
@@ -47,8 +47,8 @@ def recall(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the share of an exact search's hits that a search finds."""
-    from scannery.pipelines.evaluation.judgements import read_recall_queries
-    from scannery.pipelines.evaluation.recall import measure_served_recall
+    from scannery.evaluation.judgements import read_recall_queries
+    from scannery.evaluation.recall import measure_served_recall
 
     options = {"where": parsed_json(where, "--where"), "fields": [], "mode": "dense"}
     with connected(target, store, timeout_s=timeout) as client:
@@ -78,8 +78,8 @@ def _scores_of(
 
 
 def _truth_of(index: Index, k: int, **options: Any) -> Callable[[Sequence[str | np.ndarray]], list[Truth]]:
+    from scannery.evaluation.recall import Truth
     from scannery.indexer.tuning.settings_choice import magnitude_of
-    from scannery.pipelines.evaluation.recall import Truth
 
     distance = index.stats().distance
 

@@ -46,8 +46,8 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.arrays import read_array
 from scannery.pipelines.errors import CollectionError, InputNotFoundError, PipelineError
-from scannery.pipelines.evaluation.query_files import query_records
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.sources.query_files import query_records
 
 if TYPE_CHECKING:
     from scannery.embed import Encoder

@@ -10,7 +10,7 @@ import pytest
 
 import scannery
 from scannery.cli.index_samples import existing_documents
-from scannery.pipelines.evaluation.judgements import query_id_of
+from scannery.evaluation.judgements import query_id_of
 from tests.cli.test_commands import in_json, run
 from tests.embed.tiny_models import make_cross_encoder
 from tests.served import copied, make_text_store, serving

@@ -18,7 +18,7 @@ import pytest
 
 from scannery.cli.judging_terminal import JudgingSession, Step, Task, keyboard
 from scannery.client import Hit
-from scannery.pipelines.evaluation.judgements import JudgementFile, read_judgements
+from scannery.evaluation.judgements import JudgementFile, read_judgements
 from tests.cli.test_commands import run
 from tests.served import make_text_store, serving
 

@@ -11,9 +11,9 @@ import pytest
 from benchmarks.recall_data import KINDS
 from benchmarks.recall_matrix import SHARES, built, measure
 from scannery.client.request.calls import search, search_many
+from scannery.evaluation.recall import Truth, measure_served_recall
 from scannery.indexer import Distance, Segment, Store, measure_recall, open_index, parse_spec, verify
 from scannery.indexer.tuning.settings_choice import SearchSettings, recall_by_score
-from scannery.pipelines.evaluation.recall import Truth, measure_served_recall
 from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.recall.sampled_query import one_query

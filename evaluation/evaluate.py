@@ -30,9 +30,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from scannery.pipelines.errors import CollectionError
-from scannery.pipelines.evaluation.judgements import Judgements
-from scannery.pipelines.evaluation.measures import (
+from scannery.evaluation.judgements import Judgements
+from scannery.evaluation.measures import (
     MAIN_MEASURE,
     Interval,
     Measure,
@@ -42,6 +41,7 @@ from scannery.pipelines.evaluation.measures import (
     measuring_engine,
     paired_bootstrap,
 )
+from scannery.pipelines.errors import CollectionError
 
 __all__ = [
     "SWEPT",

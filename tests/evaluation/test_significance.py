@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scannery.pipelines.evaluation.measures import (
+from scannery.evaluation.measures import (
     RESAMPLES,
     interval_of,
     intervals_of,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scannery.pipelines.evaluation.evaluate import combine, parse_sweep
+from scannery.evaluation.evaluate import combine, parse_sweep
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from scannery.evaluation.measures import Interval, interval_of
 from scannery.indexer.tuning.settings_choice import near, score_to_reach
-from scannery.pipelines.evaluation.measures import Interval, interval_of
 
 __all__ = ["RecallReport", "Truth", "measure_served_recall", "near_vectors", "recall_of"]
 

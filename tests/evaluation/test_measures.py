@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from scannery.evaluation.measures import default_measures, measured_values, parse_measures
 from scannery.pipelines.errors import CollectionError
-from scannery.pipelines.evaluation.measures import default_measures, measured_values, parse_measures
 
 NAMES = ["nDCG@10", "nDCG", "MRR@10", "MRR", "MAP", "MAP@5", "recall@7", "recall", "success@3", "success"]
 NAMES += ["precision@5", "judged@10", "judged"]

@@ -11,11 +11,11 @@ import ir_measures
 import numpy as np
 import pytest
 
+from scannery.evaluation.collection_check import check_collection
+from scannery.evaluation.comparison import pool
+from scannery.evaluation.evaluate import compare, evaluate, run_paths, write_per_query, write_run
+from scannery.evaluation.judgements import Judgement, Query, derive_queries, sample_passages
 from scannery.pipelines.errors import CollectionError
-from scannery.pipelines.evaluation.collection_check import check_collection
-from scannery.pipelines.evaluation.comparison import pool
-from scannery.pipelines.evaluation.evaluate import compare, evaluate, run_paths, write_per_query, write_run
-from scannery.pipelines.evaluation.judgements import Judgement, Query, derive_queries, sample_passages
 
 QUERIES = {"1": Query("one"), "2": Query("two"), "3": Query("one"), "4": Query("four")}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from scannery.pipelines.evaluation.judgements import Judgement, Judgements, Query, judgements_of
+from scannery.evaluation.judgements import Judgement, Judgements, Query, judgements_of
 
 __all__ = ["CollectionCheck", "check_collection"]
 

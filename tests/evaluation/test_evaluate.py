@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scannery.evaluation.evaluate import evaluate, largest_differences
+from scannery.evaluation.judgements import read_judgements, read_queries, read_recall_queries
+from scannery.evaluation.recall import Truth, measure_served_recall, near_vectors, recall_of
 from scannery.pipelines.errors import CollectionError, InputNotFoundError, MissingPackageError
-from scannery.pipelines.evaluation.evaluate import evaluate, largest_differences
-from scannery.pipelines.evaluation.judgements import read_judgements, read_queries, read_recall_queries
-from scannery.pipelines.evaluation.recall import Truth, measure_served_recall, near_vectors, recall_of
 
 QUERIES = {"q1": "one", "q2": "two", "q3": "three", "unjudged": "four", "hopeless": "five"}
 JUDGEMENTS = {"q1": {"a": 2, "b": 1}, "q2": {"c": 1}, "q3": {"d": 1, "e": 1}, "hopeless": {"x": 0}}

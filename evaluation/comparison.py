@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from scannery.evaluation.measures import Interval, interval_of
 from scannery.pipelines.errors import CollectionError
-from scannery.pipelines.evaluation.measures import Interval, interval_of
-from scannery.pipelines.evaluation.query_files import Query, query_records
+from scannery.pipelines.sources.query_files import Query, query_records
 
 __all__ = ["AnsweredQuery", "Comparison", "OtherAnswer", "compare", "pool", "read_answers"]
 

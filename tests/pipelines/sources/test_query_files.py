@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from scannery.cli.uploads import _queries
+from scannery.evaluation.judgements import read_queries, read_recall_queries
 from scannery.pipelines.errors import CollectionError, InputNotFoundError
-from scannery.pipelines.evaluation.judgements import read_queries, read_recall_queries
-from scannery.pipelines.evaluation.query_files import STDIN, query_records
+from scannery.pipelines.sources.query_files import STDIN, query_records
 
 ROWS: list[dict[str, Any]] = [{"id": "a", "text": "molten rock"}, {"id": "7", "text": "chess"}]
 

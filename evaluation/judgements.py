@@ -43,7 +43,7 @@ from typing_extensions import Self
 
 from scannery.indexer.store.folder_backend import sync_folder
 from scannery.pipelines.errors import CollectionError, InputNotFoundError
-from scannery.pipelines.evaluation.query_files import Query, query_records
+from scannery.pipelines.sources.query_files import Query, query_records
 
 __all__ = [
     "DerivedQuery",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scannery.evaluation.judgements import JudgementFile, read_judgements
 from scannery.pipelines.errors import CollectionError
-from scannery.pipelines.evaluation.judgements import JudgementFile, read_judgements
 
 FORMATS = {
     "qrels.tsv": "query-id\tcorpus-id\tscore\nq1\ta b\t2\nq1\tc\t0\n",
@@ -105,7 +105,7 @@ def test_judgements_survive_the_death_of_the_process(tmp_path: Path) -> None:
     path = tmp_path / "qrels.tsv"
     code = (
         "import os, signal, sys\n"
-        "from scannery.pipelines.evaluation.judgements import JudgementFile\n"
+        "from scannery.evaluation.judgements import JudgementFile\n"
         "file = JudgementFile(sys.argv[1])\n"
         "file.add('q1', 'a b', 2); file.add('q1', 'c', 0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
