@@ -47,7 +47,7 @@ class FileRecord:
     """A record of a file, or why there is none."""
 
     file: str
-    """As it was given, if it is in the working folder; with ", line" or ", row" where the number is one."""
+    """Path as it was given, if it is in the working folder; with ", line" or ", row" where the number is one."""
     number: int
     """0: the whole file."""
     record: dict[str, Any] | None

@@ -77,7 +77,7 @@ class ConnectConfig(NamedTuple):
     """What `connect` was given, checked."""
 
     target: Endpoint | str | None
-    """Of HTTP, of gRPC, or None for a store."""
+    """Target of HTTP, of gRPC, or None for a store."""
     credentials: Credentials
     retries: bool
     channels: int

@@ -33,13 +33,15 @@ class EncodedWindow:
     """Tokens computed only to fill up batches."""
 
     tokenise_s: float
-    """Of the thread that tokenises, usually while the device computes the window before."""
+    """Seconds of the thread that tokenises, usually while the device computes the window before."""
 
     wait_s: float
-    """From the end of the window before, or the start of the call: what the device waited for this window's texts."""
+    """Seconds from the end of the window before, or the start of the call: what the device waited for this window's
+    texts.
+    """
 
     compute_s: float
-    """Of the device, and of padding and collecting for it."""
+    """Seconds of the device, and of padding and collecting for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class Prepared(NamedTuple):
     items: list[Any]
     """One per text."""
     lengths_N: np.ndarray
-    """In tokens or proportional to tokens, int64 (N,)."""
+    """Lengths in tokens or proportional to tokens, int64 (N,)."""
     cut_N: np.ndarray
     """How many tokens of each text were cut off, int64 (N,); estimated for the end of very long texts, 0 if unknown."""
 

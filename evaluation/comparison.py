@@ -33,7 +33,7 @@ class OtherAnswer(NamedTuple):
     """An answer of the other system."""
 
     id: str
-    """Of the query; its number in the file where it has none."""
+    """Id of the query; its number in the file where it has none."""
     query: Query
     hits: list[str]
     """Ids, best first."""
@@ -47,7 +47,7 @@ class AnsweredQuery(NamedTuple):
     theirs: Sequence[str]
     ours: Sequence[str]
     exact: Sequence[str]
-    """Of an exact search of the index."""
+    """Hits of an exact search of the index."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ __all__ = [
 
 QueryT = TypeVar("QueryT")
 Search = Callable[[Sequence[QueryT]], Sequence[Sequence[str]]]
-"""From Q queries to the ids found for each, best first."""
+"""Function from Q queries to the ids found for each, best first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Evaluation:
     query_ids: tuple[str, ...]
     """Queries with a relevant document, in the order of the queries file."""
     values: Mapping[str, np.ndarray]
-    """By measure, the value of each query: float64 (Q,)."""
+    """Values by measure, the value of each query: float64 (Q,)."""
     found: tuple[tuple[str, ...], ...]
     """The ids found for each query, best first."""
     seconds: float
@@ -302,7 +302,7 @@ class Configuration:
     name: str
     """The mode, and the options that are swept: `hybrid alpha=0.3`."""
     options: Mapping[str, Any]
-    """By the names of SWEPT, without those that are not set."""
+    """Options by the names of SWEPT, without those that are not set."""
 
     def without(self, option: str) -> str:
         """Return the name without one option: configurations with equal ones make a line of a plot."""

@@ -419,7 +419,7 @@ class Passage(Protocol):
 
 
 Window = Callable[[np.ndarray, int, int], Sequence[Passage]]
-"""From a vector (dimensions,), an offset and a number to the hits from that rank on."""
+"""Function from a vector (dimensions,), an offset and a number to the hits from that rank on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ class ContentsRecord:
     category: str = ""
     """The managed service's name for the problem."""
     id: str = ""
-    """Of the record with the problem, if it could be read."""
+    """Id of the record with the problem, if it could be read."""
     excerpt: str = ""
     """Start of the record with the problem."""
 

@@ -108,7 +108,7 @@ class ConfigTrial(_Record):
     queries: dict[str, int]
     """Number of queries of each kind, named as in `CurvePoint.recalls`."""
     tried: tuple[TriedConfig, ...]
-    """In the order of the trial; one is chosen."""
+    """Settings in the order of the trial; one is chosen."""
 
 
 class DeletedRows(_Record):
@@ -128,7 +128,7 @@ class FileTail(_Record):
     start: Annotated[int, Field(ge=0)]
     """First byte of the end."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Of the bytes from there on."""
+    """SHA-256 of the bytes from there on."""
 
 
 class SegmentEntry(_Record):

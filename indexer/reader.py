@@ -37,7 +37,7 @@ class OpenIndex:
     segments: tuple[Segment, ...]
     """Open segments in the order of the manifest. Open versions share them; `alive` has the deleted rows of each."""
     alive: tuple[AllowedRows | None, ...]
-    """For each segment the rows that are not deleted; None: all rows."""
+    """Rows: for each segment the rows that are not deleted; None: all rows."""
 
     @property
     def spec(self) -> IndexSpec:
@@ -84,9 +84,9 @@ class NamedIndex:
     index: OpenIndex
     """The vectors. Its segments have numbers of vectors as rows."""
     vectors: tuple[NamedVectors, ...]
-    """For each of its segments the translation to rows of datapoints."""
+    """Rows: for each of its segments the translation to rows of datapoints."""
     numbers: tuple[int, ...]
-    """For each of its segments the number of the segment with the datapoints."""
+    """Numbers: for each of its segments the number of the segment with the datapoints."""
 
 
 def _named(index: OpenIndex, name: str) -> NamedIndex:

@@ -27,7 +27,7 @@ class ShardGroup:
     """The shards whose number modulo `groups` is `number`. ValueError if there is no such group."""
 
     number: int
-    """From 0."""
+    """Number, counted from 0."""
     groups: int
     """How many groups there are."""
 
@@ -64,4 +64,4 @@ class _NoShards:
 
 
 NO_SHARDS: Shards = _NoShards()
-"""For processes that need the spec of an index, and none of its datapoints."""
+"""No shards: for processes that need the spec of an index, and none of its datapoints."""

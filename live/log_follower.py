@@ -16,11 +16,13 @@ from scannery.runtime.tasks import PeriodicTask
 __all__ = ["LogFollower"]
 
 BUSY_S = 0.003
-"""Between two looks while something is being written. One look costs 5 µs, however many logs there are."""
+"""Seconds between two looks while something is being written. One look costs 5 µs, however many logs there are."""
 REST = 8
 MAX_REST_S = 0.02
-"""After it applied something, it rests for `REST` times the seconds that took, at most `MAX_REST_S`: under many writes
-it applies several batches at once, which costs little more than one, and leaves queries most of the time."""
+"""Most seconds of rest. After it applied something, it rests for `REST` times the seconds that took, at most
+`MAX_REST_S`: under many writes it applies several batches at once, which costs little more than one, and leaves queries
+most of the time.
+"""
 IDLE_S = 0.015
 IDLE_AFTER_S = 1.0
 SWEEP_S = 2.0
@@ -28,7 +30,7 @@ SWEEP_S = 2.0
 LOOKS_PER_S = 200.0
 """Looks at logs of which no change was noted: at more than 400 logs, each has its turn later than after SWEEP_S."""
 SWEEP_EVERY_S = 0.1
-"""Between two checks which logs have not been looked at for so long."""
+"""Seconds between two checks which logs have not been looked at for so long."""
 
 
 class LogFollower(PeriodicTask):

@@ -118,9 +118,9 @@ class Deletion:
     ids: tuple[str, ...]
     document_ids: tuple[str, ...]
     condition: Condition | None
-    """Of each datapoint."""
+    """Condition of each datapoint."""
     conditions: tuple[Condition, ...] = ()
-    """Of each of `ids`, in their order; empty: none but `condition`."""
+    """Conditions of each of `ids`, in their order; empty: none but `condition`."""
 
 
 ENCODE_AT_ONCE = 64

@@ -59,16 +59,16 @@ class StageNeeds:
     """Units or shards: more workers than that are idle."""
 
     memory_bytes: int
-    """Of a worker that does one task at a time."""
+    """Memory of a worker that does one task at a time."""
 
     disk_bytes: int
     """Temporary disk of such a worker."""
 
     read_bytes: int
-    """From inputs and store, by all workers."""
+    """Bytes read from inputs and store, by all workers."""
 
     written_bytes: int
-    """To the store, by all workers."""
+    """Bytes written to the store, by all workers."""
 
     files: int
     """Objects in the store that it writes, their records included."""
@@ -88,13 +88,13 @@ class CostEstimate:
     """Embedded per second by one worker, with the model and the passages of this build."""
 
     embed_hours: float
-    """Of all workers working side by side; 0 where the source has vectors."""
+    """Hours of all workers working side by side; 0 where the source has vectors."""
 
     segment_hours: float
     """The same for segments, on machines of this kind."""
 
     price: float
-    """Of both, in US dollars."""
+    """Price of both, in US dollars."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,10 +116,10 @@ class BuildPlan:
     unit_bytes: int
     shards: int
     rows_per_shard: int
-    """Of the mean shard, with the rows that an existing index keeps."""
+    """Rows of the mean shard, with the rows that an existing index keeps."""
 
     index_bytes: int
-    """Of the segments."""
+    """Bytes of the segments."""
 
     stages: Sequence[StageNeeds]
     costs: Sequence[CostEstimate]
@@ -240,7 +240,7 @@ class _Model:
 
     weights_bytes: int
     flops: float
-    """Of its linear layers for one token."""
+    """Floating-point operations of its linear layers for one token."""
 
     @classmethod
     def of(cls, encoder: PlannedEncoder) -> _Model:

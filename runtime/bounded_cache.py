@@ -10,7 +10,9 @@ from typing import Generic, TypeVar
 __all__ = ["ENTRY_BYTES", "BoundedCache"]
 
 ENTRY_BYTES = 1024
-"""Of an entry besides its key and its value: places in the dictionary, tuples, array headers, objects around them."""
+"""Bytes of an entry besides its key and its value: places in the dictionary, tuples, array headers, objects around
+them.
+"""
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")

@@ -93,7 +93,7 @@ class Status(NamedTuple):
     http: int
     """Status of HTTP, as Connect defines it."""
     exit_code: int
-    """Of the command. NOT_NOW: trying again later makes sense."""
+    """Exit code of the command. NOT_NOW: trying again later makes sense."""
 
 
 STATUSES: dict[str, Status] = {
@@ -114,7 +114,7 @@ STATUSES: dict[str, Status] = {
     "DATA_LOSS": Status(500, DEFECT),
     "UNAUTHENTICATED": Status(401, NOT_ALLOWED),
 }
-"""By the name of the gRPC status."""
+"""Statuses by the name of the gRPC status."""
 
 
 class CodedError(Exception):

@@ -38,7 +38,7 @@ class Backoff:
         """
         self._first_s, self._max_s, self._clock = first_s, max_s, clock
         self.failures = 0
-        """In a row, up to now."""
+        """Failures in a row, up to now."""
         self.retry_at_s = float("-inf")
         """When the next try is due, in the clock's seconds."""
 
@@ -130,7 +130,7 @@ class Deadline:
     """The moment until which the caller waits for the answer."""
 
     at_s: float
-    """In seconds of `clock`; infinite: no deadline."""
+    """Time in seconds of `clock`; infinite: no deadline."""
     clock: Callable[[], float] = time.monotonic
 
     @classmethod

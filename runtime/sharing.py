@@ -104,7 +104,7 @@ NAMES = 1024
 NUMBERS = 20
 """Most numbers of one process for one name."""
 _CHECKSUM = struct.Struct("<Q")
-"""Of a row: it stays aligned to words."""
+"""Bytes of the checksum of a row: it stays aligned to words."""
 
 
 class SharedTable:

@@ -75,14 +75,15 @@ MAX_LEAF_IDS = 8_000
 MAX_LEAF_KEYS = 1_000_000
 """Rows whose order a leaf describes with one answer."""
 MAX_LEAF_REQUEST_BYTES = 16 << 20
-"""Of the queries of one call of a root to a leaf, unless it has one: ids and texts become vectors for each name, and so
-are far larger than in the request of the caller; a leaf accepts no larger messages than other servers do."""
+"""Bytes of the queries of one call of a root to a leaf, unless it has one: ids and texts become vectors for each name,
+and so are far larger than in the request of the caller; a leaf accepts no larger messages than other servers do.
+"""
 MAX_LEAF_ROWS = 2_000_000
 """Queries × rows wanted by each vector and by words of one call of a root to a leaf, unless it has one query."""
 MAX_LEAF_TERMS = 65_536
 """Distinct words of one query, or of one question for statistics: a query of 64 texts of 32 KiB may have more."""
 MAX_LEAF_VALUES_BYTES = 256 << 20
-"""Of the distinct values of an attribute that a leaf returns."""
+"""Bytes of the distinct values of an attribute that a leaf returns."""
 MAX_RESCORE = 100_000
 MAX_RERANK_CANDIDATES = 1_000
 MAX_RERANK_MS = 600_000
@@ -90,7 +91,7 @@ MAX_GET_IDS = 1_000
 DEFAULT_FACETS = 100
 MAX_FACETS = 10_000
 MAX_FACETS_BYTES = 32 << 20
-"""Of the values of one answer: 10,000 strings of 1 MiB each would take all memory."""
+"""Bytes of the values of one answer: 10,000 strings of 1 MiB each would take all memory."""
 MAX_QUANTILES = 100
 MAX_GROUP_QUERIES = 64
 MAX_GROUP_WEIGHT = 1e6
@@ -114,7 +115,7 @@ MAX_STRINGS = 65_536
 """Items of one string list."""
 MAX_UPSERTS = 1_000
 MAX_DELETES = 1_000
-"""For ids and for document ids, each."""
+"""Most items, for ids and for document ids, each."""
 DEFAULT_FILTERED_WRITES = 1_000
 MAX_FILTERED_WRITES = 10_000
 """Datapoints of one DeleteWhere or UpdateWhere."""
@@ -129,6 +130,6 @@ DEFAULT_SCAN_PAGE = 1_000
 MAX_SCAN_PAGE = 10_000
 """Datapoints of a page of a scan."""
 MAX_SCAN_PAGE_BYTES = 3 << 20
-"""Of the datapoints of a page, unless it has only one: gRPC clients accept 4 MiB by default."""
+"""Bytes of the datapoints of a page, unless it has only one: gRPC clients accept 4 MiB by default."""
 MAX_SORTED_ROWS = 1 << 24
 """Datapoints that a scan sorts or samples: while it runs, its order takes 4 bytes for each."""

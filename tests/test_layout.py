@@ -7,6 +7,8 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,51 @@ def test_the_wheel_holds_every_tracked_module(tmp_path: Path):
     expected |= {name.removeprefix("src/") for name in tracked("src/scannery/v1", "src/scannery/vertex")}
     assert expected | {"scannery/py.typed"} <= packed
     assert not [name for name in packed if name.split("/")[0] in {*ROOMS, "tests", "proto"}]
+
+
+PREPOSITIONS = frozenset(
+    (
+        "after",
+        "as",
+        "at",
+        "before",
+        "behind",
+        "beside",
+        "between",
+        "by",
+        "for",
+        "from",
+        "in",
+        "of",
+        "on",
+        "over",
+    )
+) | {"to", "under", "with", "within", "without"}
+
+
+def _documented(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of each documentation of a field or a constant."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        body = getattr(node, "body", None)
+        for field, text in pairwise(body) if isinstance(body, list) else ():
+            is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+            if (
+                isinstance(field, (ast.AnnAssign, ast.Assign))
+                and is_text
+                and isinstance(text.value.value, str)
+            ):
+                yield text.lineno, text.value.value
+
+
+def test_a_field_is_documented_with_its_noun() -> None:
+    documented = [
+        (f"{path.relative_to(ROOT)}:{line}", text)
+        for room in ROOMS
+        for path in (ROOT / room).glob("**/*.py")
+        for line, text in _documented(path)
+    ]
+    assert len(documented) > 2000
+    without_noun = [
+        place for place, text in documented if text.split()[0].lower().strip(".,;:") in PREPOSITIONS
+    ]
+    assert not without_noun, "Say what the field is: 'Bytes of a page', not 'Of a page'."

@@ -33,11 +33,11 @@ class ScanneryVectorWriterConfig(VectorDatabaseWriteConfig):
     index: str
     """Its name."""
     dimensions: int | None = None
-    """Of a new index; required if there is none and no `encoder` is given."""
+    """Dimensions of a new index; required if there is none and no `encoder` is given."""
     encoder: str | None = None
     """Model of a new index that encodes the texts of items without an embedding in the server."""
     distance: Literal["cosine", "dot", "squared_l2"] = "cosine"
-    """Of a new index."""
+    """Distance of a new index."""
     lexical: bool | Mapping[str, Any] = True
     """Whether words are indexed in a new index, or how: as in SPEC.yaml."""
     sparse: bool = False

@@ -13,9 +13,9 @@ from scannery.client import AttributeStats, Datapoint, Facets
 __all__ = ["MetadataQueries"]
 
 MAX_FACETS = 10_000
-"""Of a call."""
+"""Facets of a call."""
 _OWN_FIELDS = ("title", "text", "payload", "offsets")
-"""Of a datapoint: an attribute of such a name comes only with all fields."""
+"""Fields of a datapoint: an attribute of such a name comes only with all fields."""
 _TYPES = ((bool, "boolean"), (int, "int"), (float, "float"))
 
 

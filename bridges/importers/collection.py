@@ -78,7 +78,7 @@ class PeerCollection:
 
     name: str
     dimensions: int
-    """Of the unnamed vector; 0: there are named vectors only."""
+    """Dimensions of the unnamed vector; 0: there are named vectors only."""
     distance: Distance
     rows: int | None
     """None: not known."""
@@ -271,7 +271,7 @@ class PeerOptions:
     """Options of an import; None: found by the source, where it is the only one."""
 
     collection: str | None = None
-    """Of Qdrant and Chroma: the collection; of LanceDB and PostgreSQL: the table."""
+    """Name: of the collection in Qdrant and Chroma, of the table in LanceDB and PostgreSQL."""
     vector: str | None = None
     """Name of the vector, or of its column. Without it, several vectors become named vectors."""
     id: str | None = None
@@ -279,7 +279,7 @@ class PeerOptions:
     ids: str | None = None
     """File with the ids, for FAISS."""
     distance: Distance | None = None
-    """In place of the source's own."""
+    """Distance in place of the source's own."""
 
 
 Peer: TypeAlias = Literal["qdrant", "chroma", "lancedb", "pgvector", "faiss"]

@@ -150,7 +150,7 @@ class _Memo(dict[int, Any]):
 
 
 _Unpickler: Any = pickle._Unpickler
-"""In Python: the one in C reserves memory by numbers in the pickle."""
+"""The unpickler that is written in Python: the one in C reserves memory by numbers in the pickle."""
 
 
 class _Reader(_Unpickler):

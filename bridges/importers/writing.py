@@ -14,7 +14,7 @@ from scannery.pipelines.errors import PeerError
 __all__ = ["ImportReport", "ImportSettings", "import_collection"]
 
 BATCH_ROWS = 500
-"""In one call; a repeated import asks for the ids of as many at once."""
+"""Rows in one call; a repeated import asks for the ids of as many at once."""
 
 
 @dataclass(frozen=True, kw_only=True)

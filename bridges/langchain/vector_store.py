@@ -401,13 +401,13 @@ class ScanneryRetriever(BaseRetriever):
     k: int = 4
     """Documents wanted, 1 to 10,000; also an argument of `invoke`."""
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
-    """By vector and by words, or by one of them."""
+    """Way of search: by vector and by words, or by one of them."""
     alpha: float | None = None
     """Hybrid: weight of the search by vector, 0 to 1; default: what the index has measured, or 0.5."""
     rerank: int | None = None
     """How many of the best hits a cross-encoder of the index orders again."""
     filter: dict[str, Any] | None = None
-    """By keys of the metadata."""
+    """Conditions by keys of the metadata."""
     search_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further options of `Index.search`: `max_per_group`, `target_recall`, `rerank_budget_s`, `where` and so on."""
 

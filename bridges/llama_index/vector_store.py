@@ -77,7 +77,7 @@ class ScanneryVectorStore(BasePydanticVectorStore):
     embedding_dim: int | None = None
     """Dimensions of a new index; None: those of the first embedding that is added."""
     distance: Literal["cosine", "dot", "squared_l2"] = "cosine"
-    """Of a new index."""
+    """Distance of a new index."""
     lexical: bool | dict[str, Any] = True
     """Whether words are indexed in a new index, or how, as in SPEC.yaml: for text_search, sparse and hybrid."""
     encoder: str | None = None

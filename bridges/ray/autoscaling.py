@@ -133,20 +133,20 @@ class Autoscaling:
     ray: str
     """Address of Ray's head."""
     name: str
-    """Of the cluster."""
+    """Name of the cluster."""
     limits: Limits
     every_s: float
     """Time for which the load is measured before each decision."""
     timeout_s: float
     """Time in which new leaves must serve."""
     key_file: str = ""
-    """Of the leaves, as their root has."""
+    """Key file of the leaves, as their root has."""
     ca: str = ""
-    """Of the leaves, as their root has."""
+    """Certificate authority of the leaves, as their root has."""
     cert: str = ""
-    """For leaves that ask for a certificate."""
+    """Certificate for leaves that ask for a certificate."""
     cert_key: str = ""
-    """Of the certificate."""
+    """Private key of the certificate."""
 
     def __post_init__(self) -> None:
         self.leaves("127.0.0.1:1")  # checks the files

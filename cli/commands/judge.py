@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["judge"]
 
 FEW_QUERIES = 50
-"""As many as the test collections of TREC have at least."""
+"""Queries, as many as the test collections of TREC have at least."""
 
 
 def judge(
@@ -98,7 +98,7 @@ class Summary:
     judged: int
     skipped: int
     judgements: int
-    """Of the file, in all."""
+    """Judgements of the file, in all."""
     queries: int
     queries_with_judgements: int
     queries_with_relevant: int

@@ -67,7 +67,7 @@ class Method(Generic[RequestT, ResponseT]):
     """A method of the wire contract."""
 
     path: str
-    """For example `/scannery.v1.SearchService/Search`."""
+    """Path, for example `/scannery.v1.SearchService/Search`."""
     request: type[RequestT]
     response: type[ResponseT]
 

@@ -30,7 +30,7 @@ class FilteredBatch:
     """Datapoints that are left."""
     sequence: int
     until_sequence: int
-    """To be sent with the next batch."""
+    """Sequence to be sent with the next batch."""
     index: str
     """Name of the index, for the next batch; empty: the server does not say it."""
 

@@ -86,7 +86,9 @@ None stands for "not set"."""
 
 _Operand: TypeAlias = Scalar | Collection[Scalar] | Mapping[str, Any]
 Where: TypeAlias = Mapping[str, "Scalar | Mapping[str, _Operand] | Sequence[Where] | Where"]
-"""For example `{"show": "gotime", "year": {"$gte": 2020}}`; several keys must all match. None equals "not set"."""
+"""A filter, for example `{"show": "gotime", "year": {"$gte": 2020}}`; several keys must all match. None equals "not
+set".
+"""
 
 # Deeper is refused by the server; this bound only keeps a dictionary that holds itself from recursing for ever.
 _MAX_DEPTH = 40

@@ -26,7 +26,7 @@ these types: NumPy's are written as their bytes, without type and unit."""
 _TYPES = frozenset((str, int, float, bool, type(None)))
 
 _NO_VECTOR = 0
-"""In place of the size of a vector, of a search by text."""
+"""Number in place of the size of a vector, of a search by text."""
 
 _kept: dict[tuple[str, int, bytes], tuple[bytes, bytes]] = {}
 

@@ -73,7 +73,7 @@ class TypeStats:
     """None for types without an order."""
     max: AttributeValue | None
     quantiles: dict[float, AttributeValue]
-    """By share: the least value that this share of the values does not exceed."""
+    """Quantiles by share: the least value that this share of the values does not exceed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class AttributeStats:
     distinct: int
     """Distinct values."""
     types: tuple[TypeStats, ...]
-    """By type; a declared attribute has one at most."""
+    """Statistics by type; a declared attribute has one at most."""
     version: int
     """Version of the index."""
     sequence: int

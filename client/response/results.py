@@ -95,7 +95,7 @@ class Datapoint(_Undecoded):
     text: str | None = None
     """The passage."""
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
-    """Without those that are not set."""
+    """Attributes without those that are not set."""
     payload: Any = None
     """Parsed JSON."""
     text_start: int | None = None
@@ -163,9 +163,11 @@ class Hit(Datapoint):
     group: AttributeValue | None = None
     """What `max_per_group` grouped by."""
     snippet: Snippet | None = None
-    """With `highlight`: the best sentence, and the words that match."""
+    """Snippet, with `highlight`: the best sentence, and the words that match."""
     vector_scores: dict[str, float] = field(default_factory=dict)
-    """Of a search of several vectors, or a named one: the score by each that the hit has; "" is the unnamed vector."""
+    """Scores of a search of several vectors, or a named one: the score by each that the hit has; "" is the unnamed
+    vector.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +182,7 @@ class SegmentPlan:
     leaves), `scann_allowed` (more candidates than needed, checked), or `none` (no vectors were compared)."""
     rows: int
     rows_allowed: int
-    """By the filter."""
+    """Rows that are allowed by the filter."""
     leaves_searched: int
     """0 where there are none, or all rows were compared."""
     candidates: int
@@ -212,7 +214,7 @@ class Explanation:
     """The target that chose the settings: above `target_recall` where the server has found with sampled queries that
     the settings measured for that find too little. 1: exact search."""
     recall_steps: int = 0
-    """By how many steps the effective target is above; 0: it is not, and the measured curve holds."""
+    """Steps by how many steps the effective target is above; 0: it is not, and the measured curve holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +222,7 @@ class Coverage:
     """How much of an index a cluster searched."""
 
     shards: int
-    """Of the index."""
+    """Shards of the index."""
     shards_answered: int
     """Those that were searched."""
     rows: int
@@ -284,9 +286,9 @@ class ScanPage(NamedTuple):
     snapshot: str
     """What the tokens of the scan begin with, before `.` and a position."""
     position: int
-    """Of the first of the datapoints."""
+    """Position of the first of the datapoints."""
     next_token: str
-    """Of the page after this one; empty: this is the last one."""
+    """Token of the page after this one; empty: this is the last one."""
     total: int
     version: int
     sequence: int
@@ -321,11 +323,11 @@ class BulkWritten:
     """What a bulk upsert did. All of it is durable."""
 
     sequence: int
-    """Of its last batch, as in Written."""
+    """Sequence of its last batch, as in Written."""
     written: int
     """Datapoints: passages, where texts are cut."""
     failed: tuple[NotWritten, ...]
-    """By position; only with `errors="return"`."""
+    """Failed datapoints by position; only with `errors="return"`."""
     ignored: tuple[str, ...] = ()
     """Names of fields that the index has no place for, sorted; what they held was not written."""
 
@@ -335,7 +337,7 @@ class Deleted:
     """A deletion that is durable."""
 
     sequence: int
-    """As in Written."""
+    """Sequence as in Written."""
     deleted: int
     """Datapoints that were there and are not any more."""
 

@@ -98,7 +98,7 @@ LIST_METHODS = (
     "__iter__", "__le__", "__lt__", "__mul__", "__ne__", "__repr__", "__reversed__", "__rmul__", "__setitem__",
     "append", "clear", "copy", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort",
 )  # fmt: skip
-"""Of a list, those that read or change its items."""
+"""Methods of a list, those that read or change its items."""
 for _name in LIST_METHODS:
     setattr(UndecodedHits, _name, _made_first(_name))
 UndecodedHits.__radd__ = _added_to  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ ASK = (("scannery-http", "ask"),)
 _FIRST_CALL = 2
 _FIRST_WAIT_S, _MAX_WAIT_S = 5.0, 300.0
 _MAX_ADDRESSES = 4
-"""Of a host: which of several servers by one name answered over gRPC is not known."""
+"""Addresses of a host: which of several servers by one name answered over gRPC is not known."""
 _TARGET = re.compile(
     r"(?:dns:(?:///)?|ipv4:|ipv6:)?(?!(?:dns|ipv4|ipv6|unix|unix-abstract|xds):)"
     r"(\[[0-9A-Za-z:.%]+\]|[A-Za-z0-9_.-]+):[0-9]+"

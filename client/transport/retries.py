@@ -99,7 +99,7 @@ _ERRORS: dict[str, type[ScanneryError]] = {
     "OUT_OF_RANGE": errors.InvalidArgumentError,
     "ABORTED": errors.FailedPreconditionError,
 }
-"""By code in upper case; gRPC writes "CANCELLED", Connect "canceled"."""
+"""Error classes by code in upper case; gRPC writes "CANCELLED", Connect "canceled"."""
 
 
 def error_from_status(code: str, message: str, detail: ErrorDetail | None) -> errors.ScanneryError:

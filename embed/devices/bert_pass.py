@@ -45,7 +45,7 @@ ERF = (
 """Coefficients of erf(x / √2) / x in 2 * (x / ERF_END)² - 1, highest power first, fitted for the least error of
 erf(x / √2): 2e-6."""
 ERF_END = 4.8
-"""From here on, erf(x / √2) is taken for its value here."""
+"""Least x from which on erf(x / √2) is taken for its value here."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class BertPass:
     """The compiled functions for one size of a model; they take addresses, and release the interpreter's lock."""
 
     passes: dict[int, Any]
-    """By tokens of a block: `(ids, positions, words, places, result, work, ends, texts, rows, blocks, table, layers,
-    heads, epsilon, averaged, unit, lengths)`.
+    """Compiled passes by tokens of a block: `(ids, positions, words, places, result, work, ends, texts, rows,
+    blocks, table, layers, heads, epsilon, averaged, unit, lengths)`.
 
     ids, positions: int64 (rows,), rows of words and places, which are bfloat16 (any, D). result: float32 (texts, D),
     the mean of the first `averaged` tokens of each text, scaled to length 1 if `unit` is not 0; their lengths before,

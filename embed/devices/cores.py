@@ -65,7 +65,7 @@ class _State:
     neighbours: Neighbours | None = None
     number = 0
     one_core_until_s = 0.0
-    """On the monotonic clock."""
+    """Time until which one core is used, on the monotonic clock."""
     computing = 0
     """Threads of this process that do."""
     lock = threading.Lock()

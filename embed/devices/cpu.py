@@ -82,7 +82,7 @@ class CpuDevice:
         self._model: Any = None
         self._forward: Forward | None = None
         self._vector_of: Callable[[Sequence[int]], np.ndarray | None] | None = None
-        """Of one short text, if the model is one function."""
+        """Function that returns the vector of one short text, if the model is one function."""
 
     def plan(self, widths: Sequence[int]) -> None:
         """Do nothing: batches may have any width."""

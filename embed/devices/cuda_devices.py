@@ -18,8 +18,9 @@ from scannery.embed.cache_folders import is_ours, make_cache_folder
 __all__ = ["free_gpu", "has_cuda", "least_used", "visible_devices"]
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""By default torch's question whether there is CUDA starts CUDA's runtime, and then CUDA fails in every process that is
-forked afterwards. With this variable at 1 torch asks the driver's management library."""
+"""Environment variable of torch. By default its question whether there is CUDA starts CUDA's runtime, and then CUDA
+fails in every process that is forked afterwards. With this variable at 1 torch asks the driver's management library.
+"""
 
 MOST_PROCESSES = 64
 """Processes counted for one GPU; with more, all GPUs count as equally used."""

@@ -15,7 +15,7 @@ from scannery.embed.tokenization import Features
 __all__ = ["TokenBudget", "halving", "is_out_of_memory"]
 
 ALLOCATION_ERRORS = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "out of memory")
-"""Of libraries that allocate memory themselves; torch raises them as plain RuntimeErrors."""
+"""Error classes of libraries that allocate memory themselves; torch raises them as plain RuntimeErrors."""
 
 LEAST_TOKENS = 1024
 """A batch of fewer fails for another reason than its size."""

@@ -56,7 +56,7 @@ class _State:
     """How this process uses its chips."""
 
     one_each: bool = False
-    """Within `launch`: an encoder uses one chip."""
+    """Whether it runs within `launch`: an encoder uses one chip."""
 
 
 class Chips:

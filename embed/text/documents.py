@@ -216,7 +216,7 @@ class CutAndEncoded(NamedTuple):
 
     passages: list[list[Passage]]
     vectors: list[np.ndarray]
-    """Of the passages of each document, float32 (P, D)."""
+    """Vectors of the passages of each document, float32 (P, D)."""
     cut_tokens: list[np.ndarray]
     """Tokens that the encoder cut off each passage, int64 (P,)."""
     refused: list[str | None]

@@ -17,7 +17,7 @@ __all__ = ["SEPARATOR", "Section", "Structure", "Table", "find_structure", "fron
            "passage_title"]  # fmt: skip
 
 SEPARATOR = " > "
-"""Between the headings of a trail."""
+"""Text between the headings of a trail."""
 MOST_HEADING_CHARS = 160
 MOST_TRAIL_CHARS = 320
 """A trail is repeated in front of each passage of its section, so its length is bounded."""

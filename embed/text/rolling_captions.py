@@ -26,9 +26,9 @@ class CueLine(NamedTuple):
     start: int
     end: int
     source: str
-    """As written."""
+    """Caption as written."""
     words: str
-    """Without tags and runs of white space."""
+    """Words without tags and runs of white space."""
 
 
 class Cue(NamedTuple):

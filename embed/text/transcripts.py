@@ -106,7 +106,7 @@ _PARTICLES = frozenset(("al", "and", "bin", "da", "de", "del", "den", "der", "di
 _LATEST_BEGIN_S = 3600
 """Lines of logs begin with times of day; a recording begins before its second hour."""
 _MORNING_S = 300
-"""In minutes and seconds: what begins later, in steps of five, may be hours and minutes of a day."""
+"""A time in minutes and seconds: what begins later, in steps of five, may be hours and minutes of a day."""
 
 
 class Label(NamedTuple):
@@ -321,14 +321,14 @@ class Marks:
 
     time_positions: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
-    """From `time_positions[i]` on, the recording is at `times_s[i]`."""
+    """Times in seconds: from `time_positions[i]` on, the recording is at `times_s[i]`."""
 
     cue_ends_s: list[float] | None = None
     """End of each cue; None if the text has no cues."""
 
     turn_positions: list[int] = field(default_factory=list)
     speakers: list[str] = field(default_factory=list)
-    """From `turn_positions[i]` on, `speakers[i]` speaks."""
+    """Speakers: from `turn_positions[i]` on, `speakers[i]` speaks."""
 
     label_ends: list[int] = field(default_factory=list)
     """One past the last character of each speaker's mark."""

@@ -60,7 +60,7 @@ class SizeLimits:
     text: int | None = None
     payload: int | None = None
     attribute: int | None = None
-    """Of all strings of one value."""
+    """Bytes of all strings of one value."""
     strings: int | None = None
     """Strings in one list."""
 

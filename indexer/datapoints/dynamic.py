@@ -57,7 +57,7 @@ MAX_DYNAMIC_NAMES = 256
 MAX_NAME_BYTES = 256
 MAX_DEPTH = 64
 MAX_ITEMS = 65_536
-"""Of a list."""
+"""Items of a list."""
 MAX_VALUES = MAX_DYNAMIC_BYTES // 2
 """Each value takes at least two bytes, its own and a comma: with more of them, JSON is too long whatever they are."""
 NOT_DYNAMIC = ("id", "document_id")
@@ -286,7 +286,7 @@ def _invalid(path: str, what: str, reason: str = "attribute") -> InvalidRecordEr
 
 
 PIECE_BYTES = 16 << 20
-"""Of the objects; a kernel reads them in about 30 ms."""
+"""Bytes of the objects; a kernel reads them in about 30 ms."""
 Kind = Literal["bool", "int", "float", "string"]
 """Types of values that can be filtered by."""
 
@@ -304,7 +304,9 @@ class DynamicValues:
     nested: np.ndarray
     """The rows whose value is an object, or a list that has objects or lists, int32, ascending."""
     by_kind: Mapping[Kind, tuple[np.ndarray, pa.Array]]
-    """For each type that occurs: the row of each value, int32 (P,), ascending, and the values, a dictionary array."""
+    """Values for each type that occurs: the row of each value, int32 (P,), ascending, and the values, a dictionary
+    array.
+    """
 
 
 def dynamic_values(

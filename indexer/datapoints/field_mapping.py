@@ -290,8 +290,9 @@ class FieldMapping:
         self._named = named
         self.dynamic = dynamic
         self.fields = fields
-        """By column: `id`, `document_id`, `title`, `text`, `embedding`, `sparse`, `payload`, the attributes, and named
-        vectors that the source has."""
+        """Fields by column: `id`, `document_id`, `title`, `text`, `embedding`, `sparse`, `payload`, the attributes, and
+        named vectors that the source has.
+        """
 
     @classmethod
     def of(cls, spec: IndexSpec) -> FieldMapping:

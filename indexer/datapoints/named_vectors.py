@@ -70,23 +70,24 @@ def vector_name(column: str) -> str | None:
 
 def names_in(table: pa.Table) -> list[str]:
     """Return the names of the vectors that at least one row has."""
-    return [
-        column.removeprefix(_PREFIX)
-        for column in table.column_names
-        if is_vector_column(column) and table.column(column).null_count < table.num_rows
-    ]
+    columns = _vector_columns(table)
+    return [each.removeprefix(_PREFIX) for each in columns if table.column(each).null_count < table.num_rows]
+
+
+def _vector_columns(table: pa.Table) -> list[str]:
+    return [column for column in table.column_names if column.startswith(_PREFIX)]
 
 
 def without_named(table: pa.Table) -> pa.Table:
     """Return a table without the columns of named vectors."""
-    named = [column for column in table.column_names if is_vector_column(column)]
+    named = _vector_columns(table)
     return table.drop_columns(named) if named else table
 
 
 def without_absent(table: pa.Table) -> pa.Table:
     """Return a table without the columns of names that no row has a vector of."""
     present = {vector_column(name) for name in names_in(table)}
-    absent = [column for column in table.column_names if is_vector_column(column) and column not in present]
+    absent = [column for column in _vector_columns(table) if column not in present]
     return table.drop_columns(absent) if absent else table
 
 

@@ -231,7 +231,7 @@ class Price(NamedTuple):
     """A price in a text."""
 
     currency: str
-    """As it is written."""
+    """Currency as it is written."""
     digits: str
     """The number as it is written, with its sign."""
 

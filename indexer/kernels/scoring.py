@@ -33,7 +33,7 @@ _FLOAT = ir.FloatType()
 _SIZE = ir.IntType(64)
 
 _Term = Callable[[Any, Any, Any], Any]
-"""From a builder, components of the row and the same components of the query, to the terms of the sum."""
+"""Function from a builder, components of the row and the same components of the query, to the terms of the sum."""
 
 
 def _product(builder: Any, row: Any, query: Any) -> Any:
@@ -55,7 +55,7 @@ def _typed(_: Any, vectors_ND: Any, row: Any, query_D: Any, squared: Any) -> Any
 
 
 score: Callable[[np.ndarray, int, np.ndarray, bool], np.float32] = intrinsic(_typed)  # type: ignore[assignment]
-"""From vectors (N, D), a row number, a query (D,) and `squared`, to the inner product or minus the squared distance.
+"""Function from vectors (N, D), a row number, a query (D,) and `squared`, to the product or minus the squared distance.
 
 Both arrays are float32 and C-contiguous. For kernels compiled without fastmath, which would affect this code too."""
 

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["Segment"]
 
 Search: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""From queries, float32 (Q, D), to their best rows, int64 (Q, K), and scores, float32 (Q, K)."""
+"""Function from queries, float32 (Q, D), to their best rows, int64 (Q, K), and scores, float32 (Q, K)."""
 
 _TIMED_TARGET = 0.95
 MOST_ROWS = 0.8
@@ -81,7 +81,7 @@ class Segment:
         """
         info = json.loads((folder / files.INFO).read_text())
         self.entry = entry.model_copy(update={"deleted": None})
-        """As in the manifest, without deleted rows, which differ between versions: see `OpenIndex.alive`."""
+        """Entry as in the manifest, without deleted rows, which differ between versions: see `OpenIndex.alive`."""
         self.distance: Distance = info["distance"]
         self.searched_ND = mapped(folder / files.VECTORS) if entry.vectors else no_vectors(entry.rows)
         """The vectors as they are searched (length 1 for cosine), float32 (N, D), memory-mapped; (N, 0) without any."""

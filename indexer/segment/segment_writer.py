@@ -55,7 +55,7 @@ class WrittenSegment:
     statistics: dict[str, Any]
     """Seconds by stage and the ScaNN configuration, for the build report."""
     order_N: np.ndarray | None = None
-    """For each row of the file its number in the table that it was written from, int64; None: the same."""
+    """Numbers: for each row of the file its number in the table that it was written from, int64; None: the same."""
 
 
 def write_segment(

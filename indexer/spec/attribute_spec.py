@@ -85,17 +85,17 @@ class AttributeSpec(FieldSpecModel):
     """One value for all records, in place of a field."""
 
     split: Annotated[str, Field(min_length=1)] | None = None
-    """For `string_list`: what separates the items in a text, such as `,`."""
+    """Separator of the items in a text, such as `,`, of a `string_list`."""
 
     unit: Literal["s", "ms", "us", "ns"] | None = None
-    """For `timestamp`: the unit of numbers since 1970. Default: found by their size."""
+    """Unit of numbers since 1970, of a `timestamp`. Default: found by their size."""
 
     format: Annotated[str, Field(min_length=1)] | None = None
-    """For `timestamp`: how texts are written, as in Python's `strptime` (`%d/%m/%Y`). Default: ISO 8601."""
+    """Format of texts, of a `timestamp`, as in Python's `strptime` (`%d/%m/%Y`). Default: ISO 8601."""
 
     decimal: Literal[".", ","] | None = None
-    """For `int` and `float`: the decimal mark in texts. Then the other one, spaces and apostrophes may separate
-    thousands."""
+    """Decimal mark in texts, of `int` and `float`. Then the other one, spaces and apostrophes may separate thousands.
+    """
 
     @model_validator(mode="after")
     def _keys_fit(self) -> AttributeSpec:

@@ -271,7 +271,7 @@ class SourceSpec(SpecModel):
     """How to cut the text into passages; None: a record is one datapoint."""
 
     records: Annotated[str, Field(min_length=1)] | None = None
-    """For `.json` files that hold one object: the field with the list of records, or a path to it (`data.items`)."""
+    """Field with the list of records in `.json` files that hold one object, or a path to it (`data.items`)."""
 
     max_errors: Annotated[str | int | float | None, BeforeValidator(check_limit)] = None
     """Most records that may be refused: a number, or a share such as `1%`. A build that refuses more makes no version;

@@ -314,7 +314,7 @@ class IndexSpec(SpecModel):
     """Defaults of searches: mode and fusion."""
 
     scann: ScannSpec = ScannSpec()
-    """For experts: parameters of ScaNN."""
+    """Parameters of ScaNN, for experts."""
 
     live: LiveSpec = LiveSpec()
     """Sealing, merging and garbage collection for live updates."""

@@ -372,7 +372,7 @@ class JsonObject:
     field: str
     """Name of the mapping in the object."""
     kind: type
-    """Of its values."""
+    """Kind of its values."""
 
     def read(self) -> Content:
         """Return the mapping.

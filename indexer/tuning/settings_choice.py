@@ -73,8 +73,9 @@ class SearchSettings:
     """Settings for numbers of hits other than ten, ascending."""
     least_k: int = 1
     most_k: int | None = None
-    """For fewer hits than `least_k` and more than `most_k` (None: no bound), no setting reaches the target recall, so
-    the search must be exact."""
+    """Most hits. For fewer hits than `least_k` and more than `most_k` (None: no bound), no setting reaches the target
+    recall, so the search must be exact.
+    """
     growth: float = 0.0
     """Exponent of the growth of leaves above the largest measured number of hits. 0: leaves do not grow."""
 

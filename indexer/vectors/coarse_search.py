@@ -21,7 +21,9 @@ MOST_BYTES = 1 << 24
 FEWEST_ROWS = 256
 """Fewer rows are scanned as fast."""
 FEWEST_DIMENSIONS = 16
-"""With fewer, the scale, the error and the coarse score of a row take as many bytes as its vector."""
+"""Least number of dimensions. With fewer, the scale, the error and the coarse score of a row take as many bytes as its
+vector.
+"""
 MOST_SHARE = 8
 """A scan of all rows is as fast if more than one in so many can be among the best, as of a cluster near the query."""
 PLAIN_QUERIES = 31

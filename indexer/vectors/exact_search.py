@@ -180,7 +180,7 @@ def _many_best(
 
 
 _Least = Callable[[np.ndarray], np.ndarray]
-"""From the kernel's scores (Q,), possibly minus infinity, to the least products of rows with these scores."""
+"""Function from the kernel's scores (Q,), possibly minus infinity, to the least products of rows with these scores."""
 
 
 def _scored(

@@ -30,8 +30,9 @@ class Ties(NamedTuple):
     ranks_N: np.ndarray
     """Rank of each row's id among all ids of the segment, int32; empty: order by row number."""
     twins_2N: np.ndarray
-    """For each row the first and the next row with the same vector, by rank, int32; -1: none. (2, 0) if all vectors
-    differ."""
+    """Rows: for each row the first and the next row with the same vector, by rank, int32; -1: none. (2, 0) if all
+    vectors differ.
+    """
 
     @classmethod
     def map(cls, folder: Path) -> Ties:

@@ -26,7 +26,7 @@ class DatabaseUrl:
     """URL of a database with logs. Its text, which may have a password, is shown nowhere."""
 
     url: str = field(repr=False)
-    """As libpq reads it: `postgresql://user@host:port/database?options`."""
+    """URL as libpq reads it: `postgresql://user@host:port/database?options`."""
 
 
 LogRoot: TypeAlias = Path | DatabaseUrl

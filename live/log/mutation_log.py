@@ -58,7 +58,7 @@ class Request:
     """Identity of a write request, by which a repeated request is recognised."""
 
     id: str
-    """As the caller gave it; empty: repetitions are not recognised."""
+    """Id as the caller gave it; empty: repetitions are not recognised."""
     caller: str = ""
     """Name of the principal: each caller has its own ids. Empty if the server requires no credentials."""
     digest: bytes = b""

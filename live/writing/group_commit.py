@@ -53,7 +53,7 @@ class Write:
     columns_version: int | None
     """`Manifest.columns_version` that it was prepared for; None: it has no rows."""
     resolve: Callable[[GroupState], Resolved | None]
-    """From the group before the write to what is written; None: nothing, and the log stays as it is."""
+    """Function from the group before the write to what is written; None: nothing, and the log stays as it is."""
     outcome: Future[Answer] = field(default_factory=Future)
 
 

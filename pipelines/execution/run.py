@@ -157,8 +157,10 @@ ATTEMPTS = 3
 """Each run removes the damaged files that it meets; a run that still meets one after two repetitions fails."""
 
 MAX_BYTES_HERE = 2**24
-"""Without a named runner, input of at most this size is built by a loop in this process: Beam's import and start take
-a second, half of a small build. Beam's runner in this process has one worker, so it does no more at once."""
+"""Bytes of input. Without a named runner, input of at most this size is built by a loop in this process: Beam's import
+and start take a second, half of a small build. Beam's runner in this process has one worker, so it does no more at
+once.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,7 +171,7 @@ class Engine:
     """A name in runners.RUNNERS; None: a loop in this process for small input, else `local`."""
 
     options: Sequence[str] = ()
-    """As on a command line."""
+    """Options, as on a command line."""
 
     encoder: PlannedEncoder | None = None
     """Encoder of the job; workers in this process use it if it is already loaded."""

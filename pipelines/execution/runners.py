@@ -47,7 +47,7 @@ class StagePools:
     """Machines that single stages need; an engine that has one pool for all stages ignores this."""
 
     accelerator: str | None = None
-    """Of the stage that embeds, as Dataflow names it: `type:nvidia-l4;count:1;install-nvidia-driver`."""
+    """Accelerator of the stage that embeds, as Dataflow names it: `type:nvidia-l4;count:1;install-nvidia-driver`."""
 
     segment_bytes: int = 0
     """Memory that the stage that builds segments needs; 0: not known."""

@@ -261,7 +261,7 @@ class LiveRows:
     change: LiveChange
     schema: pa.Schema
     components: int
-    """Of all vectors of a row."""
+    """Components of all vectors of a row."""
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the new rows in parts."""
@@ -280,7 +280,7 @@ class SegmentRows:
     schema: pa.Schema
     change: LiveChange | None
     components: int
-    """Of all vectors of a row."""
+    """Components of all vectors of a row."""
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the live rows in parts; CorruptError, before the first, if the segment does not match the manifest."""

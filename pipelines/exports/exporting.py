@@ -73,7 +73,7 @@ class ExportedFile:
 
     size_bytes: int
     sha256: str
-    """Of the file, in hex."""
+    """SHA-256 of the file, in hex."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

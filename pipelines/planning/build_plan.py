@@ -154,7 +154,7 @@ LANGUAGES = frozenset({"german"})
 """Languages whose compounds are split by default: those in which that was measured (docs/benchmarks/lexical.md)."""
 
 SAMPLE_CHARACTERS = 4 << 20
-"""Of texts, about 600,000 words, read while planning."""
+"""Characters of texts, about 600,000 words, read while planning."""
 SAMPLED_PARTS = 32
 """Parts of the input that the sample comes from, spread evenly: of each its beginning."""
 

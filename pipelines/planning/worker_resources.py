@@ -44,7 +44,7 @@ SEGMENT_BYTES = 12 * GIB
 """Memory for building one shard that `shards: auto` aims at: a machine with 16 GB has it."""
 
 PROCESS_BYTES = int(0.6 * GIB)
-"""Of a worker's process with its libraries."""
+"""Memory of a worker's process with its libraries."""
 
 VECTOR_COPIES, TRAINING_COPIES, TEXT_COPIES = 4.5, 2.0, 3.0
 """Bytes of memory while a segment is built, for each byte of vectors, of vectors that ScaNN trains on, and of texts,
@@ -148,7 +148,7 @@ class Machine:
     """Embedded per second by one worker: the slower of device and host."""
 
     price_per_h: float
-    """Of one worker, in US dollars."""
+    """Price of one worker, in US dollars."""
 
     vcpus: int
     basis: str
@@ -170,11 +170,14 @@ MACHINES = {
                 price_per_h=1.2, vcpus=24, basis="E"),
     )
 }  # fmt: skip
-"""By name. The accelerators are fed by their host, which is the slower side: alone, an L4 would embed about 9,500
-passages per second, an H100 60,000, a v5e chip 15,000 (E)."""
+"""Machines by name. The accelerators are fed by their host, which is the slower side: alone, an L4 would embed about
+9,500 passages per second, an H100 60,000, a v5e chip 15,000 (E).
+"""
 
 REFERENCE_FLOPS = 2 * 12 * 6 * 384**2
-"""Of all-MiniLM-L6-v2 for one token, in its linear layers; a larger model is slower in proportion."""
+"""Floating-point operations of all-MiniLM-L6-v2 for one token, in its linear layers; a larger model is slower in
+proportion.
+"""
 
 REFERENCE_TOKENS = 128
 

@@ -46,7 +46,7 @@ MAX_PASSAGES = 3
 PASSAGE_CHARS = 300
 LANGUAGE_TEXTS = 200
 CHARS_PER_TOKEN = 4
-"""Of English; where the tokenizer of the model is not on this machine."""
+"""Characters of a token of English; where the tokenizer of the model is not on this machine."""
 
 _ROLES = {"embedding": "vector", SPARSE: "sparse_vector"}
 _TYPES = {"id": "id", "document_id": "id", "title": "text", "text": "text", "embedding": "vector",
@@ -58,7 +58,7 @@ class CheckedField:
     """What became of a field that the spec names."""
 
     name: str
-    """As in the index: `id`, `text`, …, or the attribute."""
+    """Name, as in the index: `id`, `text`, …, or the attribute."""
 
     source: str
     """The field, path or template in the input; empty for constants."""
@@ -84,12 +84,12 @@ class Fault:
     """What is wrong with some records."""
 
     reason: str
-    """As in dead letters."""
+    """Reason, as in dead letters."""
 
     field: str | None
     records: int
     message: str
-    """Of the first of them."""
+    """Message of the first of them."""
 
     place: str
     """File, and line or row, of the first of them."""

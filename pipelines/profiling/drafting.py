@@ -38,7 +38,7 @@ DOCUMENT_FORMATS = HEADED | {"pdf", "text"}
 CHUNK = {"max_tokens": 128, "overlap_tokens": 16}
 MAX_ATTRIBUTES = 100
 WIDTH = 110
-"""Of a line of the spec, in characters; longer comments stand above."""
+"""Width of a line of the spec, in characters; longer comments stand above."""
 _READING = {
     "format": "the files are tables",
     "records": "the list of records in each file",

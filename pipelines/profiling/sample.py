@@ -59,7 +59,7 @@ class Sample:
     """Whether these are all records of the input."""
 
     formats: frozenset[str] = frozenset()
-    """Of the files that were read, as parts name them."""
+    """Formats of the files that were read, as parts name them."""
 
 
 def read_sample(inputs: Sequence[str], source: SourceSpec, limit: int = SAMPLE_RECORDS) -> Sample:

@@ -48,7 +48,7 @@ _TIME_FORMATS = tuple(day + clock for day in _DAYS for clock in _CLOCKS)
 _MAIL_TIME = re.compile(r"[A-Z][a-z]{2}, \d{1,2} [A-Z][a-z]{2} \d{4} \d\d:\d\d(:\d\d)? (\S+)")
 _UNITS: Mapping[str, int] = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}
 _EPOCH_RANGE_S = (10**8, 2_200_000_000)
-"""From 1973 to 2039: years, ids and counts are rarely in it."""
+"""Seconds from 1973 to 2039: years, ids and counts are rarely in it."""
 
 
 @dataclasses.dataclass(frozen=True)

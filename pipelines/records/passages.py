@@ -59,10 +59,10 @@ class Embedded(NamedTuple):
     """What became of documents whose texts were to be embedded."""
 
     table: pa.Table
-    """Of `embeddings_schema`: a row for each passage, in order."""
+    """Table of `embeddings_schema`: a row for each passage, in order."""
     documents: int
     refused: list[DeadLetter]
-    """Of documents that the encoder refuses."""
+    """Dead letters of documents that the encoder refuses."""
     work: Work
 
 
@@ -207,7 +207,7 @@ class NamedTexts(NamedTuple):
     table: pa.Table
     """The rows with their named vectors, without those of refused records."""
     refused: list[DeadLetter]
-    """Of records with a text that an encoder refuses."""
+    """Dead letters of records with a text that an encoder refuses."""
     texts: Sequence[EncodedTexts]
     """What is encoded, by name: texts of this build and of earlier ones."""
     embedded: Counter[str]

@@ -37,7 +37,7 @@ class UnitRows(NamedTuple):
     """What became of the records of a unit."""
 
     table: pa.Table
-    """Of `embeddings_schema`, in input order."""
+    """Table of `embeddings_schema`, in input order."""
 
     documents: int
     letters: list[DeadLetter]

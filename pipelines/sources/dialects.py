@@ -35,7 +35,7 @@ _NULL = chr(_FIRST + ord("N"))
 _LINE_END = chr(_FIRST + ord("\n"))
 _RETURN_END = chr(_FIRST + ord("\r")) + "\n"
 _MOST_CHARACTERS = 16 * 2**20
-"""Of lines that escaped line breaks join: without a bound, a file could be one row."""
+"""Characters of lines that escaped line breaks join: without a bound, a file could be one row."""
 _USUAL = frozenset("\\\"'0bnrtZN,;|\t\r\n")
 """What MySQL and PostgreSQL escape."""
 
@@ -99,7 +99,7 @@ def _meaning(found: re.Match[str]) -> str:
 
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-"""Of files that may be written in any way."""
+"""Delimiters of files that may be written in any way."""
 
 _SAMPLED_ROWS = 500
 _MAX_ROWS_ABOVE_HEADER = 10

@@ -181,7 +181,9 @@ def _begins(text: str, start: int, first_key: str | None, effort: Effort) -> boo
 FORMAT = "json"
 """Format of parts of a file that is not JSON lines."""
 _STREAM = "stream"
-"""In the dialect of parts with objects one after the other, without a list around them. UTF-16 is named there, too."""
+"""Mark in the dialect of parts with objects one after the other, without a list around them. UTF-16 is named there,
+too.
+"""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _MOST_BEHIND = 1 << 15
@@ -203,7 +205,7 @@ class _Element(NamedTuple):
     begin: int
     """Its position in the file."""
     text: str
-    """As Latin-1."""
+    """Text, as Latin-1."""
     problem: str | None = None
     """Why it is not JSON."""
 

@@ -77,9 +77,9 @@ class NamedEncoding(NamedTuple):
     """What texts are embedded to named vectors with."""
 
     encoders: Mapping[str, Encoder] = MappingProxyType({})
-    """By name of the vectors."""
+    """Encoders by name of the vectors."""
     catalogue: NamedCatalogue | None = None
-    """Of texts embedded before."""
+    """Catalogue of texts embedded before."""
 
 
 NO_NAMED_ENCODING = NamedEncoding()

@@ -342,9 +342,9 @@ class EncodedTexts:
 
     name: str
     digest: str
-    """Of the encoder."""
+    """Digest of the encoder."""
     field: str
-    """Of the datapoint that has the texts."""
+    """Name of the datapoint that has the texts."""
     rows: Mapping[str, int]
     """Row of the unit with the vector, by text."""
 

@@ -111,7 +111,7 @@ class Job:
     """`upsert` only if there is a parent whose rows are kept."""
 
     keep_rows: bool = False
-    """For a full build: keep rows of the parent's segments that are equal in the input."""
+    """Whether a full build keeps rows of the parent's segments that are equal in the input."""
 
     merge: bool = False
     """Rewrite every changed shard as one segment, even without new rows: the spec changed, or this is a compaction."""
@@ -152,7 +152,7 @@ class Job:
     """Outcomes of neighbouring units that are added up as one group."""
 
     widths: tuple[int, ...] = ()
-    """To how many tokens workers on XLA pad the texts of large batches (planning/padded_widths.py)."""
+    """Tokens to which workers on XLA pad the texts of large batches (planning/padded_widths.py)."""
 
     started_at: float = 0.0
     """When the build began, in seconds since the epoch."""
@@ -340,7 +340,7 @@ class UnitOutcome:
     """Shard → place of its row group in the embeddings file; empty for a file of an earlier release."""
 
     sha256: str = ""
-    """Of the embeddings file."""
+    """SHA-256 of the embeddings file."""
 
     device: str | None = None
     """Device of the encoder; None without one."""
@@ -379,7 +379,7 @@ class ShardOutcome:
 
     shard: int
     entries: tuple[SegmentEntry, ...]
-    """At most a large segment and a small one with later changes; none if the shard is empty."""
+    """Entries of segments, at most a large one and a small one with later changes; none if the shard is empty."""
 
     counts: Counts
     """Duplicates among the documents, and time."""

@@ -43,7 +43,9 @@ ROWS_PER_QUESTION = 5
 LEAST_QUESTIONS = 40
 """Fewer tell too little; both rankings then count the same."""
 MOST_BYTES = 2 << 30
-"""Of larger versions only the first segments up to this size are searched: documents are distributed by hash."""
+"""Bytes of a version that are searched. Of larger versions only the first segments up to this size are: documents are
+distributed by hash.
+"""
 GROWTH = 1.5
 """A version with more than this times the rows of the measured one, or fewer than 1 / GROWTH of them, is measured."""
 WEIGHTS = np.array([0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1])

@@ -261,9 +261,9 @@ class EncoderSources(NamedTuple):
     """The encoders of an index."""
 
     unnamed: EncoderSource | None = None
-    """Of unnamed vectors; None: the index has none for them."""
+    """Queries of unnamed vectors; None: the index has none for them."""
     named: Mapping[str, EncoderSource] = MappingProxyType({})
-    """Of named vectors, by name; names without an encoder are left out."""
+    """Queries of named vectors, by name; names without an encoder are left out."""
 
 
 NO_ENCODERS = EncoderSources()

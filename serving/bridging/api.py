@@ -71,7 +71,7 @@ class HttpCall(Protocol):
     path: str
     """Path of the method, such as `/scannery.v1.SearchService/Search`."""
     content_type: str
-    """Of the answer."""
+    """Content type of the answer."""
 
     def request(self, data: bytes) -> Message:
         """Return the request of the method for a body that is decompressed; raise InvalidRequestError, RefusedError."""

@@ -16,7 +16,7 @@ from scannery.serving.config import ListenConfig
 __all__ = ["GROUP", "installed", "load_bridges", "open_bridges"]
 
 GROUP = "scannery.bridges"
-"""Of the entry points."""
+"""Group of the entry points."""
 
 
 @cache

@@ -18,7 +18,7 @@ class Inside:
     """The inside of a server of indexes, which changes from release to release."""
 
     engine: Engine
-    """As `Host.engine`, without checks: for a bridge that checks callers itself, or works when they are gone."""
+    """Engine as `Host.engine`, without checks: for a bridge that checks callers itself, or works when they are gone."""
     catalog: BaseCatalog
     marks: SharedMarks
     """Shared by the workers of the server: what one of them has changed, the others know at once."""

@@ -75,9 +75,9 @@ class AliasTable:
         self._store, self._clock = store, clock
         self._lock = threading.Lock()
         self._stamp: str | None = None
-        """Of the object that was read; None: none was read, empty: there was none."""
+        """Stamp of the object that was read; None: none was read, empty: there was none."""
         self.known: Aliases = {}
-        """As of the last `refresh`."""
+        """Names as of the last `refresh`."""
         self._checked_at_s = float("-inf")
 
     def refresh(self, *, older_than_s: float = 0.0) -> None:

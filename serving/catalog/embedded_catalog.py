@@ -18,7 +18,7 @@ from scannery.serving.snapshot.snapshot import Snapshot
 __all__ = ["CHECK_EVERY_S", "EmbeddedCatalog"]
 
 CHECK_EVERY_S = 1.0
-"""On access, an index is refreshed if its last check was this many seconds ago."""
+"""Seconds between two checks. On access, an index is refreshed if its last check was this many seconds ago."""
 
 
 class EmbeddedCatalog(BaseCatalog):

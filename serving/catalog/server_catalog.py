@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 LOOK_WAIT_S = 0.25
 """Most seconds that a request waits for its turn to look into the store for an index that is not known here."""
 LEASES_EVERY_S = 10.0
-"""Between two renewals of leases while indexes are opened; a lease that is not renewed lasts for minutes."""
+"""Seconds between two renewals of leases while indexes are opened; a lease that is not renewed lasts for minutes."""
 SMALL_BYTES = 1 << 20
 """Size of the segments, besides those that are open, of a version that opens in milliseconds."""
 

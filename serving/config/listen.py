@@ -70,7 +70,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 CACHED_QUERIES = 4096
 MIN_BUFFER_BYTES, MAX_BUFFER_BYTES = 1 << 28, 1 << 30
-"""Of the default of `memory_budget`."""
+"""Bounds of the default of `memory_budget`."""
 
 
 def _default_threads() -> int:
@@ -109,7 +109,7 @@ class ListenConfig:
         unit=1 << 20,
         most=1 << 50,
     )
-    """In bytes. Requests above it are refused with RESOURCE_EXHAUSTED."""
+    """Bound of the memory of requests, in bytes. Requests above it are refused with RESOURCE_EXHAUSTED."""
 
     max_request_s: float = option(300.0, least=0.001, most=86400)
     """Time limit of a request, in seconds; longer timeouts of callers are reduced to it."""
@@ -143,7 +143,7 @@ class ListenConfig:
     name, if callers need tokens or the server has a certificate."""
 
     metrics_listen: str = option("", "Serve Prometheus metrics here, at /metrics.", metavar="HOST:PORT")
-    """Without authentication; empty: none."""
+    """Address of the metrics, without authentication; empty: none."""
 
     bridges: str = option(
         "all",
@@ -167,7 +167,7 @@ class ListenConfig:
         "Query vectors to cache. 0: none, so that response times reveal no earlier query.",
         most=1 << 20,
     )
-    """Of each encoder, by caller and text."""
+    """Number of each encoder, by caller and text."""
 
     def __post_init__(self) -> None:
         self._check_address("listen")

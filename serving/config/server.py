@@ -103,8 +103,9 @@ class ServerConfig(ListenConfig):
         "Share of queries repeated as exact searches, to estimate the recall; 0: none, and it is not held.",
         most=1,
     )
-    """In the background; all queries while the estimate is uncertain. The work is bounded by a share of a core
-    (services/recall_sampler.py)."""
+    """Share of queries whose recall is measured in the background; all queries while the estimate is uncertain. The
+    work is bounded by a share of a core (services/recall_sampler.py).
+    """
 
     hold_recall: bool = option(
         True, "Move the settings of searches so that the sampled queries reach the target recall."
@@ -128,7 +129,7 @@ class ServerConfig(ListenConfig):
     reranker: str | None = option(
         None, "Cross-encoder for all indexes: a name, or a local folder.", metavar="MODEL"
     )
-    """In place of those in their specs."""
+    """Model in place of those in their specs."""
 
     models: tuple[str, ...] = option(
         (),
@@ -152,7 +153,7 @@ class ServerConfig(ListenConfig):
     )
 
     leaves: LeavesConfig | None = None
-    """Of a root: its leaves."""
+    """Leaves of a root: its leaves."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

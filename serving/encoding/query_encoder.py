@@ -52,7 +52,7 @@ NOW_CHARS = 256
 """Longest such text."""
 
 _SMALLEST = ChunkSpec(max_tokens=8, overlap_tokens=0)
-"""Of a chunker that only counts."""
+"""Size of a chunker that only counts."""
 _NO_DEADLINE = Deadline.after(None)
 
 Encode = Callable[[Sequence[str], Deadline], Sequence[np.ndarray] | np.ndarray]

@@ -189,7 +189,7 @@ class RemoteEncoder:
         self._expected = manifest.encoder
         self._dimensions = manifest.dimensions
         self._fingerprint = ""
-        """Of the matching encoder; empty: not known yet."""
+        """Fingerprint of the matching encoder; empty: not known yet."""
 
     @property
     def dimensions(self) -> int:

@@ -53,17 +53,17 @@ class DenseRankings:
     """What one query finds by each of its vectors."""
 
     rankings: Sequence[Ranking]
-    """By each of the vectors."""
+    """Rankings by each of the vectors."""
     weights: Sequence[float]
-    """Of the vectors; they add up to 1."""
+    """Weights of the vectors; they add up to 1."""
     ranges: Sequence[float]
-    """Of the vectors: least difference of the scores that have 1 and 0 (`Scale.dense_range`)."""
+    """Ranges of the vectors: least difference of the scores that have 1 and 0 (`Scale.dense_range`)."""
     keys_U: np.ndarray
     """All rows of several rankings, as `keys_in` returns them; of one ranking: empty."""
     scores_US: np.ndarray
     """Their exact scores by each of the vectors, float32; NaN where a row does not have it."""
     columns: Sequence[int]
-    """Of the vectors: the column of its scores in `Ranking.by_vector`; empty: these are left out."""
+    """Columns of the vectors: the column of its scores in `Ranking.by_vector`; empty: these are left out."""
     width: int
     """Columns of `Ranking.by_vector`."""
 
@@ -229,4 +229,4 @@ _GAINS: dict[str, tuple[_Gain, _Gain]] = {
     "weighted_score": (dense_values, lexical_values),
     "reciprocal_rank": (_reciprocal_ranks, _reciprocal_ranks),
 }
-"""By method, what a row gains by its score in a dense ranking, and in the lexical one."""
+"""Functions by method, what a row gains by its score in a dense ranking, and in the lexical one."""

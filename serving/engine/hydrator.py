@@ -64,7 +64,7 @@ _NOTHING.setflags(write=False)  # as the heads of names
 FIRST_BYTES, HIT_BYTES = 1 << 15, 256
 """Room for hits at first, in all at least and for each. Larger ones are written once their size is known."""
 MAX_ANSWER_BYTES = 256 << 20
-"""Of the hits of one answer: 100,000 hits with a text of 1 MiB each would take all memory."""
+"""Bytes of the hits of one answer: 100,000 hits with a text of 1 MiB each would take all memory."""
 _NO_VECTORS.setflags(write=False)  # as those of a segment: each kind of array is compiled for apart
 
 
@@ -123,7 +123,8 @@ class Hydrator:
         self._sparse = fields.vector and spec.source.sparse_vector is not None
         self._scored = scored
         self._score_head = np.frombuffer(score_head(scored[0]), np.uint8) if len(scored) == 1 else _NOTHING
-        """Of the only entry of `Hit.vector_scores`, which where one vector is searched has the value of `score`."""
+        """Head of the only entry of `Hit.vector_scores`, which where one vector is searched has the value of `score`.
+        """
         self._spec = spec
         self._fields = fields
         self._group_by = group_by

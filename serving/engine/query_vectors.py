@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 NOT_ASKED = -1
-"""In `AskedVectors.numbers_QS`: the query has no such vector."""
+"""Number in `AskedVectors.numbers_QS` where the query has no such vector."""
 
 
 class Lookup(Protocol):
@@ -79,9 +79,9 @@ class AskedVectors:
     """Queries as vectors, for each of the S vectors that are searched."""
 
     vectors: Sequence[np.ndarray]
-    """For each of these the vectors of the queries that have one, float32 (Q, D), as `search_ready` returns them."""
+    """Vectors of the queries that have one, for each of these, float32 (Q, D), as `search_ready` returns them."""
     numbers_QS: np.ndarray | None = None
-    """For each query and vector its row in `vectors`, or NOT_ASKED, int64; None: there is one, which all have."""
+    """Rows in `vectors` for each query and vector, or NOT_ASKED, int64; None: there is one, which all have."""
 
     def of(self, place: int, queries: np.ndarray) -> np.ndarray:
         """Return the vectors of queries, by their numbers, for one of the vectors of the search, float32 (Q, D)."""

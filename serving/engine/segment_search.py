@@ -44,7 +44,7 @@ class AllowedSegment:
     """The rows of one segment that may be returned."""
 
     number: int
-    """Of the segment, in its snapshot."""
+    """Number of the segment, in its snapshot."""
     allowed: AllowedRows | None
     """None: all."""
     rows: int
@@ -55,12 +55,12 @@ class ChosenSearch(NamedTuple):
     """The search of one segment for a number of hits, with all that does not depend on the queries decided."""
 
     number: int
-    """Of the segment, in its snapshot."""
+    """Number of the segment, in its snapshot."""
     rows: int
     """How many rows it may return."""
     plan: str
     find: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-    """From ready queries, float32 (Q, D), to their best rows, int64 (Q, K), and scores, float32 (Q, K)."""
+    """Function from ready queries, float32 (Q, D), to their best rows, int64 (Q, K), and scores, float32 (Q, K)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class SegmentSearch:
     """The search of the vectors of one segment."""
 
     number: int
-    """Of the segment with the datapoints, in its snapshot."""
+    """Number of the segment with the datapoints, in its snapshot."""
     segment: Segment
-    """With the vectors."""
+    """Segment with the vectors."""
     allowed: AllowedRows | None
     """Its rows that may be returned; None: all."""
     rows: int
@@ -79,9 +79,9 @@ class SegmentSearch:
     """ScaNN's settings; None searches exactly."""
     target_recall: float
     name: str = ""
-    """Of the vectors."""
+    """Name of the vectors."""
     vectors: NamedVectors | None = None
-    """From rows of `segment` to those of datapoints; None: they are the same."""
+    """Rows: from rows of `segment` to those of datapoints; None: they are the same."""
     as_written: bool = False
     """Whether vectors are compared as they were written, by inner product, not scaled to length 1."""
 
@@ -173,7 +173,7 @@ class SearchedSegments(NamedTuple):
     allowed: Sequence[AllowedSegment]
     """Those that are searched by words; in mode `dense` none."""
     by_vector: Sequence[Sequence[SegmentSearch]]
-    """For each of the vectors, in the order of the options, those that have it."""
+    """Segments: for each of the vectors, in the order of the options, those that have it."""
 
     @property
     def searches(self) -> list[SegmentSearch]:

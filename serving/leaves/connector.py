@@ -70,7 +70,7 @@ Files: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 """Authorities, certificate chain and its private key, PEM."""
 
 MAX_STATUS_BYTES = 4 << 20
-"""Of a status: some 30,000 indexes. It is read by the thread that makes all calls."""
+"""Bytes of a status: some 30,000 indexes. It is read by the thread that makes all calls."""
 _SERVICE, _STATUS = LEAF_STATUS.strip("/").split("/")
 _OPTIONS = [
     ("grpc.max_receive_message_length", 1 << 30),

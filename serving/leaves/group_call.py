@@ -70,9 +70,9 @@ class Cluster:
     """Called when the connection to a leaf is lost."""
     view: View = field(default_factory=lambda: View(()))
     windows: dict[tuple[int, str], LatencyWindow] = field(default_factory=dict)
-    """By group and method."""
+    """Windows by group and method."""
     budgets: dict[int, HedgeBudget] = field(default_factory=dict)
-    """By group."""
+    """Budgets by group."""
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,10 @@ __all__ = ["ASK", "Headers", "HttpCalls", "WireError"]
 
 
 MAX_ANSWER_BYTES = 1 << 30
-"""As over gRPC."""
+"""Bytes of an answer, as over gRPC."""
 MAX_HEAD_BYTES = 1 << 14
 MAX_ERROR_BYTES = 1 << 16
-"""Of the JSON of an error, which is parsed in the thread that makes all calls; those of leaves have a few KiB."""
+"""Bytes of the JSON of an error, which is parsed in the thread that makes all calls; those of leaves have a few KiB."""
 
 _SERVER, _WORKER, _DETAIL = SERVER_KEY.encode(), b"scannery-worker", f"trailer-{DETAIL_KEY}".encode()
 _KEPT = frozenset((_SERVER, _WORKER, _DETAIL))

@@ -51,7 +51,7 @@ __all__ = [
 
 
 MOST_OF_OTHERS = 50_000
-"""Of answers whose lists are packed, and of a status: some 20,000 indexes."""
+"""Bytes of answers whose lists are packed, and of a status: some 20,000 indexes."""
 MOST_OF_DATAPOINT = 8192
 
 AnswerT = TypeVar("AnswerT", bound=Message)

@@ -16,7 +16,8 @@ from scannery.v1.leaf_pb2 import At
 __all__ = ["View", "better"]
 
 _LEAST_SHARE = 0.25
-"""Of the other's latency: a leaf that has not been asked lately must not get all requests until its first answer."""
+"""Share of the other's latency: a leaf that has not been asked lately must not get all requests until its first answer.
+"""
 
 
 class View:

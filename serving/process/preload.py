@@ -49,7 +49,7 @@ class Preloaded:
     """State that workers inherit by the fork."""
 
     encoders: EncoderPool
-    """With models loaded, if these survive a fork."""
+    """Encoders with models loaded, if these survive a fork."""
     indexes: dict[str, OpenIndex] = field(default_factory=dict)
     cold: ColdIndexes = field(default_factory=ColdIndexes)
     """The indexes whose vectors stay in the store."""

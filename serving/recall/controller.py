@@ -158,11 +158,11 @@ class Findings:
     """What all processes have found with the settings in force."""
 
     now: Evidence
-    """With the settings in force."""
+    """Recall with the settings in force."""
     now_fast: Evidence
     """The same of the last queries."""
     less: Evidence
-    """With those of the step below; empty at the first step."""
+    """Recall with those of the step below; empty at the first step."""
     less_fast: Evidence
     fresh: float
     """Queries that were not asked before the last move."""
@@ -259,7 +259,7 @@ _LOG = logging.getLogger(__name__)
 
 _EPOCHS = 1 << 16
 _NUMBERS = 1 << 16
-"""Of versions: later ones begin at 0 again."""
+"""Numbers of versions: later ones begin at 0 again."""
 MAX_TAKEN_BACK_COUNTED = 127
 
 
@@ -320,7 +320,7 @@ class Estimate:
     """What is known of the recall of an index with the settings in force."""
 
     target: float
-    """Of the index."""
+    """Target recall of the index."""
     effective: float
     """The target that chooses the settings."""
     recall: float

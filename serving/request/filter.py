@@ -341,7 +341,7 @@ class AnyOf:
 
 
 Condition: TypeAlias = Compare | IsIn | HasAll | StringMatch | GeoWithin | Exists | Empty
-"""Of one field."""
+"""Condition of one field."""
 Node: TypeAlias = Condition | Not | AllOf | AnyOf
 """Immutable and hashable: the key of the filter cache."""
 

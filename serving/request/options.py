@@ -154,11 +154,11 @@ class CostClass(Enum):
     """What a search costs, as far as its options tell."""
 
     INDEXED = "indexed"
-    """By vector with the tuned plan: about as little as any search."""
+    """Class of searches by vector with the tuned plan: about as little work as any search."""
     SCANNED = "scanned"
-    """By vector, with a filter or exact: perhaps a scan, which INDEXED searches must not wait for."""
+    """Class of searches by vector, with a filter or exact: perhaps a scan, which INDEXED searches must not wait for."""
     STAGED = "staged"
-    """With further stages: by words, by several vectors, reranked, highlighted, or explained."""
+    """Class of searches with further stages: by words, by several vectors, reranked, highlighted, or explained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

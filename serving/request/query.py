@@ -69,7 +69,7 @@ class VectorChoice:
     weight: float
     """Above 0; the weights of a search add up to 1."""
     manifest: Manifest = field(repr=False, compare=False)
-    """Of an index that has these vectors alone: their dimensions, distance and encoder."""
+    """Manifest of an index that has these vectors alone: their dimensions, distance and encoder."""
     of_text: bool
     """Whether the encoder gets the text of a datapoint, and not its title or an attribute."""
 
@@ -207,7 +207,7 @@ class ByVectors:
     """A query by vector where several vectors are searched."""
 
     vectors: tuple[np.ndarray | None, ...]
-    """For each of them the query as `search_ready` returns it, float32 (D,); None: it has other dimensions."""
+    """Vectors: for each of them the query as `search_ready` returns it, float32 (D,); None: it has other dimensions."""
 
 
 Single: TypeAlias = ByText | ByVector | ByVectors | ById

@@ -65,7 +65,7 @@ class RowOrder:
     """The order of the datapoints of a scan; equal ones are ordered by id."""
 
     field: str
-    """As `field_name` returns it: `id`, `document_id`, an attribute that is declared, or a dynamic one."""
+    """Field as `field_name` returns it: `id`, `document_id`, an attribute that is declared, or a dynamic one."""
     descending: bool
 
 

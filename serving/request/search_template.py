@@ -22,7 +22,7 @@ class SearchTemplate:
     """What a search by vector has besides its vector, or one by text besides its text. It refers to no snapshot."""
 
     index: str
-    """As the request names it: an index or an alias."""
+    """Name as the request names it: an index or an alias."""
     options: bytes
     """A serialised SearchOptions, as `Snapshot.parsed_options` takes it."""
     min_sequence: int

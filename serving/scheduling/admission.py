@@ -68,7 +68,7 @@ class Ticket:
         self.in_flight = in_flight
         """Requests in flight when it came, itself among them."""
         self.weight = 1
-        """Of its client's share."""
+        """Weight of its client's share."""
 
     def weigh(self, queries: int) -> None:
         """Set its weight in its client's share to the number of its queries."""

@@ -78,7 +78,7 @@ class TokenVerifier:
                 field="jwks_file",
             )
         self._cache: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
-        """By SHA-256 of the token: when it expires (seconds since 1970), and its caller."""
+        """Callers by SHA-256 of the token: when it expires (seconds since 1970), and its caller."""
 
     @classmethod
     def read(cls, path: str, *, issuer: str, audience: str) -> TokenVerifier:
@@ -170,7 +170,7 @@ def _short(name: str) -> str:
 CHECK_EVERY_S = 1.0
 """Seconds between two checks of the credential files for changes."""
 _BEARER = ("bearer ", "bearer: ")
-"""With a colon: what clients of the managed service's private endpoints send."""
+"""Word before a token. With a colon: what clients of the managed service's private endpoints send."""
 _KEY_HEADER = "x-goog-api-key"
 """Where clients of the managed service put an API key."""
 _LOG = logging.getLogger(__name__)

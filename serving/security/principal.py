@@ -72,7 +72,7 @@ ANONYMOUS = Principal(_ANONYMOUS, frozenset(SCOPES))
 """Every caller of a server that requires no credentials."""
 
 _HOST_BITS = 64
-"""Of an address of IPv6: whoever has one of a network has all of them."""
+"""Bits of an address of IPv6: whoever has one of a network has all of them."""
 
 
 @lru_cache(maxsize=4096)

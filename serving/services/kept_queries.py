@@ -102,7 +102,7 @@ class KeptQueries(PeriodicTask):
         self._reservoirs: dict[str, _Reservoir] = {}
         self._lock, self._publishing = threading.Lock(), threading.Lock()
         self._bytes = 0
-        """Of all samples, at most those of the shared memory."""
+        """Bytes of all samples, at most those of the shared memory."""
         self._changed = False
         self.start()
 

@@ -57,9 +57,9 @@ class SampledQuery:
     """A query to repeat."""
 
     request: search_pb2.SearchRequest
-    """In mode dense, without what does not change its hits."""
+    """Request in mode dense, without what does not change its hits."""
     mode: search_pb2.Mode.ValueType
-    """Of the request."""
+    """Mode of the request."""
     principal: Principal | None
     """Its caller: only for the same one, its text is in the cache of the encoder."""
 

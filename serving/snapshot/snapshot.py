@@ -34,9 +34,9 @@ class SearchedSegment:
     """One segment with vectors."""
 
     number: int
-    """Of the segment with the datapoints, in the snapshot."""
+    """Number of the segment with the datapoints, in the snapshot."""
     segment: Segment
-    """With the vectors."""
+    """Segment with the vectors."""
     vectors: NamedVectors | None
     """Translates between its rows and those of the datapoints; None: they are the same."""
 

@@ -57,7 +57,7 @@ class QueryStats:
             self.stages_s: dict[str, float] = {}
             """Seconds by stage, of all queries together."""
             self.segments: dict[tuple[str, str, int], SegmentStats] = {}
-            """By path of the query in the request, name of the vectors, and number of the segment."""
+            """Statistics by path of the query in the request, name of the vectors, and number of the segment."""
 
     @property
     def detailed(self) -> bool:

@@ -38,7 +38,7 @@ class ForeignMethod:
     """A method of another people's service, with one request and one response."""
 
     service: str
-    """Without the package: `IndexService`."""
+    """Name of the service without the package: `IndexService`."""
     name: str
     request: type[Message]
     # Each handler takes its own request type.

@@ -46,7 +46,7 @@ KEPT_S = 7 * 86400.0
 MAX_KEPT = 1000
 """Operations of a store; beyond it those that have ended are forgotten, the oldest of whom has most first."""
 MAX_KEPT_BYTES = 8 << 20
-"""Of their results, about; beyond it operations are forgotten likewise."""
+"""Bytes of their results, about; beyond it operations are forgotten likewise."""
 MAX_RUNNING = 16
 """Operations that run or wait in a process."""
 _KIND = "operations"

@@ -276,7 +276,7 @@ MAX_PARTIAL_ERRORS = 10
 MAX_TOLD_FILES, MAX_TOLD_ERRORS = 1000, 1000
 """Files, and errors of all of them, that are told: they are kept with all other operations."""
 MAX_TOLD_CHARACTERS = 512
-"""Of an id or a message that is told."""
+"""Characters of an id or a message that is told."""
 
 Told = Callable[[pb.NearestNeighborSearchOperationMetadata], None]
 Stats = pb.NearestNeighborSearchOperationMetadata.ContentValidationStats

@@ -68,7 +68,7 @@ __all__ = ["Deployment", "Deployments", "EndpointMethods"]
 
 
 ENDPOINT_KIND = "indexEndpoints"
-"""In names of resources."""
+"""Word for an endpoint in names of resources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,8 @@ MAX_DEPLOYED = 10_000
 MAX_ENDPOINT_BYTES = 1 << 14
 MAX_DEPLOYED_BYTES = 1 << 12
 MAX_OWNED_BYTES = 1 << 20
-"""Of the endpoints of an owner with what is deployed there, as JSON: a change of any resource writes all of them."""
+"""Bytes of the endpoints of an owner with what is deployed there, as JSON: a change of any resource writes all of them.
+"""
 _RESOURCES = (
     "automatic_resources",
     "dedicated_resources",

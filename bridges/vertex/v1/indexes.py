@@ -76,9 +76,9 @@ _LOG = logging.getLogger(__name__)
 
 _CHANGEABLE = ("display_name", "description", "labels", "metadata")
 MAX_DESCRIBED_BYTES = 1 << 21
-"""Of the descriptions of all indexes, as JSON: every change of any resource writes all of them."""
+"""Bytes of the descriptions of all indexes, as JSON: every change of any resource writes all of them."""
 UNDO_S = 30.0
-"""As long as an index that cannot be described is tried to be dropped again."""
+"""Seconds in which it is tried to drop an index that cannot be described."""
 
 
 class IndexMethods:

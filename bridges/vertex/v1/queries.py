@@ -73,7 +73,7 @@ class Searched:
     kind: Kind
     query: own.Query
     options: own.SearchOptions
-    """Without the filter."""
+    """Options without the filter."""
     where: types_pb2.Filter | None
     has_direction: bool = True
     """False: zeros, whose cosine with every datapoint counts as 0: any of those that are allowed are the nearest."""

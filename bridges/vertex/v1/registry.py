@@ -59,10 +59,10 @@ DELETION_S = 600.0
 COLLECTIONS = "collections"
 """Kind of resources of API v2 (v2/collections.py), by the names of their indexes."""
 INDEX_KIND = "indexes"
-"""In names of resources."""
+"""Word for an index in names of resources."""
 BATCH, STREAM = pb.BATCH_UPDATE, pb.STREAM_UPDATE
 WAIT_S = 5.0
-"""As long as a request waits for other indexes to be opened (`BaseCatalog.open_created`)."""
+"""Seconds that a request waits for other indexes to be opened (`BaseCatalog.open_created`)."""
 LOOK_EVERY_S = 0.05
 
 

@@ -60,7 +60,7 @@ _TEXTS = ("display_name", "description", "labels")
 _SCHEMAS = ("data_schema", "vector_schema")
 MAX_TEXT = 4096
 MAX_COLLECTION_BYTES = 1 << 16
-"""Of a collection without its indexes. All of them are in one object, which every change writes anew."""
+"""Bytes of a collection without its indexes. All of them are in one object, which every change writes anew."""
 
 
 class CollectionMethods:
@@ -345,9 +345,9 @@ def _check_texts(message: pb.Collection) -> None:
 _CHANGEABLE = ("display_name", "description", "labels", "dedicated_infrastructure")
 MAX_INDEXES = 100
 MAX_INDEX_BYTES = 1 << 13
-"""Of an index: they are kept with their collection."""
+"""Bytes of an index: they are kept with their collection."""
 MAX_ALL_BYTES = 1 << 16
-"""Of all indexes of a collection, as JSON: every change of any resource writes all of them."""
+"""Bytes of all indexes of a collection, as JSON: every change of any resource writes all of them."""
 
 
 class IndexMethods:

@@ -123,7 +123,7 @@ class Collection:
     """Distance of our vectors by dense field: `dot` or `cosine`."""
     indexes: Mapping[str, CollectionIndex]
     record: Mapping[str, Any]
-    """In the state."""
+    """Record in the state."""
 
     @property
     def index(self) -> str:

@@ -41,7 +41,7 @@ class _Placed:
     """A data object of a combined list, with its place in each ranking."""
 
     found: Found
-    """With the distance of the first search that found it."""
+    """Object with the distance of the first search that found it."""
     places: Mapping[int, tuple[int, float]]
     """Rank from 1, and distance, by number of the search."""
 

@@ -64,7 +64,7 @@ class Found:
     stored: StoredObject
     distance: float
     size_bytes: int
-    """As the engine returned it."""
+    """Size in bytes as the engine returned it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +75,17 @@ class Asked:
     output: Output
     where: types_pb2.Filter | None
     vector_D: np.ndarray | None = None
-    """Of a dense search, float32 (D,)."""
+    """Vector of a dense search, float32 (D,)."""
     space: str = ""
-    """Of a dense search: the vector of our index."""
+    """Space of a dense search: the vector of our index."""
     plan: Plan | None = None
-    """Of a search by vector."""
+    """Plan of a search by vector."""
     sparse: SparseVector | None = None
-    """Of a sparse search."""
+    """Query of a sparse search."""
     text: str = ""
-    """Of a search by words."""
+    """Text of a search by words."""
     fields: tuple[str, ...] = field(default=())
-    """Of the data, one of which must have all words."""
+    """Fields of the data, one of which must have all words."""
 
 
 class Searcher:

@@ -34,7 +34,9 @@ __all__ = [
 _WHOLE = 2.0**53
 """Up to this a double is the exact integer that it shows."""
 _ESCAPE = "data:"
-"""Without a dot: dots in filters lead into objects, and `data.id` would also be the key `id` of an object `data`."""
+"""Mark of escaped names without a dot: dots in filters lead into objects, and `data.id` would also be the key `id` of
+an object `data`.
+"""
 _TAKEN = frozenset({"id", "document_id"})
 """Names that attributes of ours cannot have."""
 
@@ -137,7 +139,7 @@ def _fill(value: Value, given: Any) -> None:
 _FIELD = re.compile(r"\{([^{}]*)\}")
 MAX_TEMPLATE_CHARACTERS = 4096
 MAX_TEXT_CHARACTERS = 1 << 18
-"""Of a text that is made: a template can have a large field a thousand times. No model reads as far."""
+"""Characters of a text that is made: a template can have a large field a thousand times. No model reads as far."""
 
 
 class TextTemplate:

@@ -30,7 +30,7 @@ class DenseField:
     dimensions: int
     """0: those of the model."""
     model: str = ""
-    """As the operator has mapped `model_id`; empty: data objects bring their vectors."""
+    """Model that the operator has mapped `model_id` to; empty: data objects bring their vectors."""
     model_id: str = ""
     template: TextTemplate | None = None
     task_type: int = 0

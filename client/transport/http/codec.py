@@ -37,7 +37,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_BODY_BYTES = 1 << 30
-"""As gRPC's `max_receive_message_length` (channels.py)."""
+"""Bytes of a body, as gRPC's `max_receive_message_length` (channels.py)."""
 
 _MAX_TIMEOUT_MS = 10**10 - 1
 """The protocol allows ten digits."""
@@ -82,7 +82,7 @@ class Response(NamedTuple):
 
     status: int
     headers: dict[bytes, bytes]
-    """By name in lower case."""
+    """Values by name in lower case."""
     body: bytes
     reusable: bool
     """Whether the connection takes another request."""

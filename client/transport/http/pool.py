@@ -110,7 +110,7 @@ def worker_of(response: Response, endpoint: Endpoint) -> Worker:
 
 
 MAX_CONNECTIONS = 64
-"""Of a client."""
+"""Connections of a client."""
 REDIALS = 3
 """How many more connections are made because one came to a worker that has its share."""
 SPREAD_EVERY_S = 0.1

@@ -94,7 +94,7 @@ PLACES: Mapping[Place, Mapping[ColumnKind, str]] = {
     "vector": {"text": "JSON in it", "bytes": "by `vector_bytes`", "list": "of numbers"},
     "sparse_vector": {"text": "JSON in it", "struct": "indices and values", "map": "weights by index"},
 }
-"""By place and kind, what a value becomes. Null is no value anywhere."""
+"""Table: by place and kind, what a value becomes. Null is no value anywhere."""
 
 
 def takes(place: Place, kind: ColumnKind) -> bool:

@@ -200,12 +200,12 @@ def create_schema(connection: psycopg.Connection) -> None:
 
 
 MAX_CONNECTIONS = 8
-"""Of one process. Threads that find none wait."""
+"""Connections of one process. Threads that find none wait."""
 CONNECT_S = 5
 ANSWER_S = 20.0
 """A statement without an answer for so long fails: the server is stopped, or the network lost it."""
 REST_S = 0.25
-"""After a failed attempt to connect, others fail at once for this long, or as long as it took."""
+"""Seconds of rest. After a failed attempt to connect, others fail at once for this long, or as long as it took."""
 
 ResultT = TypeVar("ResultT")
 

@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 ABSENT_S = 0.5
 """How long an index that had no log is taken to have none: each look reads the store."""
 COPY_BYTES = 16 << 20
-"""Of one turn, while a backup is restored."""
+"""Bytes of one turn, while a backup is restored."""
 
 
 class PostgresHome:

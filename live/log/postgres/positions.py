@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Position", "PositionChanges", "Positions"]
 
 POLL_S = 0.01
-"""Between two queries while something is being written."""
+"""Seconds between two queries while something is being written."""
 IDLE_POLL_S = 0.1
 IDLE_AFTER_S = 1.0
 

@@ -35,7 +35,7 @@ __all__ = [
 MAX_TEXT_CHARS = 16 * 2**20
 """Longest text of a document: about eight times the longest novel."""
 PAGE_BREAK = "\n\n\f"
-"""Between the pages of a text: form feeds, as `pdftotext` writes them, count the pages."""
+"""Text between the pages of a text: form feeds, as `pdftotext` writes them, count the pages."""
 
 _MARK = re.compile(r"^(#{1,6}(?=\s|$)|```|~~~)", re.MULTILINE)
 _REFERENCE_SPACE = re.compile(r"[ \t\r\n\f\v\u00a0]+")
@@ -64,7 +64,7 @@ class Document:
     author: str | None = None
     description: str | None = None
     published: str | None = None
-    """As the file writes it: ISO 8601 in most formats."""
+    """Date, as the file writes it: ISO 8601 in most formats."""
     pages: int | None = None
 
     def fields(self) -> dict[str, Any]:

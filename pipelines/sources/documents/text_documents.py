@@ -20,7 +20,7 @@ MOST_FIELDS = 256
 MOST_DEPTH = 32
 """Nesting of front matter."""
 _MOST_BITS = 1024
-"""Of a whole number: larger ones cannot be written in decimal."""
+"""Bits of a whole number: larger ones cannot be written in decimal."""
 _LONG_KEY = re.compile(
     rf"(?:(?:\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|(?<![\w-])[\w-]+)[ \t]*\.[ \t]*){{{MOST_DEPTH}}}"
 )

@@ -53,7 +53,7 @@ __all__ = ["Highlighter", "Places", "with_snippets"]
 
 
 MAX_WORDS: Final = 1_000
-"""Of one hit."""
+"""Words of one hit."""
 NEWEST: Final = 4
 """The analyser of indexes without words."""
 _HAN = regex.compile(r"[\p{Han}]")
@@ -77,7 +77,7 @@ class QueryWords:
     analyser: Analyser
     weights: Mapping[str, float]
     language: str | None
-    """Of the query and its hits, where the spec names it or it was told by them."""
+    """Language of the query and its hits, where the spec names it or it was told by them."""
 
     def places(self, text: str) -> Places:
         """Return where a text has these terms."""
@@ -193,20 +193,20 @@ def _merged(spans: Sequence[tuple[int, int]]) -> Iterable[tuple[int, int]]:
 
 
 MAX_CHARACTERS = 100_000
-"""Of the text of a hit; the rest is not looked at."""
+"""Characters of the text of a hit; the rest is not looked at."""
 MAX_REQUEST_CHARACTERS = 8_000_000
-"""Of the texts of all hits: about ten seconds of work."""
+"""Characters of the texts of all hits: about ten seconds of work."""
 MAX_SENTENCES = 32
-"""Of a hit that are encoded: those with the most weight of words, and the first ones."""
+"""Sentences of a hit that are encoded: those with the most weight of words, and the first ones."""
 MAX_ENCODED = 512
 """Sentences of a request that are encoded."""
 SHARE_OF_TIME = 0.5
-"""Of the request's time that is left, for encoding sentences."""
+"""Share of the request's time that is left, for encoding sentences."""
 WORDS_SHARE = 0.5
 """What the sentence with the most weight of words gains in cosine, others less in proportion: chosen on XQuAD-R
 (docs/benchmarks/collections.md)."""
 SAMPLED_TEXTS = 4
-"""By which the language of an index without words is told."""
+"""Texts by which the language of an index without words is told."""
 
 
 class Highlighter:

@@ -221,7 +221,7 @@ class _Found:
     """The place of each of its vectors among those that are searched, and the ranking by it."""
     words: Ranking
     ranges: Mapping[int, float]
-    """By place: how far the score at place 200 without the filter is below the first one."""
+    """Ranges by place: how far the score at place 200 without the filter is below the first one."""
     best_by_words: float
     """The best score by words without the filter; minus infinity: not asked for."""
     width: int
@@ -280,7 +280,7 @@ def _leaf_words(words: Words, corpus: CorpusStatistics | None) -> pb.LeafWords:
 
 MAX_STATES = 8
 MAX_TERMS = 1 << 16
-"""Of one state: about 8 MB."""
+"""Terms of one state: about 8 MB."""
 
 _Key: TypeAlias = tuple[str, str, int, int]
 

@@ -60,7 +60,7 @@ class LeafTable:
         self.values: dict[int, Value] = {}
         """The values of the column that groups are made of, of the rows that have one."""
         self.datapoints: dict[int, bytes] = {}
-        """With the fields of the request, each as the field `datapoint` of a Hit."""
+        """Datapoints with the fields of the request, each as the field `datapoint` of a Hit."""
         self.texts: dict[int, str] = {}
         """The texts that are searched by words, and reranked."""
         self._vectors: dict[tuple[str, int], np.ndarray] = {}

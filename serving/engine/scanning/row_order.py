@@ -59,7 +59,7 @@ class DynamicScalars:
     present_R: np.ndarray
     """Which rows have the attribute, and not null, bool."""
     by_kind: Mapping[Kind, Scalars]
-    """By type, without those in lists; all types."""
+    """Values by type, without those in lists; all types."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,9 @@ class KeyColumns:
 
     ids: Sequence[pa.ChunkedArray]
     values: Sequence[pa.ChunkedArray] = ()
-    """Of a field whose values are of one type; none where rows are ordered by id alone, or by a dynamic attribute."""
+    """Values of a field whose values are of one type; none where rows are ordered by id alone, or by a dynamic
+    attribute.
+    """
     dynamic: DynamicScalars | None = None
 
 

@@ -127,7 +127,7 @@ class Page:
     """Datapoints in their order."""
 
     data: bytes
-    """As fields of a ScanResponse."""
+    """Fields, as fields of a ScanResponse."""
     sizes_P: np.ndarray
     """Bytes of each, int64."""
 

@@ -26,7 +26,7 @@ class State:
 
     reader: StateReader
     manifest: Manifest
-    """With all segments."""
+    """Manifest with all segments."""
     partial: bool
     """Whether groups may be missing."""
 

@@ -105,7 +105,7 @@ class Pipeline:
         self._working = self._spare = 0
         """Threads of this stream, and those of them that wait to be the next to read."""
         self._shares: list[Share] = []
-        """Of `helpers`, one for each thread but one."""
+        """Shares of `helpers`, one for each thread but one."""
         self._ended = False
         self._answers: queue.SimpleQueue[bytes | Exception | None] = queue.SimpleQueue()
         """Answers; the error that ended the stream; None when all requests are answered."""

@@ -24,7 +24,7 @@ __all__ = ["GrpcServer"]
 MAX_REFUSALS = 1024
 MAX_CALLS_PER_CONNECTION = 512
 MAX_CONNECTIONS = 16384
-"""Of a process; also at most half of its file descriptors, since it needs some for its own files."""
+"""Connections of a process; also at most half of its file descriptors, since it needs some for its own files."""
 MAX_HEADER_BYTES = 16 << 10
 PING_EVERY_MS = 500
 IDLE_S = 300

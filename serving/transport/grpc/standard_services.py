@@ -103,7 +103,7 @@ _REFLECTION_V1 = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 """Its messages are those of the older version, under another name."""
 
 _UNSENT, _GONE = -1, -2
-"""In place of a health status: none was sent yet; the caller hung up."""
+"""Values in place of a health status: none was sent yet; the caller hung up."""
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MessageT = TypeVar("MessageT", bound=Message)

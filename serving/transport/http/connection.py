@@ -86,8 +86,9 @@ IDLE_S = 300.0
 TURN_BYTES = 1 << 16
 """A connection that sends more than this at once lets the others have their turn before it is read again."""
 LINGER_S = 2.0
-"""After the last answer, input is dropped until none came for this time, or until the time limit of a body is over.
-Closing earlier would destroy the answer for a caller that reads it only when the whole body is sent."""
+"""Seconds of waiting. After the last answer, input is dropped until none came for this time, or until the time limit of
+a body is over. Closing earlier would destroy the answer for a caller that reads it only when the whole body is sent.
+"""
 MAX_KNOWN = 4
 """Requests that a connection remembers: callers of one client share its connections, and may search differently."""
 MAX_WAITING_BYTES = 1 << 20
@@ -121,7 +122,7 @@ class Connection(asyncio.Protocol):
         self.anonymous = ANONYMOUS
         """Its caller, if no credentials are required."""
         self._share: Share | None = None
-        """Of the bytes that wait behind the request that is being answered."""
+        """Share of the bytes that wait behind the request that is being answered."""
         self._current: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._held = b""

@@ -78,15 +78,15 @@ class Head:
     method: str
     """HTTP method."""
     path: str
-    """Of the target, without its query; `*`: OPTIONS asks about the whole server."""
+    """Path of the target, without its query; `*`: OPTIONS asks about the whole server."""
     query: str
-    """Behind the `?` of the target; empty: none."""
+    """Text behind the `?` of the target; empty: none."""
     is_old: bool
     """Whether it came by HTTP/1.0, whose connections stay open only if both sides say so."""
     metadata: tuple[tuple[str, str], ...]
     """The headers, names in lower case; called metadata in gRPC."""
     host: str
-    """Of the target, or else of the header; empty: HTTP/1.0 without one."""
+    """Host of the target, or else of the header; empty: HTTP/1.0 without one."""
     origin: str
     """Empty: not sent."""
     json: bool
@@ -100,7 +100,7 @@ class Head:
     """Timeout of the caller in seconds; None: none was sent."""
     expects_continue: bool
     client: str
-    """Under which admission accounts for callers without credentials; empty: it does not say."""
+    """Address under which admission accounts for callers without credentials; empty: it does not say."""
 
 
 NO_HEAD = Head(
@@ -119,7 +119,7 @@ NO_HEAD = Head(
     expects_continue=False,
     client="",
 )
-"""In place of a head that is not parsed yet or malformed."""
+"""Head in place of a head that is not parsed yet or malformed."""
 
 
 def read_head(method: str, target: bytes, headers: Sequence[Header], *, sized: bool, version: str) -> Head:

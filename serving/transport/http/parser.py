@@ -107,9 +107,9 @@ class RequestParser:
         self.began_s = 0.0
         """When the arriving request, or its body, began."""
         self.body_left_bytes = 0
-        """Of the body of the arriving request, those to come; 0 if its length is not known, or there is none."""
+        """Bytes of the body of the arriving request, those to come; 0 if its length is not known, or there is none."""
         self._max_bytes = 0
-        """Of the body of the arriving request."""
+        """Bound of the body of the arriving request."""
         self.exchange: Exchange | None = None
         """The arriving request, once its head is complete."""
         self._target = b""

@@ -52,7 +52,7 @@ class RepeatedRequest:
     after: bytes
     """All bytes after the vector."""
     size: int
-    """Of the whole request."""
+    """Size of the whole request."""
     body: int
     """Offset of its body."""
 

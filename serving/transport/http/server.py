@@ -37,7 +37,7 @@ __all__ = ["HttpEndpoint"]
 _LOG = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024
-"""Of a process."""
+"""Connections of a process."""
 CHECK_EVERY_S = 1.0
 """Interval at which time limits are checked."""
 ACCEPTED_AT_ONCE = 64

@@ -66,7 +66,7 @@ class StoredObject:
     id: str
     data: Mapping[str, Any] = field(default_factory=dict)
     dense: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """By field, float32 (D,)."""
+    """Dense vectors by field, float32 (D,)."""
     sparse: SparseVector | None = None
     made: frozenset[str] = frozenset()
     """Dense fields whose vectors the server has made."""
@@ -272,7 +272,7 @@ class GivenObject:
     id: str
     data: Mapping[str, Any]
     dense: Mapping[str, np.ndarray]
-    """By field, float32 (D,)."""
+    """Dense vectors by field, float32 (D,)."""
     sparse: SparseVector | None
     path: str
     """Front of its fields in errors."""

@@ -50,9 +50,9 @@ class ImportPlaces:
     contents: str
     errors: str
     output: str
-    """For the ids and etags that were written; empty: none are kept."""
+    """Folder for the ids and etags that were written; empty: none are kept."""
     roots: tuple[str, ...]
-    """Of the operator, which all of them are below."""
+    """Folders of the operator, which all of them are below."""
 
     def check(self, name: str) -> None:
         """Raise InvalidRequestError if a folder, `contents`, `errors` or `output`, became a link meanwhile."""
