@@ -8,9 +8,9 @@
 
 `measure` starts real clusters on this machine and writes processor times, latencies and rates to FILE. `validate`
 fits two numbers (time between processes, variation) to the smallest of them, and predicts the others. `plan` takes
-what a root costs from FILE, bytes of a row from the file of `benchmarks.leaf_size --json`, and the time of a leaf of
-the planned size from `--leaf-ms`, which is an estimate. Prices are in any currency: a core and a GiB of
-memory for an hour, a GB of disk for a month.
+what a root costs from FILE, bytes of a row from the file of `benchmarks.cluster sizes --json`, and the time of a leaf
+of the planned size from `--leaf-ms`, which is an estimate. Prices are in any currency: a core and a GiB of memory for
+an hour, a GB of disk for a month.
 """
 
 from __future__ import annotations
@@ -19,47 +19,118 @@ import argparse
 import json
 import math
 import os
-import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cluster import QUERIES, publish, rows_of
-from benchmarks.cluster_fit import Measured, as_rows, fitted, measure, predicted, root_costs
+import scannery
+from benchmarks.cluster import INDEX, QUERIES, near, store_of, vectors_of
 from benchmarks.cluster_machines import Work
 from benchmarks.cluster_model import Failure, Outcome, Shape, simulate
-from benchmarks.report import environment, table
+from benchmarks.harness import (
+    K,
+    cpu_s,
+    environment,
+    folder_of,
+    milliseconds,
+    numbers,
+    served,
+    table,
+    throughput,
+)
 
 HOURS_A_MONTH = 730
 CORE_IN_USE = 0.6
 """Share of the cores of roots that queries may take: above it, waits grow."""
-RATE_TITLES = (
-    "queries/s",
-    "root cores",
-    "leaves in use",
-    "p50 ms",
-    "p99 ms",
-    "p99.9 ms",
-    "hedges",
-    "cost a month",
-)
-FAILURE_TITLES = (
-    "one leaf, from 2 s to 6 s",
-    "p50 ms",
-    "p99 ms",
-    "p99.9 ms",
-    "failed",
-    "hedges",
-    "failovers",
-)
-SIZES: dict[str, float] = {
-    "dimensions": 384,
-    "disk_bytes": 2000,
-    "memory_bytes": 500,
-    "first_rows_per_s": 100_000,
-}
+TAIL_TITLES = ("p50 ms", "p99 ms", "p99.9 ms")
+SIZES: dict[str, float] = {"disk_bytes": 2000, "memory_bytes": 500, "first_rows_per_s": 100_000}
+
+
+SIMULATED = 6_000
+HOPS_S = tuple(1e-6 * each for each in (20, 50, 100, 200, 300, 450, 600, 800, 1100))
+VARIATIONS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.9)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cluster of some groups and its callers, as measured."""
+
+    groups: int
+    callers: int
+    p50_ms: float
+    p99_ms: float
+    rate: float
+    root_s: float
+    """Processor time of the root for each query."""
+    leaf_s: float
+    """Of one leaf."""
+    caller_s: float
+
+
+def _cluster(
+    store: Path, groups: int, queries_QD: np.ndarray, callers: Sequence[int], seconds: float
+) -> list[Measured]:
+    """Return what a cluster of one leaf a group takes, with some numbers of callers, on this machine."""
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(served(store, "--role", "leaf", "--group", f"{group}/{groups}"))
+            for group in range(groups)
+        ]
+        target = ",".join(address for _, address, _ in servers)
+        root, address, _ = stack.enter_context(served(store, "--role", "root", "--leaves", target))
+        index = stack.enter_context(scannery.connect(address)).index(INDEX)
+        leaves = [pid for pid, _, _ in servers]
+
+        def ask(number: int) -> object:
+            return index.search(queries_QD[number % QUERIES], K)
+
+        def used_s() -> list[float]:
+            return [cpu_s(root), sum(map(cpu_s, leaves)) / groups, time.process_time()]
+
+        throughput(ask, 4, seconds)  # fills caches
+        found = []
+        for count in callers:
+            before = used_s()
+            rate, latencies = throughput(ask, count, seconds)
+            spent = [(end - begin) / len(latencies) for begin, end in zip(before, used_s(), strict=True)]
+            p50, p99 = (milliseconds(latencies, share) for share in (0.5, 0.99))
+            found.append(Measured(groups, count, p50, p99, rate, *spent))
+    return found
+
+
+def root_costs(measured: Sequence[Measured]) -> tuple[float, float]:
+    """Return the processor time of a root for a query, and for each group of it: a line through what was measured."""
+    alone = [each for each in measured if each.callers == 1]
+    slope, fixed = np.polyfit([each.groups for each in alone], [each.root_s for each in alone], 1)
+    return max(0.0, float(fixed)), max(0.0, float(slope))
+
+
+def predicted(
+    one: Measured, hop_s: float, variation: float, cores: int, queries: int = SIMULATED
+) -> tuple[float, float, float]:
+    """Return p50 and p99 in ms and queries/s by the model, with measured processor times, all on the same cores."""
+    work = Work(
+        root_s=one.root_s, root_group_s=0.0, leaf_s=one.leaf_s, caller_s=one.caller_s, hop_s=hop_s,
+        variation=variation,
+    )  # fmt: skip
+    shape = Shape(groups=one.groups, callers=one.callers, shared_cores=cores, queries=queries)
+    outcome = simulate(shape, work)
+    p50, p99 = outcome.quantiles_ms(0.5, 0.99)
+    return (p50, p99, outcome.rate)
+
+
+def fitted(one: Measured, cores: int) -> tuple[float, float]:
+    """Return time of a hop and variation with which the model has p50 and p99 of one measurement."""
+    hop_s = min(HOPS_S, key=lambda each: abs(predicted(one, each, 0.3, cores, 1500)[0] - one.p50_ms))
+    variation = min(
+        VARIATIONS, key=lambda each: abs(predicted(one, hop_s, each, cores, 3000)[1] - one.p99_ms)
+    )
+    return hop_s, variation
 
 
 def main() -> None:
@@ -71,17 +142,17 @@ def main() -> None:
     own = commands.choices
     own["measure"].add_argument("--rows", type=int, default=100_000)
     own["measure"].add_argument("--dimensions", type=int, default=64)
-    own["measure"].add_argument("--groups", type=_numbers, default=[1, 2, 4])
-    own["measure"].add_argument("--callers", type=_numbers, default=[1, 4])
+    own["measure"].add_argument("--groups", type=numbers, default=[1, 2, 4])
+    own["measure"].add_argument("--callers", type=numbers, default=[1, 4])
     own["measure"].add_argument("--seconds", type=float, default=3.0)
-    own["measure"].add_argument("--store", help="folder that keeps the index for the next run")
+    own["measure"].add_argument("--store", type=Path, help="folder that keeps the index for the next run")
     _plan_arguments(own["plan"])
     given = parser.parse_args()
     {"measure": _measure, "validate": _validate, "plan": _plan}[given.command](given)
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sizes", type=Path, help="file of benchmarks.leaf_size")
+    parser.add_argument("--sizes", type=Path, help="file of benchmarks.cluster sizes")
     parser.add_argument("--vectors", type=float, default=1e9)
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--replicas", type=int, default=2)
@@ -92,30 +163,24 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--leaf-ms", type=float, default=3.0)
     parser.add_argument("--leaf-cores", type=int, default=8)
     parser.add_argument("--pauses-per-s", type=float, default=0.1)
-    parser.add_argument("--rates", type=_numbers, default=[500, 2000, 4000])
+    parser.add_argument("--rates", type=numbers, default=[500, 2000, 4000])
     parser.add_argument("--queries", type=int, default=3000, help="that are simulated at each rate")
     parser.add_argument("--price-core", type=float, default=0.04)
     parser.add_argument("--price-gib", type=float, default=0.005)
     parser.add_argument("--price-gb-month", type=float, default=0.08)
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
-
-
 def _measure(given: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(given.store or folder)
-        if not (home / "store").exists():
-            publish(home, given.rows, given.dimensions)
-        vectors_ND, _ = rows_of(given.rows, given.dimensions)
-        chosen = np.random.default_rng(5)
-        noise_QD = chosen.standard_normal((QUERIES, given.dimensions)).astype(np.float32)
-        queries_QD = vectors_ND[chosen.integers(0, given.rows, QUERIES)] + 0.1 * noise_QD
-        found = measure(str(home / "store"), queries_QD, given.groups, given.callers, given.seconds)
+    found = []
+    with folder_of(given.store) as folder:
+        vectors_ND = vectors_of(given.rows, given.dimensions)
+        store, queries_QD = store_of(folder, vectors_ND), near(vectors_ND, QUERIES, 0.1)
+        for groups in given.groups:
+            found += _cluster(store, groups, queries_QD, given.callers, given.seconds)
+    rows = [asdict(each) for each in found]
     about = {"environment": environment("scann", "grpcio"), "cores": len(os.sched_getaffinity(0))}
-    given.file.write_text(json.dumps({**about, "measured": as_rows(found)}, indent=1) + "\n")
-    print(json.dumps(as_rows(found)))
+    given.file.write_text(json.dumps({**about, "measured": rows}, indent=1) + "\n")
+    print(json.dumps(rows))
 
 
 def _validate(given: argparse.Namespace) -> None:
@@ -128,7 +193,7 @@ def _validate(given: argparse.Namespace) -> None:
     rows = []
     for one in measured:
         model = predicted(one, hop_s, variation, told["cores"])
-        pairs = ((one.p50_ms, model.p50_ms), (one.p99_ms, model.p99_ms), (one.rate, model.rate))
+        pairs = zip((one.p50_ms, one.p99_ms, one.rate), model, strict=True)
         rows.append(
             (
                 one.groups,
@@ -152,8 +217,19 @@ def _plan(given: argparse.Namespace) -> None:
     )  # fmt: skip
     print(f"a root: {1e6 * root_s:.0f} µs a query and {1e6 * group_s:.0f} µs a group\n")
     print(table(("", ""), _capacity(given, sizes)), end="\n\n")
-    print(table(RATE_TITLES, [_at_rate(given, work, sizes, rate) for rate in given.rates]), end="\n\n")
-    print(table(FAILURE_TITLES, [_failing(given, work, kind) for kind in ("", "paused", "dead")]))
+    print(
+        table(
+            ("queries/s", "root cores", "leaves in use", *TAIL_TITLES, "hedges", "cost a month"),
+            [_at_rate(given, work, sizes, rate) for rate in given.rates],
+        ),
+        end="\n\n",
+    )
+    print(
+        table(
+            ("one leaf, from 2 s to 6 s", *TAIL_TITLES, "failed", "hedges", "failovers"),
+            [_failing(given, work, kind) for kind in ("", "paused", "dead")],
+        )
+    )
 
 
 def _capacity(given: argparse.Namespace, sizes: dict[str, float]) -> list[tuple[str, str]]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import shared_data
+from benchmarks.data import archived
+from benchmarks.harness import shared_data
 
 __all__ = [
     "COLLECTIONS",
@@ -22,6 +22,7 @@ __all__ = [
     "cranfield",
     "podcast_titles",
     "stackfaq",
+    "xquad_paragraphs",
     "xquad_r",
 ]
 
@@ -100,9 +101,8 @@ def stackfaq() -> Collection:
 
 def xquad_r(language: str) -> Collection:
     """Return XQuAD-R in one language: questions, and the sentences of Wikipedia that hold their answers."""
-    [data] = _archived(shared_data("ir-xquad-r") / "xquad-r.tar.gz", f"{language}.json")
     documents, queries, judgements = [], {}, {}
-    for number, paragraph in enumerate(_paragraphs(json.loads(data[1]))):
+    for number, paragraph in enumerate(xquad_paragraphs(language)):
         documents += [(f"{number}-{i}", "", text) for i, text in enumerate(paragraph["sentences"])]
         for question in paragraph["qas"]:
             at = question["answers"][0]["answer_start"]
@@ -117,7 +117,7 @@ def xquad_r(language: str) -> Collection:
 def podcast_titles() -> Collection:
     """Return the Syntax podcast: titles of 400 shows as queries, and the notes of all shows as documents."""
     documents, queries, judgements = [], {}, {}
-    shows = sorted(_archived(shared_data("podcasts-syntax") / "shows.tar.gz", ".md"))
+    shows = archived(shared_data("podcasts-syntax", "shows.tar.gz"))
     for place, (name, text) in enumerate(shows):
         _, head, notes = text.split("---", 2)
         title = re.search(r"^title: *(.+)$", head, re.MULTILINE)
@@ -138,30 +138,26 @@ MORE_COLLECTIONS: dict[str, Callable[[], Collection]] = {
         for language in ("en", "de", "es", "ru", "el", "tr", "ar", "hi", "vi", "th", "zh")
     },
 }
+_SNOWBALL = {
+    "ar": "arabic",
+    "de": "german",
+    "el": "greek",
+    "es": "spanish",
+    "hi": "hindi",
+    "ru": "russian",
+    "tr": "turkish",
+}
 LANGUAGES = {
-    "xquad-de": "german",
-    "xquad-es": "spanish",
-    "xquad-ru": "russian",
-    "xquad-el": "greek",
-    "xquad-tr": "turkish",
-    "xquad-ar": "arabic",
-    "xquad-hi": "hindi",
-    "xquad-vi": "none",
-    "xquad-th": "none",
-    "xquad-zh": "none",
+    f"xquad-{code}": _SNOWBALL.get(code, "none")
+    for code in ("de", "es", "ru", "el", "tr", "ar", "hi", "vi", "th", "zh")
 }
 """Language of the stemmer by collection; the others are English."""
 
 
-def _archived(path: Path, ending: str) -> list[tuple[str, str]]:
-    """Return names and texts of the files in an archive whose names have an ending."""
-    with tarfile.open(path) as archive:
-        files = [member for member in archive if member.isfile() and member.name.endswith(ending)]
-        return [(each.name, archive.extractfile(each).read().decode()) for each in files]  # type: ignore[union-attr]
-
-
-def _paragraphs(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for article in data["data"]:
+def xquad_paragraphs(language: str) -> Iterator[dict[str, Any]]:
+    """Yield the paragraphs of XQuAD-R in one language, with their sentences and questions."""
+    [(_, text)] = archived(shared_data("ir-xquad-r", "xquad-r.tar.gz"), f"/{language}.json")
+    for article in json.loads(text)["data"]:
         yield from article["paragraphs"]
 
 

@@ -1,6 +1,6 @@
 """Embedding engine: speed and fidelity against sentence-transformers, retrieval quality, memory, latency, CUDA, XLA.
 
-    python -m benchmarks.embed [speed] [quality] [memory] [latency]        (peers: scannery[bench-encoders])
+    python -m benchmarks.embed [speed] [quality] [memory] [latency]   (by default; peers: scannery[bench-encoders])
     python -m benchmarks.embed cuda        (on a machine with a GPU)
     PYTHONPATH=src:. PJRT_DEVICE=CPU .venv-xla/bin/python -m benchmarks.embed xla        (after `make test-xla`)
 
@@ -16,49 +16,24 @@ import re
 import statistics
 import subprocess
 import sys
-import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.report import environment, shared_data, table
+from benchmarks import data
+from benchmarks.collections import COLLECTIONS, Collection
+from benchmarks.harness import MINILM, environment, in_turns, options, table, timed
 from scannery.embed import Encoder
 from scannery.embed.devices.protocol import cosines
 from scannery.embed.models.model_files import find_model
 
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+__all__ = ["chunks", "costs_in_turns", "linears", "paragraphs"]
+
 LIBRARY = "SentenceTransformer.encode(batch_size=32)"
 SHOWS = ("gotime", "founderstalk", "practicalai")
-
-
-def main() -> None:
-    """Run the parts named on the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parts = {
-        "speed": speed, "quality": quality, "memory": memory, "latency": latency, "cuda": cuda, "xla": xla,
-    }  # fmt: skip
-    parser.add_argument("parts", nargs="*", choices=[*parts, []], help="default: all but cuda and xla")
-    parser.add_argument("--passages", type=int, default=700, help="passages for `speed` and `cuda`")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds for `speed` and `cuda`")
-    parser.add_argument("--stream", type=int, default=200_000, help="passages of the stream of `cuda`")
-    parser.add_argument("--peak-rss", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.peak_rss:
-        print(peak_rss_kib(arguments.peak_rss))
-        return
-    chosen = arguments.parts or ["speed", "quality", "memory", "latency"]
-    packages = ["torch", "transformers", "sentence-transformers", "tokenizers"]
-    if {"speed", "latency"}.intersection(chosen):
-        packages += ["openvino", "onnxruntime"]
-    print(environment(*packages, *(["torch_xla"] if "xla" in chosen else [])), "\n")
-    for name in chosen:
-        print(f"## {name}\n")
-        parts[name](arguments)
 
 
 # --- speed
@@ -71,13 +46,13 @@ def speed(arguments: argparse.Namespace) -> None:
     from benchmarks.embed_peers import peers
 
     reference = sentence_transformer()
-    exact, fast = Encoder.load(MODEL, device="cpu", dtype="float32"), Encoder.load(MODEL, device="cpu")
+    exact, fast = Encoder.load(MINILM, device="cpu", dtype="float32"), Encoder.load(MINILM, device="cpu")
     others = peers(exact)
     peak = {"float32": gemm_peak(torch.float32), "bfloat16": gemm_peak(torch.bfloat16)}
     print(
         f"GEMM peak of the model's shapes: {', '.join(f'{k} {v / 1e9:.0f} GFLOP/s' for k, v in peak.items())}\n"
     )
-    flop = linear_flop_per_token(reference)
+    flop = sum(2 * wide * deep for wide, deep in linears(reference))
     rows = []
     for kind, texts in (("paragraphs", paragraphs()), ("chunks", chunks(exact))):
         texts = texts[: arguments.passages]  # noqa: PLW2901
@@ -87,7 +62,7 @@ def speed(arguments: argparse.Namespace) -> None:
             f"Scannery {fast.dtype}": (fast.dtype, partial(fast.encode_documents, texts)),
         }
         calls |= {peer.name: (peer.dtype, partial(peer.encode, texts)) for peer in others}
-        seconds, vectors = in_turns({name: call for name, (_, call) in calls.items()}, arguments.rounds)
+        seconds, vectors = costs_in_turns({name: call for name, (_, call) in calls.items()}, arguments.rounds)
         tokens = int(exact._documents.prepare(texts).lengths_N.sum())
         for name, (dtype, _) in calls.items():
             median, used = (statistics.median(s[i] for s in seconds[name]) for i in (0, 1))
@@ -108,21 +83,17 @@ def ratio(base: list[tuple[float, float]], other: list[tuple[float, float]], par
     return statistics.median(b[part] / o[part] for b, o in zip(base, other, strict=True))
 
 
-def in_turns(
+def costs_in_turns(
     calls: Mapping[str, Callable[[], np.ndarray]], rounds: int
-) -> tuple[dict[str, list[tuple[float, float]]], Any]:
-    """Return seconds of wall and of CPU time per call and round, and the vectors.
-
-    The calls take turns, so that all run under the same load of the machine.
-    """
+) -> tuple[dict[str, list[tuple[float, float]]], dict[str, np.ndarray]]:
+    """Return seconds of wall and of CPU time per call and round, and the vectors."""
     vectors = {name: call() for name, call in calls.items()}  # also the warm-up
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            started, used = time.perf_counter(), time.process_time()
-            call()
-            seconds[name].append((time.perf_counter() - started, time.process_time() - used))
-    return seconds, vectors
+
+    def cost(call: Callable[[], np.ndarray]) -> tuple[float, float]:
+        used = time.process_time()
+        return timed(call), time.process_time() - used
+
+    return in_turns({name: partial(cost, call) for name, call in calls.items()}, rounds), vectors
 
 
 def gemm_peak(dtype: Any) -> float:
@@ -139,89 +110,40 @@ def gemm_peak(dtype: Any) -> float:
     return 2 * 4096 * 384 * 1536 / best
 
 
-def linear_flop_per_token(model: Any) -> int:
-    """Return the floating-point operations of all Linear layers of the transformer per token."""
+def linears(model: Any) -> list[tuple[int, int]]:
+    """Return inputs and outputs of every matrix product of a token in the transformer."""
     import torch
 
-    linears = [m for n, m in model[0].named_modules() if isinstance(m, torch.nn.Linear) and "pooler" not in n]
-    return sum(2 * m.in_features * m.out_features for m in linears)
+    layers = [m for n, m in model[0].named_modules() if isinstance(m, torch.nn.Linear) and "pooler" not in n]
+    return [(layer.in_features, layer.out_features) for layer in layers]
 
 
 # --- quality
 
 
 def quality(_: argparse.Namespace) -> None:
-    """Measure nDCG@10 with the fast path and with float32, on two classic collections."""
+    """Measure nDCG@10 of exact search with the fast path and with float32, on two classic collections."""
     rows = []
-    exact, fast = Encoder.load(MODEL, device="cpu", dtype="float32"), Encoder.load(MODEL, device="cpu")
-    for name, (documents, queries, relevant) in {"Cranfield": cranfield(), "CISI": cisi()}.items():
-        scores = [ndcg_at_10(encoder, documents, queries, relevant) for encoder in (exact, fast)]
-        rows.append(
-            [
-                name,
-                f"{len(documents)} / {len(relevant)}",
-                *(f"{s:.4f}" for s in scores),
-                f"{scores[1] - scores[0]:+.4f}",
-            ]
-        )
+    exact, fast = Encoder.load(MINILM, device="cpu", dtype="float32"), Encoder.load(MINILM, device="cpu")
+    for collection in (make() for make in COLLECTIONS.values()):
+        scores = [ndcg_at_10(encoder, collection) for encoder in (exact, fast)]
+        size = f"{len(collection.documents)} / {len(collection.judgements)}"
+        shown = [*(f"{score:.4f}" for score in scores), f"{scores[1] - scores[0]:+.4f}"]
+        rows.append([collection.name, size, *shown])
     print(table(["collection", "documents / queries", "float32", fast.dtype, "difference"], rows))
 
 
-def ndcg_at_10(
-    encoder: Encoder, documents: dict[int, str], queries: dict[int, str], relevant: dict[int, set[int]]
-) -> float:
+def ndcg_at_10(encoder: Encoder, collection: Collection) -> float:
     """Return the mean nDCG@10 with binary gains over the queries that have a relevant document."""
-    ids = np.array(list(documents))
-    asked = [query for query in queries if relevant.get(query)]
-    scores_QN = (
-        encoder.encode_queries([queries[q] for q in asked])
-        @ encoder.encode_documents(list(documents.values())).T
-    )
-    discounts = 1 / np.log2(np.arange(2, 12))
-    values = []
-    for query, scores_N in zip(asked, scores_QN, strict=True):
-        top = ids[np.argsort(-scores_N, kind="stable")[:10]]
-        gains = np.array([document in relevant[query] for document in top])
-        values.append((gains * discounts).sum() / discounts[: min(10, len(relevant[query]))].sum())
+    names = [name for name, _, _ in collection.documents]
+    texts = [text if text.startswith(title) else f"{title} {text}" for _, title, text in collection.documents]
+    asked = encoder.encode_queries([collection.queries[query] for query in collection.judgements])
+    scores_QN = asked @ encoder.encode_documents(texts).T
+    discounts, values = 1 / np.log2(np.arange(2, 12)), []
+    for levels, scores_N in zip(collection.judgements.values(), scores_QN, strict=True):
+        gains = np.array([names[row] in levels for row in np.argsort(-scores_N, kind="stable")[:10]])
+        values.append((gains * discounts).sum() / discounts[: min(10, len(levels))].sum())
     return float(np.mean(values))
-
-
-def cranfield() -> Any:
-    """Return documents, queries and relevant documents; query ids are ordinals, and level -1 is no judgement."""
-    documents = smart(shared_data("ir-cranfield", "cran.all.1400").read_text(errors="replace"))
-    queries = smart(shared_data("ir-cranfield", "cran.qry").read_text(errors="replace"))
-    relevant: dict[int, set[int]] = {}
-    for line in shared_data("ir-cranfield", "cranqrel").read_text().splitlines():
-        query, document, level = map(int, line.split()[:3])
-        if level > 0:
-            relevant.setdefault(query, set()).add(document)
-    return documents, dict(enumerate(queries.values(), 1)), relevant
-
-
-def cisi() -> Any:
-    """Return documents, queries and relevant documents."""
-    documents = smart(shared_data("ir-cisi", "CISI.ALL").read_text(errors="replace"))
-    queries = smart(shared_data("ir-cisi", "CISI.QRY").read_text(errors="replace"))
-    relevant: dict[int, set[int]] = {}
-    for line in shared_data("ir-cisi", "CISI.REL").read_text().splitlines():
-        query, document = map(int, line.split()[:2])
-        relevant.setdefault(query, set()).add(document)
-    return documents, queries, relevant
-
-
-def smart(text: str) -> dict[int, str]:
-    """Return id → title and body of a collection in the SMART format."""
-    records = {}
-    for record in re.split(r"^\.I\s+", text, flags=re.MULTILINE)[1:]:
-        fields = re.findall(
-            r"^\.([TW])[^\n]*\n(.*?)(?=^\.[A-Z]\s|\Z)", record, flags=re.MULTILINE | re.DOTALL
-        )
-        # Cranfield repeats the title at the start of the body.
-        parts = dict(fields)
-        body = " ".join(parts.get("W", "").split())
-        title = " ".join(parts.get("T", "").split())
-        records[int(record.split(None, 1)[0])] = body if body.startswith(title) else f"{title} {body}"
-    return records
 
 
 # --- memory
@@ -232,7 +154,7 @@ def memory(_: argparse.Namespace) -> None:
     rows: list[list[object]] = []
     peaks: list[int] = []
     for count in (10_000, 100_000):
-        command = [sys.executable, "-m", "benchmarks.embed", "--peak-rss", str(count)]
+        command = [sys.executable, "-m", "benchmarks.embed", "--peak", str(count)]
         peaks.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) // 1024)
         rows.append([count, peaks[-1]])
     rows.append(["ratio", f"{peaks[1] / peaks[0]:.3f}"])
@@ -243,7 +165,7 @@ def peak_rss_kib(count: int) -> int:
     """Return this process' peak memory after a stream of `count` passages, cut short to take less time."""
     import resource
 
-    encoder = Encoder.load(MODEL, device="cpu")
+    encoder = Encoder.load(MINILM, device="cpu")
     texts = [text[:60] for text in paragraphs()]
     stream = (f"{n} {texts[n % len(texts)]}" for n in range(count))
     if sum(len(block) for block in encoder.encode_stream(stream)) != count:
@@ -255,57 +177,31 @@ def peak_rss_kib(count: int) -> int:
 
 
 def latency(_: argparse.Namespace) -> None:
-    """Measure the time of one short query, in turns with peers, and the load time."""
+    """Measure the time of one short query, in turns with peers, after the warm-up at load."""
     from benchmarks.embed_peers import peers
 
-    started = time.perf_counter()
-    encoder = Encoder.load(MODEL, device="cpu")
-    loaded = time.perf_counter() - started
+    encoder = Encoder.load(MINILM, device="cpu")
     reference = sentence_transformer()
     question = "how do volcanoes form and why do they erupt"
     calls: dict[str, Callable[[], Any]] = {
         "SentenceTransformer.encode": lambda: reference.encode([question], show_progress_bar=False),
         f"Scannery {encoder.dtype}": lambda: encoder.encode_queries([question]),
     }
-    for peer in peers(Encoder.load(MODEL, device="cpu", dtype="float32")):
+    for peer in peers(Encoder.load(MINILM, device="cpu", dtype="float32")):
         if "latency, 1024" in peer.name or "all cores" in peer.name:
             calls[peer.name] = partial(peer.encode, [question])
     first = {name: timed(call) for name, call in calls.items()}
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _turn in range(10):
-        for name, call in calls.items():
-            call()
-            times[name] += [timed(call) for _ in range(30)]
+    turns = in_turns({name: partial(_thirty, call) for name, call in calls.items()}, 10)
     rows = []
-    for name, taken in times.items():
-        ordered = sorted(taken)
+    for name, taken in turns.items():
+        ordered = sorted(second for turn in taken for second in turn)
         rows.append([name, *(f"{t * 1000:.2f}" for t in (first[name], ordered[150], ordered[285]))])
     print(table(["encoder", "first query, ms", "p50, ms", "p95, ms"], rows))
-    print(f"\nLoading, with the import of torch and sentence-transformers: {loaded:.1f} s")
 
 
-def timed(call: Callable[[], Any]) -> float:
-    """Return the duration of `call` in seconds."""
-    started = time.perf_counter()
+def _thirty(call: Callable[[], Any]) -> list[float]:
     call()
-    return time.perf_counter() - started
-
-
-# --- accelerators, in modules of their own
-
-
-def cuda(arguments: argparse.Namespace) -> None:
-    """Measure throughput, a stream, latency and a lack of memory on a GPU."""
-    from benchmarks.embed_cuda import measure
-
-    measure(arguments.passages, arguments.rounds, arguments.stream)
-
-
-def xla(_: argparse.Namespace) -> None:
-    """Measure compilations after warm-up, the difference to the CPU, padding, and the host's time for a step."""
-    from benchmarks.embed_xla import measure
-
-    measure()
+    return [timed(call) for _ in range(30)]
 
 
 # --- texts
@@ -315,7 +211,7 @@ def sentence_transformer() -> Any:
     """Return the reference model, loaded by sentence-transformers."""
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(find_model(MODEL)), device="cpu", local_files_only=True)
+    return SentenceTransformer(str(find_model(MINILM)), device="cpu", local_files_only=True)
 
 
 def paragraphs() -> list[str]:
@@ -333,16 +229,41 @@ def chunks(encoder: Encoder) -> list[str]:
     return texts
 
 
-def transcripts() -> Iterator[str]:
-    """Yield some of the transcripts, the same in every run."""
-    for show in SHOWS:
-        with tarfile.open(shared_data("podcasts-changelog", f"{show}.tar.gz")) as archive:
-            members = sorted(
-                (m for m in archive.getmembers() if m.name.endswith(".md")), key=lambda m: m.name
-            )
-            for member in members[::8]:
-                if stream := archive.extractfile(member):
-                    yield stream.read().decode()
+def transcripts() -> list[str]:
+    """Return some of the transcripts, the same in every run."""
+    return [text for show in SHOWS for _, text in list(data.transcripts(show))[::8]]
+
+
+def main() -> None:
+    """Run the parts named on the command line."""
+    if sys.argv[1:2] == ["--peak"]:
+        print(peak_rss_kib(int(sys.argv[2])))
+        return
+    parts: dict[str, Callable[[argparse.Namespace], None]] = {
+        "speed": speed, "quality": quality, "memory": memory, "latency": latency, "cuda": cuda, "xla": xla,
+    }  # fmt: skip
+    given = options(__doc__, cases=parts, passages=700, rounds=3, stream=200_000)
+    chosen = [*parts][:4] if given.cases == [*parts] else given.cases
+    packages = ["torch", "transformers", "sentence-transformers", "tokenizers"]
+    packages += ["openvino", "onnxruntime"] if {"speed", "latency"}.intersection(chosen) else []
+    print(environment(*packages, *(["torch_xla"] if "xla" in chosen else [])))
+    for name in chosen:
+        print(f"## {name}\n")
+        parts[name](given)
+
+
+def cuda(given: argparse.Namespace) -> None:
+    """Measure throughput, a stream, latency and a lack of memory on a GPU."""
+    from benchmarks.embed_cuda import measure
+
+    measure(given.passages, given.rounds, given.stream)
+
+
+def xla(_: argparse.Namespace) -> None:
+    """Measure compilations after warm-up, the difference to the CPU, padding, and the host's time for a step."""
+    from benchmarks.embed_xla import measure
+
+    measure()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Legend: N texts, D dimensions.
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.embed import MODEL, chunks, in_turns, paragraphs, timed
-from benchmarks.report import table
+from benchmarks.embed import chunks, costs_in_turns, linears, paragraphs
+from benchmarks.harness import MINILM, in_turns, table, timed
 from scannery.embed import Encoder
 from scannery.embed.devices.protocol import cosines
 from scannery.embed.models.model_files import find_model
@@ -34,8 +33,6 @@ COMPARED = 1_000
 BATCH_TOKENS = 32_768
 """Rows of the products whose rate counts as the peak: those of a full batch."""
 QUESTION = "how do volcanoes form and why do they erupt"
-SHAPES = {"12 × 768": (12, 768), "24 × 1024": (24, 1024)}
-"""Layers and width of BERT with random weights: the sizes of BERT-base and BERT-large."""
 ROOM_BYTES = (96 << 20, 48 << 20, 24 << 20)
 """Memory left for batches in the test of short memory; a full batch of MiniLM takes several times as much."""
 
@@ -54,18 +51,15 @@ def measure(passages: int, rounds: int, streamed: int) -> None:
     import torch
 
     print(f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}\n")
-    here = Encoder.load(MODEL, device="cpu", dtype="float32")
+    here = Encoder.load(MINILM, device="cpu", dtype="float32")
     corpora = {"chunks": chunks(here), "paragraphs": paragraphs()}
-    fast = Encoder.load(MODEL, device=DEVICE)
+    fast = Encoder.load(MINILM, device=DEVICE)
     few = corpora["chunks"][:passages]
     parts: dict[str, Callable[[], str]] = {
         "all-MiniLM-L6-v2": lambda: minilm(here, fast, corpora, passages, rounds),
         "A stream": lambda: stream(fast, corpora, streamed),
         "One query": lambda: latency(fast),
         "Short memory": lambda: short_memory(fast, few),
-    }
-    parts |= {
-        f"{name}, random weights": partial(larger, shape, few, rounds) for name, shape in SHAPES.items()
     }
     for name, part in parts.items():
         print(f"### {name}\n\n{part()}\n", flush=True)
@@ -76,10 +70,10 @@ def measure(passages: int, rounds: int, streamed: int) -> None:
 
 def minilm(here: Encoder, fast: Encoder, corpora: dict[str, list[str]], passages: int, rounds: int) -> str:
     """Return the table of the real model, with the cosines to the vectors of the CPU in float32."""
-    exact, padded = Encoder.load(MODEL, device=DEVICE, dtype="float32"), Encoder.load(MODEL, device=DEVICE)
+    exact, padded = Encoder.load(MINILM, device=DEVICE, dtype="float32"), Encoder.load(MINILM, device=DEVICE)
     padded._device._packs = False  # type: ignore[attr-defined]
     encoders = {"Scannery, padded": padded, "Scannery, float32": exact, "Scannery": fast}
-    libraries = {dtype: library(find_model(MODEL), dtype) for dtype in ("float32", "bfloat16")}
+    libraries = {dtype: library(find_model(MINILM), dtype) for dtype in ("float32", "bfloat16")}
     rows: list[list[str]] = []
     for kind, corpus in corpora.items():
         texts = corpus[:passages]
@@ -87,18 +81,6 @@ def minilm(here: Encoder, fast: Encoder, corpora: dict[str, list[str]], passages
         rows += throughput(kind, texts, encoders, libraries, BATCHES, expected_ND, rounds)
     peaks = ", ".join(f"{name} {peak(libraries['float32'], name) / 1e12:.0f} TFLOP/s" for name in libraries)
     return f"Peak of the model's products at {BATCH_TOKENS:,} tokens: {peaks}\n\n{table(HEADER, rows)}"
-
-
-def larger(shape: tuple[int, int], texts: list[str], rounds: int) -> str:
-    """Return the table of a larger model, with the cosines to the library's vectors in float32."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = random_model(Path(scratch), *shape)
-        model = library(folder, "bfloat16")
-        expected_ND = library(folder, "float32").encode(texts[:256], show_progress_bar=False)
-        encoders = {"Scannery": Encoder.load(folder, device=DEVICE, dtype="bfloat16")}
-        rows = throughput("chunks", texts, encoders, {"bfloat16": model}, BATCHES[:2], expected_ND, rounds)
-        rate = peak(model, "bfloat16") / 1e12
-    return f"Peak of the model's products: bfloat16 {rate:.0f} TFLOP/s\n\n{table(HEADER, rows)}"
 
 
 HEADER = ["texts", "encoder", "type", "passages/s", "tokens/s", "speed-up", "min cosine", "share of peak"]
@@ -122,11 +104,13 @@ def throughput(
         for size in batches
     }
     calls |= {(name, one.dtype): partial(one.encode_documents, texts) for name, one in encoders.items()}
-    seconds, vectors = in_turns({f"{name}, {dtype}": call for (name, dtype), call in calls.items()}, rounds)
+    seconds, vectors = costs_in_turns(
+        {f"{name}, {dtype}": call for (name, dtype), call in calls.items()}, rounds
+    )
     [first, *_] = encoders.values()
     tokens = int(first._documents.prepare(texts).lengths_N.sum())
     model = next(iter(libraries.values()))
-    flop = sum(2 * wide * deep for wide, deep in products(model))
+    flop = sum(2 * wide * deep for wide, deep in linears(model))
     peaks = {dtype: peak(model, dtype) for _, dtype in calls}
     base = statistics.median(wall for wall, _ in next(iter(seconds.values())))
     rows = []
@@ -151,43 +135,12 @@ def library(folder: Path, dtype: str) -> Any:
     return SentenceTransformer(str(folder), device=DEVICE, local_files_only=True, model_kwargs=options)
 
 
-def random_model(folder: Path, layers: int, width: int) -> Path:
-    """Write a BERT with random weights and the tokenizer of MODEL to `folder`, and return its own folder."""
-    import torch
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer import modules
-    from transformers import AutoTokenizer, BertConfig, BertModel
-
-    torch.manual_seed(7)
-    sizes: dict[str, Any] = {
-        "hidden_size": width,
-        "num_attention_heads": width // 64,
-        "intermediate_size": 4 * width,
-    }
-    parts = folder / "parts"
-    BertModel(BertConfig(num_hidden_layers=layers, **sizes)).save_pretrained(parts)
-    tokenizer = AutoTokenizer.from_pretrained(find_model(MODEL))
-    tokenizer.model_max_length = 128
-    tokenizer.save_pretrained(parts)
-    chain = [modules.Transformer(str(parts)), modules.Pooling(width, "mean"), modules.Normalize()]
-    SentenceTransformer(modules=chain, device="cpu").save(str(folder / "model"), create_model_card=False)
-    return folder / "model"
-
-
-def products(model: Any) -> list[tuple[int, int]]:
-    """Return inputs and outputs of every matrix product of a token in the transformer."""
-    import torch
-
-    linears = [m for n, m in model[0].named_modules() if isinstance(m, torch.nn.Linear) and "pooler" not in n]
-    return [(linear.in_features, linear.out_features) for linear in linears]
-
-
 def peak(model: Any, dtype: str) -> float:
     """Return the FLOP/s of the model's matrix products alone, of random numbers, for a full batch of tokens."""
     import torch
 
     flop = seconds = 0.0
-    shapes = products(model)
+    shapes = linears(model)
     for wide, deep in set(shapes):
         options: Any = {"dtype": getattr(torch, dtype), "device": DEVICE}
         x, weight = torch.randn(BATCH_TOKENS, wide, **options), torch.randn(deep, wide, **options)
@@ -266,20 +219,21 @@ def model_alone(encoder: Encoder, texts: list[str]) -> float:
 
 def latency(encoder: Encoder) -> str:
     """Return a table of one short question, in turns, on the GPU and on this machine's CPU."""
-    on_cpu = Encoder.load(MODEL, device="cpu")
+    on_cpu = Encoder.load(MINILM, device="cpu")
     calls: dict[str, Callable[[], Any]] = {
         f"Scannery, {encoder.dtype}": lambda: encoder.encode_queries([QUESTION])
     }
     for dtype in ("float32", "bfloat16"):
-        asked = partial(library(find_model(MODEL), dtype).encode, [QUESTION], show_progress_bar=False)
+        asked = partial(library(find_model(MINILM), dtype).encode, [QUESTION], show_progress_bar=False)
         calls[f"SentenceTransformer.encode, {dtype}"] = asked
     calls[f"Scannery on the CPU, {on_cpu.dtype}"] = lambda: on_cpu.encode_queries([QUESTION])
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _turn in range(10):
-        for name, call in calls.items():
-            for _ in range(10):
-                call()
-            times[name] += [timed(call) for _ in range(50)]
+
+    def fifty(call: Callable[[], Any]) -> list[float]:
+        for _ in range(10):
+            call()
+        return [timed(call) for _ in range(50)]
+
+    times = in_turns({name: partial(fifty, call) for name, call in calls.items()}, 10)
     rows = [
         [name, *(f"{1000 * float(np.percentile(taken, part)):.2f}" for part in (50, 99))]
         for name, taken in times.items()
@@ -298,7 +252,7 @@ def short_memory(whole: Encoder, texts: list[str]) -> str:
     total = torch.cuda.get_device_properties(0).total_memory
     rows = []
     for room in ROOM_BYTES:
-        encoder = Encoder.load(MODEL, device=DEVICE)
+        encoder = Encoder.load(MINILM, device=DEVICE)
         device: Any = encoder._device
         torch.cuda.empty_cache()
         try:

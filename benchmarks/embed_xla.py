@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.embed import MODEL, chunks, paragraphs
-from benchmarks.report import table
+from benchmarks.embed import chunks, paragraphs
+from benchmarks.harness import MINILM, table
 from scannery.embed import Encoder
 from scannery.embed.batching import Bucket, fitted_batches
 
@@ -22,7 +22,7 @@ def measure() -> None:
     from scannery.embed.devices import xla as shapes
     from scannery.embed.devices.xla import compilations
 
-    here = Encoder.load(MODEL, device="cpu", dtype="float32")
+    here = Encoder.load(MINILM, device="cpu", dtype="float32")
     corpus = chunks(here)
     rows: list[list[Any]] = []
     for kind, sample in (("paragraphs", paragraphs()), ("chunks", corpus)):
@@ -35,7 +35,7 @@ def measure() -> None:
         setattr(shapes, name, value)
     device.BULK_TEXTS = 64
     texts = [" ".join(text.split()[: n % 200]) for n, text in enumerate(paragraphs()[:200])]  # all lengths
-    there = Encoder.load(MODEL, device="xla", widths=here.plan_widths(corpus[:4000]))
+    there = Encoder.load(MINILM, device="xla", widths=here.plan_widths(corpus[:4000]))
     started = time.perf_counter()
     there.encode_queries(["warm"])
     there.encode_documents(corpus[:64])

@@ -27,8 +27,7 @@ import grpc
 import numpy as np
 
 import scannery
-from benchmarks.report import table
-from benchmarks.serve_load import children, served
+from benchmarks.harness import children, served, table
 from scannery.serving.security import KeyFile
 from scannery.v1.search_pb2 import SearchRequest
 from scannery.v1.search_pb2_grpc import SearchServiceStub

@@ -20,9 +20,16 @@ from pathlib import Path
 import numpy as np
 
 import scannery
-from benchmarks.live_setup import publish, random_vectors, spec_of
-from benchmarks.report import environment, table
-from benchmarks.serve_load import children, cpu_s, served
+from benchmarks.harness import (
+    children,
+    cpu_s,
+    environment,
+    publish,
+    random_vectors,
+    served,
+    spec_of,
+    table,
+)
 from scannery.indexer import Store
 
 DIMENSIONS = 64

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import threading
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from benchmarks.harness import options
 
 __all__ = ["BUCKET", "CREDENTIALS", "counts", "create_bucket"]
 
@@ -89,7 +90,7 @@ def main() -> None:
     from werkzeug.serving import run_simple
 
     application = _Counting(DomainDispatcherApplication(create_backend_app))
-    run_simple("127.0.0.1", int(sys.argv[1]), application, threaded=True, request_handler=MotoRequestHandler)
+    run_simple("127.0.0.1", int(options(__doc__, "port").port), application, threaded=True, request_handler=MotoRequestHandler)
 
 
 if __name__ == "__main__":

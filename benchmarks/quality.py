@@ -1,116 +1,506 @@
-"""Retrieval quality on judged collections: dense, lexical and hybrid, against a reference BM25 with the same analyser.
+"""Retrieval quality on judged collections.
 
-    python -m benchmarks.quality [cranfield] [cisi] [--model MODEL]
+    python -m benchmarks.quality [modes] [fusion] [lexical] [code] [transcripts] [named] [headings] [snippets]
+        [--on cranfield,cisi,…] [--languages de,zh] [--dictionary FILE] [--shows 500] [--every 1]
 
-Every collection is built twice, in one shard and in eight, and queried through the SDK.
+`modes`: dense, lexical and hybrid search, in one shard and in eight, against a reference BM25 (bm25s: Lucene's variant
+with the same constants, over the same terms). `fusion`: hybrid search by default against dense search, lexical search
+and other fusions. `lexical`: versions of the analyser, questions typed without accents, and split compounds, on
+XQuAD-R. `code`: what the additional terms of analyser 4 change. `transcripts`: collections as WebVTT, five words a cue,
+against plain text. `named`: vectors of titles, bodies and both. `headings`: Markdown cut at its headings against
+tokens alone; questions are the titles of shows and seven words from the middle of a line. `snippets`: how often the
+sentence that is highlighted has the answer. `--on` names collections, where a case can be asked of several.
+
+Nothing is tuned on the judgements.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
-import tempfile
-from collections.abc import Callable, Sequence
-from functools import partial
+import random
+import re
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from statistics import mean
+from typing import Any, Literal, NamedTuple
 
-import bm25s
+import numpy as np
+import pyarrow as pa
 
 import scannery
-from benchmarks.collections import COLLECTIONS, Collection
-from benchmarks.report import environment, table
+from benchmarks.collections import (
+    COLLECTIONS,
+    LANGUAGES,
+    MORE_COLLECTIONS,
+    Collection,
+    xquad_paragraphs,
+    xquad_r,
+)
+from benchmarks.data import archived
+from benchmarks.harness import MINILM, environment, folder_of, options, shared_data, table
+from scannery.embed.text.markdown import front_matter_end
+from scannery.embed.text.sentences import sentences_of
 from scannery.evaluation.evaluate import Evaluation, evaluate
-from scannery.evaluation.measures import parse_measures
-from scannery.indexer import Analyser, LexicalSpec
+from scannery.evaluation.measures import (
+    MAIN_MEASURE,
+    interval_of,
+    measured_values,
+    paired_bootstrap,
+    parse_measures,
+)
+from scannery.indexer import (
+    Analyser,
+    LexicalSpec,
+    Postings,
+    Store,
+    corpus_statistics,
+    read_manifest,
+    score_rows,
+)
+from scannery.indexer.lexical.bm25 import invert, term_columns
 from scannery.pipelines import build
+from scannery.pipelines.planning.build_plan import learned_compounds
+from scannery.pipelines.sources.documents.text_documents import front_matter
 
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-K = 100
-ANALYSER: Literal[3] = 3
-"""Version 4 has additional terms, which the lengths of bm25s would count."""
-MEASURES = parse_measures(["nDCG@10", "MRR@10", f"recall@{K}"])
+HITS = 100
+MEASURES = parse_measures(["nDCG@10", "MRR@10", f"recall@{HITS}"])
 Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
+Terms = Callable[[str], list[str]]
 
 
-def reference(collection: Collection) -> Search:
-    """Return the search of bm25s: Lucene's variant with the same constants, over the same terms."""
-    analyser = Analyser(LexicalSpec(analyser=ANALYSER))
+def indexed(folder: Path, records: Iterable[Mapping[str, str]], spec: Mapping[str, Any]) -> scannery.Index:
+    """Build an index of records, with MiniLM unless the spec has an encoder, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "corpus.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    whole = {"index": "quality", "encoder": {"model": MINILM}, **spec}
+    build(whole, [str(folder / "corpus.jsonl")], str(folder / "store"), mode="full")
+    return scannery.connect(folder / "store", timeout_s=900).index("quality")
+
+
+def records_of(collection: Collection) -> Iterator[dict[str, str]]:
+    return ({"id": name, "title": title, "text": text} for name, title, text in collection.documents)
+
+
+WHOLE = {"id": "id", "title": "title", "text": "text"}
+PASSAGES = {"title": "title", "text": "text", "chunk": {"max_tokens": 128, "overlap_tokens": 16}}
+
+
+def searching(index: scannery.Index, **chosen: Any) -> Search:
+    """Return a search with these options."""
+
+    def search(texts: Sequence[str]) -> list[list[str]]:
+        parts = (list(texts[start : start + 500]) for start in range(0, len(texts), 500))
+        field = "document_id" if "max_per_group" in chosen else "id"
+        found = (
+            hits for part in parts for hits in index.search_many(part, HITS, fields=["document_id"], **chosen)
+        )
+        return [[getattr(hit, field) for hit in hits] for hits in found]
+
+    return search
+
+
+def evaluated(collection: Collection, searches: Mapping[str, Search]) -> list[Evaluation]:
+    return evaluate(dict(searches), collection.queries, collection.judgements, measures=MEASURES)
+
+
+def with_intervals(results: Sequence[Evaluation]) -> str:
+    """Return a table with a row for each search, and all measures."""
+    rows = [
+        [result.name, *(f"{i.mean:.4f} ({i.low:.3f}–{i.high:.3f})" for i in result.means.values())]
+        for result in results
+    ]
+    return table(["", *results[0].values], rows)
+
+
+def difference(values: np.ndarray, base: np.ndarray) -> str:
+    """Return the mean difference with its 95 % interval of a paired bootstrap."""
+    found = paired_bootstrap(values, base)
+    return f"{found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f})"
+
+
+def chosen_of(given: argparse.Namespace, default: Iterable[str]) -> Iterator[tuple[str, Collection]]:
+    for name in given.on.split(",") if given.on else default:
+        yield name, MORE_COLLECTIONS[name]()
+
+
+# --- modes and fusion
+
+REFERENCE: Literal[3] = 3
+"""Version of the analyser: version 4 has additional terms, which the lengths of bm25s would count."""
+
+
+def bm25s_search(
+    documents: Sequence[tuple[str, str]], terms: Terms, query_terms: Terms | None = None
+) -> Search:
+    """Return the search of bm25s over (id, text), with the terms of texts and of queries."""
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
     engine = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
-    engine.index(
-        [analyser.terms(f"{title}\n{text}") for _, title, text in collection.documents], show_progress=False
-    )
+    engine.index([terms(text) for _, text in documents], show_progress=False)
 
     def search(texts: Sequence[str]) -> list[list[str]]:
         found = []
         for text in texts:
-            rows, scores = engine.retrieve([analyser.terms(text)], k=K, show_progress=False)
-            found.append(
-                [
-                    collection.documents[row][0]
-                    for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True)
-                    if score > 0
-                ]
-            )
+            rows, scores = engine.retrieve([(query_terms or terms)(text)], k=HITS, show_progress=False)
+            pairs = zip(rows[0].tolist(), scores[0].tolist(), strict=True)
+            found.append([documents[row][0] for row, score in pairs if score > 0])
         return found
 
     return search
 
 
-def ask(index: scannery.Index, mode: scannery.client.Mode, fusion: scannery.client.Fusion | None) -> Search:
-    def search(texts: Sequence[str]) -> list[list[str]]:
-        found = index.search_many(list(texts), K, mode=mode, fusion=fusion, fields=[])
-        return [[hit.id for hit in hits] for hits in found]
+def modes(given: argparse.Namespace, folder: Path) -> None:
+    for name, collection in chosen_of(given, COLLECTIONS):
+        terms = Analyser(LexicalSpec(analyser=REFERENCE)).terms
+        documents = [(each, f"{title}\n{text}") for each, title, text in collection.documents]
+        results = evaluated(collection, {"bm25s": bm25s_search(documents, terms)})
+        for shards in (1, 8):
+            lexical = {"lexical": {"analyser": REFERENCE}, "search": {"alpha": 0.5}}
+            spec = {"source": WHOLE, **lexical, "shards": shards}
+            index = indexed(folder / f"{name}-{shards}", records_of(collection), spec)
+            cut = "one shard" if shards == 1 else f"{shards} shards"
+            results += evaluated(collection, {
+                f"dense, {cut}": searching(index, mode="dense"),
+                f"lexical, {cut}": searching(index, mode="lexical"),
+                f"hybrid by rank, {cut}": searching(index, mode="hybrid", fusion="reciprocal_rank"),
+                f"hybrid by score, {cut}": searching(index, mode="hybrid", fusion="weighted_score"),
+            })  # fmt: skip
+        judged = len(results[0].query_ids)
+        print(f"**{collection.name}**: {len(documents)} documents, {judged} queries with a relevant one\n")
+        print(with_intervals(results), flush=True)
 
-    return search
+
+FUSIONS: dict[str, dict[str, Any]] = {
+    "dense": {"mode": "dense"},
+    "lexical": {"mode": "lexical"},
+    "by rank, .5": {"mode": "hybrid", "fusion": "reciprocal_rank", "alpha": 0.5},
+    "by score, .5": {"mode": "hybrid", "fusion": "weighted_score", "alpha": 0.5},
+    "default": {},
+}
 
 
-def measure(collection: Collection, model: str, folder: Path) -> list[Evaluation]:
-    """Return the metrics of each search mode."""
-    collection.write(folder)
-    results = evaluate(
-        {"bm25s": reference(collection)}, collection.queries, collection.judgements, measures=MEASURES
+def fusion(given: argparse.Namespace, folder: Path) -> None:
+    rows = []
+    for name, collection in chosen_of(given, (each for each in MORE_COLLECTIONS if each != "stackfaq")):
+        spec = {"source": WHOLE, "lexical": {"language": LANGUAGES.get(name, "english")}}
+        index = indexed(folder / name, records_of(collection), spec)
+        manifest = read_manifest(Store.open(folder / name / "store"), "quality")
+        results = evaluated(collection, {mode: searching(index, **each) for mode, each in FUSIONS.items()})
+        values = {result.name: result.values[MAIN_MEASURE] for result in results}
+        better = max(("dense", "lexical"), key=lambda side: values[side].mean())
+        rows.append([
+            collection.name, f"{len(collection.documents)} / {len(values['default'])}",
+            *(f"{values[mode].mean():.4f}" for mode in FUSIONS), f"{manifest.fusion.alpha if manifest.fusion else 0:g}",
+            difference(values["default"], values[better]), f"{manifest.statistics['seconds']['fusion']:.1f}",
+        ])  # fmt: skip
+        print(*rows[-1], sep=" · ", flush=True)
+    header = ["nDCG@10", "documents / queries", *FUSIONS, "alpha", "default minus the better side", "s"]
+    print("\n" + table(header, rows))
+
+
+# --- lexical search
+
+UNSPACED = frozenset({"th", "zh"})
+ACCENTED = frozenset({"de", "el", "es", "tr", "vi"})
+
+
+def without_accents(text: str) -> str:
+    """Return a text as it is typed on a keyboard without accents."""
+    letters = (char for char in unicodedata.normalize("NFD", text) if not unicodedata.combining(char))
+    return unicodedata.normalize("NFC", "".join(letters)).replace("ı", "i").replace("đ", "d")
+
+
+def ndcg(collection: Collection, terms: Terms, typed: Callable[[str], str] = str) -> np.ndarray:
+    """Return nDCG@10 of each question, by bm25s with terms of ours."""
+    documents = [(name, text) for name, _, text in collection.documents]
+    search = bm25s_search(documents, terms, lambda text: terms(typed(text)))
+    found = search([collection.queries[name] for name in collection.judgements])
+    return measured_values(parse_measures([MAIN_MEASURE]), collection.judgements, found)[MAIN_MEASURE]
+
+
+def lexical_spec(code: str, version: int) -> LexicalSpec:
+    return LexicalSpec.model_validate(
+        {"language": LANGUAGES.get(f"xquad-{code}", "english"), "analyser": version}
     )
-    for shards in (1, 8):
-        spec = {
-            "index": "quality",
-            "source": {"id": "id", "title": "title", "text": "text"},
-            "encoder": {"model": model},
-            "lexical": {"analyser": ANALYSER},
-            "search": {"alpha": 0.5},
-            "shards": shards,
-        }
-        build(spec, [str(folder / "corpus.jsonl")], str(folder / "store"), mode="full")
-        index = partial(ask, scannery.connect(folder / "store", timeout_s=600).index("quality"))
-        cut = "one shard" if shards == 1 else f"{shards} shards"
-        searches = {
-            f"dense, {cut}": index("dense", None),
-            f"lexical, {cut}": index("lexical", None),
-            f"hybrid by rank, {cut}": index("hybrid", "reciprocal_rank"),
-            f"hybrid by score, {cut}": index("hybrid", "weighted_score"),
-        }
-        results += evaluate(searches, collection.queries, collection.judgements, measures=MEASURES)
-    return results
+
+
+def lexical(given: argparse.Namespace, folder: Path) -> None:
+    codes, rows, split_rows = given.languages.split(","), [], []
+    dictionary = given.dictionary.read_text(encoding="utf-8").splitlines() if given.dictionary else []
+    for code in codes:
+        collection = xquad_r(code)
+        old, new = (Analyser(lexical_spec(code, version)).terms for version in (2, 3))
+        cells = [ndcg(collection, old), ndcg(collection, new)]
+        if code in ACCENTED:
+            cells += [ndcg(collection, terms, without_accents) for terms in (old, new)]
+        rows.append([code, *(f"{cell.mean():.4f}" for cell in cells), *[""] * (4 - len(cells))])
+        if code not in UNSPACED:
+            split_rows += list(_compounds(code, collection, cells[1], dictionary))
+    print(table(["language", "analyser 2", "analyser 3", "2, no accents typed", "3, no accents typed"], rows))
+    print(
+        table(["language", "whole", "words from", "words", "split", "difference", "s to learn"], split_rows)
+    )
+
+
+def _compounds(
+    code: str, collection: Collection, whole: np.ndarray, dictionary: Sequence[str]
+) -> Iterator[list[str]]:
+    """Yield what splitting compounds changes: words learned from the sentences, and those with a dictionary."""
+    spec, texts = lexical_spec(code, 3), [text for _, _, text in collection.documents]
+    for source, words in {"sentences": (), "dictionary": dictionary}.items():
+        if source == "dictionary" and not words:
+            continue
+        started = time.process_time()
+        lines = learned_compounds(texts, spec, words)
+        learning_s = time.process_time() - started
+        split = ndcg(collection, Analyser(spec.model_copy(update={"compounds": lines})).terms)
+        cells = f"{whole.mean():.4f}", source, str(len(" ".join(lines).split())), f"{split.mean():.4f}"
+        yield [code, *cells, difference(split, whole), f"{learning_s:.2f}"]
+
+
+def code(given: argparse.Namespace, folder: Path) -> None:
+    rows = []
+    for name, collection in chosen_of(given, ("cranfield", "cisi", "xquad-en", "stackfaq")):
+        specs = [lexical_spec(name.removeprefix("xquad-"), version) for version in (3, 4)]
+        old, new = (_own_ndcg(collection, spec) for spec in specs)
+        cells = f"{old.mean():.5f}", f"{new.mean():.5f}", difference(new, old), f"{np.mean(old != new):.1%}"
+        rows.append([collection.name, *cells, *(f"{_speed(collection, spec):.1f}" for spec in specs)])
+    header = [
+        "collection",
+        "analyser 3",
+        "analyser 4",
+        "difference",
+        "queries that changed",
+        "MB/s, 3",
+        "MB/s, 4",
+    ]
+    print(table(header, rows))
+
+
+def _own_ndcg(collection: Collection, spec: LexicalSpec) -> np.ndarray:
+    """Return nDCG@10 of each query, with the postings and scores of the product."""
+    analyser = Analyser(spec)
+    names, titles, texts = zip(*collection.documents, strict=True)
+    postings = Postings(invert(pa.table(term_columns(pa.table({"title": titles, "text": texts}), spec))))
+    found = []
+    for name in collection.judgements:
+        terms = analyser.query_terms(collection.queries[name])
+        corpus = corpus_statistics([postings], list(terms))
+        known = {term: weight for term, weight in terms.items() if term in corpus.frequencies}
+        weights = {term: corpus.idf(term) * weight for term, weight in known.items()}
+        rows, scores = score_rows(postings, weights, corpus.average_length)
+        found.append([names[rows[place]] for place in np.lexsort((rows, -scores))[:10]])
+    return measured_values(parse_measures([MAIN_MEASURE]), collection.judgements, found)[MAIN_MEASURE]
+
+
+def _speed(collection: Collection, spec: LexicalSpec) -> float:
+    """Return the megabytes of text a second of processor time, once the analyser has met the words."""
+    analyser, texts = Analyser(spec), [text for _, _, text in collection.documents]
+    for _ in range(2):
+        started = time.process_time()
+        for text in texts:
+            analyser.terms(text)
+    return sum(map(len, texts)) / 1e6 / (time.process_time() - started)
+
+
+# --- transcripts and named vectors
+
+
+def as_webvtt(text: str) -> str:
+    """Return a text as WebVTT with numbered cues of five words."""
+    words = text.split()
+    cues = [
+        f"{n + 1}\n{_clock(2 * n)} --> {_clock(2 * n + 2)}\n{' '.join(words[at : at + 5])}\n"
+        for n, at in enumerate(range(0, len(words), 5))
+    ]
+    return "\n".join(["WEBVTT\n", *cues])
+
+
+def _clock(seconds: int) -> str:
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.000"
+
+
+def transcripts(given: argparse.Namespace, folder: Path) -> None:
+    for name, collection in chosen_of(given, COLLECTIONS):
+        results = []
+        forms: dict[str, Callable[[str], str]] = {"plain": str, "WebVTT": as_webvtt}
+        for form, write in forms.items():
+            records = ({**record, "text": write(record["text"])} for record in records_of(collection))
+            index = indexed(folder / f"{name}-{form}", records, {"source": PASSAGES, "lexical": True})
+            searches = {
+                mode: searching(index, mode=mode, max_per_group=1) for mode in ("dense", "lexical", "hybrid")
+            }
+            results += evaluated(collection, {f"{mode}, {form}": search for mode, search in searches.items()})
+        print(f"**{collection.name}**\n\n{with_intervals(results)}", flush=True)
+
+
+BOTH = ["title", "body"]
+VECTORS: dict[str, dict[str, Any]] = {
+    "unnamed": {"mode": "dense"},
+    "title": {"mode": "dense", "vectors": "title"},
+    "body": {"mode": "dense", "vectors": "body"},
+    "title + body": {"mode": "dense", "vectors": BOTH},
+    "title + 3 × body": {"mode": "dense", "vectors": {"title": 1, "body": 3}},
+    "title + body by rank": {"mode": "dense", "vectors": BOTH, "fusion": "reciprocal_rank"},
+    "words": {"mode": "lexical"},
+    "hybrid, unnamed": {"mode": "hybrid", "alpha": 0.5},
+    "hybrid, body": {"mode": "hybrid", "alpha": 0.5, "vectors": "body"},
+    "hybrid, title + body": {"mode": "hybrid", "alpha": 0.5, "vectors": BOTH},
+    "hybrid, title + 3 × unnamed": {"mode": "hybrid", "alpha": 0.5, "vectors": {"": 3, "title": 1}},
+}
+
+
+def named(given: argparse.Namespace, folder: Path) -> None:
+    rows, encoder = [], {"encoder": {"model": MINILM}}
+    for name, collection in chosen_of(given, COLLECTIONS):
+        own = {"title": encoder, "body": {**encoder, "from": "text"}}
+        spec = {"source": WHOLE, "named_vectors": own, "lexical": True}
+        index = indexed(folder / name, records_of(collection), spec)
+        results = evaluated(collection, {name: searching(index, **each) for name, each in VECTORS.items()})
+        values = {result.name: result.values[MAIN_MEASURE] for result in results}
+        for search, each in values.items():
+            base = "hybrid, unnamed" if search.startswith("hybrid") else "unnamed"
+            shown = "" if search == base else difference(each, values[base])
+            rows.append([collection.name, search, f"{interval_of(each).mean:.4f}", shown])
+    print(table(["collection", "search", "nDCG@10", "difference from unnamed"], rows))
+
+
+# --- headings
+
+
+class Question(NamedTuple):
+    """A question, the document that answers it, and where in its text; None: anywhere."""
+
+    text: str
+    document: str
+    place: tuple[int, int] | None
+
+
+def headings(given: argparse.Namespace, folder: Path) -> None:
+    shows = []
+    for name, text in archived(shared_data("podcasts-syntax", "shows.tar.gz")):
+        title = front_matter(text).get("title")
+        if title and re.search(r"^#+ ", text, re.MULTILINE):
+            shows.append({"id": name, "title": str(title), "text": text[front_matter_end(text) :].strip()})
+    shows = random.Random(1).sample(shows, min(given.shows, len(shows)))
+    titles = [Question(show["title"], show["id"], None) for show in shows]
+    questions, ranks, passages = {"titles": titles, "words of a line": list(_spans(shows))}, {}, []
+    for at_headings in (False, True):
+        spec = {"source": {"text": "text", "chunk": {"headings": at_headings}}, "lexical": True}
+        index = indexed(folder / str(at_headings), shows, spec)
+        passages.append(index.stats().rows)
+        for kind, asked in questions.items():
+            for mode in ("dense", "lexical", "hybrid"):
+                ranks[at_headings, kind, mode] = _reciprocal_ranks(index, asked, mode)
+    print(f"{len(shows)} shows; {passages[0]} passages by tokens, {passages[1]} at headings\n")
+    rows = []
+    for (at_headings, kind, mode), values in ranks.items():
+        if at_headings:
+            before = ranks[False, kind, mode]
+            cells = f"{before.mean():.3f}", f"{values.mean():.3f}", difference(values, before)
+            rows.append([kind, len(values), mode, *cells])
+    print(table(["questions", "number", "mode", "MRR@10 by tokens", "at headings", "difference"], rows))
+
+
+def _spans(shows: Sequence[Mapping[str, str]]) -> Iterator[Question]:
+    """Yield seven words from the middle of a line of each show."""
+    chosen = random.Random(2)
+    for show in shows:
+        if lines := list(re.finditer(r"^[^#\n].{60,}$", show["text"], re.MULTILINE)):
+            line = chosen.choice(lines)
+            words = [*re.finditer(r"\w[\w'-]*", line[0])]
+            if len(words) >= 9:
+                first = chosen.randrange(1, len(words) - 7)
+                middle = line.start() + words[first + 3].start()
+                text = " ".join(word[0] for word in words[first : first + 7])
+                yield Question(text, show["id"], (middle, middle + 1))
+
+
+def _reciprocal_ranks(index: scannery.Index, asked: Sequence[Question], mode: Any) -> np.ndarray:
+    """Return 1 / rank of the first right hit of each question, 0 beyond ten, float64 (questions,)."""
+    group = 1 if asked[0].place is None else None
+    lists = index.search_many([question.text for question in asked], 10, mode=mode, max_per_group=group)
+    found = []
+    for question, hits in zip(asked, lists, strict=True):
+        right = (rank for rank, hit in enumerate(hits, 1) if hit.document_id == question.document
+                 and (question.place is None or has(question, hit.text_start, hit.text_end)))  # fmt: skip
+        found.append(1 / rank if (rank := next(right, 0)) else 0.0)
+    return np.array(found)
+
+
+def has(question: Question, start: int | None, end: int | None) -> bool:
+    """Return whether a part of a text has the whole answer."""
+    place = question.place
+    return (
+        place is not None and start is not None and end is not None and start <= place[0] and place[1] <= end
+    )
+
+
+# --- snippets
+
+HIGHLIGHTS: dict[str, Any] = {"by words": "words", "by the encoder": "encoder", "by both": True}
+
+
+def snippets(given: argparse.Namespace, folder: Path) -> None:
+    """Look at the paragraph with the answer, if it is found; the random sentence is the mean of all."""
+    rows = []
+    for code in given.languages.split(","):
+        texts, questions = dict[str, str](), list[Question]()
+        for number, paragraph in enumerate(xquad_paragraphs(code)):
+            texts[str(number)] = paragraph["context"]
+            for each in paragraph["qas"]:
+                answer = each["answers"][0]
+                place = answer["answer_start"], answer["answer_start"] + len(answer["text"])
+                questions.append(Question(each["question"], str(number), place))
+        records = ({"id": name, "text": text} for name, text in texts.items())
+        language = {"language": LANGUAGES.get(f"xquad-{code}", "english")}
+        index = indexed(folder / code, records, {"source": {"id": "id", "text": "text"}, "lexical": language})
+        sentences = {name: sentences_of(text) for name, text in texts.items()}
+        shares: dict[str, list[float]] = {name: [] for name in ("first", "random", *HIGHLIGHTS)}
+        asked = questions[:: given.every]
+        for question in asked:
+            for name, highlight in HIGHLIGHTS.items():
+                hits = index.search(question.text, 10, mode="hybrid", highlight=highlight)
+                right = [
+                    hit.snippet for hit in hits if hit.id == question.document and hit.snippet is not None
+                ]
+                shares[name] += [has(question, snippet.start, snippet.end) for snippet in right]
+            if right:
+                having = [has(question, start, end) for start, end, _ in sentences[question.document]]
+                shares["first"].append(having[0])
+                shares["random"].append(mean(having))
+        found, per_paragraph = len(shares["by words"]), mean(map(len, sentences.values()))
+        means = [f"{mean(each):.3f}" for each in shares.values()]
+        rows.append([code, f"{found} of {len(asked)}", f"{per_paragraph:.1f}", *means])
+    print(table(["language", "answer among 10 hits", "sentences", "first", "random", *HIGHLIGHTS], rows))
+
+
+CASES = {
+    "modes": modes, "fusion": fusion, "lexical": lexical, "code": code, "transcripts": transcripts, "named": named,
+    "headings": headings, "snippets": snippets,
+}  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("collections", nargs="*", choices=[[], *COLLECTIONS], default=[])
-    parser.add_argument("--model", default=MODEL)
-    arguments = parser.parse_args()
-    logging.getLogger("bm25s").setLevel(logging.WARNING)
-    print(environment("bm25s", "sentence-transformers", "torch", "scann"), end="\n\n")
-    for name in arguments.collections or COLLECTIONS:
-        collection = COLLECTIONS[name]()
-        with tempfile.TemporaryDirectory() as folder:
-            results = measure(collection, arguments.model, Path(folder))
-        print(f"**{collection.name}**: {len(collection.documents)} documents, ", end="")
-        print(f"{len(results[0].query_ids)} queries with a relevant one\n")
-        rows = [
-            [result.name, *(f"{i.mean:.4f} ({i.low:.3f}–{i.high:.3f})" for i in result.means.values())]
-            for result in results
-        ]
-        print(table(["", *results[0].values], rows), end="\n\n")
+    given = options(
+        __doc__,
+        cases=CASES,
+        on="",
+        languages="ar,de,el,en,es,hi,ru,th,tr,vi,zh",
+        dictionary=Path,
+        shows=500,
+        every=1,
+    )
+    print(environment("sentence-transformers", "torch", "scann"))
+    for name in given.cases:
+        print(f"## {name}\n", flush=True)
+        with folder_of() as folder:
+            CASES[name](given, folder)
 
 
 if __name__ == "__main__":

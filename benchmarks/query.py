@@ -2,82 +2,46 @@
 
     python -m benchmarks.query [overhead] [filters] [--rows N] [--queries N] [--folder FOLDER]
 
-On Fashion-MNIST (squared L2) and on N generated vectors (cosine). Queries go through the handlers as the server calls
-them: a message in, the bytes of the answer out, without a network. With a folder, built indexes are kept there and
-reused by the next run.
+On Fashion-MNIST (squared L2) and on N generated vectors (cosine; 0: not). Queries go through the handlers as the server
+calls them: a message in, the bytes of the answer out, without a network. With a folder, built indexes are kept there
+and reused by the next run.
 """
 
 from __future__ import annotations
 
-import argparse
-import gzip
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from google.protobuf.message import Message
 
-from benchmarks.report import environment, shared_data, table
+from benchmarks.data import Vectors, fashion_mnist, generated
+from benchmarks.harness import K, environment, folder_of, options, publish, table
 from scannery.client.request.calls import search, search_many
-from scannery.indexer import (
-    Distance,
-    SearchSettings,
-    Segment,
-    Store,
-    datapoint_schema,
-    exact_search,
-    parse_spec,
-    unit_length,
-)
+from scannery.indexer import SearchSettings, Segment, Store, exact_search, parse_spec, unit_length
 from scannery.indexer.tuning.settings_choice import recall_by_score
 from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.services.search import Service
 
+__all__ = ["TARGET", "answered", "handlers", "stored"]
+
 SHARES = (1.0, 0.5, 0.1, 0.01, 0.001, 0.0001)
 SEARCH, SEARCH_MANY = f"/{SEARCH_SERVICE}/Search", f"/{SEARCH_SERVICE}/SearchMany"
-K = 10
 TARGET = 0.95
-
-
-@dataclass(frozen=True)
-class Collection:
-    """Vectors with numbers to filter by: `part` is independent of them, `side` is a projection of them."""
-
-    name: str
-    distance: Distance
-    vectors_ND: np.ndarray
-    queries_QD: np.ndarray
-    tuned_QD: np.ndarray | None = None
-    """Queries like these, which an index may be tuned for."""
-
-    def quantiles(self) -> dict[str, np.ndarray]:
-        """Return both numbers of each vector as quantiles, 0 to 1."""
-        direction_D = np.random.default_rng(0).standard_normal(self.vectors_ND.shape[1])
-        rows = len(self.vectors_ND)
-        side_N = np.empty(rows)
-        side_N[np.argsort(self.vectors_ND @ direction_D)] = np.arange(rows) / rows
-        return {"part": np.random.default_rng(1).permutation(rows) / rows, "side": side_N}
-
-    def on_one_side(self, count: int) -> np.ndarray:
-        """Return the queries with the largest `side`."""
-        direction_D = np.random.default_rng(0).standard_normal(self.vectors_ND.shape[1])
-        return self.queries_QD[np.argsort(-(self.queries_QD @ direction_D))[:count]]
 
 
 @dataclass(frozen=True)
 class Opened:
     """A collection as an index."""
 
-    collection: Collection
+    collection: Vectors
     service: Service
     segment: Segment
 
@@ -87,79 +51,31 @@ class Opened:
         return exact_search(self.segment.searched_ND, prepared, K, self.segment.distance, mask_N)[1]
 
 
-def fashion_mnist() -> Collection:
-    folder = shared_data("vec-fashion-mnist")
-    images, queries = (
-        np.frombuffer(
-            gzip.decompress((folder / f"{part}-images-idx3-ubyte.gz").read_bytes()), np.uint8, -1, 16
-        )
-        .reshape(-1, 784)
-        .astype(np.float32)
-        for part in ("train", "t10k")
-    )
-    return Collection("Fashion-MNIST, 60,000 × 784, squared L2", "squared_l2", images, queries[:2000])
-
-
-def generated(rows: int, dimensions: int = 128) -> Collection:
-    """Clusters of clusters, as topics have subtopics; queries are drawn from the same distribution."""
-    generator = np.random.default_rng(5)
-    topics = generator.standard_normal((200, dimensions))
-    places = topics[generator.integers(0, 200, 5000)] + 0.6 * generator.standard_normal((5000, dimensions))
-
-    def draw(count: int) -> np.ndarray:
-        noise = 0.35 * generator.standard_normal((count, dimensions), np.float32)
-        return (places.astype(np.float32)[generator.integers(0, 5000, count)] + noise).astype(np.float32)
-
-    return Collection(
-        f"generated, {rows:,} × {dimensions}, cosine",
-        "cosine",
-        unit_length(draw(rows)),
-        unit_length(draw(2000)),
-    )
-
-
 @contextmanager
-def opened(collection: Collection, folder: Path) -> Iterator[Opened]:
-    """Build one segment, if it does not exist, and yield its handlers."""
-    if not (folder / "store").exists():
-        opened_store(collection, folder)
-    catalog = ServerCatalog(Store.open(folder / "store"))
+def handlers(store: Store) -> Iterator[tuple[ServerCatalog, Service]]:
+    """Yield what answers the calls of a server of a store."""
+    catalog = ServerCatalog(store)
     service, watcher = Service(catalog), Watcher(catalog)
     watcher.start()
     try:
-        [segment] = catalog.snapshot("bench").segments
-        yield Opened(collection, service, segment)
+        yield catalog, service
     finally:
         watcher.stop()
         service.close()
 
 
-def opened_store(collection: Collection, folder: Path) -> Store:
-    """Build the index `bench` of one segment in the folder `store`; ids are row numbers."""
-    from tests.served import publish_version
-
-    spec = parse_spec(
-        {
-            "index": "bench",
-            "source": {"vector": "v"},
-            "distance": collection.distance,
-            "attributes": {"part": "float", "side": "float"},
-        }
-    )
-    schema = datapoint_schema(spec, collection.vectors_ND.shape[1])
-    rows = len(collection.vectors_ND)
-    given: dict[str, Any] = {"id": [str(row) for row in range(rows)], **collection.quantiles()}
-    given["document_id"] = given["id"]
-    flat = pa.array(collection.vectors_ND.ravel())
-    arrays = [
-        pa.FixedSizeListArray.from_arrays(flat, type=field.type)
-        if field.name == "embedding"
-        else pa.array(given.get(field.name, [None] * rows), field.type)
-        for field in schema
-    ]
+def stored(collection: Vectors, folder: Path) -> Store:
+    """Return a store with the index `bench` of one segment, built now if it is not there; ids are row numbers."""
+    if (folder / "store").exists():
+        return Store.open(folder / "store")
+    keys = {"distance": collection.distance, "attributes": {"part": "float", "side": "float"}}
+    spec = parse_spec({"index": "bench", "source": {"vector": "v"}, **keys})
     store = Store.open(folder / "store", create=True)
-    table = pa.table(arrays, schema=schema)
-    publish_version(store, spec, table, folder, queries=collection.tuned_QD)
+    columns: dict[str, Any] = {
+        "id": [str(row) for row in range(len(collection.vectors_ND))],
+        **collection.quantiles(),
+    }
+    publish(store, spec, collection.vectors_ND, folder, columns=columns, queries_QD=collection.tuned_QD)
     return store
 
 
@@ -206,7 +122,7 @@ def overhead_rows(one: Opened, count: int) -> Iterator[list[object]]:
         raw_s, segment_s, whole_s = seconds(
             [partial(raw, batch) for batch in batches],
             [partial(segment, batch) for batch in batches],
-            [partial(_answered, one, path, request) for request in requests],
+            [partial(answered, one.service, path, request) for request in requests],
         )
         cells = [f"{took / len(queries_QD) * 1e6:,.0f}" for took in (raw_s, segment_s, whole_s)]
         yield [one.collection.name, size, *cells, f"{segment_s / raw_s:.2f}", f"{whole_s / raw_s:.2f}"]
@@ -246,11 +162,12 @@ def _asks(
     one: Opened, queries_QD: np.ndarray, where: dict[str, Any] | None, *, exact: bool = False
 ) -> list[Callable[[], object]]:
     requests = [search("bench", q, K, where=where, exact=exact, fields=["title"]).request for q in queries_QD]
-    return [partial(_answered, one, SEARCH, request) for request in requests]
+    return [partial(answered, one.service, SEARCH, request) for request in requests]
 
 
-def _answered(one: Opened, path: str, request: Message) -> bytes:
-    return one.service.call_on_wire(path, request, Deadline.after(60))
+def answered(service: Service, path: str, request: Message) -> bytes:
+    """Return the bytes of the answer to a call."""
+    return service.call_on_wire(path, request, Deadline.after(60))
 
 
 def _quality(
@@ -273,40 +190,33 @@ def _quality(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["overhead", "filters"])
-    parser.add_argument("--rows", type=int, default=500_000, help="generated vectors; 0: none")
-    parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--folder", type=Path, help="folder in which built indexes are kept and reused")
-    options = parser.parse_args()
-    print(environment("scann", "numba", "numpy", "pyarrow"), "\n")
-    makers: dict[str, Callable[[], Collection]] = {
-        "fashion-mnist": fashion_mnist,
-        f"generated-{options.rows}": partial(generated, options.rows),
-    }
-    for name, make in list(makers.items())[: 2 if options.rows else 1]:
-        with ExitStack() as stack:
-            folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            one = stack.enter_context(opened(make(), folder / name))
-            print(f"\n### {one.collection.name}\n")
-            if "overhead" in options.parts:
-                header = [
-                    "data",
-                    "batch",
-                    "ScaNN, µs",
-                    "segment, µs",
-                    "handler, µs",
-                    "segment ×",
-                    "handler ×",
-                ]
-                print(table(header, overhead_rows(one, options.queries)), "\n")
-            if "filters" in options.parts:
-                header = [
-                    "filter", "allows", "recall@10", "all hits", "plan", "queries/s", "× no filter",
-                    "asked once, ×", "exact ×",
-                ]  # fmt: skip
-                print(table(header, filter_rows(one, options.queries)), flush=True)
+    given = options(__doc__, cases=("overhead", "filters"), rows=500_000, queries=200, folder=Path)
+    print(environment("scann", "numba", "numpy", "pyarrow"))
+    makers: dict[str, Callable[[], Vectors]] = {"fashion-mnist": fashion_mnist}
+    if given.rows:
+        makers[f"generated-{given.rows}"] = partial(generated, given.rows)
+    for name, make in makers.items():
+        with folder_of(given.folder and given.folder / name) as folder:
+            collection = make()
+            with handlers(stored(collection, folder)) as (catalog, service):
+                [segment] = catalog.snapshot("bench").segments
+                one = Opened(collection, service, segment)
+                print(f"\n### {collection.name}\n")
+                if "overhead" in given.cases:
+                    header = [
+                        "data",
+                        "batch",
+                        "ScaNN µs",
+                        "segment µs",
+                        "handler µs",
+                        "segment ×",
+                        "handler ×",
+                    ]
+                    print(table(header, overhead_rows(one, given.queries)))
+                if "filters" in given.cases:
+                    header = ["filter", "allows", "recall@10", "all hits", "plan", "queries/s", "× no filter"]
+                    header += ["asked once, ×", "exact ×"]
+                    print(table(header, filter_rows(one, given.queries)), flush=True)
 
 
 if __name__ == "__main__":

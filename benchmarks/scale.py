@@ -1,7 +1,7 @@
-"""A dress rehearsal of a large build: engine, several workers, bucket and a device that takes a stated time per token.
+"""A dress rehearsal of a large build: Dask, several workers, a bucket and a device that takes a stated time per token.
 
-    python -m benchmarks.scale [--passages N…] [--rows N…] [--engine dask|portable] [--workers N] [--shards N]
-                               [--rate PASSAGES_PER_S] [--kill] [--exact]
+    python -m benchmarks.scale [--passages N,…] [--rows N,…] [--workers N] [--shards N] [--rate PASSAGES_PER_S]
+                               [--kill] [--exact]
 
 Real transcripts, repeated under other ids until there are enough (`--passages`), or generated vectors of 16 dimensions
 (`--rows`), are built into a store at `s3://`, on a server that counts requests and bytes (object_server.py). Every
@@ -16,25 +16,35 @@ import contextlib
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from benchmarks.host_ceiling import transcripts
+from benchmarks.data import embeddings
+from benchmarks.harness import (
+    MINILM,
+    ROOT,
+    descendants,
+    environment,
+    folder_of,
+    free_port,
+    listens,
+    options,
+    table,
+    until,
+)
+from benchmarks.host import transcripts
 from benchmarks.object_server import BUCKET, CREDENTIALS, Counts, counts, create_bucket
-from benchmarks.report import environment, table
+from benchmarks.timed_device import TOKENS_PER_PASSAGE
 
-ROOT = Path(__file__).resolve().parent.parent
 STORE = f"s3://{BUCKET}/store"
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-TOKENS_PER_PASSAGE = 115
 BYTES_PER_PASSAGE = 480
 VECTOR_BYTES, ROW_BYTES = 1500, 70
 """Of an embeddings file, for each passage with 384 dimensions and each row with 16, about."""
@@ -45,19 +55,6 @@ from scannery.pipelines import build
 spec, path, store, runner, options = sys.argv[1:]
 report = build(json.loads(spec), [path], store, runner=runner, runner_options=json.loads(options))
 print(json.dumps(report.to_dict()))
-"""
-# Beam's own job service gives a job one worker, and has no option for more.
-JOB_SERVICE = """
-import sys
-from apache_beam.runners.portability import local_job_service_main
-from apache_beam.runners.portability.fn_api_runner import fn_runner
-workers = int(sys.argv.pop(1))
-class SeveralWorkers(fn_runner.FnApiRunner):
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self._num_workers = workers
-fn_runner.FnApiRunner = SeveralWorkers
-local_job_service_main.run(sys.argv[1:])
 """
 
 
@@ -95,7 +92,7 @@ class Watched:
     def look(self) -> None:
         """Note what every process has used so far."""
         for root, kind in self._roots.items():
-            for pid in [root, *_descendants(root)]:
+            for pid in [root, *descendants(root)]:
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     self._seen[pid] = (kind, _processor_s(pid), _peak_mib(pid))
 
@@ -107,15 +104,6 @@ class Watched:
             one.processor_s += processor_s
             one.peak_mib = max(one.peak_mib, peak_mib)
         return found
-
-
-def _descendants(pid: int) -> list[int]:
-    found = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += [int(child), *_descendants(int(child))]
-    return found
 
 
 def _processor_s(pid: int) -> float:
@@ -147,28 +135,6 @@ def process(*arguments: str, log: Path, **environ: str) -> Iterator[subprocess.P
                 running.kill()
 
 
-def until(condition: Callable[[], Any], deadline_s: float = 60) -> None:
-    """Wait until a condition holds; ends the benchmark if it does not in time."""
-    end = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > end:
-            raise SystemExit("a process of the rehearsal did not start in time")
-        time.sleep(0.05)
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nothing listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def listens(port: int) -> bool:
-    """Return whether something listens on a port of 127.0.0.1."""
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
-
-
 def write_texts(folder: Path, passages: int) -> float:
     """Write transcripts for about this many passages, in files of about 16 MB, and return their size in MiB."""
     wanted, written, number = passages * BYTES_PER_PASSAGE, 0, 0
@@ -185,9 +151,6 @@ def write_texts(folder: Path, passages: int) -> float:
 
 def write_vectors(folder: Path, rows: int) -> float:
     """Write generated vectors of 16 dimensions as Parquet files of a million rows; return their size in MiB."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     generator = np.random.default_rng(0)
     centres = generator.standard_normal((1000, 16)).astype(np.float32)
     for start in range(0, rows, 1_000_000):
@@ -195,8 +158,7 @@ def write_vectors(folder: Path, rows: int) -> float:
         vectors = centres[generator.integers(0, 1000, count)]
         vectors = vectors + 0.4 * generator.standard_normal((count, 16), np.float32)
         ids = pa.array([f"v{number}" for number in range(start, start + count)])
-        values = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 16)
-        pq.write_table(pa.table({"id": ids, "v": values}), folder / f"part-{start}.parquet")
+        pq.write_table(pa.table({"id": ids, "v": embeddings(vectors)}), folder / f"part-{start}.parquet")
     return sum(path.stat().st_size for path in folder.iterdir()) / 2**20
 
 
@@ -205,7 +167,7 @@ def spec_of(arguments: argparse.Namespace, *, texts: bool) -> dict[str, Any]:
     scann = {"scann": {"exact_below_rows": 10_000_000}} if arguments.exact else {}
     source = {"id": "id", "text": "text", "chunk": {"max_tokens": 128, "overlap_tokens": 16}}
     if texts:
-        own = {"source": source, "encoder": {"model": MODEL}}
+        own = {"source": source, "encoder": {"model": MINILM}}
     else:
         own = {"source": {"id": "id", "vector": "v"}, "distance": "squared_l2"}
     return {"index": "scale", "shards": arguments.shards, **own, **scann}
@@ -213,49 +175,28 @@ def spec_of(arguments: argparse.Namespace, *, texts: bool) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def engine(
-    arguments: argparse.Namespace, folder: Path, watched: Watched, environ: dict[str, str]
+    count: int, folder: Path, watched: Watched, environ: dict[str, str]
 ) -> Iterator[tuple[list[str], list[subprocess.Popen[str]]]]:
-    """Start an engine's processes; give the options of the build, and the workers that can be killed."""
-    log = folder / "engine.log"
+    """Start the processes of Dask; give the options of the build, and the workers."""
+    file, log = folder / "scheduler.json", folder / "engine.log"
+    common = ("--no-dashboard", f"--scheduler-file={file}")
     with contextlib.ExitStack() as stack:
 
         def start(kind: str, *words: str) -> subprocess.Popen[str]:
-            started = stack.enter_context(process(*words, log=log, **environ))
+            started = stack.enter_context(process("-m", *words, *common, log=log, **environ))
             watched.add(kind, started.pid)
             return started
 
-        if arguments.engine == "dask":
-            file = folder / "scheduler.json"
-            start("scheduler", "-m", "distributed.cli.dask_scheduler", "--port=0", "--no-dashboard",
-                  f"--scheduler-file={file}")  # fmt: skip
-            workers = [
-                start(
-                    "workers",
-                    "-m",
-                    "distributed.cli.dask_worker",
-                    f"--scheduler-file={file}",
-                    "--nthreads=1",
-                    "--no-nanny",
-                    "--no-dashboard",
-                    f"--local-directory={folder}",
-                )
-                for _ in range(arguments.workers)
-            ]
-            until(file.exists)
-            yield [f"--dask_scheduler_file={file}", "--dask_npartitions=64"], workers
-        else:
-            job, pool = free_port(), free_port()
-            start("scheduler", "-c", JOB_SERVICE, str(arguments.workers), f"--port={job}")
-            start("workers", "-m", "apache_beam.runners.worker.worker_pool_main", f"--service_port={pool}")
-            until(lambda: listens(job) and listens(pool))
-            yield [f"--job_endpoint=localhost:{job}", "--environment_type=EXTERNAL",
-                   f"--environment_config=localhost:{pool}"], []  # fmt: skip
+        start("scheduler", "distributed.cli.dask_scheduler", "--port=0")
+        own = ("--nthreads=1", "--no-nanny", f"--local-directory={folder}")
+        workers = [start("workers", "distributed.cli.dask_worker", *own) for _ in range(count)]
+        until(file.exists)
+        yield [f"--dask_scheduler_file={file}", "--dask_npartitions=64"], workers
 
 
 def rehearse(arguments: argparse.Namespace, items: int, *, texts: bool) -> Rehearsal:
     """Build an index of this many passages, or rows, and return what it took."""
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
+    with folder_of() as folder, contextlib.ExitStack() as stack:
         corpus = folder / "corpus"
         corpus.mkdir()
         input_mib = (write_texts if texts else write_vectors)(corpus, items)
@@ -263,13 +204,13 @@ def rehearse(arguments: argparse.Namespace, items: int, *, texts: bool) -> Rehea
         address = f"http://127.0.0.1:{port}"
         seconds = 1 / (arguments.rate * TOKENS_PER_PASSAGE)
         environ = {"AWS_ENDPOINT_URL": address, "SCANNERY_BENCH_SECONDS_PER_TOKEN": str(seconds),
-                   "TMPDIR": name}  # fmt: skip
+                   "TMPDIR": str(folder)}  # fmt: skip
         server = process("-m", "benchmarks.object_server", str(port), log=folder / "server.log")
         watched.add("object server", stack.enter_context(server).pid)
         until(lambda: listens(port))
         create_bucket(address)
-        options, workers = stack.enter_context(engine(arguments, folder, watched, environ))
-        words = [json.dumps(spec_of(arguments, texts=texts)), str(corpus), STORE, arguments.engine]
+        options, workers = stack.enter_context(engine(arguments.workers, folder, watched, environ))
+        words = [json.dumps(spec_of(arguments, texts=texts)), str(corpus), STORE, "dask"]
         started = time.perf_counter()
         log = folder / "build.log"
         build = process("-c", BUILD, *words, json.dumps(options), log=log, **environ)
@@ -316,37 +257,35 @@ def show(rehearsal: Rehearsal) -> None:
         ["processes", "processor time, s", "µs a datapoint", "largest, MiB"],
         [(kind, f"{one.processor_s:.1f}", f"{1e6 * one.processor_s / count:.0f}", f"{one.peak_mib:.0f}")
          for kind, one in rehearsal.usage.items()],
-    ), "\n")  # fmt: skip
+    ))  # fmt: skip
     print(table(
         ["stage", "s, summed over workers", "µs a datapoint"],
         [(stage, f"{s:.1f}", f"{1e6 * s / count:.0f}") for stage, s in report["seconds"].items()],
-    ), "\n")  # fmt: skip
+    ))  # fmt: skip
     print(table(
         ["request", "number", "MiB", "bytes a datapoint"],
         [(name, one["requests"], f"{one['bytes'] / 2**20:.1f}", f"{one['bytes'] / count:.0f}")
          for name, one in sorted(rehearsal.asked.items())],
-    ), "\n", flush=True)  # fmt: skip
+    ), flush=True)  # fmt: skip
 
 
 def main() -> None:
     """Rehearse each size of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    given = options(
+        __doc__,
+        passages=list[int](),
+        rows=list[int](),
+        workers=2,
+        shards=4,
+        rate=20_000.0,
+        kill=False,
+        exact=False,
     )
-    parser.add_argument("--passages", type=int, nargs="*", default=[], help="sizes of builds from texts")
-    parser.add_argument("--rows", type=int, nargs="*", default=[], help="sizes of builds from vectors")
-    parser.add_argument("--engine", choices=["dask", "portable"], default="dask")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=20_000, help="passages a second that a device computes")
-    parser.add_argument("--kill", action="store_true", help="kill one worker (Dask)")
-    parser.add_argument("--exact", action="store_true", help="build no ScaNN index")
-    arguments = parser.parse_args()
-    print(environment("apache-beam", "obstore", "pyarrow", "scann"), "\n")
-    print(f"{arguments.engine}, {arguments.workers} workers, {arguments.shards} shards\n")
-    for sizes, texts in ((arguments.passages, True), (arguments.rows, False)):
+    print(environment("apache-beam", "obstore", "pyarrow", "scann"))
+    print(f"Dask, {given.workers} workers, {given.shards} shards\n")
+    for sizes, texts in ((given.passages, True), (given.rows, False)):
         for size in sizes:
-            show(rehearse(arguments, size, texts=texts))
+            show(rehearse(given, size, texts=texts))
 
 
 if __name__ == "__main__":

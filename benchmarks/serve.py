@@ -1,165 +1,168 @@
 """The server, through the SDK and over loopback: throughput and latency compared with searches of its segments.
 
-    python -m benchmarks.serve STORE INDEX [vectors] [wires] [texts] [workers] [start] [overload] [--seconds 2]
+    python -m benchmarks.serve STORE INDEX [vectors] [batches] [wires] [texts] [workers] [start] [overload]
+        [--seconds 2] [--busy 0]
 
-STORE is a copy of a real store. `benchmarks.serve_peers` measures other engines with the same queries.
+STORE is a copy of a real store. Compared ones take turns, medians of five rounds are reported. `--busy` processes
+compute beside the text searches. `benchmarks.serve_peers` measures other engines with the same queries.
+
+Shapes: N rows, Q queries, D dimensions.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
+import multiprocessing
+import os
+import re
+import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 import scannery
-from benchmarks.report import environment, table
-from benchmarks.serve_load import (
+from benchmarks.data import queries_of
+from benchmarks.harness import (
     CALLERS,
     ROUNDS,
     K,
-    batched,
     children,
     cpu_s,
-    hundred,
-    private_mib,
-    queries_of,
+    environment,
+    in_turns,
+    load_of,
+    milliseconds,
+    options,
     served,
     started,
+    table,
     throughput,
-    unary,
 )
-from benchmarks.serve_overload import overload
-from benchmarks.serve_wires import wires
+from scannery.cli.commands.bench import Step, run_step
 from scannery.client import Index, Mode
+from scannery.client.transport.credentials import ConnectOptions
 from scannery.indexer import OpenIndex, Store, exact_search, open_index
 from scannery.v1.search_pb2 import SearchResponse
 from scannery.v1.types_pb2 import Datapoint
 
+Ask = Callable[[int], object]
+Figures = Sequence[float]
+TITLES = ("queries/s", "p50 ms", "p99 ms", "server CPU µs/query", "client CPU")
+WIRES: dict[str, ConnectOptions] = {"gRPC": {"channels": CALLERS, "http": False}, "HTTP": {}}
 
-def vectors(store: str, name: str, seconds: float) -> None:
-    """Vector search: single queries, batches, and searches of the segments in process."""
-    opened = open_index(Store.open(store), name)
+
+def unary(index: Index, queries_QD: np.ndarray, fields: Sequence[str] | None = ()) -> Ask:
+    """Return a function that sends the query of a number."""
+    wanted = None if fields is None else list(fields)
+    return lambda number: index.search(queries_QD[number % len(queries_QD)], K, fields=wanted)
+
+
+def hundred(queries_QD: np.ndarray, number: int) -> np.ndarray:
+    """Return a hundred of the queries."""
+    first = 100 * (number % (len(queries_QD) // 100))
+    return queries_QD[first : first + 100]
+
+
+def shown(rounds: Sequence[Figures]) -> list[str]:
+    """Return the medians of what `load_of` gave in some rounds."""
+    formats = ("{:.0f}", "{:.2f}", "{:.2f}", "{:.0f}", "{:.0f}")
+    return [form.format(each) for form, each in zip(formats, np.median(rounds, axis=0), strict=True)]
+
+
+# --- single queries
+
+
+def vectors(opened: OpenIndex, store: str, seconds: float) -> None:
+    """Single calls, those of an empty gRPC handler, and the search alone, measured in turns."""
     vectors_ND, queries_QD = queries_of(opened)
-    with (
-        served(store, "--workers", "auto") as (pid, address, _),
-        served(store) as (single_pid, single_address, _),
-        scannery.connect(address) as client,
-        scannery.connect(single_address) as single,
-        scannery.connect(address, channels=CALLERS, http=False) as over_grpc,
-    ):
-        index = client.index(name)
-        recall = recall_of(index, vectors_ND, queries_QD)
-        print(f"{len(vectors_ND):,} × {vectors_ND.shape[1]}, recall@{K} {recall:.3f}\n")
-        servers = {"a worker per core": (pid, index), "one worker": (single_pid, single.index(name))}
-        calls = {**servers, "a worker per core, over gRPC": (pid, over_grpc.index(name))}
-        print(_calls(calls, opened, queries_QD, seconds), flush=True)
+    name = opened.spec.index
+    with ExitStack() as stack:
+        pid, address, _ = stack.enter_context(served(store, "--workers", "auto"))
+        single_pid, single_address, _ = stack.enter_context(served(store))
+        index = stack.enter_context(scannery.connect(address)).index(name)
+        single = stack.enter_context(scannery.connect(single_address)).index(name)
+        over_grpc = stack.enter_context(scannery.connect(address, **WIRES["gRPC"])).index(name)
         print(
-            "\n"
-            + _batches({label: asked for label, (_, asked) in servers.items()}, opened, queries_QD, seconds)
+            f"{len(vectors_ND):,} × {vectors_ND.shape[1]}, recall@{K} {recall_of(index, vectors_ND, queries_QD):.3f}\n"
         )
-
-
-def _batches(servers: dict[str, Index], opened: OpenIndex, queries_QD: np.ndarray, seconds: float) -> str:
-    """Return a table of SearchMany, and of the same batches in this process, measured in turns."""
-    raws: dict[str, list[float]] = {"segments in process, two threads": [], "ScaNN alone, in parallel": []}
-    rates: dict[str, list[float]] = {label: [] for label in servers}
-    for _ in range(ROUNDS):
-        for raw, ask, threads in zip(raws.values(), (_segments, _scann), (2, 1), strict=True):
-            raw.append(100 * throughput(ask(opened, queries_QD), threads, seconds)[0])
-        for label, index in servers.items():
-            rates[label].append(100 * throughput(batched(index, queries_QD), 4, seconds)[0])
-    rows: list[Sequence[object]] = [(label, f"{median(each):.0f}") for label, each in raws.items()]
-    for label, each in rates.items():
-        shares = [median(np.divide(each, raw)) for raw in raws.values()]
-        rows.append((f"{label}, 4 callers", f"{median(each):.0f}", *(f"{share:.2f}" for share in shares)))
-    return table(("SearchMany of 100, ids and scores", "queries/s", "of the segments", "of ScaNN"), rows)
+        answer = stack.enter_context(tempfile.NamedTemporaryFile())
+        answer.write(_answer(index, queries_QD))
+        answer.flush()
+        empty_pid, empty_address, _ = stack.enter_context(
+            started("-m", "benchmarks.serve", "--empty", answer.name)
+        )
+        empty = stack.enter_context(scannery.connect(empty_address, **WIRES["gRPC"])).index(name)
+        servers = {
+            "an empty gRPC handler": (empty_pid, empty),
+            "a worker per core": (pid, index),
+            "one worker": (single_pid, single),
+            "a worker per core, over gRPC": (pid, over_grpc),
+        }
+        cases = {
+            f"{label}, {callers} callers": (each, unary(asked, queries_QD), callers)
+            for label, (each, asked) in servers.items()
+            for callers in (CALLERS, 1)
+        }
+        all_fields = unary(index, queries_QD, None)
+        cases[f"a worker per core, {CALLERS} callers, all fields"] = (pid, all_fields, CALLERS)
+        cases[f"a worker per core, {4 * CALLERS} callers"] = (pid, unary(index, queries_QD), 4 * CALLERS)
+        ways: dict[str, Callable[[], Figures]] = {
+            label: partial(load_of, each, ask, callers, seconds)
+            for label, (each, ask, callers) in cases.items()
+        }
+        turns = in_turns({"the search alone, one thread": lambda: [_alone_us(opened, queries_QD)], **ways})
+    alone = [us for [us] in turns.pop("the search alone, one thread")]
+    print(table(("", *TITLES), [(label, *shown(rounds)) for label, rounds in turns.items()]))
+    print(f"one search in process, one thread: {median(alone):.0f} µs\n")
+    for label in [*servers][1:]:
+        for callers in (CALLERS, 1):
+            rounds = zip(
+                turns[f"{label}, {callers} callers"],
+                turns[f"an empty gRPC handler, {callers} callers"],
+                alone,
+                strict=True,
+            )
+            ratio = median(one[3] / (handler[3] + search) for one, handler, search in rounds)
+            print(f"{label}, {callers} callers: {ratio:.2f} × (empty handler + search alone)")
 
 
 def recall_of(index: Index, vectors_ND: np.ndarray, queries_QD: np.ndarray) -> float:
     """Return the recall; a hit counts if its score reaches that of the last true hit."""
-    found = index.search_many(queries_QD, K, fields=[])
     true_QK = exact_search(vectors_ND, queries_QD, K, "cosine")[1]
-    shares = [
-        sum(hit.score >= scores_K[-1] - 1e-5 for hit in hits) / K
-        for hits, scores_K in zip(found, true_QK, strict=True)
-    ]
-    return float(np.mean(shares))
+    found = index.search_many(queries_QD, K, fields=[])
+    scores_QK = np.array([[hit.score for hit in hits] for hits in found])
+    return float(np.mean(scores_QK >= true_QK[:, -1:] - 1e-5))
 
 
-def _calls(
-    servers: dict[str, tuple[int, Index]],
-    opened: OpenIndex,
-    queries_QD: np.ndarray,
-    seconds: float,
-) -> str:
-    """Return a table of single calls, of an empty handler, and of the search alone, measured in turns."""
-    pid, index = servers["a worker per core"]
-    with (
-        tempfile.NamedTemporaryFile() as answer,
-        _empty(index, queries_QD, Path(answer.name)) as (empty_pid, address, _),
-        scannery.connect(address, channels=CALLERS, http=False) as client,
-    ):
-        empty = client.index(index.name)
-        cases: dict[str, tuple[int, Index, list[str] | None, int]] = {
-            f"an empty handler, {callers} callers": (empty_pid, empty, [], callers)
-            for callers in (CALLERS, 1)
-        }
-        for label, (process, asked) in servers.items():
-            for callers in (CALLERS, 1):
-                cases[f"{label}, {callers} callers"] = (process, asked, [], callers)
-        cases[f"a worker per core, {CALLERS} callers, all fields"] = (pid, index, None, CALLERS)
-        cases[f"a worker per core, {4 * CALLERS} callers"] = (pid, index, [], 4 * CALLERS)
-        spent: dict[str, list[float]] = {label: [] for label in (*cases, "search alone")}
-        own: dict[str, list[float]] = {label: [] for label in cases}
-        figures: dict[str, list[Sequence[float]]] = {label: [] for label in cases}
-        for _ in range(ROUNDS):
-            spent["search alone"].append(_alone_us(opened, queries_QD))
-            for label, (process, asked, fields, callers) in cases.items():
-                ask = unary(asked, queries_QD, fields)
-                throughput(ask, callers, 0.2)
-                before_s, own_s = cpu_s(process), time.process_time()
-                rate, latencies = throughput(ask, callers, seconds)
-                spent[label].append((cpu_s(process) - before_s) / len(latencies) * 1e6)
-                own[label].append((time.process_time() - own_s) / len(latencies) * 1e6)
-                figures[label].append((rate, *(np.quantile(latencies, (0.5, 0.99)) * 1000)))
-    rows: list[Sequence[object]] = []
-    for label, values in figures.items():
-        rate, p50, p99 = np.median(values, axis=0)
-        cpu = (f"{median(spent[label]):.0f}", f"{median(own[label]):.0f}")
-        rows.append((label, f"{rate:.0f}", f"{p50:.1f}", f"{p99:.1f}", *cpu))
-    rows.append(("one search in process, one thread", "", "", "", f"{median(spent['search alone']):.0f}", ""))
-    shown = table(("", "queries/s", "p50 ms", "p99 ms", "server CPU µs/query", "client CPU"), rows)
-    for label in servers:
-        for callers in (CALLERS, 1):
-            rounds = zip(
-                spent[f"{label}, {callers} callers"],
-                spent[f"an empty handler, {callers} callers"],
-                spent["search alone"],
-                strict=True,
-            )
-            ratio = median(one / (handler + search) for one, handler, search in rounds)
-            shown += f"\n\n{label}, {callers} callers: {ratio:.2f} × (empty handler + search alone)"
-    return shown
-
-
-def _empty(
-    index: Index, queries_QD: np.ndarray, place: Path
-) -> AbstractContextManager[tuple[int, str, float]]:
-    """Yield a server that answers every search with the same prepared hits."""
-    hits = index.search(queries_QD[0], K, fields=[])
+def _answer(index: Index, queries_QD: np.ndarray) -> bytes:
     answer = SearchResponse()
-    for hit in hits:
+    for hit in index.search(queries_QD[0], K, fields=[]):
         answer.hits.add(datapoint=Datapoint(id=hit.id, document_id=hit.document_id or ""), score=hit.score)
-    place.write_bytes(answer.SerializeToString())
-    return started("benchmarks.empty_server", str(place))
+    return answer.SerializeToString()
+
+
+def empty_server(answer: bytes) -> None:
+    """Serve an empty gRPC handler, which answers every call with the same bytes: the baseline of a Python server."""
+    import grpc
+
+    handler: Any = grpc.unary_unary_rpc_method_handler(lambda request, context: answer)
+    every: Any = type("Every", (), {"service": lambda self, details: handler})()
+    server = grpc.server(ThreadPoolExecutor(8))
+    server.add_generic_rpc_handlers((every,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(f"Serving on 127.0.0.1:{port};", flush=True)
+    server.wait_for_termination()
 
 
 def _alone_us(opened: OpenIndex, queries_QD: np.ndarray) -> float:
@@ -172,7 +175,53 @@ def _alone_us(opened: OpenIndex, queries_QD: np.ndarray) -> float:
     return (time.process_time() - before_s) / len(queries_QD) * 1e6
 
 
-def _segments(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], object]:
+# --- batches
+
+
+def batches(opened: OpenIndex, store: str, seconds: float) -> None:
+    """SearchMany of 100, and the same batches in this process."""
+    _, queries_QD = queries_of(opened)
+    with ExitStack() as stack:
+        ways: dict[str, Callable[[], float]] = {
+            "the segments in process, two threads": lambda: throughput(
+                _segments(opened, queries_QD), 2, seconds
+            )[0],
+            "ScaNN alone, in parallel": lambda: throughput(_scann(opened, queries_QD), 1, seconds)[0],
+        }
+        for workers in ("auto", "1"):
+            address = stack.enter_context(served(store, "--workers", workers))[1]
+            index = stack.enter_context(scannery.connect(address)).index(opened.spec.index)
+            for callers, (what, fields) in itertools.product((1, 4), _FIELDS.items()):
+                label = (
+                    f"{'a worker per core' if workers == 'auto' else 'one worker'}, {callers} callers, {what}"
+                )
+                ways[label] = partial(_batch_rate, index, queries_QD, fields, callers, seconds)
+        turns = in_turns(ways, warm=1)
+    raws = [turns[label] for label in [*turns][:2]]
+    rows = [
+        (label, f"{100 * median(each):.0f}", *(f"{median(np.divide(each, raw)):.2f}" for raw in raws))
+        for label, each in turns.items()
+    ]
+    print(table(("search_many of 100", "queries/s", "of the segments", "of ScaNN"), rows))
+
+
+_FIELDS: dict[str, list[str] | None] = {"ids and scores": [], "all fields": None}
+
+
+def _batch_rate(
+    index: Index, queries_QD: np.ndarray, fields: list[str] | None, callers: int, seconds: float
+) -> float:
+    def ask(number: int) -> object:
+        return [
+            hit.id
+            for hits in index.search_many(hundred(queries_QD, number), K, fields=fields)
+            for hit in hits
+        ]
+
+    return throughput(ask, callers, seconds)[0]
+
+
+def _segments(opened: OpenIndex, queries_QD: np.ndarray) -> Ask:
     """Return a function that searches the segments for a hundred queries, without merging."""
     settings = opened.settings_for(None)
 
@@ -183,7 +232,7 @@ def _segments(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], obje
     return ask
 
 
-def _scann(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], object]:
+def _scann(opened: OpenIndex, queries_QD: np.ndarray) -> Ask:
     """Return a function that finds a hundred queries' candidates with ScaNN on all cores, without rescoring."""
     settings = opened.settings_for(None)
 
@@ -191,74 +240,129 @@ def _scann(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], object]
         for segment, knobs in zip(opened.segments, settings, strict=True):
             assert knobs is not None
             assert segment._searcher is not None
-            count = knobs.rescored_for(K)
+            count, batch_QD = knobs.rescored_for(K), hundred(queries_QD, number)
             # As `search_batched_parallel` in ScaNN's Python.
-            segment._searcher._native.search_batched(
-                hundred(queries_QD, number), count, count, knobs.leaves, True, 50
-            )
+            segment._searcher._native.search_batched(batch_QD, count, count, knobs.leaves, True, 50)
 
     return ask
 
 
-def texts(store: str, name: str, seconds: float) -> None:
+# --- ways to the server
+
+
+def wires(opened: OpenIndex, store: str, seconds: float) -> None:
+    """Single queries of 1 to 32 threads, over each wire."""
+    _, queries_QD = queries_of(opened)
+    rows: list[Sequence[object]] = []
+    for label, workers in (("one worker", "1"), ("a worker per core", "auto")):
+        with served(store, "--workers", workers) as (pid, address, _), ExitStack() as stack:
+            clients = {
+                how: stack.enter_context(scannery.connect(address, **each)) for how, each in WIRES.items()
+            }
+            for callers in (1, 2, 4, 8, 16, 32):
+                turns = in_turns({
+                    how: partial(load_of, pid, unary(client.index(opened.spec.index), queries_QD), callers, seconds)
+                    for how, client in clients.items()
+                })  # fmt: skip
+                rows += [(label, callers, how, *shown(rounds)) for how, rounds in turns.items()]
+    print(table(("", "callers", "calls", *TITLES), rows), flush=True)
+
+
+# --- texts
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Run processes of normal priority that compute all the time."""
+    started = [
+        multiprocessing.get_context("spawn").Process(target=_spin, daemon=True) for _ in range(processes)
+    ]
+    for process in started:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.join()
+
+
+def _spin() -> None:
+    while True:
+        sum(range(10_000))
+
+
+def texts(opened: OpenIndex, store: str, seconds: float, neighbours: int = 0) -> None:
     """Text queries: single (dense, and in the mode of the index), concurrent, and repeated."""
     from scannery.embed import Encoder
 
-    opened = open_index(Store.open(store), name)
     assert opened.spec.encoder is not None
     encoder = Encoder.load(opened.spec.encoder.model, device="cpu")
-    fresh = iter([f"what did they say about topic {number} in the last episode" for number in range(200_000)])
-    encoder.encode_queries(["warm"])
+    fresh = (f"what did they say about topic {number} in the last episode" for number in itertools.count())
     lock = threading.Lock()
     _, queries_QD = queries_of(opened)
-    # Texts go over the wire one by one, and so do the vectors that they are compared with.
-    with served(store) as (_, address, _), scannery.connect(address) as client:
-        index = client.index(name)
 
-        def ask(number: int, mode: Mode = "dense") -> None:
-            with lock:
-                text = next(fresh)
-            index.search(text, K, fields=[], mode=mode)
+    def new_text() -> str:
+        with lock:
+            return next(fresh)
 
-        calls: dict[str, tuple[Callable[[int], object], int]] = {
-            ALONE: (lambda number: encoder.encode_queries([next(fresh)]), 1),
-            PAUSED: (lambda number: encoder.encode_queries([next(fresh)]), 1),
-            "dense text search, 1 caller": (ask, 1),
-            "vector search, 1 caller": (unary(index, queries_QD, []), 1),
-            "dense text search, 32 callers": (ask, 32),
-            f"text search from the cache, {CALLERS} callers": (
-                lambda number: index.search("warm", K, fields=[], mode="dense"), CALLERS,
+    with (
+        served(store, "--workers", "auto") as (_, address, _),
+        scannery.connect(address) as client,
+        busy(neighbours),
+    ):
+        index = client.index(opened.spec.index)
+
+        def ask(number: int, mode: Mode = "dense") -> object:
+            return index.search(new_text(), K, fields=[], mode=mode)
+
+        def cached(number: int) -> object:
+            return index.search("warm", K, fields=[], mode="dense")
+
+        calls: dict[str, tuple[Ask, int, float]] = {
+            ALONE: (lambda number: encoder.encode_queries([new_text()]), 1, 0.0),
+            # For about as long a server and its caller do other things between two texts.
+            f"{ALONE}, after a pause of 1 ms": (
+                lambda number: encoder.encode_queries([new_text()]),
+                1,
+                0.001,
             ),
-            f"vector search, {CALLERS} callers": (unary(index, queries_QD, []), CALLERS),
-        }  # fmt: skip
+            **{f"dense text search, {callers} callers": (ask, callers, 0.0) for callers in (1, CALLERS, 32)},
+            **{
+                f"vector search, {callers} callers": (unary(index, queries_QD), callers, 0.0)
+                for callers in (1, CALLERS)
+            },
+            "text search from the cache, 8 callers": (
+                lambda number: index.search("warm", K, fields=[], mode="dense"),
+                CALLERS,
+                0.0,
+            ),
+        }
         if opened.spec.lexical:
-            calls["hybrid text search, 1 caller"] = (partial(ask, mode="hybrid"), 1)
-        rates: dict[str, list[float]] = {label: [] for label in calls}
-        halves: dict[str, list[float]] = {label: [] for label in calls}
-        for call, _ in calls.values():
-            call(0)
-        for _ in range(ROUNDS):
-            for label, (call, callers) in calls.items():
-                pause_s = PAUSE_S if label == PAUSED else 0.0
-                rate, latencies = throughput(call, callers, seconds, pause_s=pause_s)
-                rates[label].append(rate)
-                halves[label].append(1000 * median(latencies))
-    rows = [
-        (label, f"{median(rates[label]):.0f}", f"{median(halves[label]):.2f}", spread(halves[label]))
-        for label in calls
-    ]
+            calls["hybrid text search, 1 callers"] = (partial(ask, mode="hybrid"), 1, 0.0)
+
+        def measured(call: Ask, callers: int, pause_s: float) -> tuple[float, float]:
+            rate, latencies = throughput(call, callers, seconds, pause_s=pause_s)
+            return rate, 1000 * median(latencies)
+
+        turns = in_turns({label: partial(measured, *each) for label, each in calls.items()}, warm=1)
+    rows = []
+    for label, rounds in turns.items():
+        rates, halves = zip(*rounds, strict=True)
+        rows.append((label, f"{median(rates):.0f}", f"{median(halves):.2f}", spread(halves)))
+    print(f"{neighbours} busy processes beside\n")
     print(table(("", "queries/s", "p50 ms", "least and most of the rounds"), rows))
-    one = halves["dense text search, 1 caller"]
-    for label in (ALONE, PAUSED):
-        ratios = [mine / other for mine, other in zip(one, halves[label], strict=True)]
-        print(f"\ndense text search, 1 caller / {label}: {median(ratios):.2f} ({spread(ratios)})")
-    many = rates["dense text search, 32 callers"], rates["dense text search, 1 caller"]
-    print(f"\n32 callers / 1 caller: {median(np.divide(*many)):.2f}", flush=True)
+    one, many = turns["dense text search, 1 callers"], turns["dense text search, 32 callers"]
+    for label in [*calls][:2]:
+        ratios = [mine[1] / other[1] for mine, other in zip(one, turns[label], strict=True)]
+        print(f"dense text search, 1 caller / {label}: {median(ratios):.2f} ({spread(ratios)})")
+    print(
+        f"32 callers / 1 caller: {median(a[0] / b[0] for a, b in zip(many, one, strict=True)):.2f}",
+        flush=True,
+    )
 
 
-ALONE, PAUSED = "encoding in process", "encoding in process, after a pause"
-PAUSE_S = 0.001
-"""For about as long a server and its caller do other things between two texts."""
+ALONE = "encoding in process"
 
 
 def spread(values: Sequence[float]) -> str:
@@ -266,17 +370,16 @@ def spread(values: Sequence[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
-def workers(store: str, name: str, seconds: float) -> None:
+# --- processes
+
+
+def workers(opened: OpenIndex, store: str, seconds: float) -> None:
     """Memory of each process, and throughput of one worker and two."""
-    _, queries_QD = queries_of(open_index(Store.open(store), name))
-    rows = []
-    size_mib = open_index(Store.open(store), name).manifest.size_bytes / (1 << 20)
+    _, queries_QD = queries_of(opened)
+    rows, size_mib = [], opened.manifest.size_bytes / (1 << 20)
     for count in ("1", "2"):
-        with (
-            served(store, "--workers", count) as (pid, address, _),
-            scannery.connect(address, channels=8) as client,
-        ):
-            ask = unary(client.index(name), queries_QD, [])
+        with served(store, "--workers", count) as (pid, address, _), scannery.connect(address) as client:
+            ask = unary(client.index(opened.spec.index), queries_QD)
             rate = median(throughput(ask, CALLERS, seconds)[0] for _ in range(ROUNDS))
             private = [private_mib(child) for child in children(pid)]
             shares = ", ".join(f"{size:.0f} ({100 * size / size_mib:.0f} %)" for size in private)
@@ -285,39 +388,112 @@ def workers(store: str, name: str, seconds: float) -> None:
     print(table(("workers", "queries/s", "private MiB of each (of the segments)"), rows), flush=True)
 
 
-def start(store: str, name: str, seconds: float) -> None:
+def private_mib(pid: int) -> float:
+    """Return the private memory of a process in MiB."""
+    sizes = dict(re.findall(r"(\w+): +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text()))
+    return (int(sizes["Private_Dirty"]) + int(sizes["Private_Clean"])) / 1024
+
+
+def start(opened: OpenIndex, store: str, seconds: float) -> None:
     """Measure the time from the start of the command to its first answer, with a warm page cache."""
     times = []
     for _ in range(ROUNDS):
         with served(store) as (pid, _, ready_s):
             times.append((ready_s, cpu_s(pid)))
-    print(
-        f"ready after {median(t for t, _ in times):.1f} s (CPU {median(c for _, c in times):.1f} s)",
-        flush=True,
-    )
+    ready_s, used_s = np.median(times, axis=0)
+    print(f"ready after {ready_s:.1f} s (CPU {used_s:.1f} s)", flush=True)
 
 
-PARTS = {
-    "vectors": vectors,
-    "wires": wires,
-    "texts": texts,
-    "workers": workers,
-    "start": start,
+# --- overload, deaths and reloads
+
+UNLOADED = 0.2
+"""Share of the capacity at which a server is idle most of the time."""
+KEPT = 0.95
+
+
+def overload(opened: OpenIndex, store: str, seconds: float) -> None:
+    """Measure three times the capacity, open loop, then a low rate at once; and deaths and reloads under load."""
+    seconds = max(3.0, seconds)
+    # New texts, which must be encoded: callers on the same cores could not send three times the capacity in vectors.
+    numbers = itertools.count()
+    with served(store, "--workers", "auto") as (_, address, _):
+
+        def step(rate: float) -> Step:
+            # Each process draws from them at random; the list is long, so repeated texts are rare.
+            topics = (next(numbers) for _ in range(20 * int(rate * seconds)))
+            asked = [f"what did they say about topic {topic} in the last episode" for topic in topics]
+            return run_step(address, opened.spec.index, asked, rate, seconds, processes=2)
+
+        step(20)
+        capacity = _capacity(step)
+        little, much, after = step(UNLOADED * capacity), step(3 * capacity), step(UNLOADED * capacity)
+    steps = {"little": little, "three times the capacity": much, "little, right after": after}
+    print(f"capacity: {capacity:.0f} text queries/s\n")
+    titles = ("", "due/s", "answered/s", "p50 ms", "p99 ms", "refused", "refused after, p50 ms")
+    print(table(titles, [(label, *_figures(each)) for label, each in steps.items()]))
+    ratio = much.latencies.quantile(0.99) / little.latencies.quantile(0.99)
+    print(f"p99 of the accepted / of an unloaded server: {ratio:.1f}\n", flush=True)
+    _failures(opened, store, seconds)
+
+
+def _capacity(step: Callable[[float], Step]) -> float:
+    """Return the highest number of answers per second, at rates that grow until the server falls behind."""
+    rate, most = 60.0, 0.0
+    while True:
+        answered = step(rate).answered_per_s
+        most = max(most, answered)
+        if answered < KEPT * rate:
+            return most
+        rate *= 1.5
+
+
+def _figures(step: Step) -> tuple[str, ...]:
+    p50, p99 = (f"{1000 * step.latencies.quantile(share):.1f}" for share in (0.5, 0.99))
+    refused = sum(step.failed.values())
+    after = f"{1000 * step.failures.quantile(0.5):.1f}" if refused else ""
+    return f"{step.rate:.0f}", f"{step.answered_per_s:.0f}", p50, p99, f"{refused}", after
+
+
+def _failures(opened: OpenIndex, store: str, seconds: float) -> None:
+    """Kill a worker, and reload, while callers search through the SDK; report their errors and latencies."""
+    _, queries_QD = queries_of(opened)
+    for label, number in (("kill -9 of a worker", signal.SIGKILL), ("reload (SIGHUP)", signal.SIGHUP)):
+        with served(store, "--workers", "2") as (pid, address, _), scannery.connect(address) as client:
+            target = children(pid)[0] if number == signal.SIGKILL else pid
+            threading.Timer(seconds / 3, os.kill, (target, number)).start()
+            ask, failures = unary(client.index(opened.spec.index), queries_QD), list[Exception]()
+
+            def asked(number: int, ask: Ask = ask, failures: list[Exception] = failures) -> None:
+                try:
+                    ask(number)
+                except scannery.ScanneryError as error:
+                    failures.append(error)
+
+            latencies = throughput(asked, CALLERS, seconds)[1]
+        longest_ms = milliseconds(latencies, 1)
+        print(
+            f"{label}: {len(latencies)} calls, {len(failures)} failed, the longest took {longest_ms:.0f} ms",
+            flush=True,
+        )
+
+
+CASES: dict[str, Callable[[OpenIndex, str, float], None]] = {
+    "vectors": vectors, "batches": batches, "wires": wires, "texts": texts, "workers": workers, "start": start,
     "overload": overload,
-}
+}  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("store")
-    parser.add_argument("index")
-    parser.add_argument("parts", nargs="*", default=list(PARTS))
-    parser.add_argument("--seconds", type=float, default=2.0)
-    arguments = parser.parse_args()
-    print(environment("scann", "grpcio", "torch", "numpy"), "\n", flush=True)
-    for part in arguments.parts:
-        print(f"\n## {part}\n", flush=True)
-        PARTS[part](arguments.store, arguments.index, arguments.seconds)
+    if sys.argv[1:2] == ["--empty"]:
+        empty_server(Path(sys.argv[2]).read_bytes())
+        return
+    given = options(__doc__, "store", "index", cases=CASES, seconds=2.0, busy=0)
+    print(environment("scann", "grpcio", "torch", "numpy"), flush=True)
+    opened = open_index(Store.open(given.store), given.index)
+    for name in given.cases:
+        print(f"\n## {name}\n", flush=True)
+        case = partial(texts, neighbours=given.busy) if name == "texts" else CASES[name]
+        case(opened, given.store, given.seconds)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,7 @@ from typing import Any
 import numpy as np
 
 # The rest is imported where it is needed: the other checkout's process imports nothing that depends on its names.
-from benchmarks.callers import K, measured
-from benchmarks.other_processes import OtherProcesses, processor_s
+from benchmarks.callers import K, OtherProcesses, measured, processor_s
 
 LIMIT = 0.97
 """Least speed of this checkout, as a share of the other's."""
@@ -244,7 +243,7 @@ def prepare(folder: Path, other: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from benchmarks.live_setup import random_vectors
+    from benchmarks.harness import random_vectors
     from scannery.cli.sample import EPISODES_PATH
 
     texts = [
@@ -302,7 +301,7 @@ def turns(
 
 def gate(root: Path, names: Sequence[str], count: int, seconds: float, *, by_processor: bool) -> bool:
     """Measure, print the table, and return whether this checkout is fast enough."""
-    from benchmarks.report import environment, table
+    from benchmarks.harness import environment, table
 
     print(environment("scann", "grpcio", "httptools", "torch"), "\n", flush=True)
     with ExitStack() as stack:

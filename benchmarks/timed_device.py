@@ -14,7 +14,9 @@ from scannery.embed.batching import Batch, Bucket, bucket_batches
 from scannery.embed.devices.protocol import Emit, Forward, Work
 from scannery.embed.tokenization import Features
 
-__all__ = ["TimedDevice", "TokenSums", "replace_devices"]
+__all__ = ["TOKENS_PER_PASSAGE", "TimedDevice", "TokenSums", "replace_devices"]
+
+TOKENS_PER_PASSAGE = 115
 
 BUDGET_TOKENS = 32_768
 WIDTHS = range(16, 257, 16)

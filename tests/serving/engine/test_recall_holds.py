@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.recall_data import KINDS
-from benchmarks.recall_matrix import SHARES, built, measure
+from benchmarks.recall import KINDS, SHARES, built, measure
 from scannery.client.request.calls import search, search_many
 from scannery.evaluation.recall import Truth, measure_served_recall
 from scannery.indexer import Distance, Segment, Store, measure_recall, open_index, parse_spec, verify

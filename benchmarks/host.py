@@ -1,6 +1,6 @@
 """What the host of an accelerator does for each passage: processor time by step, and the device's idle share.
 
-    python -m benchmarks.host_ceiling [null] [timed] [--megabytes N] [--whole] [--rate PASSAGES_PER_S]
+    python -m benchmarks.host [null] [timed] [--megabytes N] [--whole] [--rate PASSAGES_PER_S]
         [--units N] [--processes N]
 
 Real transcripts go through the build's own first stage (`embed_unit`) and a shard's segment without ScaNN
@@ -20,18 +20,17 @@ import dataclasses
 import functools
 import json
 import os
-import tarfile
-import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import environment, shared_data, table
-from benchmarks.timed_device import TimedDevice
+from benchmarks import data
+from benchmarks.harness import MINILM, environment, folder_of, options, table
+from benchmarks.timed_device import TOKENS_PER_PASSAGE, TimedDevice
 from scannery.embed import Encoder
 from scannery.embed.models.loading import ModelOptions, load_model
 from scannery.embed.text import chunking
@@ -48,9 +47,7 @@ from scannery.pipelines.state.job import Job, UnitOutcome
 from scannery.pipelines.state.row_groups import row_groups_of
 from scannery.pipelines.state.work_units import WorkUnit, group
 
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 SHOWS = ("gotime", "founderstalk", "practicalai", "shipit")
-TOKENS_PER_PASSAGE = 115
 
 
 class Steps:
@@ -92,16 +89,11 @@ class Steps:
 def transcripts(megabytes: float) -> Iterator[dict[str, str]]:
     """Yield real transcripts of about this size together."""
     left = megabytes * 1e6
-    for show in SHOWS:
-        with tarfile.open(shared_data("podcasts-changelog", f"{show}.tar.gz")) as archive:
-            for member in archive:
-                if not member.name.endswith(".md") or (file := archive.extractfile(member)) is None:
-                    continue
-                text = file.read().decode()
-                left -= len(text)
-                if left < 0:
-                    return
-                yield {"id": member.name, "text": text}
+    for name, text in data.transcripts(*SHOWS):
+        left -= len(text)
+        if left < 0:
+            return
+        yield {"id": name, "text": text}
 
 
 def write_input(path: Path, megabytes: float, encoder: Encoder, *, whole: bool) -> None:
@@ -122,20 +114,13 @@ def planned(path: Path, store: Store, dimensions: int, *, whole: bool) -> tuple[
     spec = parse_spec({
         "index": "bench",
         "source": {"id": "id", "text": "text", **chunk},
-        "encoder": {"model": MODEL},
+        "encoder": {"model": MINILM},
         "lexical": False,
         "scann": {"exact_below_rows": 10_000_000},
     })  # fmt: skip
     parts, limit = cut_input(find_files([str(path)]), spec, None)
-    job = new_job(
-        spec,
-        store,
-        dimensions=dimensions,
-        shards=1,
-        fingerprint={"digest": "bench"},
-        parent=None,
-        mode="full",
-    )
+    digest = {"digest": "bench"}
+    job = new_job(spec, store, dimensions=dimensions, shards=1, fingerprint=digest, parent=None, mode="full")
     units = group(parts, limit, job.recipe)
     return dataclasses.replace(job, build_id="bench", started_at=time.time()), units
 
@@ -187,7 +172,7 @@ def processor_s() -> float:
 
 def null_encoder(seconds_per_token: float = 0.0) -> tuple[Encoder, TimedDevice]:
     """Return the real model's encoder on a device that does not compute."""
-    modules, fingerprint = load_model(MODEL, ModelOptions(), "cpu")
+    modules, fingerprint = load_model(MINILM, ModelOptions(), "cpu")
     device = TimedDevice(fingerprint.dimensions, seconds_per_token)
     return Encoder(modules, fingerprint, device), device
 
@@ -208,7 +193,7 @@ def null(arguments: argparse.Namespace, folder: Path) -> None:
     us["the rest"] = 1e6 * watched.embed_cpu_s / watched.passages - sum(us.values())
     us["merge and segment"] = 1e6 * plain.segment_cpu_s / count
     print(f"{count} passages of {plain.tokens / count:.0f} tokens; load {os.getloadavg()[0]:.1f}\n")
-    print(table(["step", "µs of processor time a passage"], [(k, f"{v:.1f}") for k, v in us.items()]), "\n")
+    print(table(["step", "µs of processor time a passage"], [(k, f"{v:.1f}") for k, v in us.items()]))
     total_us = 1e6 * (plain.embed_cpu_s + plain.segment_cpu_s) / count
     print(f"together {total_us / 1e3:.3f} ms a passage: {1e6 / total_us:,.0f} passages/s per core")
     own_us = 1e6 * plain.own_cpu_s / count
@@ -229,10 +214,9 @@ def timed(arguments: argparse.Namespace, folder: Path) -> None:
     )
     busy_s = sum(end - start for start, end in device.spans)
     inner_s = device.spans[-1][1] - device.spans[0][0]
-    seconds: defaultdict[str, float] = defaultdict(float)
+    seconds = Counter[str]()
     for one in measured.outcomes:
-        for name, value in one.counts.seconds.items():
-            seconds[name] += value
+        seconds.update(one.counts.seconds)
     print(
         f"{measured.passages} passages, device of {arguments.rate:,.0f} passages/s: "
         f"{measured.passages / measured.wall_s:,.0f} passages/s, idle {1 - busy_s / measured.wall_s:.0%} "
@@ -244,30 +228,19 @@ def timed(arguments: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     """Run the parts named on the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    cores = len(os.sched_getaffinity(0))
+    cases = {"null": null, "timed": timed}
+    given = options(
+        __doc__, cases=cases, megabytes=12.0, whole=False, rate=20_000 / 8 * cores, units=1, processes=0
     )
-    parts = {"null": null, "timed": timed}
-    parser.add_argument("parts", nargs="*", choices=[*parts, []], help="default: both")
-    parser.add_argument("--megabytes", type=float, default=12, help="size of the transcripts")
-    parser.add_argument("--whole", action="store_true", help="embed passages that need no cutting")
-    parser.add_argument(
-        "--rate",
-        type=float,
-        default=20_000 / 8 * len(os.sched_getaffinity(0)),
-        help="passages of 115 tokens a second that the timed device computes; default: 2,500 a core",
-    )
-    parser.add_argument("--units", type=int, default=1, help="units embedded at once")
-    parser.add_argument("--processes", type=int, default=0, help="processes that cut; default: threads do")
-    arguments = parser.parse_args()
-    os.environ[PROCESSES_ENVIRONMENT] = str(arguments.processes)
+    os.environ[PROCESSES_ENVIRONMENT] = str(given.processes)
     # In the thread that asks, so that its time is counted for the step.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    print(environment("tokenizers", "pyarrow", "numba"), "\n")
-    for name in arguments.parts or [*parts]:
-        print(f"## {name}{', uncut' if arguments.whole else ''}\n")
-        with tempfile.TemporaryDirectory() as folder:
-            parts[name](arguments, Path(folder))
+    print(environment("tokenizers", "pyarrow", "numba"))
+    for name in given.cases:
+        print(f"## {name}{', uncut' if given.whole else ''}\n")
+        with folder_of() as folder:
+            cases[name](given, folder)
 
 
 if __name__ == "__main__":
