@@ -90,7 +90,13 @@ def main() -> None:
     from werkzeug.serving import run_simple
 
     application = _Counting(DomainDispatcherApplication(create_backend_app))
-    run_simple("127.0.0.1", int(options(__doc__, "port").port), application, threaded=True, request_handler=MotoRequestHandler)
+    run_simple(
+        "127.0.0.1",
+        int(options(__doc__, "port").port),
+        application,
+        threaded=True,
+        request_handler=MotoRequestHandler,
+    )
 
 
 if __name__ == "__main__":
