@@ -139,7 +139,7 @@ def writes(given: argparse.Namespace, folder: Path) -> None:
         took = [_synced(folder / "probe", size_bytes) for _ in range(200)]
         p50, p99 = (milliseconds(took, share) for share in (0.5, 0.99))
         rows.append([f"fsync of {size_bytes:,} bytes", "", f"{1000 / p50:,.0f}", f"{p50:.2f}", f"{p99:.2f}"])
-    with scannery.connect(store) as client:
+    with scannery.connect(store, timeout_s=600) as client:  # it may compile kernels
         index = client.index("writes")
         singles.append(_single("embedded", index, vectors_ND, folder))
         rows.append([f"embedded, 1 thread, batches of {BATCH}", *upserts([index], vectors_ND, BATCH, 8)])

@@ -1,8 +1,8 @@
 """A root's calls to the leaves of its cluster.
 
 One thread with an event loop does all calls of a process, with gRPC's asynchronous API: its futures start a thread for
-each call, which made a call to 8 groups twice as expensive (docs/benchmarks/cluster.md). A request waits for its answers
-without a permit, and parses them in its own thread.
+each call, which made a call to 8 groups twice as expensive (docs/benchmarks/cluster.md). A request waits for its
+answers without a permit, and parses them in its own thread.
 
 Create it before or after a fork, and start it after.
 
