@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import metadata
 
-from scannery.runtime.errors import ConfigError
+from scannery.runtime.errors import CodedError, ConfigError
 from scannery.serving.bridging.api import Bridge, Plugin
 from scannery.serving.bridging.bridges import Bridges
 from scannery.serving.bridging.host import Host
@@ -42,14 +42,14 @@ def open_bridges(host: Host) -> Bridges:
     """Open the bridges that the options of a server ask for.
 
     Raises:
-        ConfigError: a bridge is not installed or cannot be imported, or two take the same paths.
+        ConfigError: a bridge is not installed, or cannot be imported or opened, or two take the same paths.
 
     """
     opened: dict[str, Bridge] = {}
     try:
         for name, plugin in _wanted(host.config):
             _loaded(name, plugin)
-            opened[name] = plugin.open(host)
+            opened[name] = _opened(name, plugin, host)
         return Bridges(opened)
     except BaseException:
         for bridge in opened.values():
@@ -61,9 +61,12 @@ def _wanted(config: ListenConfig) -> Iterator[tuple[str, Plugin]]:
     for name, entry in _chosen(config.bridge_names).items():
         try:
             plugin = entry.load()()
+            if not isinstance(plugin, Plugin):
+                raise TypeError(f"{entry.value} is not a subclass of Plugin")
+            wanted = plugin.wanted(config)
         except Exception as error:
-            raise _failed(name, error) from error
-        if plugin.wanted(config):
+            raise _failed(name, "imported", error) from error
+        if wanted:
             yield name, plugin
 
 
@@ -83,12 +86,24 @@ def _chosen(names: Collection[str] | None) -> Mapping[str, metadata.EntryPoint]:
 def _loaded(name: str, plugin: Plugin) -> None:
     try:
         plugin.load()
-    except ImportError as error:
-        raise _failed(name, error) from error
+    except Exception as error:
+        raise _failed(name, "imported", error) from error
 
 
-def _failed(name: str, error: Exception) -> ConfigError:
+def _opened(name: str, plugin: Plugin, host: Host) -> Bridge:
+    try:
+        bridge = plugin.open(host)
+        if not isinstance(bridge, Bridge):
+            raise TypeError(f"`open` must return a Bridge, got {type(bridge).__name__}")
+    except CodedError:  # says by itself what is wrong
+        raise
+    except Exception as error:
+        raise _failed(name, "opened", error) from error
+    return bridge
+
+
+def _failed(name: str, done: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"bridges: {name} cannot be imported: {type(error).__name__}: {error}; `--bridges` names those to load",
+        f"bridges: {name} cannot be {done}: {type(error).__name__}: {error}; `--bridges` names those to load",
         field="bridges",
     )

@@ -36,12 +36,16 @@ def allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def ended() -> int:
-    """Reap a child that ended and return its process id; 0 if there is none."""
+def ended() -> tuple[int, int]:
+    """Reap a child that ended and return its process id and exit code; the id is 0 if there is none.
+
+    The exit code of a child that a signal has ended is negative.
+    """
     try:
-        return os.waitpid(-1, os.WNOHANG)[0]
+        pid, status = os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
-        return 0
+        return 0, 0
+    return pid, os.waitstatus_to_exitcode(status)
 
 
 def reserved(listen: str, *, field: str = "listen") -> socket.socket:

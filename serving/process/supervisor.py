@@ -29,7 +29,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from scannery.embed.devices.cores import Neighbours, live_with
-from scannery.runtime.errors import ConfigError, ServingError
+from scannery.runtime.errors import DEFECT, CodedError, ConfigError, ServingError
 from scannery.runtime.retry import Backoff
 from scannery.runtime.sharing import SharedTable, blobs_for
 from scannery.serving.config import ListenConfig, WorkerContext, joined_address, split_address
@@ -306,7 +306,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
             processes[pid] = process
 
     def _run_child(self, process: Process) -> None:
-        status = 1
+        status = DEFECT
         try:
             die_with_parent(self._pid)
             # A worker that drains after the supervisor was killed must not keep the ports from the next server.
@@ -322,6 +322,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
                 self._helpers[process.role](self._config, self._slots, self._tell_ready)
             status = 0
         except Exception as error:  # noqa: BLE001  it must not unwind into the supervisor's stack
+            status = error.exit_code if isinstance(error, CodedError) else DEFECT
             _LOG.error(
                 "%s %d cannot serve: %s", process.role, os.getpid(), error,
                 exc_info=_LOG.isEnabledFor(logging.DEBUG),
@@ -414,12 +415,15 @@ class Supervisor(Generic[ConfigT, SharedT]):
             os.kill(pid, signal.SIGTERM)
 
     def _reap(self) -> None:
-        while (pid := ended()) != 0:
+        while (end := ended())[0] != 0:
+            pid, status = end
             process = self._generations.processes.pop(pid, None)
             if process is None or process.leaving:  # an orphan that process 1 inherits, or a leaving process
                 continue
             if not self._was_ready:
-                raise ServingError("the workers cannot start; see the log")
+                error = ServingError("the workers cannot start; see the log")
+                error.exit_code = status if status > 0 else DEFECT
+                raise error
             new = self._generations.reloading and process.generation == self._generations.newest
             if process.role == WORKER and new and not process.ready:
                 self._give_up_reload(f"new worker {pid} cannot serve")
@@ -449,5 +453,5 @@ class Supervisor(Generic[ConfigT, SharedT]):
                     os.kill(pid, signal.SIGKILL)
                 left_s = 60.0
             self._signals.wait(min(left_s, 1.0))
-            while (pid := ended()) != 0:
+            while (pid := ended()[0]) != 0:
                 self._generations.processes.pop(pid, None)

@@ -240,6 +240,18 @@ class Api:
         return status, b"{}"
 
 
+class TextCall:
+    """Answers with a text, which is no body."""
+
+    path, content_type = "/scannery.v1.IndexService/ListIndexes", "text/plain"
+
+    def request(self, data: bytes) -> index_pb2.ListIndexesRequest:
+        return index_pb2.ListIndexesRequest()
+
+    def answer(self, response: bytes) -> Any:
+        return "none"
+
+
 class Faulty(Plugin):
     """Paths at which nothing works."""
 
@@ -247,6 +259,9 @@ class Faulty(Plugin):
         class Raising(Api):
             def methods(self, path: str) -> tuple[str, ...]:
                 return ("GET",) if path != "/faulty/methods" else tuple(None)  # type: ignore[arg-type]
+
+            def call(self, head: Any) -> Any:
+                return TextCall() if head.path == "/faulty/answer" else super().call(head)
 
             def error(
                 self, status: int, code: grpc.StatusCode, message: str, field: str
@@ -256,7 +271,7 @@ class Faulty(Plugin):
         return Bridge(http=[Raising("/faulty/")])
 
 
-@pytest.mark.parametrize("path", ["/faulty/methods", "/faulty/call"])
+@pytest.mark.parametrize("path", ["/faulty/methods", "/faulty/call", "/faulty/answer"])
 def test_a_bridge_with_faults_gets_an_answer_to_its_callers(
     store: Path, install: Callable[..., None], path: str
 ) -> None:
@@ -264,6 +279,52 @@ def test_a_bridge_with_faults_gets_an_answer_to_its_callers(
     with serving(store) as server, Http(server.http_port) as http:
         assert http.ask("GET", path).status == 500
         assert http.ask("GET", "/healthz").status == 200
+
+
+class Loads(Plugin):
+    """Cannot be imported."""
+
+    def load(self) -> None:
+        raise ValueError("5")
+
+
+class Opens(Plugin):
+    """Cannot be opened."""
+
+    def open(self, host: Host) -> Bridge:
+        raise KeyError("key")
+
+
+class OpensNothing(Plugin):
+    """Has no bridge."""
+
+    def open(self, host: Host) -> Bridge:
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("TextCall", "imported: TypeError: .*:TextCall is not a subclass of Plugin"),
+        ("Loads", "imported: ValueError: 5"),
+        ("Opens", "opened: KeyError: 'key'"),
+        ("OpensNothing", "opened: TypeError: `open` must return a Bridge, got NoneType"),
+    ],
+)
+def test_a_bridge_that_cannot_start_is_named(
+    store: Path, install: Callable[..., None], kind: str, message: str
+) -> None:
+    install(started=f"{__name__}:{kind}")
+    with pytest.raises(ConfigError, match=rf"bridges: started cannot be {message}; `--bridges` names"):
+        serve_with(store, "started")
+
+
+def test_a_wrong_option_that_a_worker_finds_has_the_exit_code_of_wrong_options(store: Path) -> None:
+    command = [sys.executable, "-m", "scannery", "serve", "--store", str(store), "--listen", "127.0.0.1:0"]
+    done = subprocess.run(
+        [*command, "--vertex", "--bridges", "none"], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, "needs the bridge vertex" in done.stderr) == (2, True), done.stderr
 
 
 def handled(request: Any, deadline: Deadline) -> StringValue:

@@ -496,7 +496,7 @@ class Handler:
             # The message, its text, and the bytes of that.
             active.ticket.hold(JSON_COPIES * len(response), active.lose)
         if exchange.bridged is not None:
-            body = exchange.bridged.answer(response)
+            body = _bytes_of(exchange.bridged.answer(response), "answer")
         elif head.json:
             body = connect.encoded_json(connect.response_type(head.path), response, exchange.deadline)
         headers: Headers = ()
@@ -558,10 +558,18 @@ class Handler:
         if api is None:
             return status, body
         try:
-            return api.error(status, code, message, field)
+            status_of_api, body_of_api = api.error(status, code, message, field)
+            return status_of_api, _bytes_of(body_of_api, "error")
         except Exception:  # noqa: BLE001  the caller gets an answer all the same
             _LOG.exception("the bridge of %s cannot tell an error", api.prefix)
             return status, body
+
+
+def _bytes_of(body: bytes, method: str) -> bytes:
+    """Return a body that a bridge has made; raises TypeError if it is none: a text, most often."""
+    if not isinstance(body, bytes):
+        raise TypeError(f"`{method}` of a bridge must return the body as bytes, got {type(body).__name__}")
+    return body
 
 
 def _search_of(exchange: Exchange) -> SearchRequest:
