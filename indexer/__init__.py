@@ -12,10 +12,17 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_") or name == "exports":
+    if name == "exports" or (name.startswith("_") and name != "__all__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("scannery.indexer.exports"), name)
+    exports = import_module("scannery.indexer.exports")
+    if name != "__all__" and name not in exports.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(exports, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module("scannery.indexer.exports").__all__})
+    try:
+        names = import_module("scannery.indexer.exports").__all__
+    except ModuleNotFoundError:  # the client's package alone
+        names = []
+    return sorted({*globals(), *names})
