@@ -11,11 +11,13 @@
 >>> store.close()
 """
 
+from scannery.client.packages import with_extra
+
 try:
     import haystack
 except ModuleNotFoundError as error:
     raise ImportError(
-        "scannery.bridges.haystack needs the package haystack-ai: pip install 'scannery[haystack]'"
+        f"scannery.bridges.haystack needs the package haystack-ai: pip install '{with_extra('haystack')}'"
     ) from error
 
 from scannery.bridges.haystack.document_store import ScanneryDocumentStore

@@ -9,11 +9,13 @@
 >>> store.close()
 """
 
+from scannery.client.packages import with_extra
+
 try:
     import langchain_core
 except ModuleNotFoundError as error:
     raise ImportError(
-        "scannery.bridges.langchain needs the package langchain-core: pip install 'scannery[langchain]'"
+        f"scannery.bridges.langchain needs the package langchain-core: pip install '{with_extra('langchain')}'"
     ) from error
 
 from scannery.bridges.langchain.vector_store import ScanneryRetriever, ScanneryVectorStore

@@ -1,12 +1,13 @@
 """mteb's retrieval tasks over Scannery: `ScannerySearch` is the whole service, `ScanneryIndex` the index alone."""
 
 from scannery.bridges.mteb.index import ScanneryIndex
+from scannery.client.packages import with_extra
 
 try:
     from scannery.bridges.mteb.search import ScannerySearch
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "mteb":
         raise
-    raise ImportError("scannery.bridges.mteb needs mteb: pip install 'scannery[mteb]'") from error
+    raise ImportError(f"scannery.bridges.mteb needs mteb: pip install '{with_extra('mteb')}'") from error
 
 __all__ = ["ScanneryIndex", "ScannerySearch"]

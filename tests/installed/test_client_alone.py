@@ -44,6 +44,13 @@ with scannery.connect("http://127.0.0.1:1", retries=False) as client:
         client.index("a").upsert([{"id": "a", "vector": [1.0], "title": 5}])
     except ModuleNotFoundError as error:
         print(error)
+for framework in ("haystack", "langchain", "llama_index", "mteb"):
+    try:
+        __import__(f"scannery.bridges.{framework}")
+    except ImportError as error:
+        print(error)
+import scannery.indexer
+dir(scannery.indexer)
 """
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 MEGABYTES = {"scannery-client": 90, "scannery-client[grpc]": 150}
@@ -92,10 +99,14 @@ def _megabytes(environment: Environment) -> float:
 def test_what_is_missing_is_named(environments: Environments) -> None:
     client = environments.make(["scannery-client"])
     (client.folder / "program.py").write_text(MISSING)
-    store, target, title = client.run("python program.py").splitlines()
+    store, target, title, *frameworks = client.run("python program.py").splitlines()
     assert store.startswith("a store without a server needs ") and store.endswith("pip install 'scannery'")
     assert target.startswith("the target '127.0.0.1:1'") and target.endswith("'scannery-client[grpc]'")
     assert title.startswith("a title that is not a string") and title.endswith("'scannery-client[tables]'")
+    extras = [framework.rpartition(" pip install ")[2] for framework in frameworks]
+    assert extras == [
+        f"'scannery-client[{extra}]'" for extra in ("haystack", "langchain", "llama-index", "mteb")
+    ]
 
 
 @pytest.mark.parametrize("extra", FRAMEWORKS)
