@@ -27,14 +27,14 @@ from scannery.client import (
 from scannery.client.errors import DeadlineExceededError, InternalError, UnavailableError
 from scannery.client.request.named_vectors import with_vectors
 from scannery.client.request.records import RecordReader
-from scannery.client.request.writes import DATAPOINT_KEYS, Refused
+from scannery.client.request.writes import DATAPOINT_KEYS, RefusedRecord
 
 if TYPE_CHECKING:
     from scannery.indexer import IndexSpec
     from scannery.pipelines.dead_letters import DeadLetter
     from scannery.pipelines.sources import Record
 
-__all__ = ["STDIN", "Failure", "Places", "Upload", "answer_queries", "identifiers", "is_record_file"]
+__all__ = ["STDIN", "Failure", "RecordPositions", "Upload", "answer_queries", "identifiers", "is_record_file"]
 
 
 STDIN = "-"
@@ -60,7 +60,7 @@ class FileRecord:
         return f"{self.file} {self.number}" if self.number else self.file
 
 
-class Places:
+class RecordPositions:
     """The places of many records, in a few bytes each."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Uploaded:
+class UploadReport:
     """What a command wrote."""
 
     datapoints: int
@@ -209,11 +209,11 @@ class Upload:
     ) -> None:
         self._index, self._files, self._batch = index, files, batch
         self._report = report
-        self._places = Places()
+        self._places = RecordPositions()
         self._done = 0
         self._reader, self._spec = _reader_of(index)
 
-    def upsert(self, *, skips: bool) -> Uploaded:
+    def upsert(self, *, skips: bool) -> UploadReport:
         """Insert or replace.
 
         Args:
@@ -243,9 +243,9 @@ class Upload:
             Failure(self._places.of(one.position), one.id, _problem(one.error)) for one in done.failed
         ]
         count = len(self._places) - len(failures)
-        return Uploaded(count, done.written, done.sequence, failures, self._ignored())
+        return UploadReport(count, done.written, done.sequence, failures, self._ignored())
 
-    def update(self) -> Uploaded:
+    def update(self) -> UploadReport:
         """Change fields of existing datapoints; raises as `upsert`."""
         points, written, sequence = self._points(), 0, 0
         while part := list(itertools.islice(points, self._batch)):
@@ -255,7 +255,7 @@ class Upload:
                 raise self._explained(error, first=len(self._places) - len(part)) from error
             written, sequence = written + done.written, done.sequence
             self._note(self._done + len(part))
-        return Uploaded(self._done, written, sequence, (), self._ignored())
+        return UploadReport(self._done, written, sequence, (), self._ignored())
 
     def _points(self) -> Iterator[Any]:
         columns = {f"vectors.{name}" for name in self._spec.named_vectors}
@@ -266,7 +266,7 @@ class Upload:
 
     def _point(self, record: FileRecord) -> Any:
         if record.record is None:
-            return Refused("", record.problem)
+            return RefusedRecord("", record.problem)
         fields = with_vectors(record.record)
         if self._reader is None:
             return fields
@@ -325,7 +325,7 @@ def _read_html(point: Any) -> Any:
     try:
         return readable(point) if isinstance(point, dict) else point
     except InvalidRecordError as error:
-        return Refused(str(point.get("id", "")), error.message)
+        return RefusedRecord(str(point.get("id", "")), error.message)
 
 
 def _problem(error: ScanneryError) -> str:

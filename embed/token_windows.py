@@ -14,7 +14,7 @@ import numpy as np
 
 from scannery.embed.devices.protocol import Device
 from scannery.embed.errors import InvalidTextError
-from scannery.embed.tokenization import Prepared, Tokens, text_problem
+from scannery.embed.tokenization import TokenizedTexts, Tokens, text_problem
 
 __all__ = ["Invalid", "one_ahead", "prepared", "refuse"]
 
@@ -51,7 +51,9 @@ def one_ahead(
             current = following
 
 
-def prepared(tokens: Tokens, device: Device, texts: Sequence[str]) -> tuple[dict[int, str], Prepared, float]:
+def prepared(
+    tokens: Tokens, device: Device, texts: Sequence[str]
+) -> tuple[dict[int, str], TokenizedTexts, float]:
     """Return problems by row, the tokens of each text (of "" for a row with a problem), and the seconds it took."""
     started = time.perf_counter()
     problems = _problems(texts)

@@ -15,7 +15,7 @@ import numpy as np
 from scannery.embed.batching import Bucket, constants_of, pack
 from scannery.embed.wordpiece import BulkTokenizer, PlainWords
 
-__all__ = ["FastTokens", "Features", "ModelTokens", "Prepared", "Tokens", "text_problem", "tokens_for"]
+__all__ = ["FastTokens", "Features", "ModelTokens", "TokenizedTexts", "Tokens", "text_problem", "tokens_for"]
 
 Features: TypeAlias = dict[str, Any]
 """Arguments of a model's forward: int64 tensors `(B, T)` such as `input_ids`, and plain values."""
@@ -33,7 +33,7 @@ TEXTS_PER_CALL = 512
 PREFIX_CHARS_PER_TOKEN = 64
 
 
-class Prepared(NamedTuple):
+class TokenizedTexts(NamedTuple):
     """N texts as tokens."""
 
     items: list[Any]
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
 class Tokens(Protocol):
     """Makes batches of texts. `prepare` runs ahead in its own thread; `collate` is cheap."""
 
-    def prepare(self, texts: Sequence[str]) -> Prepared:
+    def prepare(self, texts: Sequence[str]) -> TokenizedTexts:
         """Return the texts as tokens."""
         ...
 
@@ -125,7 +125,7 @@ class FastTokens:
         """Return the instance that `to_dict` described, with its tokenizer, which several instances may share."""
         return cls(tokenizer, **data)
 
-    def prepare(self, texts: Sequence[str]) -> Prepared:
+    def prepare(self, texts: Sequence[str]) -> TokenizedTexts:
         """Return the token ids of each text, int32, truncated, with special tokens; and their numbers."""
         ids: list[np.ndarray] = []
         cut: list[int] = []
@@ -141,7 +141,7 @@ class FastTokens:
             ids += [np.array(encoding.ids, np.int32) for encoding in encodings]
             cut += map(self._cut_off, own, part, encodings)
         lengths_N = np.fromiter(map(len, ids), np.int64, len(ids))
-        return Prepared(ids, lengths_N, np.array(cut, np.int64))
+        return TokenizedTexts(ids, lengths_N, np.array(cut, np.int64))
 
     def of_one(self, text: str) -> list[int] | None:
         """Return the tokens of one short text of printable ASCII, with special tokens; None: ask `prepare`."""
@@ -248,10 +248,10 @@ class ModelTokens:
         self._model, self._prompt, self._task = model, prompt, task
         self._lock = threading.Lock()  # each call reconfigures the tokenizer
 
-    def prepare(self, texts: Sequence[str]) -> Prepared:
+    def prepare(self, texts: Sequence[str]) -> TokenizedTexts:
         """Return the texts unchanged, and estimates of their tokens."""
         lengths_N = np.fromiter((len(text) // 4 + 1 for text in texts), np.int64, len(texts))
-        return Prepared(list(texts), lengths_N, np.zeros(len(texts), np.int64))
+        return TokenizedTexts(list(texts), lengths_N, np.zeros(len(texts), np.int64))
 
     def of_one(self, text: str) -> list[int] | None:
         """Return None: the model's preprocessing may be anything."""

@@ -46,7 +46,7 @@ from scannery.indexer.datapoints.sparse import (
     score_sparse,
     sparse_value,
 )
-from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, Rejected, Validated, validate
+from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, RejectedRow, ValidatedBatch, validate
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -86,7 +86,7 @@ from scannery.indexer.manifest import (
     SegmentEntry,
 )
 from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
-from scannery.indexer.planning.planner import Found
+from scannery.indexer.planning.planner import SegmentHits
 from scannery.indexer.reader import NamedIndex, OpenIndex, open_index
 from scannery.indexer.scann.config import Effort
 from scannery.indexer.segment.build import BuiltSegment, build_segment, store_segment
@@ -174,7 +174,6 @@ __all__ = [
     "Field",
     "FieldMapping",
     "FormatError",
-    "Found",
     "GarbageReport",
     "InUseError",
     "IndexSpec",
@@ -196,7 +195,7 @@ __all__ = [
     "Postings",
     "Recall",
     "Records",
-    "Rejected",
+    "RejectedRow",
     "ReplacedError",
     "RowIds",
     "ScannSpec",
@@ -204,6 +203,7 @@ __all__ = [
     "Segment",
     "SegmentCache",
     "SegmentEntry",
+    "SegmentHits",
     "ShardGroup",
     "Shards",
     "SizeLimits",
@@ -214,7 +214,7 @@ __all__ = [
     "StoreError",
     "StoreUriError",
     "StoredObject",
-    "Validated",
+    "ValidatedBatch",
     "VerifyReport",
     "alter_index",
     "altered_spec",

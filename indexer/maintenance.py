@@ -13,7 +13,7 @@ import numpy as np
 from scannery.indexer.errors import CorruptError, IndexerError
 from scannery.indexer.local.files import scratch_folder
 from scannery.indexer.manifest import Manifest
-from scannery.indexer.planning.planner import Found
+from scannery.indexer.planning.planner import SegmentHits
 from scannery.indexer.reader import OpenIndex, live_rows_of
 from scannery.indexer.segment.cache import SegmentCache
 from scannery.indexer.segment.named_vectors import NamedVectors
@@ -160,7 +160,7 @@ def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> fl
     return float(recall_by_score(found_QK, best_QK, magnitude_Q1).mean())
 
 
-def _best_of(index: OpenIndex, truth: Sequence[Found]) -> tuple[np.ndarray, np.ndarray]:
+def _best_of(index: OpenIndex, truth: Sequence[SegmentHits]) -> tuple[np.ndarray, np.ndarray]:
     """Return the best scores over all segments, best first (Q, K), and the vector length of the last row (Q,)."""
     scores_QM = np.concatenate([each.scores_QK for each in truth], axis=1)
     order_QK = np.argsort(-scores_QM, axis=1, kind="stable")[:, :TUNED_K]

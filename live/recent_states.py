@@ -34,7 +34,7 @@ SnapshotT = TypeVar("SnapshotT")
 
 
 @dataclass(slots=True, eq=False)
-class _Kept(Generic[SnapshotT]):
+class _KeptState(Generic[SnapshotT]):
     state: LiveState
     snapshot: SnapshotT
     used_at_s: float
@@ -58,7 +58,7 @@ class RecentStates(Generic[SnapshotT]):
 
         """
         self._make = make
-        self._kept = {state.sequence: _Kept(state, snapshot, now_s, 0)}
+        self._kept = {state.sequence: _KeptState(state, snapshot, now_s, 0)}
         """States by sequence, ascending."""
         self._entries: list[LogEntry] = []
         """The records after the oldest state, without gaps."""
@@ -113,10 +113,10 @@ class RecentStates(Generic[SnapshotT]):
         before = self._kept[sequences[place - 1]].state
         state = state_after(before, self._after(before.sequence, sequence))
         made = self._make(state)
-        self._keep(_Kept(state, made, now_s, _added_bytes(before, state)))
+        self._keep(_KeptState(state, made, now_s, _added_bytes(before, state)))
         return made
 
-    def _keep(self, made: _Kept[SnapshotT]) -> None:
+    def _keep(self, made: _KeptState[SnapshotT]) -> None:
         state, now_s = made.state, made.used_at_s
         kept = {**self._kept, state.sequence: made}
         self._kept = dict(sorted(kept.items()))

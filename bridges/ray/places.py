@@ -15,7 +15,17 @@ from typing import Any
 
 from scannery.runtime.errors import ConfigError, UnavailableError
 
-__all__ = ["ROOTS", "Places", "Shape", "Slot", "Team", "Turn", "placement_name", "placement_of", "turn"]
+__all__ = [
+    "ROOTS",
+    "PlacementGroups",
+    "Shape",
+    "Slot",
+    "Team",
+    "Turn",
+    "placement_name",
+    "placement_of",
+    "turn",
+]
 
 
 _TEAM = r"(?:root|leaf-(?P<group>\d+)-of-(?P<groups>\d+))"
@@ -100,7 +110,7 @@ def _team(found: re.Match[str]) -> Team:
     return Team(int(found["groups"] or 0), int(found["group"] or 0))
 
 
-class Places:
+class PlacementGroups:
     """The placement groups of one cluster."""
 
     def __init__(self, ray: Any, cluster: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from scannery.bridges.ray.places import ROOTS, Places, Shape, Slot, Team, Turn, turn
+from scannery.bridges.ray.places import ROOTS, PlacementGroups, Shape, Slot, Team, Turn, turn
 from scannery.bridges.ray.ray_actors import ActorState, ServeOptions, ServerActor
 from scannery.runtime.errors import ConfigError, UnavailableError
 
@@ -63,7 +63,7 @@ class RayCluster:
             ray.init(address, namespace=f"scannery/{name}", log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UnavailableError(f"Ray at {address} does not answer: {error}", retry_after_s=1) from error
-        self._places = Places(ray, name)
+        self._places = PlacementGroups(ray, name)
         self._created: dict[Slot, Any] = {}
 
     def __enter__(self) -> RayCluster:
@@ -108,7 +108,7 @@ class RayCluster:
         end_s = time.monotonic() + timeout_s
         with turn(self._ray, self._name) as mine:
             before = self.states()
-            wanted = _Wanted(leaf, root, end_s, mine)
+            wanted = _Expectation(leaf, root, end_s, mine)
             wanted.check_options(before)
             self._places.check({slot.team: wanted.options(slot.team).cpus for slot in shape.slots()})
             self._retire([slot for slot in before if slot in shape.slots()], retired=False)
@@ -175,7 +175,7 @@ class RayCluster:
         )  # fmt: skip
         self._created[slot] = actor.remote(str(slot), options)
 
-    def _wait(self, slots: Sequence[Slot], wanted: _Wanted) -> None:
+    def _wait(self, slots: Sequence[Slot], wanted: _Expectation) -> None:
         """Return when all serve."""
         while True:
             wanted.turn.check()
@@ -200,7 +200,7 @@ class RayCluster:
             return str(error).strip().splitlines()[-1]
         return "Ray does not say why"
 
-    def _wait_for_roots(self, shape: Shape, wanted: _Wanted) -> None:
+    def _wait_for_roots(self, shape: Shape, wanted: _Expectation) -> None:
         """Return when roots ask those leaves of the shape that serve, and none that is retired."""
         while True:
             wanted.turn.check()
@@ -233,7 +233,7 @@ class RayCluster:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Expectation:
     """What an `up` waits for, and until when."""
 
     leaf: ServeOptions

@@ -130,7 +130,7 @@ class ServerProcess:
         self._process = process
         if self._stopping.is_set():  # `stop` did not see it
             process.terminate()
-        printed = _Printed(process.stdout, self._serves)
+        printed = _OutputReader(process.stdout, self._serves)
         code = process.wait()
         printed.wait()
         self._process, self._address = None, ""
@@ -143,7 +143,7 @@ class ServerProcess:
         self._failures, self._problem = 0, ""
 
 
-class _Printed:
+class _OutputReader:
     """Reads what a process prints in a thread: a worker that hangs keeps the pipe open after the process ended."""
 
     def __init__(self, lines: IO[str] | None, serves: Callable[[str], None]) -> None:

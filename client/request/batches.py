@@ -12,7 +12,7 @@ import numpy as np
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.queries import QueryLike
 from scannery.client.request.records import RecordReader, is_foreign, is_table, row_count, table_rows
-from scannery.client.request.writes import Refused
+from scannery.client.request.writes import RefusedRecord
 
 __all__ = [
     "MAX_BATCH",
@@ -166,6 +166,6 @@ def _bytes_of(value: Any, depth: int = 0) -> int:
 
 def _ids(point: Any) -> set[str]:
     # What is wrong with a datapoint shows when it is written. Passages of one document may share a batch.
-    if isinstance(point, Refused):
+    if isinstance(point, RefusedRecord):
         return {point.id} if point.id else set()
     return {str(point["id"])} if isinstance(point, Mapping) and "id" in point else set()

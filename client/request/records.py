@@ -26,7 +26,7 @@ from scannery.client.errors import InvalidArgumentError
 from scannery.client.packages import needed_for
 from scannery.client.request.named_vectors import with_vectors
 from scannery.client.request.values import plain_value
-from scannery.client.request.writes import DATAPOINT_KEYS, Refused
+from scannery.client.request.writes import DATAPOINT_KEYS, RefusedRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +100,7 @@ class RecordReader:
         return "exported" if is_row or "embedding" in keys or _DYNAMIC in keys else "source"
 
     def datapoint(self, record: Any) -> Any:
-        """Return the datapoint of a record; `Refused` where a field of it is wrong, or has no place."""
+        """Return the datapoint of a record; `RefusedRecord` where a field of it is wrong, or has no place."""
         if not isinstance(record, Mapping):
             return record
         form = self.form_of(record)
@@ -114,7 +114,7 @@ class RecordReader:
             peers = unknown if unknown <= _OF_PEERS.keys() else lost & _OF_PEERS.keys()
             if hint := _peer_hint(record, peers):
                 last = "" if self._extra else "; upsert_many with extra='ignore' takes the table as it is"
-                return Refused(_identifier(record, mapping), hint + last)
+                return RefusedRecord(_identifier(record, mapping), hint + last)
         if extra := {name for name in record.keys() - known - more if not takes(str(name))}:
             if self._extra == "refuse" or form == "datapoint":
                 return _refused(record, str(min(extra, key=str)), known | more, form)
@@ -133,7 +133,7 @@ class RecordReader:
         try:
             point = mapping.datapoint(record, without={*more, _MADE_AGAIN})
         except InvalidRecordError as error:
-            return Refused(_identifier(record, mapping), error.message, error.field)
+            return RefusedRecord(_identifier(record, mapping), error.message, error.field)
         if isinstance(point.get("payload"), str):
             # Files hold payloads as JSON in text, too.
             point["payload"] = _parsed(point["payload"])
@@ -193,12 +193,12 @@ def _mappings(spec: Mapping[str, Any]) -> tuple[FieldMapping, FieldMapping, list
     return FieldMapping.of(own), FieldMapping.of(parse_spec(exported)), contents
 
 
-def _refused(record: Mapping[str, Any], key: str, known: frozenset[str], form: Form) -> Refused:
+def _refused(record: Mapping[str, Any], key: str, known: frozenset[str], form: Form) -> RefusedRecord:
     names = sorted(name for name in known if not name.startswith("_"))
     near = difflib.get_close_matches(key, names, 1, 0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"it can have {', '.join(names)}"
     what = {"datapoint": "a datapoint", "source": "a record by the spec", "exported": "an exported row"}[form]
-    return Refused(str(record.get("id") or ""), f"unknown key {key!r:.80} in {what}; {hint}")
+    return RefusedRecord(str(record.get("id") or ""), f"unknown key {key!r:.80} in {what}; {hint}")
 
 
 def _identifier(record: Mapping[str, Any], mapping: FieldMapping) -> str:

@@ -24,7 +24,7 @@ from scannery.v1.types_pb2 import Datapoint, StringList, Value, ValueList
 __all__ = [
     "DATAPOINT_KEYS",
     "NewDatapoint",
-    "Refused",
+    "RefusedRecord",
     "Update",
     "as_list",
     "build_attributes",
@@ -95,7 +95,7 @@ _PLAIN = frozenset({*_TEXTS, "text_start", "text_end", "time_start_s", "time_end
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRecord:
     """Stands for a record that cannot be a datapoint, so that it fails in its place like any other."""
 
     id: str
@@ -155,7 +155,7 @@ def _checked(
 ) -> Iterable[tuple[str, Mapping[str, Any]]]:
     for i, point in enumerate(as_list(points)):
         path = f"upserts[{i}]"
-        if isinstance(point, Refused):
+        if isinstance(point, RefusedRecord):
             raise InvalidArgumentError(
                 f"{path}: {point.message}", field=f"{path}.{point.field}" if point.field else path
             )

@@ -40,7 +40,7 @@ AttributeValue: TypeAlias = str | list[Any] | int | float | bool | dt.datetime |
 attributes have lists of other values than strings, other mappings, and None."""
 
 
-class _Undecoded:
+class _LazyMessage:
     """Holds the message of a datapoint until a field of it is read: half the time of a scan would go into fields."""
 
     __slots__ = ("_message",)
@@ -85,7 +85,7 @@ class Snippet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Datapoint(_Undecoded):
+class Datapoint(_LazyMessage):
     """One row of an index."""
 
     id: str
@@ -352,10 +352,10 @@ _MAPPINGS = frozenset(each.name for each in fields(Hit) if each.default_factory 
 
 new_point: Callable[[type[PointT]], PointT] = object.__new__
 """Makes a datapoint without the fields that an answer leaves out."""
-put_message: Callable[[Datapoint, Any], None] = _Undecoded._message.__set__  # type: ignore[attr-defined]
+put_message: Callable[[Datapoint, Any], None] = _LazyMessage._message.__set__  # type: ignore[attr-defined]
 """Gives a datapoint the message that its fields are read from."""
-_MESSAGE = _Undecoded._message.__get__  # type: ignore[attr-defined]  # a slot
-_FORGET_MESSAGE = _Undecoded._message.__delete__  # type: ignore[attr-defined]
+_MESSAGE = _LazyMessage._message.__get__  # type: ignore[attr-defined]  # a slot
+_FORGET_MESSAGE = _LazyMessage._message.__delete__  # type: ignore[attr-defined]
 
 
 def stated(point: Datapoint, names: Iterable[str]) -> dict[str, Any]:

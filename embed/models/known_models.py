@@ -21,12 +21,12 @@ from scannery.embed.errors import EmbedError
 from scannery.embed.fingerprint import Fingerprint, hash_model_folder
 from scannery.embed.models.model_files import DATA_FILES, module_folders
 
-__all__ = ["Known", "recalled"]
+__all__ = ["CachedModel", "recalled"]
 
 _LIBRARIES = ("sentence-transformers", "transformers", "tokenizers", "safetensors", "torch")
 
 
-class Known:
+class CachedModel:
     """The cache entries of the model in a folder, loaded with some options of `Encoder.load`."""
 
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ class Known:
 def recalled(folder: Path, label: str, options: Mapping[str, Any]) -> Fingerprint | None:
     """Return the cached fingerprint of the model in `folder` with these options of `Encoder.load`, or None."""
     try:
-        return Known(folder, options).fingerprint(label)
+        return CachedModel(folder, options).fingerprint(label)
     except (OSError, EmbedError):
         return None
 

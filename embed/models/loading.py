@@ -13,7 +13,7 @@ from scannery.embed.devices.cores import on_one_core
 from scannery.embed.devices.factory import device_kind
 from scannery.embed.errors import InvalidArgumentError
 from scannery.embed.fingerprint import Fingerprint, require_files, require_match
-from scannery.embed.models.known_models import Known
+from scannery.embed.models.known_models import CachedModel
 from scannery.embed.models.lean import lean_model, lean_notes
 from scannery.embed.models.model_files import check_model_folder, find_model, load_modules
 from scannery.embed.tokenization import Tokens, tokens_for
@@ -56,7 +56,7 @@ def load_model(
     folder = find_model(model)
     check_model_folder(folder)
     with ThreadPoolExecutor(1) as background:
-        known_soon = background.submit(Known, folder, asdict(options))
+        known_soon = background.submit(CachedModel, folder, asdict(options))
         kind = device_kind(device)  # imports torch meanwhile
         known = known_soon.result()
     if expected is not None:
@@ -68,7 +68,7 @@ def load_model(
 
 
 def _loaded(
-    folder: Path, label: str, options: ModelOptions, known: Known, kind: str
+    folder: Path, label: str, options: ModelOptions, known: CachedModel, kind: str
 ) -> tuple[Any, Fingerprint]:
     fingerprint = known.fingerprint(label)
     if kind not in LEAN_DEVICES:
@@ -83,7 +83,7 @@ def _loaded(
 
 
 def _load_by_library(
-    folder: Path, label: str, options: ModelOptions, known: Known
+    folder: Path, label: str, options: ModelOptions, known: CachedModel
 ) -> tuple[Any, Fingerprint]:
     modules = on_one_core(lambda: load_modules(folder))
     _limit_tokens(modules, options.max_tokens)
@@ -114,7 +114,7 @@ def tokens_of(model: Any, fingerprint: Fingerprint) -> tuple[Tokens, Tokens]:
     )
 
 
-def _lean(folder: Path, known: Known) -> Any:
+def _lean(folder: Path, known: CachedModel) -> Any:
     """Return the model loaded from notes; None if there are none, or loading fails."""
     notes = known.notes() if _lean_wanted() else None
     if notes is None:
@@ -126,7 +126,7 @@ def _lean(folder: Path, known: Known) -> Any:
         return None
 
 
-def _take_notes(model: Any, fingerprint: Fingerprint, folder: Path, known: Known) -> None:
+def _take_notes(model: Any, fingerprint: Fingerprint, folder: Path, known: CachedModel) -> None:
     if not _lean_wanted():
         return
     try:

@@ -37,7 +37,7 @@ __all__ = [
     "ONE_AS_BOOL",
     "TRUTH_WORDS",
     "WHOLE_AS_INT",
-    "Converted",
+    "ConvertedValue",
     "convert",
     "epoch_note",
     "is_nan",
@@ -69,14 +69,14 @@ _FIRST_SECOND, _LAST_USUAL_SECOND = 100_000_000, 4_102_444_800
 """1973 and 2100: a number of seconds outside of these is more often something else, such as a year."""
 
 
-class Converted(NamedTuple):
+class ConvertedValue(NamedTuple):
     """What became of a value."""
 
     value: Any
     note: str | None = None
 
 
-def convert(value: object, kind: AttributeType) -> Converted:
+def convert(value: object, kind: AttributeType) -> ConvertedValue:
     """Return a value as the type of an attribute; None for NaN.
 
     Raises:
@@ -85,7 +85,7 @@ def convert(value: object, kind: AttributeType) -> Converted:
     """
     if isinstance(value, np.generic):
         value = value.astype("datetime64[us]").item() if isinstance(value, np.datetime64) else value.item()
-    return Converted(None) if value is None or is_nan(value) else _CONVERTERS[kind](value)
+    return ConvertedValue(None) if value is None or is_nan(value) else _CONVERTERS[kind](value)
 
 
 def is_nan(value: object) -> bool:
@@ -159,11 +159,11 @@ _TO_JSON = json.JSONEncoder(
 ).encode
 
 
-def _string(value: object) -> Converted:
-    return Converted(plain_text(value))
+def _string(value: object) -> ConvertedValue:
+    return ConvertedValue(plain_text(value))
 
 
-def _string_list(value: object) -> Converted:
+def _string_list(value: object) -> ConvertedValue:
     note = None
     if isinstance(value, str):
         found = list_in_text(value)
@@ -179,11 +179,11 @@ def _string_list(value: object) -> Converted:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return Converted([plain_text(item) for item in value], note)
+        return ConvertedValue([plain_text(item) for item in value], note)
     raise TypeError
 
 
-def _int(value: object) -> Converted:
+def _int(value: object) -> ConvertedValue:
     if isinstance(value, bool):
         raise TypeError
     note = None
@@ -193,7 +193,7 @@ def _int(value: object) -> Converted:
             if "_" in value:  # Python takes 1_000; in data it is a code
                 raise TypeError
         except ValueError:
-            found = _price(value) or Converted(_decimal(value), WHOLE_AS_INT)
+            found = _price(value) or ConvertedValue(_decimal(value), WHOLE_AS_INT)
             number, note = _whole(found.value), found.note
     elif isinstance(value, (float, Decimal)):
         number, note = _whole(value), WHOLE_AS_INT if isinstance(value, float) else None
@@ -203,10 +203,10 @@ def _int(value: object) -> Converted:
         raise TypeError
     if number not in INT64:
         raise ValueError
-    return Converted(number, note)
+    return ConvertedValue(number, note)
 
 
-def _price(text: str) -> Converted | None:
+def _price(text: str) -> ConvertedValue | None:
     """Return the number in a price; None for other text. ValueError where it can be two numbers."""
     price = price_in_text(text)
     if price is None:
@@ -214,7 +214,7 @@ def _price(text: str) -> Converted | None:
     number = number_in_price(price)
     if number is None:
         raise ValueError
-    return Converted(number, f"a price in {price.currency} as a number")
+    return ConvertedValue(number, f"a price in {price.currency} as a number")
 
 
 def _decimal(text: str) -> Decimal:
@@ -233,9 +233,9 @@ def _whole(value: float | Decimal) -> int:
     return number
 
 
-def _float(value: object) -> Converted:
+def _float(value: object) -> ConvertedValue:
     if isinstance(value, dt.timedelta):
-        return Converted(value.total_seconds(), "a duration as seconds")
+        return ConvertedValue(value.total_seconds(), "a duration as seconds")
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
         raise TypeError
     if isinstance(value, str) and "_" in value:
@@ -246,30 +246,30 @@ def _float(value: object) -> Converted:
         priced = _price(value) if isinstance(value, str) else None
         if priced is None:
             raise
-        return Converted(float(priced.value), priced.note)
+        return ConvertedValue(float(priced.value), priced.note)
     if math.isnan(number):
-        return Converted(None, NAN_TEXT)
+        return ConvertedValue(None, NAN_TEXT)
     if math.isinf(number) and any(char.isdigit() for char in str(value)):
         raise OverflowError  # 1e400
     is_cut = (isinstance(value, Decimal) and Decimal(repr(number)) != value) or (
         isinstance(value, int) and int(number) != value
     )
-    return Converted(number, LONG_DECIMAL if is_cut else None)
+    return ConvertedValue(number, LONG_DECIMAL if is_cut else None)
 
 
-def _bool(value: object) -> Converted:
+def _bool(value: object) -> ConvertedValue:
     if isinstance(value, bool):
-        return Converted(value)
+        return ConvertedValue(value)
     if isinstance(value, str) and (word := value.strip().lower()) in _WORDS:
-        return Converted(
+        return ConvertedValue(
             _WORDS[word], None if word in ("true", "false") else "a word or number as true or false"
         )
     if isinstance(value, (int, float, Decimal)) and value in (0, 1):
-        return Converted(value == 1, ONE_AS_BOOL)
+        return ConvertedValue(value == 1, ONE_AS_BOOL)
     raise TypeError
 
 
-def _timestamp(value: object) -> Converted:
+def _timestamp(value: object) -> ConvertedValue:
     note = None
     if isinstance(value, bool):
         raise TypeError
@@ -279,18 +279,18 @@ def _timestamp(value: object) -> Converted:
         value, note = epoch_time(number, unit), epoch_note(number, is_text=isinstance(value, str))
     elif isinstance(value, str):
         if is_zero_date(value):
-            return Converted(None, ZERO_DATE)
+            return ConvertedValue(None, ZERO_DATE)
         value = time_in_text(value)
     if isinstance(value, dt.datetime):
         utc = dt.timezone.utc
-        return Converted(value.astimezone(utc) if value.tzinfo else value.replace(tzinfo=utc), note)
+        return ConvertedValue(value.astimezone(utc) if value.tzinfo else value.replace(tzinfo=utc), note)
     if isinstance(value, dt.date):
-        return Converted(dt.datetime(value.year, value.month, value.day, tzinfo=dt.timezone.utc))
+        return ConvertedValue(dt.datetime(value.year, value.month, value.day, tzinfo=dt.timezone.utc))
     raise TypeError
 
 
-def _geo(value: object) -> Converted:
-    return Converted(place_of(value))
+def _geo(value: object) -> ConvertedValue:
+    return ConvertedValue(place_of(value))
 
 
 def epoch_note(number: Any, *, is_text: bool = False) -> str | None:
@@ -303,7 +303,7 @@ def epoch_note(number: Any, *, is_text: bool = False) -> str | None:
     return f"a number as {_UNITS[unit]} since 1970{unusual}"
 
 
-_CONVERTERS: dict[AttributeType, Callable[[Any], Converted]] = {
+_CONVERTERS: dict[AttributeType, Callable[[Any], ConvertedValue]] = {
     "string": _string,
     "string_list": _string_list,
     "int": _int,

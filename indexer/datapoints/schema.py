@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer.datapoints.conversions import Converted, convert, plain_text
+from scannery.indexer.datapoints.conversions import ConvertedValue, convert, plain_text
 from scannery.indexer.datapoints.named_vectors import NAMED_TYPE, vector_column
 from scannery.indexer.datapoints.places import GEO_TYPE, place_problem
 from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS
@@ -217,10 +217,10 @@ def attribute_value(value: object, kind: AttributeType, *, field: str) -> Any:
     return converted_value(value, kind, field=field).value
 
 
-def converted_value(value: object, kind: AttributeType, *, field: str) -> Converted:
+def converted_value(value: object, kind: AttributeType, *, field: str) -> ConvertedValue:
     """Return what `attribute_value` returns, with a note on a conversion that could be wrong."""
     if value is None:
-        return Converted(None)
+        return ConvertedValue(None)
     try:
         typed = convert(value, kind)
         encodable(typed.value, field=field)

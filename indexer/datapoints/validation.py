@@ -47,7 +47,7 @@ from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS, sparse_value
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
-__all__ = ["NO_NAMES", "SPAN", "SPARSE", "Field", "Rejected", "Validated", "validate"]
+__all__ = ["NO_NAMES", "SPAN", "SPARSE", "Field", "RejectedRow", "ValidatedBatch", "validate"]
 
 SPAN: Mapping[str, AttributeType] = {
     "text_start": "int",
@@ -73,7 +73,7 @@ class Field(NamedTuple):
     are an array (N, D) if all rows have one of the same size."""
 
 
-class Rejected(NamedTuple):
+class RejectedRow(NamedTuple):
     """A row that cannot become a datapoint."""
 
     row: int
@@ -86,7 +86,7 @@ class Rejected(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Validated:
+class ValidatedBatch:
     """What became of a batch."""
 
     table: pa.Table
@@ -94,7 +94,7 @@ class Validated:
     there is no such column if none has one."""
     rows_N: np.ndarray
     """The number of each good row within the batch, int64."""
-    rejected: list[Rejected]
+    rejected: list[RejectedRow]
     """All others, in order."""
     converted: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How many values were converted in a way that could be wrong, by column and what was done (conversions.py)."""
@@ -112,7 +112,7 @@ def validate(
     spoken: Callable[[str], str | None] | None = None,
     named: Mapping[str, int] = NO_NAMES,
     check: Callable[[], None] = lambda: None,
-) -> Validated:
+) -> ValidatedBatch:
     """Return the good rows of a batch as a table, and why the others are not good.
 
     Args:
@@ -296,17 +296,19 @@ class _Batch:
         length = pc.utf8_length(texts).cast(pa.int64())
         return {"text_start": pc.multiply(length, 0), "text_end": length}
 
-    def result(self, table: pa.Table, ids: pa.Array) -> Validated:
+    def result(self, table: pa.Table, ids: pa.Array) -> ValidatedBatch:
         """Return the rows of a table that had no error, and the others."""
         rejected = [
-            Rejected(row, ids[row].as_py(), errors[0], tuple(errors[1:]))
+            RejectedRow(row, ids[row].as_py(), errors[0], tuple(errors[1:]))
             for row, errors in sorted(self.errors.items())
         ]
         if not rejected:
-            return Validated(table, np.arange(self._rows), [], self.converted)
+            return ValidatedBatch(table, np.arange(self._rows), [], self.converted)
         good_N = np.ones(self._rows, bool)
         good_N[[one.row for one in rejected]] = False
-        return Validated(table.filter(pa.array(good_N)), np.flatnonzero(good_N), rejected, self.converted)
+        return ValidatedBatch(
+            table.filter(pa.array(good_N)), np.flatnonzero(good_N), rejected, self.converted
+        )
 
     def _note(self, wrong_N: np.ndarray, error: InvalidRecordError) -> None:
         for row in np.flatnonzero(wrong_N).tolist():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from scannery.indexer.planning.allowed_rows import AllowedRows
     from scannery.indexer.tuning.settings_choice import SearchSettings
 
-__all__ = ["EVERY", "Asked", "PlanBook"]
+__all__ = ["EVERY", "PlanBook", "SampledSearch"]
 
 CHOSEN = 1024
 """Size of the cache of choices: filters repeat."""
@@ -46,7 +46,7 @@ MOST_CORRECTED = math.log(64)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SampledSearch:
     """A search among allowed rows, to be repeated by other plans."""
 
     queries_QD: np.ndarray
@@ -70,7 +70,7 @@ class PlanBook:
         self.file = file
         self._changed = file.changed() if file else 0
         self._sums: dict[str, tuple[float, float]] = {}
-        self._asked: deque[Asked] = deque(maxlen=KEPT_QUERIES)
+        self._asked: deque[SampledSearch] = deque(maxlen=KEPT_QUERIES)
         self.calls = 0
         """Searches so far; one of EVERY is timed."""
         self._timed = costs or (file.read() if file else None)
@@ -122,13 +122,13 @@ class PlanBook:
         cost = self._costs.by_plan(queries, rows, share, k)[plan] if self._costs else 0.0
         return cost if math.isfinite(cost) else 0.0
 
-    def note(self, plan: str, predicted_us: float, measured_us: float, asked: Asked) -> None:
+    def note(self, plan: str, predicted_us: float, measured_us: float, asked: SampledSearch) -> None:
         """Record the processor time of a search."""
         predicted, measured = self._sums.get(plan, (0.0, 0.0))
         self._sums[plan] = predicted + predicted_us, measured + measured_us
         self._asked.append(asked)
 
-    def next_asked(self) -> Asked | None:
+    def next_asked(self) -> SampledSearch | None:
         """Return a timed search that was not audited, and forget it; None if there is none."""
         try:
             return self._asked.popleft()

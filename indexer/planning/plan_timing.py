@@ -74,7 +74,7 @@ def measure_costs(
 
         scans.append(Way(scan, timed_QD))
         proposals.append(Way(propose, timed_QD))
-    scored = _Scored(vectors_ND, generator)
+    scored = _ScoringTimer(vectors_ND, generator)
     clock = Clock()
     if not clock.run([*scans, *proposals, *scored.ways], stopped):
         return None
@@ -97,7 +97,7 @@ def _reached(planner: Planner, leaves: Leaves, queries_QD: np.ndarray, allowed: 
     return int(np.quantile(rank_QK[rows_QK != NO_ROW], 1 - BEYOND, method="higher")) + 1
 
 
-class _Scored:
+class _ScoringTimer:
     """Times the scoring of rows given by number, in the processor's caches and not, and for batches."""
 
     def __init__(self, vectors_ND: np.ndarray, generator: np.random.Generator) -> None:

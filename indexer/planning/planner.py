@@ -28,14 +28,14 @@ import numpy as np
 
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.planning.leaves import Leaves
-from scannery.indexer.planning.plan_book import EVERY, Asked, PlanBook
+from scannery.indexer.planning.plan_book import EVERY, PlanBook, SampledSearch
 from scannery.indexer.planning.plan_costs import BATCH, PLANS
 from scannery.indexer.scann.search import ScannSearcher
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.settings_choice import SearchSettings
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
 
-__all__ = ["EXACT_ABOVE_SHARE", "Found", "Planner", "exact_found", "nothing_found", "replace"]
+__all__ = ["EXACT_ABOVE_SHARE", "Planner", "SegmentHits", "exact_found", "nothing_found", "replace"]
 
 EXACT_ABOVE_SHARE = 0.125
 """A search for more hits than this share of the rows (all, or those allowed) is cheaper as a scan of these rows."""
@@ -53,7 +53,7 @@ MOST_AUDIT_US = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SegmentHits:
     """The best rows of a segment for each query, and the work that found them."""
 
     rows_QK: np.ndarray
@@ -115,7 +115,7 @@ class Planner:
         allowed: AllowedRows,
         settings: SearchSettings,
         target_recall: float,
-    ) -> Found:
+    ) -> SegmentHits:
         """Return the best k allowed rows of each query; fewer only if fewer are allowed.
 
         Args:
@@ -133,7 +133,7 @@ class Planner:
         started_ns = time.thread_time_ns()
         found = self._by(plan, queries_QD, k, allowed, settings, target_recall)
         took_us = (time.thread_time_ns() - started_ns) / 1000
-        asked = Asked(queries_QD[:1].copy(), k, allowed, settings, target_recall)
+        asked = SampledSearch(queries_QD[:1].copy(), k, allowed, settings, target_recall)
         book.note(plan, self._predicted_us(plan, len(queries_QD), k, allowed), took_us, asked)
         return found
 
@@ -141,7 +141,7 @@ class Planner:
         """Return the predicted processor time of a search, in microseconds; 0: unknown."""
         return self._predicted_us(self._plan(queries, k, allowed, settings), queries, k, allowed)
 
-    def audit(self, asked: Asked) -> float:
+    def audit(self, asked: SampledSearch) -> float:
         """Ask a query by every plan, and record the times; return their sum in seconds."""
         timed = self.book.timed
         if timed is None or not asked.allowed.count:
@@ -160,7 +160,7 @@ class Planner:
         self.book.audited(measured, predicted)
         return time.thread_time() - started_s
 
-    def _possible(self, plan: str, asked: Asked) -> bool:
+    def _possible(self, plan: str, asked: SampledSearch) -> bool:
         if plan == "exact_allowed":
             return True
         if asked.k > EXACT_ABOVE_SHARE * asked.allowed.count:
@@ -189,7 +189,7 @@ class Planner:
         allowed: AllowedRows,
         settings: SearchSettings,
         target_recall: float,
-    ) -> Found:
+    ) -> SegmentHits:
         if plan == "leaves":
             return self.scan(queries_QD, k, allowed, target_recall)
         if plan == "scann_allowed":
@@ -198,7 +198,7 @@ class Planner:
             return self.propose(queries_QD, k, allowed, settings, target_recall, more_leaves=more)
         return exact_found(self._vectors_ND, queries_QD, k, self.distance, allowed, self._ranks_N)
 
-    def scan(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float) -> Found:
+    def scan(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float) -> SegmentHits:
         """Answer by `leaves`."""
         blocks = [
             self._scan_block(queries_QD[start : start + BLOCK_QUERIES], k, allowed, target_recall)
@@ -215,7 +215,7 @@ class Planner:
         target_recall: float,
         *,
         more_leaves: int,
-    ) -> Found:
+    ) -> SegmentHits:
         """Answer by `scann_allowed`, and queries for which it found too little by `leaves`.
 
         If settings were measured for ten hits only, ScaNN searches `more_leaves` leaves more than without a filter.
@@ -231,7 +231,7 @@ class Planner:
         rows_QK, scores_QK, scored_Q, depth_Q, _ = self._searcher.search_allowed(
             queries_QD, k, rescore=math.ceil(candidates), leaves=leaves, allowed_N=allowed.mask_N
         )
-        found = Found(
+        found = SegmentHits(
             rows_QK,
             scores_QK,
             ["scann_allowed"] * len(queries_QD),
@@ -259,7 +259,7 @@ class Planner:
 
     def _scan_block(
         self, queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float
-    ) -> Found:
+    ) -> SegmentHits:
         scan = self._leaves.scan(
             self._vectors_ND,
             queries_QD,
@@ -271,7 +271,7 @@ class Planner:
         )
         recall_Q = np.maximum(1 - scan.missed_Q / k, 0)
         plans = ["leaves"] * len(queries_QD)
-        return Found(scan.rows_QK, scan.scores_QK, plans, scan.leaves_Q, scan.scanned_Q, recall_Q)
+        return SegmentHits(scan.rows_QK, scan.scores_QK, plans, scan.leaves_Q, scan.scanned_Q, recall_Q)
 
 
 def exact_found(
@@ -281,7 +281,7 @@ def exact_found(
     distance: Distance,
     allowed: AllowedRows | None,
     ranks_N: np.ndarray,
-) -> Found:
+) -> SegmentHits:
     """Return the best k rows by scoring all rows, or all allowed ones; arguments as `exact_search`."""
     rows = len(vectors_ND) if allowed is None else allowed.count
     chosen = None if allowed is None else allowed.numbers_or_mask()
@@ -289,7 +289,7 @@ def exact_found(
     count = len(queries_QD)
     plan = "exact" if allowed is None else "exact_allowed"
     # Not by `full` and `ones`, which take as long as scoring twenty rows.
-    return Found(
+    return SegmentHits(
         rows_QK,
         scores_QK,
         [plan] * count,
@@ -299,15 +299,15 @@ def exact_found(
     )
 
 
-def nothing_found(queries: int, k: int) -> Found:
+def nothing_found(queries: int, k: int) -> SegmentHits:
     """Return the answer of a segment whose rows have no vectors."""
     rows_QK, scores_QK = np.full((queries, k), NO_ROW, np.int64), np.full((queries, k), -np.inf, np.float32)
     nothing_Q = np.zeros(queries, np.int64)
-    return Found(rows_QK, scores_QK, ["none"] * queries, nothing_Q, nothing_Q.copy(), np.ones(queries))
+    return SegmentHits(rows_QK, scores_QK, ["none"] * queries, nothing_Q, nothing_Q.copy(), np.ones(queries))
 
 
-def _joined(blocks: list[Found]) -> Found:
-    return Found(
+def _joined(blocks: list[SegmentHits]) -> SegmentHits:
+    return SegmentHits(
         np.concatenate([block.rows_QK for block in blocks]),
         np.concatenate([block.scores_QK for block in blocks]),
         [plan for block in blocks for plan in block.plans],
@@ -317,7 +317,7 @@ def _joined(blocks: list[Found]) -> Found:
     )
 
 
-def replace(found: Found, queries: np.ndarray, better: Found) -> None:
+def replace(found: SegmentHits, queries: np.ndarray, better: SegmentHits) -> None:
     """Overwrite the results of some queries, given by number, with better ones; rows scored are added up."""
     found.rows_QK[queries] = better.rows_QK
     found.scores_QK[queries] = better.scores_QK

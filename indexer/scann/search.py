@@ -35,7 +35,7 @@ WIDENED = 3
 """Most repetitions."""
 
 
-class Rescored(NamedTuple):
+class RescoredCandidates(NamedTuple):
     """Rescored candidates."""
 
     rows_QK: np.ndarray
@@ -100,11 +100,11 @@ class ScannSearcher:
 
     def search_allowed(
         self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int, allowed_N: np.ndarray = _ALL_ROWS
-    ) -> Rescored:
+    ) -> RescoredCandidates:
         """Search as `search` does, and drop candidates that are not allowed (bool mask, read-only; empty: all are)."""
         if len(queries_QD) == 1:
             rows_1K, scores_1K, *counts = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
-            return Rescored(rows_1K, scores_1K, *(np.array([count]) for count in counts))
+            return RescoredCandidates(rows_1K, scores_1K, *(np.array([count]) for count in counts))
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
         found = _rescored(
             self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed_N, self._ties
@@ -120,7 +120,7 @@ class ScannSearcher:
     def _search_one(
         self, query_D: np.ndarray, k: int, rescore: int, leaves: int, allowed_N: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, int, int, int]:
-        """Return what `Rescored` has, rows and scores as (1, K); with more candidates if most repeat a vector."""
+        """Return the fields of `RescoredCandidates`, (1, K); with more candidates if most repeat a vector."""
         count = min(max(rescore, k), len(self._vectors_ND))
         asked_D = query_D if self._middle_D is None else query_D - self._middle_D
         rows_1K, scores_1K = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
@@ -175,8 +175,8 @@ def _rescored(
     squared: bool,
     allowed_N: np.ndarray,
     ties: Ties,
-) -> Rescored:
-    found = Rescored(
+) -> RescoredCandidates:
+    found = RescoredCandidates(
         np.full((len(queries_QD), k), NO_ROW, np.int64),
         np.full((len(queries_QD), k), -np.inf, np.float32),
         *np.empty((3, len(queries_QD)), np.int64),

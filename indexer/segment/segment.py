@@ -31,7 +31,7 @@ from scannery.indexer.planning.leaves import Leaves
 from scannery.indexer.planning.plan_book import PlanBook
 from scannery.indexer.planning.plan_costs import CostFile, Costs
 from scannery.indexer.planning.plan_timing import measure_costs
-from scannery.indexer.planning.planner import Found, Planner, exact_found, nothing_found, replace
+from scannery.indexer.planning.planner import Planner, SegmentHits, exact_found, nothing_found, replace
 from scannery.indexer.scann.search import ScannSearcher, load_searcher
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.spec.spec import Distance
@@ -303,7 +303,7 @@ class Segment:
         target_recall: float = 0.95,
         ready: bool = False,
         timed: bool = False,
-    ) -> Found:
+    ) -> SegmentHits:
         """Return the best k rows of each query as `search` does, with the work that found them.
 
         The search is exact without settings, or with a target recall of 1. With `allowed`, the cheapest plan is used.
@@ -338,7 +338,7 @@ class Segment:
         settings: SearchSettings | None,
         allowed: AllowedRows | None,
         target_recall: float,
-    ) -> Found:
+    ) -> SegmentHits:
         searcher = self._searcher
         if searcher is None or self._planner is None or settings is None or target_recall >= 1:
             return self._exact_found(queries_QD, k, allowed)
@@ -370,7 +370,7 @@ class Segment:
         k: int,
         allowed: AllowedRows,
         settings: SearchSettings,
-    ) -> tuple[Found, np.ndarray]:
+    ) -> tuple[SegmentHits, np.ndarray]:
         """Search all rows for a few more hits, and drop those that are not allowed; also return queries with too few.
 
         If few rows are deleted, a search should cost hardly more. The settings for k suffice if the k-th allowed hit is
@@ -395,14 +395,14 @@ class Segment:
 
     def _searched_all(
         self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
-    ) -> Found:
+    ) -> SegmentHits:
         """Search as `_proposed` does, and return the work too."""
         depth = settings.at(k)
         leaves = min(depth.leaves, self._all_leaves)
         rows_QK, scores_QK, scored_Q, _, _ = searcher.search_allowed(
             queries_QD, k, rescore=depth.rescore, leaves=leaves
         )
-        found = Found(
+        found = SegmentHits(
             rows_QK,
             scores_QK,
             ["scann"] * len(queries_QD),
@@ -502,7 +502,7 @@ class Segment:
     ) -> tuple[np.ndarray, np.ndarray]:
         return exact_search(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
 
-    def _exact_found(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows | None) -> Found:
+    def _exact_found(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows | None) -> SegmentHits:
         return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
 
     def _measured_recall(self, depth: Depth) -> float:

@@ -47,9 +47,9 @@ __all__ = [
     "QUIET_S",
     "SEALED_S",
     "SWEEP_S",
-    "Ended",
     "FillDetector",
     "Maintenance",
+    "TaskResult",
     "TaskSlots",
     "bounds",
     "seal_due",
@@ -241,7 +241,7 @@ def _gc_due(lock: Path, every_s: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TaskResult:
     """A task that has ended."""
 
     index: str
@@ -276,7 +276,7 @@ class Maintenance:
         log_root: LogRoot,
         *,
         fill_cache: bool = True,
-        on_end: Callable[[Ended], object] = lambda ended: None,
+        on_end: Callable[[TaskResult], object] = lambda ended: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start nothing yet.
@@ -476,10 +476,10 @@ class Maintenance:
             self._failed(task, f"ended with status {status}: {output}", seconds)
         else:
             self._backoff[task].reset()
-            self._on_end(Ended(self._index, task, done=True, seconds=seconds))
+            self._on_end(TaskResult(self._index, task, done=True, seconds=seconds))
 
     def _failed(self, task: Task, what: str, seconds: float = 0.0) -> None:
-        self._on_end(Ended(self._index, task, done=False, seconds=seconds))
+        self._on_end(TaskResult(self._index, task, done=False, seconds=seconds))
         wait_s = self._backoff[task].back_off()
         _LOG.error("index %s: %s %s; trying again in %.0f s", self._index, task, what, wait_s)
 

@@ -159,7 +159,7 @@ def export(
     target = _Target.of(str(output), format)
     target.prepare(overwrite=overwrite)
     change = None if live is None or version is not None else live(store, manifest)
-    written = _Written(progress, manifest.rows + (change.rows.num_rows if change else 0))
+    written = _WrittenFile(progress, manifest.rows + (change.rows.num_rows if change else 0))
     schema, components = _schema(manifest, vectors=vectors), _components(manifest, vectors=vectors)
     parts = [
         SegmentRows(store, manifest.index, entry, schema, change, components) for entry in manifest.segments
@@ -187,7 +187,7 @@ def export(
 
 
 @dataclasses.dataclass
-class _Written:
+class _WrittenFile:
     progress: RowsCallback | None
     total: int
     rows: int = 0
@@ -292,7 +292,7 @@ def _components(manifest: Manifest, *, vectors: bool) -> int:
 
 
 def _write_file(
-    target: _Target, name: str, tables: Sequence[ExportRows], schema: pa.Schema, written: _Written
+    target: _Target, name: str, tables: Sequence[ExportRows], schema: pa.Schema, written: _WrittenFile
 ) -> ExportedFile:
     before = written.rows
     with scratch_folder("export") as folder:

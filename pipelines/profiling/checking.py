@@ -14,7 +14,7 @@ from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.field_mapping import FieldMapping, MappedField
 from scannery.indexer.datapoints.named_vectors import is_vector_column, vector_column
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES, named_texts
-from scannery.indexer.datapoints.validation import SPARSE, Validated
+from scannery.indexer.datapoints.validation import SPARSE, ValidatedBatch
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.planning.build_plan import with_headings
@@ -263,7 +263,7 @@ def _field(
 
 
 def _named_field(
-    name: str, spec: IndexSpec, mapping: FieldMapping, valid: Validated, records: int
+    name: str, spec: IndexSpec, mapping: FieldMapping, valid: ValidatedBatch, records: int
 ) -> CheckedField:
     """Return what becomes of a named vector: it is given, or there is a text for its encoder."""
     column, is_encoded = vector_column(name), name in spec.named_encoders
@@ -281,7 +281,7 @@ def _named_field(
     )
 
 
-def _repeated(valid: Validated, records: Sequence[Record]) -> dict[int, Record]:
+def _repeated(valid: ValidatedBatch, records: Sequence[Record]) -> dict[int, Record]:
     """Return the good rows whose id an earlier one has, with their records."""
     ids, seen, repeated = _column(valid, "id"), set(), {}
     for row, id in enumerate(ids):
@@ -291,13 +291,13 @@ def _repeated(valid: Validated, records: Sequence[Record]) -> dict[int, Record]:
     return repeated
 
 
-def _column(valid: Validated, name: str) -> list[Any]:
+def _column(valid: ValidatedBatch, name: str) -> list[Any]:
     values: list[Any] = valid.table.column(name).to_pylist()
     return values
 
 
 def _faults(
-    sample: Sample, valid: Validated, records: Sequence[Record], repeated: Mapping[int, Record]
+    sample: Sample, valid: ValidatedBatch, records: Sequence[Record], repeated: Mapping[int, Record]
 ) -> tuple[Fault, ...]:
     found: dict[tuple[str, str | None, str], Fault] = {}
 
@@ -328,7 +328,7 @@ def _place(source: str, line: int | None, row: int | None) -> str:
 
 
 def _texts(
-    spec: IndexSpec, valid: Validated, good: Sequence[int], counter: TokenCounter | None
+    spec: IndexSpec, valid: ValidatedBatch, good: Sequence[int], counter: TokenCounter | None
 ) -> tuple[TextLengths | None, tuple[PassageShown, ...]]:
     if spec.source.vector is not None or not good:
         return None, ()

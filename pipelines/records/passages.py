@@ -35,14 +35,14 @@ from scannery.pipelines.records.embeddings_files import embeddings_table, places
 from scannery.pipelines.sources import Record
 from scannery.pipelines.state.embedding_cache import (
     CUT_TOKENS_COLUMN,
+    CachedPassages,
     Catalogue,
     EncodedTexts,
-    Known,
     NamedCatalogue,
 )
 from scannery.pipelines.state.work_units import key_of
 
-__all__ = ["Embedded", "NamedTexts", "Work", "content_hash", "embed_documents", "embed_named"]
+__all__ = ["EmbeddedDocuments", "NamedTexts", "Work", "content_hash", "embed_documents", "embed_named"]
 
 
 @dataclasses.dataclass
@@ -55,7 +55,7 @@ class Work:
     times: EncodingTimes = dataclasses.field(default_factory=EncodingTimes)
 
 
-class Embedded(NamedTuple):
+class EmbeddedDocuments(NamedTuple):
     """What became of documents whose texts were to be embedded."""
 
     table: pa.Table
@@ -78,7 +78,7 @@ def embed_documents(
     spec: IndexSpec,
     encoder: Encoder,
     catalogue: Catalogue | None,
-) -> Embedded:
+) -> EmbeddedDocuments:
     """Return the passages of documents with their vectors; those that are known are not embedded again.
 
     Args:
@@ -129,13 +129,13 @@ def embed_documents(
     good = table.take(pa.array(numbers, pa.int64()))
     rows = _rows(good, [titles[i] for i in numbers], embedded, spec, encoder.dimensions)
     own_columns = _own_columns([hashes[i] for i in numbers], [records[i] for i in numbers], embedded)
-    return Embedded(
+    return EmbeddedDocuments(
         embeddings_table(rows, own_columns, spec, encoder.dimensions), len(numbers), letters,
         Work(sum(counts), fresh.tokens, fresh.padding_tokens, fresh.times),
     )  # fmt: skip
 
 
-def _known(known: Known, text: str | None, *, headings: bool) -> _Passages:
+def _known(known: CachedPassages, text: str | None, *, headings: bool) -> _Passages:
     """Return the passages of a document that was embedded before."""
     passages = [Passage(*row) for row in known.rows]
     return _Passages(located(text or "", passages, headings=headings), known.vectors, known.cut_tokens)

@@ -19,7 +19,7 @@ from scannery.indexer.datapoints.column_rules import Values
 from scannery.indexer.datapoints.columns.plain import python_values
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN, vector_value
-from scannery.indexer.datapoints.validation import NO_NAMES, Field, Rejected, Validated, validate
+from scannery.indexer.datapoints.validation import NO_NAMES, Field, RejectedRow, ValidatedBatch, validate
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
@@ -36,7 +36,7 @@ def validate_records(
     dimensions: int,
     given: Counter[str] | None = None,
     named: Mapping[str, int] = NO_NAMES,
-) -> Validated:
+) -> ValidatedBatch:
     """Return the good records as rows, and why the others are not good.
 
     `given` gets how many records have a value, by field that the spec names. `named` has the dimensions of named
@@ -58,7 +58,7 @@ def validate_batch(
     dimensions: int,
     given: Counter[str] | None = None,
     named: Mapping[str, int] = NO_NAMES,
-) -> Validated:
+) -> ValidatedBatch:
     """Return the good rows of a batch, and why the others are not good; other arguments as of `validate_records`.
 
     Raises:
@@ -83,7 +83,7 @@ def validate_batch(
     return _validated(len(batch), fields, spec, dimensions, given, named)
 
 
-def dead_letter(record: Record, rejected: Rejected) -> DeadLetter:
+def dead_letter(record: Record, rejected: RejectedRow) -> DeadLetter:
     """Return the dead letter of a record that was rejected, with all that is wrong with it."""
     errors = (rejected.error, *rejected.others)
     message = "; ".join(_message(record.fields, error) for error in errors)
@@ -109,7 +109,7 @@ def _validated(
     dimensions: int,
     given: Counter[str] | None,
     named: Mapping[str, int],
-) -> Validated:
+) -> ValidatedBatch:
     embeds = spec.embeds
     # Texts that are embedded are cut first.
     spoken = None if embeds else spoken_text

@@ -14,7 +14,7 @@ import pyarrow as pa
 from scannery.embed import Encoder
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
-from scannery.indexer.datapoints.validation import NO_NAMES, Validated
+from scannery.indexer.datapoints.validation import NO_NAMES, ValidatedBatch
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.vectors.arrays import taken
 from scannery.pipelines.dead_letters import DeadLetter
@@ -237,7 +237,7 @@ def _others(records: Sequence[Record], spec: IndexSpec) -> Counter[str]:
     return Counter(name for name in names if name not in mapping.names and not mapping.is_other(name))
 
 
-def _converted(valid: Validated, spec: IndexSpec) -> Counter[str]:
+def _converted(valid: ValidatedBatch, spec: IndexSpec) -> Counter[str]:
     """Return the conversions by the name of the attribute, or of the field in the input, and what was done."""
     mapping = FieldMapping.of(spec)
     return Counter({

@@ -39,7 +39,7 @@ _Item = Batch | Record | DeadLetter
 def with_derived(items: Iterable[_Item], part: Part, fields: Fields) -> Iterator[_Item]:
     """Yield items with the fields that the spec can name beside those of the file."""
     partitions = {name: value for name, value in _partitions(part).items() if fields.reads(name)}
-    made = _Made(part, fields, partitions)
+    made = _DerivedFields(part, fields, partitions)
     for item in items:
         if isinstance(item, Batch):
             yield made.batch(item)
@@ -47,7 +47,7 @@ def with_derived(items: Iterable[_Item], part: Part, fields: Fields) -> Iterator
             yield made.record(item) if isinstance(item, Record) else item
 
 
-class _Made:
+class _DerivedFields:
     """The fields of one part.
 
     Args:

@@ -152,7 +152,7 @@ class _Decoder(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-class _Limited:
+class _BoundedDecoder:
     """A decoder of bzip2 or xz whose calls return at most a block: one byte may stand for a million.
 
     Args:
@@ -180,14 +180,14 @@ class _Limited:
 
 
 def _has_more(decoder: _Decoder) -> bool:
-    return isinstance(decoder, _Limited) and decoder.has_more()
+    return isinstance(decoder, _BoundedDecoder) and decoder.has_more()
 
 
 _NEW_DECODER: Mapping[str, Callable[[], _Decoder]] = {
     "gz": lambda: zlib.decompressobj(wbits=31),
     "zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
-    "bz2": lambda: _Limited(bz2.BZ2Decompressor()),
-    "xz": lambda: _Limited(lzma.LZMADecompressor(memlimit=MAX_XZ_BYTES)),
+    "bz2": lambda: _BoundedDecoder(bz2.BZ2Decompressor()),
+    "xz": lambda: _BoundedDecoder(lzma.LZMADecompressor(memlimit=MAX_XZ_BYTES)),
 }
 _BAD_BYTES = (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueError)
 """What decoders raise; that of bz2 raises OSError."""

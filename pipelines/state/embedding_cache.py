@@ -40,9 +40,9 @@ from scannery.pipelines.state.row_groups import rows_of_shards
 
 __all__ = [
     "CUT_TOKENS_COLUMN",
+    "CachedPassages",
     "Catalogue",
     "EncodedTexts",
-    "Known",
     "NamedCatalogue",
     "document_list",
     "named_list",
@@ -73,7 +73,7 @@ _SHARD_SHIFT, _SHARD_MASK, _ROW_MASK = 24, 2**16 - 1, 2**24 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class CachedPassages:
     """Passages of a document from an earlier unit's embeddings file."""
 
     rows: list[tuple[Any, ...]]
@@ -234,12 +234,12 @@ class Catalogue:
         with contextlib.closing(entries):
             yield cls(store, index, content["units"], entries)
 
-    def find(self, hashes: Sequence[bytes]) -> dict[bytes, Known]:
+    def find(self, hashes: Sequence[bytes]) -> dict[bytes, CachedPassages]:
         """Return the stored passages by content hash; unknown documents are left out."""
         wanted: dict[str, dict[tuple[int, int], bytes]] = defaultdict(dict)
         for value, unit, shard, row in self.places(sorted(set(hashes))):
             wanted[unit][shard, row] = value
-        found: dict[bytes, Known] = {}
+        found: dict[bytes, CachedPassages] = {}
         for unit, places in sorted(wanted.items()):  # the order of their numbers
             missing = {place: value for place, value in places.items() if value not in found}
             if missing:
@@ -257,7 +257,9 @@ class Catalogue:
                 unit = self._units[place >> int(_UNIT_SHIFT)]
                 yield value, unit, place >> _SHARD_SHIFT & _SHARD_MASK, place & _ROW_MASK
 
-    def _read(self, unit: str, places: dict[tuple[int, int], bytes]) -> Iterator[tuple[bytes, Known]]:
+    def _read(
+        self, unit: str, places: dict[tuple[int, int], bytes]
+    ) -> Iterator[tuple[bytes, CachedPassages]]:
         """Yield the documents that begin at these rows of shards; other shards are not read."""
         columns = [*PIECE_COLUMNS, CUT_TOKENS_COLUMN, "embedding", "_content_hash", "_record"]
         wanted = {shard for shard, _ in places}
@@ -268,7 +270,7 @@ class Catalogue:
         # Documents that cannot be read are embedded again.
 
 
-def _known_in(table: pa.Table, rows: dict[int, bytes]) -> Iterator[tuple[bytes, Known]]:
+def _known_in(table: pa.Table, rows: dict[int, bytes]) -> Iterator[tuple[bytes, CachedPassages]]:
     hashes, starts, ends = _runs(table)
     end_of = dict(zip(starts.tolist(), ends.tolist(), strict=True))
     vectors_ND = vectors_of(table)
@@ -279,7 +281,7 @@ def _known_in(table: pa.Table, rows: dict[int, bytes]) -> Iterator[tuple[bytes, 
             # A copy: a view would keep the vectors of the whole shard.
             pieces = table.select(PIECE_COLUMNS).slice(row, end - row).to_pylist()
             rows_of_passages = [_piece(piece) for piece in pieces]
-            yield value, Known(rows_of_passages, vectors_ND[row:end].copy(), cut_N[row:end].copy())
+            yield value, CachedPassages(rows_of_passages, vectors_ND[row:end].copy(), cut_N[row:end].copy())
 
 
 def _piece(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -167,7 +167,7 @@ def _most_weight(own: float, other: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Question:
     """A question, and the place of the passage that answers it."""
 
     question: PassageQuestion
@@ -175,24 +175,24 @@ class _Asked:
     row: int
 
 
-def _questions(index: OpenIndex) -> list[_Asked]:
+def _questions(index: OpenIndex) -> list[_Question]:
     """Return questions about passages drawn from rows with vectors, from each segment in proportion to its rows."""
     generator = np.random.default_rng(_SEED)
     live = {number: own for number, own in enumerate(index.live_rows()) if own[0].has_vectors}
     rows = sum(len(rows_R) for _, rows_R in live.values())
     wanted = min(MOST_QUESTIONS, rows // ROWS_PER_QUESTION)
-    asked: list[_Asked] = []
+    asked: list[_Question] = []
     for number, (segment, rows_R) in live.items():
         count = min(len(rows_R), round(wanted * len(rows_R) / max(rows, 1)))
         drawn = np.sort(generator.choice(rows_R, count, replace=False))
         for row, text in zip(drawn.tolist(), segment.searched_texts(drawn), strict=True):
             question = question_of(text, generator)
             if question is not None:
-                asked.append(_Asked(question, number, row))
+                asked.append(_Question(question, number, row))
     return asked
 
 
-def _gains(index: OpenIndex, asked: Sequence[_Asked], encoder: EncoderSource) -> np.ndarray:
+def _gains(index: OpenIndex, asked: Sequence[_Question], encoder: EncoderSource) -> np.ndarray:
     """Return nDCG@10 of each question with each weight, the mean of its two kinds: float64 (Q, A)."""
     distance, known = index.spec.distance, encoder()
     queries_QD = search_ready(known.encode_queries([each.question.text for each in asked]), distance)
@@ -234,7 +234,7 @@ def _score(query_D: np.ndarray, row_D: np.ndarray, distance: str) -> float:
 class _Others:
     """The rows beside the passage of a question, those of other documents."""
 
-    def __init__(self, index: OpenIndex, asked: _Asked) -> None:
+    def __init__(self, index: OpenIndex, asked: _Question) -> None:
         self._index, self._segment = index, asked.segment
         self._document = self._documents(asked.segment, np.array([asked.row]))[0]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from scannery.indexer import NO_SHARDS, Manifest, Store
 from scannery.live.maintenance.locks import Task
-from scannery.live.maintenance.scheduler import Ended, Maintenance
+from scannery.live.maintenance.scheduler import Maintenance, TaskResult
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -24,7 +24,7 @@ class MaintenanceCatalog(ServerCatalog):
     """Versions without their segments, and logs whose rows are only counted. Safe to use from several threads."""
 
     def __init__(
-        self, store: Store, *, fill_cache: bool, on_end: Callable[[Ended], object], **options: Any
+        self, store: Store, *, fill_cache: bool, on_end: Callable[[TaskResult], object], **options: Any
     ) -> None:
         """Prepare; further arguments are those of `ServerCatalog`.
 

@@ -36,7 +36,7 @@ from scannery.serving.request.options import Fields
 from scannery.v1.search_pb2 import HitList
 from scannery.v1.types_pb2 import Datapoint
 
-__all__ = ["Hydrator", "Written", "warm_up"]
+__all__ = ["Hydrator", "WrittenHits", "warm_up"]
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 _STRING = (wire_kernels.FIELD_STRING, _LENGTH)
@@ -69,7 +69,7 @@ _NO_VECTORS.setflags(write=False)  # as those of a segment: each kind of array i
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Written:
+class WrittenHits:
     """The hits of some queries, each as a field `hits` of a SearchResponse or a HitList, on the wire."""
 
     data_B: np.ndarray
@@ -130,20 +130,20 @@ class Hydrator:
         self._group_by = group_by
         self._layouts: dict[int, _Layout] = {}
 
-    def hits(self, rankings: Sequence[Ranking]) -> Written:
+    def hits(self, rankings: Sequence[Ranking]) -> WrittenHits:
         """Return the hits of each query."""
         whole = rankings[0] if len(rankings) == 1 else _joined(rankings)
         if not len(whole):
-            return Written(_NOTHING, np.zeros(len(rankings) + 1, np.int64))
+            return WrittenHits(_NOTHING, np.zeros(len(rankings) + 1, np.int64))
         alone = self._is_alone(whole)
         data_B, starts_H = self._put(whole, _scores(whole), self._score_head if alone else _NOTHING)
         if self._names or self._sparse or (self._scored and not alone):
             by_vector_HS = None if alone else whole.by_vector
             data_B, starts_H = self._with_named(data_B, starts_H, whole.segments, whole.rows, by_vector_HS)
         ends_Q = np.cumsum([len(ranking) for ranking in rankings])
-        return Written(data_B, _bounds(data_B, starts_H, ends_Q))
+        return WrittenHits(data_B, _bounds(data_B, starts_H, ends_Q))
 
-    def block(self, number: int, rows_QK: np.ndarray, scores_QK: np.ndarray) -> Written:
+    def block(self, number: int, rows_QK: np.ndarray, scores_QK: np.ndarray) -> WrittenHits:
         """Return the hits of each query: K rows of one segment, int64 and float32 (Q, K). Cheaper than rankings."""
         queries, k = rows_QK.shape
         rows_H = rows_QK.reshape(-1)
@@ -152,8 +152,8 @@ class Hydrator:
             numbers_H = np.full(rows_QK.size, number, np.int64)
             data_B, starts_H = self._with_named(data_B, starts_H, numbers_H, rows_H, None)
         if queries == 1:
-            return Written(data_B, None)
-        return Written(data_B, _bounds(data_B, starts_H, k * np.arange(1, queries + 1)))
+            return WrittenHits(data_B, None)
+        return WrittenHits(data_B, _bounds(data_B, starts_H, k * np.arange(1, queries + 1)))
 
     def datapoints(self, places: Sequence[tuple[int, int]]) -> list[Datapoint]:
         """Return the datapoints at (segment number, row), in their order."""

@@ -36,7 +36,7 @@ from scannery.indexer import SegmentEntry
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.highlighting.highlighter import Highlighter, with_snippets
-from scannery.serving.engine.hydrator import Written
+from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.query_vectors import named_rows
 from scannery.serving.engine.rows.row_source import LocalRows, RowSource
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
@@ -231,7 +231,7 @@ def search(
     batch: QueryBatch,
     filters: Sequence[Node | None] | None = None,
     rows: RowSource | None = None,
-) -> Written:
+) -> WrittenHits:
     """Return the hits of each query, best first, equal scores by id: `options.k` of them, if that many exist.
 
     Args:
@@ -279,7 +279,7 @@ def _search_one_segment(
     deadline: Deadline,
     stats: QueryStats,
     vectors_QD: np.ndarray,
-) -> Written | None:
+) -> WrittenHits | None:
     """Return the hits of queries by vector in the only segment; None if it has no allowed rows."""
     offset = prepared.options.offset
     deadline.check()

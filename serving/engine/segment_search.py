@@ -17,7 +17,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from scannery.indexer import AllowedRows, Found, NamedVectors, SearchSettings, Segment
+from scannery.indexer import AllowedRows, NamedVectors, SearchSettings, Segment, SegmentHits
 from scannery.indexer.planning.planner import EXACT_ABOVE_SHARE
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.hydrator import Hydrator
@@ -140,7 +140,7 @@ class SegmentSearch:
             stats.add_segment((self.name, self.number), self.rows, found, paths)
         return found.rows_QK, found.scores_QK, found.plans[0]
 
-    def find(self, vectors_QD: np.ndarray, hits: int, *, timed: bool = False) -> Found:
+    def find(self, vectors_QD: np.ndarray, hits: int, *, timed: bool = False) -> SegmentHits:
         """Return the best rows of `segment` with the plan, the leaves and candidates searched, and the recall.
 
         With `timed` also the predicted and the measured time.
@@ -198,14 +198,14 @@ def searched_segments(
         deadline: of the request.
 
     """
-    filtered = _Filtered(snapshot, options, deadline)
+    filtered = _SegmentFilters(snapshot, options, deadline)
     by_words = [] if options.mode == "dense" else filtered.segments()
     return SearchedSegments(
         by_words, [_of_space(space, filtered, each) for space, each in zip(spaces, settings, strict=True)]
     )
 
 
-class _Filtered:
+class _SegmentFilters:
     """The rows of each segment that a filter allows, each looked up once."""
 
     __slots__ = ("_deadline", "_found", "_options", "_snapshot", "as_written", "target_recall")
@@ -242,7 +242,7 @@ class _Filtered:
 
 
 def _of_space(
-    space: VectorSpace, filtered: _Filtered, settings: Sequence[SearchSettings | None]
+    space: VectorSpace, filtered: _SegmentFilters, settings: Sequence[SearchSettings | None]
 ) -> list[SegmentSearch]:
     """Return the searches of the segments that have allowed rows with vectors of one name."""
     searches = []

@@ -276,7 +276,7 @@ def _stats(name: str, parts: Sequence[ValueCounts], shares: Sequence[float], *, 
     total = sum(part.total for part in parts)
     if parts[0].kind not in ORDERED:
         return TypeStats(name, total, 0, None, None, [])
-    ordered = _Ordered(parts, declared=declared)
+    ordered = _SortedValues(parts, declared=declared)
     # A share as a decimal: 0.07 of 100 values are 7, and not 8, which the product of floats would be rounded up to.
     ranks = [max(1, math.ceil(Decimal(repr(share)) * total)) for share in shares]
     distinct = sum(len(part.values) for part in parts)
@@ -290,7 +290,7 @@ def _stats(name: str, parts: Sequence[ValueCounts], shares: Sequence[float], *, 
     )
 
 
-class _Ordered:
+class _SortedValues:
     """The distinct values of some types that compare with each other, ascending."""
 
     def __init__(self, parts: Sequence[ValueCounts], *, declared: bool) -> None:

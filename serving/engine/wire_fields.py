@@ -47,7 +47,7 @@ _KEY, _VALUE = 1, 2
 _PACKED = 1
 
 
-class Added(NamedTuple):
+class ExtraFields(NamedTuple):
     """Fields of each hit, on the wire."""
 
     data_B: np.ndarray
@@ -56,7 +56,7 @@ class Added(NamedTuple):
     """Where those of each hit start, and where the last ones end, int64 (H + 1,); or of length 0: there are none."""
 
 
-NO_FIELDS = Added(np.zeros(0, np.uint8), np.zeros(0, np.int64))
+NO_FIELDS = ExtraFields(np.zeros(0, np.uint8), np.zeros(0, np.int64))
 
 
 class _Field(NamedTuple):
@@ -71,7 +71,7 @@ class _Field(NamedTuple):
 
 def vector_fields(
     segments: Sequence[Segment], names: Sequence[str], numbers_H: np.ndarray, rows_H: np.ndarray
-) -> Added:
+) -> ExtraFields:
     """Return the field `vectors` of the datapoints at some rows of segments.
 
     Args:
@@ -94,7 +94,7 @@ def vector_fields(
     return _added(fields, len(rows_H))
 
 
-def sparse_fields(segments: Sequence[Segment], numbers_H: np.ndarray, rows_H: np.ndarray) -> Added:
+def sparse_fields(segments: Sequence[Segment], numbers_H: np.ndarray, rows_H: np.ndarray) -> ExtraFields:
     """Return the field `sparse_vector` of the datapoints at some rows of segments; arguments as of `vector_fields`."""
     parts = [b""] * len(rows_H)
     for number in np.unique(numbers_H).tolist():
@@ -109,7 +109,7 @@ def sparse_fields(segments: Sequence[Segment], numbers_H: np.ndarray, rows_H: np
     return _of_parts(parts)
 
 
-def joined_fields(first: Added, second: Added) -> Added:
+def joined_fields(first: ExtraFields, second: ExtraFields) -> ExtraFields:
     """Return the fields of both, of the same hits."""
     if not len(first.bounds) or not len(second.bounds):
         return first if len(first.bounds) else second
@@ -127,7 +127,7 @@ def vector_bytes(segments: Sequence[Segment], numbers_H: np.ndarray) -> int:
     )
 
 
-def score_fields(names: Sequence[str], scores_HS: np.ndarray) -> Added:
+def score_fields(names: Sequence[str], scores_HS: np.ndarray) -> ExtraFields:
     """Return the field `vector_scores` of hits: an entry for each score that is not NaN.
 
     Args:
@@ -144,7 +144,7 @@ def score_fields(names: Sequence[str], scores_HS: np.ndarray) -> Added:
 
 
 def with_fields(
-    data_B: np.ndarray, starts_H: np.ndarray, of_datapoints: Added, of_hits: Added, *, whole: bool
+    data_B: np.ndarray, starts_H: np.ndarray, of_datapoints: ExtraFields, of_hits: ExtraFields, *, whole: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return hits with more fields, uint8 (B,), and where each of them starts, of which the first is at 0.
 
@@ -184,17 +184,17 @@ def score_head(name: str) -> bytes:
     return framed(Hit.VECTOR_SCORES_FIELD_NUMBER, entry)[:-4]
 
 
-def _of_parts(parts: Sequence[bytes]) -> Added:
+def _of_parts(parts: Sequence[bytes]) -> ExtraFields:
     bounds = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return Added(np.frombuffer(b"".join(parts), np.uint8).copy(), bounds) if bounds[-1] else NO_FIELDS
+    return ExtraFields(np.frombuffer(b"".join(parts), np.uint8).copy(), bounds) if bounds[-1] else NO_FIELDS
 
 
-def _parts(added: Added) -> list[bytes]:
+def _parts(added: ExtraFields) -> list[bytes]:
     data = added.data_B.tobytes()
     return [data[start:end] for start, end in pairwise(added.bounds.tolist())]
 
 
-def _added(fields: Sequence[_Field], hits: int) -> Added:
+def _added(fields: Sequence[_Field], hits: int) -> ExtraFields:
     fields = [field for field in fields if len(field.hits_P)]
     if not fields:
         return NO_FIELDS
@@ -208,7 +208,7 @@ def _added(fields: Sequence[_Field], hits: int) -> Added:
         data_B[head_P + np.arange(len(field.head))] = np.frombuffer(field.head, np.uint8)
         data_B[head_P + len(field.head) + np.arange(size)] = field.values_PB
         at_H[field.hits_P] += len(field.head) + size
-    return Added(data_B, bounds)
+    return ExtraFields(data_B, bounds)
 
 
 def framed(field: int, data: bytes) -> bytes:

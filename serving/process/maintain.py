@@ -19,7 +19,7 @@ from scannery.live.log.homes import check_log_root
 from scannery.live.log.location import LogRoot, log_root_of
 from scannery.live.log.mutation_log import LogUnavailableError
 from scannery.live.log_follower import LogFollower
-from scannery.live.maintenance.scheduler import Ended, task_threads
+from scannery.live.maintenance.scheduler import TaskResult, task_threads
 from scannery.live.maintenance.tasks import run_due
 from scannery.live.memtable import LiveState
 from scannery.runtime.errors import ConfigError
@@ -148,7 +148,7 @@ class _Maintainer:
         self._looking.stop()
         self._catalog.close()
 
-    def _ended(self, ended: Ended) -> None:
+    def _ended(self, ended: TaskResult) -> None:
         self._tasks.inc((ended.index, ended.task, "done" if ended.done else "failed"))
         self._seconds.inc((ended.index, ended.task), ended.seconds)
 

@@ -35,7 +35,7 @@ from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.engine import hydrator
 from scannery.serving.services.embedding import EncoderRegistry
 
-__all__ = ["Preloaded", "encoder_pool", "preload", "preload_encoders"]
+__all__ = ["PreloadedState", "encoder_pool", "preload", "preload_encoders"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _LATE_MODULES = ("encodings.idna", "grpc._interceptor", "grpc._server")
 
 
 @dataclass(frozen=True)
-class Preloaded:
+class PreloadedState:
     """State that workers inherit by the fork."""
 
     encoders: EncoderPool
@@ -55,7 +55,7 @@ class Preloaded:
     """The indexes whose vectors stay in the store."""
 
 
-def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
+def preload(config: ServerConfig, before: PreloadedState | None = None) -> PreloadedState:
     """Open what can be shared; workers open the rest.
 
     Args:
@@ -72,7 +72,7 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
         load_bridges(config)
     if before is None:
         check_log_root(log_root_of(config.log))
-    preloaded = Preloaded(
+    preloaded = PreloadedState(
         before.encoders if before else encoder_pool(config),
         cold=before.cold if before else ColdIndexes(config.cold),
     )
@@ -164,7 +164,11 @@ def _manifests(store: Store, config: ServerConfig) -> Iterator[Manifest]:
 
 
 def _open(
-    store: Store, manifest: Manifest, preloaded: Preloaded, before: Preloaded | None, shards: Shards | None
+    store: Store,
+    manifest: Manifest,
+    preloaded: PreloadedState,
+    before: PreloadedState | None,
+    shards: Shards | None,
 ) -> None:
     name = manifest.index
     try:

@@ -23,7 +23,7 @@ from scannery.serving.config import ServerConfig, WorkerContext
 from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, LEAF_SERVICE, SEARCH_SERVICE
 from scannery.serving.leaves.groups import LeafGroups
 from scannery.serving.process.base_server import BaseServer
-from scannery.serving.process.preload import Preloaded, encoder_pool
+from scannery.serving.process.preload import PreloadedState, encoder_pool
 from scannery.serving.recall.controller import Estimate, RecallController
 from scannery.serving.services.kept_queries import KeptQueries
 from scannery.serving.services.leaf.leaf_service import LeafService
@@ -60,7 +60,7 @@ class Server(BaseServer):
         self,
         config: ServerConfig,
         *,
-        preloaded: Preloaded | None = None,
+        preloaded: PreloadedState | None = None,
         context: WorkerContext | None = None,
     ) -> None:
         """Prepare; `start` opens the indexes.
@@ -75,7 +75,7 @@ class Server(BaseServer):
         if config.role != "all":
             self.traced_as = f"scannery-{config.role}"
         context = context or WorkerContext()
-        preloaded = preloaded or Preloaded(encoder_pool(config), cold=ColdIndexes(config.cold))
+        preloaded = preloaded or PreloadedState(encoder_pool(config), cold=ColdIndexes(config.cold))
         self._recall = (
             RecallController(context.recall, process=context.slot, workers=context.workers)
             if config.hold_recall and config.recall_share and config.role == "all"
@@ -255,7 +255,7 @@ class Server(BaseServer):
 
 def _catalog(
     config: ServerConfig,
-    preloaded: Preloaded,
+    preloaded: PreloadedState,
     context: WorkerContext,
     recall: RecallController | None,
     leaves: LeafGroups | None,

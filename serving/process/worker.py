@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, WorkerContext
-from scannery.serving.process.preload import Preloaded
+from scannery.serving.process.preload import PreloadedState
 from scannery.serving.services.embedding import EncoderRegistry
 from scannery.serving.telemetry.metrics import SharedSlots
 
@@ -22,7 +22,7 @@ SWITCH_S = 0.0005
 
 
 def run_server(
-    config: ServerConfig, preloaded: Preloaded, context: WorkerContext, ready: Callable[[], None]
+    config: ServerConfig, preloaded: PreloadedState, context: WorkerContext, ready: Callable[[], None]
 ) -> None:
     """Serve indexes; call `ready` once the server answers."""
     from scannery.serving.process.server import Server

@@ -331,7 +331,7 @@ class Estimate:
 
 
 @dataclass(slots=True)
-class _Own:
+class _LocalEvidence:
     """The evidence of this process, of one state."""
 
     word: int
@@ -371,7 +371,7 @@ class IndexControl:
         self.steps = distinct_steps(index.settings_for, self.target)
         """Steps that change the settings."""
         self._last = 0
-        self._own = _Own(0, workers)
+        self._own = _LocalEvidence(0, workers)
         self._decided = 0
         """The state for which the estimate is certain enough; 0: none."""
 
@@ -445,7 +445,7 @@ class IndexControl:
         if word != self.word:
             return
         if self._own.word != word:
-            self._own = _Own(word, self._workers)
+            self._own = _LocalEvidence(word, self._workers)
         own = self._own
         for part in own.parts[:2]:
             part.add(now)

@@ -16,7 +16,7 @@ from scannery.indexer import (
     SPAN,
     InvalidRecordError,
     Manifest,
-    Rejected,
+    RejectedRow,
     SizeLimits,
     validate,
     vector_column,
@@ -271,7 +271,7 @@ class _Batch:
         self._errors.setdefault(number, InvalidRequestError.at(f"{_path(number)}.{field}", what))
 
 
-def _all_of(rejected: Rejected) -> str:
+def _all_of(rejected: RejectedRow) -> str:
     """Return everything that is wrong with a datapoint."""
     return "; ".join(error.message for error in (rejected.error, *rejected.others))
 

@@ -25,7 +25,7 @@ from scannery.runtime.errors import ConfigError, PermissionDeniedError, Unauthen
 from scannery.serving.security.api_keys import PREFIX, KeyFile, KeyRing
 from scannery.serving.security.config import SecurityConfig
 from scannery.serving.security.principal import ALL_INDEXES, ANONYMOUS, SCOPES, Principal, Scope
-from scannery.serving.security.private_files import Watched, read_private
+from scannery.serving.security.private_files import WatchedValue, read_private
 
 __all__ = ["Authenticator", "Authorizer", "Metadata"]
 
@@ -199,7 +199,7 @@ class Authenticator:
         """
         self._config = config
         self._clock = clock
-        self._files = Watched(
+        self._files = WatchedValue(
             "credentials",
             (config.keys_file, config.jwks_file),
             self._read,

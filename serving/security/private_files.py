@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from scannery.runtime.errors import ConfigError
 
-__all__ = ["Watched", "locked", "read_private", "replaced"]
+__all__ = ["WatchedValue", "locked", "read_private", "replaced"]
 
 
 LOCK_WITHIN_S = 10.0
@@ -172,7 +172,7 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Watched(Generic[T]):
+class WatchedValue(Generic[T]):
     """A value loaded from files, loaded again when their content changes. Safe to use from several threads.
 
     If loading fails, the last good value stays in force, and the next check tries again.

@@ -9,7 +9,7 @@ import grpc
 
 from scannery.runtime.errors import ConfigError
 from scannery.serving.security.config import SecurityConfig
-from scannery.serving.security.private_files import Watched, read_private
+from scannery.serving.security.private_files import WatchedValue, read_private
 
 __all__ = ["Certificates", "TlsSockets", "read_authorities", "read_pair"]
 
@@ -28,7 +28,7 @@ class Certificates:
 
         """
         self._config = config
-        self._files = Watched("certificate", _files(config), self._read, every_s=0)
+        self._files = WatchedValue("certificate", _files(config), self._read, every_s=0)
 
     @property
     def credentials(self) -> grpc.ServerCredentials:
@@ -60,7 +60,7 @@ class TlsSockets:
     def __init__(self, config: SecurityConfig) -> None:
         """Read the files; arguments and errors as for `Certificates`."""
         self._config = config
-        self._files = Watched("certificate", _files(config), self._read, every_s=0)
+        self._files = WatchedValue("certificate", _files(config), self._read, every_s=0)
 
     @property
     def context(self) -> ssl.SSLContext:

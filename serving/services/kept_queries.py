@@ -65,7 +65,7 @@ class _Reservoir:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
+class _WorkerSample:
     """The sample of one worker."""
 
     seen: int
@@ -226,7 +226,7 @@ def _queries_of(
             yield partial(known_vector, request.index, query.text)
 
 
-def _decoded(data: bytes, name: str, index_id: str | None, dimensions: int) -> Iterator[_Shared]:
+def _decoded(data: bytes, name: str, index_id: str | None, dimensions: int) -> Iterator[_WorkerSample]:
     """Yield the sample of an index that a worker has written, if there is one."""
     if not data:
         return
@@ -235,7 +235,7 @@ def _decoded(data: bytes, name: str, index_id: str | None, dimensions: int) -> I
     for each, own_id, size, seen, count in json.loads(data[_LENGTH.size : start]):
         end = start + 4 * size * count
         if (each, own_id, size) == (name, index_id, dimensions) and count:
-            yield _Shared(seen, np.frombuffer(data[start:end], np.float32).reshape(count, size))
+            yield _WorkerSample(seen, np.frombuffer(data[start:end], np.float32).reshape(count, size))
         start = end
 
 

@@ -78,7 +78,7 @@ MAX_COALESCED = 32
 _RESULTS = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
 
 
-class _Pinned(threading.local):
+class _PinnedSnapshot(threading.local):
     snapshot: Snapshot | None = None
 
 
@@ -107,7 +107,7 @@ class Service(MethodRegistry):
             concurrency=at_once or len(os.sched_getaffinity(0)), max_weight=MAX_COALESCED
         )
         self._batches = Batches()
-        self._pinned = _Pinned()
+        self._pinned = _PinnedSnapshot()
         writes = Writes(catalog)
         unary = {
             f"/{SEARCH_SERVICE}/Search": UnaryMethod(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from scannery.serving.telemetry import tracing
 
 if TYPE_CHECKING:
-    from scannery.indexer import Found
+    from scannery.indexer import SegmentHits
 
 __all__ = ["QueryStats", "SegmentStats"]
 
@@ -81,7 +81,7 @@ class QueryStats:
             self.plan, self._rows = plan, rows_allowed
 
     def add_segment(
-        self, place: tuple[str, int], rows_allowed: int, found: Found, paths: Sequence[str]
+        self, place: tuple[str, int], rows_allowed: int, found: SegmentHits, paths: Sequence[str]
     ) -> None:
         """Record what was found by the vectors of a name in a segment, for the queries at `paths` in their order."""
         for i, path in enumerate(paths):

@@ -14,8 +14,8 @@ from scannery.bridges.vertex.v1.endpoints import Deployment, Deployments
 from scannery.bridges.vertex.v1.index_settings import parse_settings
 from scannery.bridges.vertex.v1.queries import (
     DEFAULT_NEIGHBORS,
+    EngineQuery,
     Measure,
-    Searched,
     Target,
     measure_of,
     searched,
@@ -121,7 +121,7 @@ class Matches:
             raise UnknownDatapointError(f"{path}: the index has no datapoint {missing!r:.200}", field=path)
         return {point.id: point for point in answer.datapoints}
 
-    def _hits(self, index: str, asked: Sequence[Searched], deadline: Deadline) -> list[Sequence[own.Hit]]:
+    def _hits(self, index: str, asked: Sequence[EngineQuery], deadline: Deadline) -> list[Sequence[own.Hit]]:
         """Return the hits of each query; queries with equal options are searched together."""
         groups: dict[bytes, list[int]] = defaultdict(list)
         for number, one in enumerate(asked):
@@ -137,7 +137,7 @@ class Matches:
                 found[number] = hits
         return found
 
-    def _group(self, index: str, asked: Sequence[Searched], deadline: Deadline) -> list[Sequence[own.Hit]]:
+    def _group(self, index: str, asked: Sequence[EngineQuery], deadline: Deadline) -> list[Sequence[own.Hit]]:
         options = asked[0].options
         if len(asked) == 1:
             request = own.SearchRequest(index=index, query=asked[0].query, options=options)
@@ -227,12 +227,12 @@ def _with_vectors(query: Query, vectors: Mapping[str, types_pb2.Datapoint]) -> I
     return found
 
 
-def _ordered(query: Searched, hits: Sequence[own.Hit]) -> Sequence[own.Hit]:
+def _ordered(query: EngineQuery, hits: Sequence[own.Hit]) -> Sequence[own.Hit]:
     """Return hits in the order of the answer: those of a query without a direction are equally far, so by id."""
     return hits if query.has_direction else sorted(hits, key=lambda hit: hit.datapoint.id)
 
 
-def _neighbor(hit: own.Hit, query: Searched, measure: Measure, *, full: bool) -> Neighbor:
+def _neighbor(hit: own.Hit, query: EngineQuery, measure: Measure, *, full: bool) -> Neighbor:
     neighbor = Neighbor()
     if full:
         neighbor.datapoint.CopyFrom(foreign_datapoint(hit.datapoint))

@@ -32,9 +32,9 @@ from scannery.vertex.v1.match_pb2 import FindNeighborsRequest
 __all__ = [
     "DEFAULT_MEASURE",
     "DEFAULT_NEIGHBORS",
+    "EngineQuery",
     "Kind",
     "Measure",
-    "Searched",
     "Target",
     "measure_of",
     "searched",
@@ -67,7 +67,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class EngineQuery:
     """A query of this server."""
 
     kind: Kind
@@ -79,7 +79,7 @@ class Searched:
     """False: zeros, whose cosine with every datapoint counts as 0: any of those that are allowed are the nearest."""
 
 
-def searched(query: Query, point: IndexDatapoint, target: Target, path: str) -> Searched:
+def searched(query: Query, point: IndexDatapoint, target: Target, path: str) -> EngineQuery:
     """Return a query as one of this server.
 
     Args:
@@ -103,7 +103,7 @@ def searched(query: Query, point: IndexDatapoint, target: Target, path: str) -> 
         has_direction, asked.vector.values[0] = False, 1.0
     if kind != "dense":
         asked.sparse_vector.CopyFrom(sparse_vector(point.sparse_embedding, f"{front}.sparse_embedding"))
-    return Searched(
+    return EngineQuery(
         kind,
         asked,
         _options(query, kind, alpha, target, path),

@@ -15,8 +15,8 @@ from scannery.bridges.vertex.v2.data_objects.messages import Output, stored_obje
 from scannery.bridges.vertex.v2.filters import parsed_filter
 from scannery.bridges.vertex.v2.resource_names import parsed_collection
 from scannery.bridges.vertex.v2.searching import (
-    Asked,
-    Found,
+    ParsedSearch,
+    ScoredObject,
     Searcher,
     checked_ranker,
     checked_weights,
@@ -37,10 +37,10 @@ MAX_SEARCHES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class _RankedObject:
     """A data object of a combined list, with its place in each ranking."""
 
-    found: Found
+    found: ScoredObject
     """Object with the distance of the first search that found it."""
     places: Mapping[int, tuple[int, float]]
     """Rank from 1, and distance, by number of the search."""
@@ -155,7 +155,7 @@ class SearchMethods:
         self,
         collection: Collection,
         combine: pb.BatchSearchDataObjectsRequest.CombineResultsOptions,
-        searches: Sequence[Asked],
+        searches: Sequence[ParsedSearch],
         call: Call,
         *,
         signals: bool,
@@ -172,7 +172,7 @@ class SearchMethods:
         record = checked_ranker(ranker.vertex_ranker, path) if ranker.HasField("vertex_ranker") else None
         output = _combined_output(combine, searches, collection)
         read = output if record is None else Output(frozenset({"*"}), output.vectors, output.metadata)
-        rankings, room = list[Sequence[Found]](), MAX_ANSWER_BYTES
+        rankings, room = list[Sequence[ScoredObject]](), MAX_ANSWER_BYTES
         for asked in searches:
             rankings.append(self._searcher.found(collection, asked, call, output=read))
             room = _room_left(room, rankings[-1])
@@ -199,7 +199,7 @@ class SearchMethods:
         return answer
 
 
-def _check_hits(searches: Sequence[Asked]) -> None:
+def _check_hits(searches: Sequence[ParsedSearch]) -> None:
     most = sum(each.top_k for each in searches)
     if most > limits.MAX_BATCH_HITS:
         raise InvalidRequestError.at(
@@ -207,7 +207,7 @@ def _check_hits(searches: Sequence[Asked]) -> None:
         )
 
 
-def _room_left(room_bytes: int, found: Sequence[Found]) -> int:
+def _room_left(room_bytes: int, found: Sequence[ScoredObject]) -> int:
     """Return the bytes that are left for the other searches of a batch; InvalidRequestError if it is too large."""
     room_bytes -= sum(each.size_bytes for each in found)
     if room_bytes < 0:
@@ -218,7 +218,7 @@ def _room_left(room_bytes: int, found: Sequence[Found]) -> int:
 
 
 def _answer(
-    found: Sequence[Found], asked: Asked, output: Output, collection: Collection
+    found: Sequence[ScoredObject], asked: ParsedSearch, output: Output, collection: Collection
 ) -> pb.SearchDataObjectsResponse:
     answer = pb.SearchDataObjectsResponse()
     for each in found:
@@ -229,20 +229,20 @@ def _answer(
     return answer
 
 
-def _placed(rankings: Sequence[Sequence[Found]]) -> dict[str, _Placed]:
+def _placed(rankings: Sequence[Sequence[ScoredObject]]) -> dict[str, _RankedObject]:
     """Return each data object of some rankings by id."""
-    first: dict[str, Found] = {}
+    first: dict[str, ScoredObject] = {}
     places: dict[str, dict[int, tuple[int, float]]] = {}
     for number, ranking in enumerate(rankings):
         for rank, each in enumerate(ranking, start=1):
             first.setdefault(each.stored.id, each)
             places.setdefault(each.stored.id, {})[number] = (rank, each.distance)
-    return {identifier: _Placed(each, places[identifier]) for identifier, each in first.items()}
+    return {identifier: _RankedObject(each, places[identifier]) for identifier, each in first.items()}
 
 
 def _combined_output(
     combine: pb.BatchSearchDataObjectsRequest.CombineResultsOptions,
-    searches: Sequence[Asked],
+    searches: Sequence[ParsedSearch],
     collection: Collection,
 ) -> Output:
     """Return what the results of a combined list have: what it asks for, or else what one of its searches does."""
@@ -254,7 +254,7 @@ def _combined_output(
     return output
 
 
-def _describe(result: pb.SearchResult, placed: _Placed, rank: int, score: float) -> None:
+def _describe(result: pb.SearchResult, placed: _RankedObject, rank: int, score: float) -> None:
     """Set the places of a data object in the rankings."""
     metadata = result.search_result_metadata
     for number, (place, distance) in sorted(placed.places.items()):

@@ -37,9 +37,9 @@ from scannery.v1 import search_pb2, types_pb2
 from scannery.vertex.v2 import search_pb2 as pb
 
 __all__ = [
-    "Asked",
-    "Found",
-    "Ranked",
+    "ParsedSearch",
+    "RerankInput",
+    "ScoredObject",
     "Searcher",
     "checked_ranker",
     "checked_weights",
@@ -58,7 +58,7 @@ MAX_SEEN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScoredObject:
     """A data object that was found."""
 
     stored: StoredObject
@@ -68,7 +68,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ParsedSearch:
     """A search that was parsed. Immutable."""
 
     top_k: int
@@ -101,7 +101,7 @@ class Searcher:
         request: pb.Search | pb.SearchDataObjectsRequest,
         call: Call,
         front: str = "",
-    ) -> Asked:
+    ) -> ParsedSearch:
         """Return a search of a request, checked, with the vector of its text.
 
         Args:
@@ -130,13 +130,13 @@ class Searcher:
     def found(
         self,
         collection: Collection,
-        asked: Asked,
+        asked: ParsedSearch,
         call: Call,
         *,
         skip: int = 0,
         most: int | None = None,
         output: Output | None = None,
-    ) -> list[Found]:
+    ) -> list[ScoredObject]:
         """Return what a search finds, best first.
 
         Args:
@@ -179,13 +179,13 @@ class Searcher:
             _found(hit, collection, asked) for hit in self._facade.engine.search(request, call.deadline).hits
         ]
 
-    def _leaves(self, collection: Collection, asked: Asked) -> int:
+    def _leaves(self, collection: Collection, asked: ParsedSearch) -> int:
         """Return how many leaves of a segment to search: a share of those of the segment that has most."""
         assert asked.plan is not None
         segments = self._facade.catalog.snapshot(collection.index).space(asked.space).index.segments
         return max(1, math.ceil(most_leaves(segments) * asked.plan.leaves_pct / 100))
 
-    def _by_vector(self, collection: Collection, given: pb.VectorSearch, path: str) -> Asked:
+    def _by_vector(self, collection: Collection, given: pb.VectorSearch, path: str) -> ParsedSearch:
         kind, schema = given.WhichOneof("vector_type"), collection.schema
         where, output = parsed_filter(given.filter, f"{path}.filter"), _output(given, collection, path)
         top_k = _top_k(given, path)
@@ -197,7 +197,7 @@ class Searcher:
                 )
             sparse = parsed_sparse(given.sparse_vector, f"{path}.sparse_vector")
             plan = planned(collection, schema.sparse, given.search_hint, given.distance_metric, path)
-            return Asked(top_k=top_k, output=output, where=where, sparse=sparse, plan=plan)
+            return ParsedSearch(top_k=top_k, output=output, where=where, sparse=sparse, plan=plan)
         if kind is None:
             raise InvalidRequestError.at(f"{path}.vector_type", "must be vector or sparse_vector")
         dense = schema.dense_field(given.search_field, f"{path}.search_field")
@@ -206,7 +206,7 @@ class Searcher:
             raise InvalidRequestError.at(
                 f"{path}.vector", f"must have {dense.dimensions} components, got {size}"
             )
-        return Asked(
+        return ParsedSearch(
             top_k=top_k,
             output=output,
             where=where,
@@ -215,7 +215,9 @@ class Searcher:
             plan=planned(collection, dense.name, given.search_hint, given.distance_metric, path),
         )
 
-    def _by_meaning(self, collection: Collection, given: pb.SemanticSearch, call: Call, path: str) -> Asked:
+    def _by_meaning(
+        self, collection: Collection, given: pb.SemanticSearch, call: Call, path: str
+    ) -> ParsedSearch:
         dense = collection.schema.dense_field(given.search_field, f"{path}.search_field")
         plan = planned(collection, dense.name, given.search_hint, 0, path)
         check_text(given.search_text, f"{path}.search_text")
@@ -229,7 +231,7 @@ class Searcher:
             call.deadline,
             path=f"{path}.search_text",
         )
-        return Asked(
+        return ParsedSearch(
             top_k=_top_k(given, path),
             output=output,
             where=where,
@@ -238,7 +240,7 @@ class Searcher:
             plan=plan,
         )
 
-    def _by_words(self, collection: Collection, given: pb.TextSearch, path: str) -> Asked:
+    def _by_words(self, collection: Collection, given: pb.TextSearch, path: str) -> ParsedSearch:
         if given.HasField("structured_query"):
             raise UnsupportedError(
                 f"{path}.structured_query: queries with operators are not supported",
@@ -250,7 +252,7 @@ class Searcher:
                 f"{path}.data_field_names",
                 f"must name 1 to {MAX_NAMED} fields of the data, got {len(given.data_field_names)}",
             )
-        return Asked(
+        return ParsedSearch(
             top_k=_top_k(given, path),
             output=_output(given, collection, path),
             where=parsed_filter(given.filter, f"{path}.filter"),
@@ -261,20 +263,20 @@ class Searcher:
     def _with_words(
         self,
         collection: Collection,
-        asked: Asked,
+        asked: ParsedSearch,
         request: search_pb2.SearchRequest,
         call: Call,
         *,
         skip: int,
         most: int,
-    ) -> list[Found]:
+    ) -> list[ScoredObject]:
         """Return the data objects that have all words of the query in one of the named fields."""
         spec = self._facade.catalog.manifest(collection.index).spec.lexical
         if spec is None:
             raise LexicalUnavailableError("text_search: the collection has no words", field="text_search")
         analyser = analyser_of(spec)
         words = set(analyser.terms(asked.text))
-        kept: list[Found] = []
+        kept: list[ScoredObject] = []
         for each in self._worded(collection, asked, request, call, skip + most):
             texts = (searched_text(each.stored.data, [name]) for name in asked.fields)
             if any(words.issubset(analyser.terms(text)) for text in texts):
@@ -284,8 +286,13 @@ class Searcher:
         return kept[skip:]
 
     def _worded(
-        self, collection: Collection, asked: Asked, request: search_pb2.SearchRequest, call: Call, wanted: int
-    ) -> Iterator[Found]:
+        self,
+        collection: Collection,
+        asked: ParsedSearch,
+        request: search_pb2.SearchRequest,
+        call: Call,
+        wanted: int,
+    ) -> Iterator[ScoredObject]:
         """Yield the data objects with words of the query in any field, best first."""
         request.query.text, request.options.mode = asked.text, search_pb2.MODE_LEXICAL
         seen = 0
@@ -313,11 +320,11 @@ def _set_output(options: search_pb2.SearchOptions, output: Output) -> None:
     options.return_vector = output.needs_vectors
 
 
-def _found(hit: search_pb2.Hit, collection: Collection, asked: Asked) -> Found:
+def _found(hit: search_pb2.Hit, collection: Collection, asked: ParsedSearch) -> ScoredObject:
     distance = hit.score
     if asked.plan is not None and asked.vector_D is not None:
         distance = asked.plan.distance(hit.score, float(np.linalg.norm(asked.vector_D.astype(np.float64))))
-    return Found(stored_object(hit.datapoint, collection.schema), distance, hit.ByteSize())
+    return ScoredObject(stored_object(hit.datapoint, collection.schema), distance, hit.ByteSize())
 
 
 def _output(
@@ -362,7 +369,7 @@ BATCH_TEXTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RerankInput:
     """What is reranked, and by which texts. Immutable."""
 
     query: str
@@ -372,7 +379,7 @@ class Ranked:
     """Data objects to rerank."""
 
 
-def checked_ranker(ranker: pb.VertexRanker, path: str) -> Ranked:
+def checked_ranker(ranker: pb.VertexRanker, path: str) -> RerankInput:
     """Return what a request asks for; InvalidRequestError names the field below `path` that is wrong."""
     place = f"{path}.vertex_ranker"
     spec = ranker.text_record_spec
@@ -384,7 +391,7 @@ def checked_ranker(ranker: pb.VertexRanker, path: str) -> Ranked:
     if not 0 <= ranker.top_n <= MAX_RANKED:
         raise InvalidRequestError.at(f"{place}.top_n", f"must be 0 to {MAX_RANKED}, got {ranker.top_n}")
     front = f"{place}.text_record_spec"
-    return Ranked(
+    return RerankInput(
         spec.query,
         TextTemplate(spec.title_template, f"{front}.title_template") if spec.title_template else None,
         TextTemplate(spec.content_template, f"{front}.content_template") if spec.content_template else None,
@@ -393,7 +400,7 @@ def checked_ranker(ranker: pb.VertexRanker, path: str) -> Ranked:
 
 
 def reranked(
-    facade: Facade, collection: Collection, ranked: Ranked, stored: Sequence[StoredObject], call: Call
+    facade: Facade, collection: Collection, ranked: RerankInput, stored: Sequence[StoredObject], call: Call
 ) -> dict[str, float]:
     """Return the scores of the first data objects by id, best first; others are left out.
 
@@ -414,7 +421,7 @@ def reranked(
     return {chosen[number].id: scores[number] for number in order}
 
 
-def _text(stored: StoredObject, ranked: Ranked) -> str:
+def _text(stored: StoredObject, ranked: RerankInput) -> str:
     parts = (
         template.render(stored.data) for template in (ranked.title, ranked.content) if template is not None
     )

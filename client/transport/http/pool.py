@@ -121,7 +121,7 @@ IDLE_S = 60.0
 """A connection that was not used for this time is closed."""
 
 
-class Pooled(Protocol):
+class PooledConnection(Protocol):
     """What the pool needs of a connection."""
 
     worker: Worker
@@ -137,7 +137,7 @@ class Pooled(Protocol):
     def release(self) -> None: ...
 
 
-ConnectionT = TypeVar("ConnectionT", bound=Pooled)
+ConnectionT = TypeVar("ConnectionT", bound=PooledConnection)
 
 
 class _Load(Generic[ConnectionT]):

@@ -20,7 +20,7 @@ import numpy as np
 
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.planning.leaves import Leaves
-from scannery.indexer.planning.planner import LIKELY, Found
+from scannery.indexer.planning.planner import LIKELY, SegmentHits
 from scannery.indexer.segment.cold.cold_vectors import ColdVectors
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.settings_choice import SearchSettings
@@ -78,7 +78,7 @@ class ColdSearch:
         self._vectors, self._leaves, self._distance, self._ranks_N = vectors, leaves, distance, ranks_N
         self._most_kept_bytes = most_kept_bytes
 
-    def exact(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows | None) -> Found:
+    def exact(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows | None) -> SegmentHits:
         """Return the best k rows of each query among all rows, or all allowed ones, as a plan that reads them all."""
         best = _Best.none(len(queries_QD), k)
         pages_P = self._pages_of(allowed)
@@ -89,7 +89,7 @@ class ColdSearch:
 
     def nearest(
         self, queries_QD: np.ndarray, k: int, settings: SearchSettings, allowed: AllowedRows | None
-    ) -> Found:
+    ) -> SegmentHits:
         """Return the best k rows of each query from the nearest leaves; exactly where that reads no more.
 
         Args:
@@ -134,7 +134,7 @@ class ColdSearch:
         allowed: AllowedRows | None,
         allowed_L: np.ndarray,
         leaves: Leaves,
-    ) -> Found:
+    ) -> SegmentHits:
         best = _Best.none(len(queries_QD), k)
         order_QL, predicted_QL, spread_QL = leaves.predict(queries_QD, self._distance)
         count, total = len(queries_QD), len(leaves.sizes_L)
@@ -228,8 +228,8 @@ def _local(allowed_A: np.ndarray, rows_R: np.ndarray) -> np.ndarray:
     return own
 
 
-def _found(best: _Best, plan: str, leaves_Q: np.ndarray, recall_Q: np.ndarray) -> Found:
+def _found(best: _Best, plan: str, leaves_Q: np.ndarray, recall_Q: np.ndarray) -> SegmentHits:
     count = len(best.rows_QK)
-    return Found(
+    return SegmentHits(
         best.rows_QK, best.scores_QK, [plan] * count, leaves_Q, np.full(count, best.scored), recall_Q
     )

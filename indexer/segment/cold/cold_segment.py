@@ -20,7 +20,7 @@ from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.paging.page_index import Pages
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.planning.leaves import Leaves
-from scannery.indexer.planning.planner import Found, nothing_found
+from scannery.indexer.planning.planner import SegmentHits, nothing_found
 from scannery.indexer.segment import segment_files as files
 from scannery.indexer.segment.cold.cold_files import PAGES
 from scannery.indexer.segment.cold.cold_search import KEPT_SHARE, ColdSearch
@@ -156,7 +156,7 @@ class ColdSegment(Segment):
         settings: SearchSettings | None,
         allowed: AllowedRows | None,
         target_recall: float,
-    ) -> Found:
+    ) -> SegmentHits:
         if not self.has_vectors:
             return nothing_found(len(queries_QD), k)
         if settings is None or target_recall >= 1:

@@ -18,7 +18,7 @@ import psycopg
 from scannery.indexer import CorruptError
 from scannery.live.log.mutation_log import LogEntry, LogGapError, LogReplacedError
 
-__all__ = ["Found", "chained", "entries_after"]
+__all__ = ["LogEntries", "chained", "entries_after"]
 
 
 CHAIN_BYTES = 16
@@ -53,7 +53,7 @@ WHERE l.log_id = %(log_id)s ORDER BY r.sequence
 
 
 @dataclass(frozen=True)
-class Found:
+class LogEntries:
     """Entries of a log."""
 
     entries: list[LogEntry]
@@ -68,7 +68,7 @@ def entries_after(
     *,
     max_bytes: int | None = None,
     known: bytes | None = None,
-) -> Found:
+) -> LogEntries:
     """Return the entries after a sequence, as `MutationLog.read` does.
 
     Args:
@@ -96,7 +96,7 @@ def entries_after(
     expected = after if position <= after else after + 1
     if not entries and position >= expected > after:
         raise CorruptError(f"the log has no record {expected}, and its last one is {position}")
-    return Found(entries, records[-1][1] if records else (before or None))
+    return LogEntries(entries, records[-1][1] if records else (before or None))
 
 
 def _rows(

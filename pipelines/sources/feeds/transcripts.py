@@ -14,7 +14,7 @@ from scannery.pipelines.sources.feeds.fetching import FetchError, fetch
 from scannery.pipelines.sources.locations import leaves_folder, open_bytes
 from scannery.pipelines.sources.transcripts import text_of_json, text_of_ttml
 
-__all__ = ["MAX_TRANSCRIPT_BYTES", "Found", "local_path", "transcript_of"]
+__all__ = ["MAX_TRANSCRIPT_BYTES", "TranscriptResult", "local_path", "transcript_of"]
 
 MAX_TRANSCRIPT_BYTES = 16 * 2**20
 
@@ -37,7 +37,7 @@ _BEST = ("vtt", "srt", "json", "ttml", "html", "txt")
 """Formats by how much they tell: times and speakers first."""
 
 
-class Found:
+class TranscriptResult:
     """What became of the transcripts of an entry."""
 
     def __init__(self) -> None:
@@ -46,7 +46,9 @@ class Found:
         """Why there is no text, although the entry names a transcript."""
 
 
-def transcript_of(transcripts: Sequence[Transcript], base: str, feed: str, allowed: Sequence[str]) -> Found:
+def transcript_of(
+    transcripts: Sequence[Transcript], base: str, feed: str, allowed: Sequence[str]
+) -> TranscriptResult:
     """Return the text of the best transcript that can be read.
 
     Args:
@@ -56,7 +58,7 @@ def transcript_of(transcripts: Sequence[Transcript], base: str, feed: str, allow
         allowed: hosts that transcripts may be fetched from.
 
     """
-    found = Found()
+    found = TranscriptResult()
     for transcript in sorted(transcripts, key=lambda one: _BEST.index(_kind(one))):
         try:
             found.text = _readable(_content(transcript, base, feed, allowed), _kind(transcript))

@@ -74,7 +74,7 @@ class _RefusedError(Exception):
 
 def to_record(record: Record, known: Fields) -> Record | DeadLetter:
     """Return the record with the spec's field names, or a dead letter for content that the index cannot hold."""
-    fields, placed = record.fields, _Placed(known.attributes, dynamic=known.dynamic)
+    fields, placed = record.fields, _AttributeCollector(known.attributes, dynamic=known.dynamic)
     try:
         for restrict in _entries(fields, "restricts", ("allow", "deny")):
             placed.tokens(restrict)
@@ -106,7 +106,7 @@ def with_category(letter: DeadLetter) -> DeadLetter:
     return dataclasses.replace(letter, category=category)
 
 
-class _Placed:
+class _AttributeCollector:
     """Collects the attributes of one record.
 
     Args:

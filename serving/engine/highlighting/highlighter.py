@@ -38,7 +38,7 @@ from scannery.indexer import Analyser, CorpusStatistics, Language, LexicalSpec, 
 from scannery.runtime.errors import EncoderUnavailableError, EncoderUnreachableError, InvalidRequestError
 from scannery.runtime.pieces import joined
 from scannery.runtime.retry import Deadline
-from scannery.serving.engine.hydrator import Written
+from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.lexical import analyser_of
 from scannery.serving.engine.query_vectors import members_of, query_for, query_vectors
 from scannery.serving.engine.rows.row_source import RowSource
@@ -49,7 +49,7 @@ from scannery.serving.request.options import Highlight
 from scannery.serving.request.query import ByText, ChosenVectors, Query, VectorChoice, WithSparse, WithWords
 from scannery.v1.search_pb2 import Hit, SearchResponse, Snippet, TextSpan
 
-__all__ = ["Highlighter", "Places", "with_snippets"]
+__all__ = ["Highlighter", "WordPositions", "with_snippets"]
 
 
 MAX_WORDS: Final = 1_000
@@ -61,7 +61,7 @@ _STEMMED = frozenset(get_args(Language))
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class WordPositions:
     """Where a text has words of a query."""
 
     spans: list[tuple[int, int]]
@@ -79,7 +79,7 @@ class QueryWords:
     language: str | None
     """Language of the query and its hits, where the spec names it or it was told by them."""
 
-    def places(self, text: str) -> Places:
+    def places(self, text: str) -> WordPositions:
         """Return where a text has these terms."""
         weights = self.weights
         found: list[tuple[int, str]] = []
@@ -90,7 +90,7 @@ class QueryWords:
                     if term in weights:
                         found.append((start, term))
                         spans.append((start, end))
-        return Places(list(islice(_merged(sorted(spans)), MAX_WORDS)), sorted(found))
+        return WordPositions(list(islice(_merged(sorted(spans)), MAX_WORDS)), sorted(found))
 
     def gain(self, terms: Iterable[str]) -> float:
         """Return the sum of the weights of distinct terms."""
@@ -373,7 +373,7 @@ def _snippet(hit: _Hit, place: int, score: float | None) -> bytes:
     return Snippet(start=sentence.start, end=sentence.end, score=score, words=words).SerializeToString()
 
 
-def with_snippets(written: Written, snippets: Sequence[Sequence[bytes]]) -> Written:
+def with_snippets(written: WrittenHits, snippets: Sequence[Sequence[bytes]]) -> WrittenHits:
     """Return the same hits, each with its snippet.
 
     Args:
@@ -387,7 +387,7 @@ def with_snippets(written: Written, snippets: Sequence[Sequence[bytes]]) -> Writ
     ]
     # A copy that can be written, since the kernels for other arrays are compiled separately.
     data_B = np.frombuffer(joined(lists), np.uint8).copy()
-    return Written(data_B, np.cumsum([0, *map(len, lists)], dtype=np.int64))
+    return WrittenHits(data_B, np.cumsum([0, *map(len, lists)], dtype=np.int64))
 
 
 def _hits(data: bytes, snippets: Sequence[bytes]) -> list[bytes]:

@@ -79,7 +79,7 @@ class LeafCandidates:
         found = self._found(queries, depth)
         return [self._ranked(each, wanted) for each in found]
 
-    def _ranked(self, found: _Found, wanted: int) -> Ranking:
+    def _ranked(self, found: _GroupCandidates, wanted: int) -> Ranking:
         options = self._options
         if options.mode == "lexical":
             return found.words
@@ -92,7 +92,7 @@ class LeafCandidates:
         tables = self._rows.segments
         return fuse(dense, lexical, options.fusion, tables, lexical_best=found.best_by_words)
 
-    def _found(self, queries: np.ndarray, depth: int) -> list[_Found]:
+    def _found(self, queries: np.ndarray, depth: int) -> list[_GroupCandidates]:
         """Return what the leaves find for some queries, merged."""
         if len(queries) == 1:
             return self._found_at_once(queries, depth)
@@ -119,7 +119,7 @@ class LeafCandidates:
             vectors = 4 * sum(self._options.vectors.choices[place].manifest.dimensions for place in places)
         return vectors + (self._words[query].ByteSize() if self._words else 0)
 
-    def _found_at_once(self, queries: np.ndarray, depth: int) -> list[_Found]:
+    def _found_at_once(self, queries: np.ndarray, depth: int) -> list[_GroupCandidates]:
         request = pb.LeafSearchRequest(queries=len(queries), wanted=depth, vectors=self._vectors(queries))
         request.MergeFrom(self._template)
         if self._words:
@@ -136,7 +136,7 @@ class LeafCandidates:
 
     def _merged(
         self, query: int, results: Mapping[int, pb.LeafFound], depth: int, few: Sequence[int]
-    ) -> _Found:
+    ) -> _GroupCandidates:
         """Return the rankings of all groups for one query as one; `few` are the vectors whose ranges are measured."""
         tables = self._rows.segments
         numbers = {group: tables[group].take_in(found) for group, found in results.items()}
@@ -155,7 +155,7 @@ class LeafCandidates:
             for place in places
         ]
         best_words = (found.best_by_words for found in results.values() if found.HasField("best_by_words"))
-        return _Found(
+        return _GroupCandidates(
             by_vector=by_vector,
             words=merged((group, found.by_words) for group, found in results.items())
             if self._words
@@ -214,7 +214,7 @@ class LeafCandidates:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class _Found:
+class _GroupCandidates:
     """What all groups find for one query."""
 
     by_vector: Sequence[tuple[int, Ranking]]

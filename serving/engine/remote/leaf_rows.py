@@ -25,7 +25,7 @@ import numpy as np
 from scannery.indexer import CorpusCounts, CorpusStatistics
 from scannery.runtime.errors import UnknownDatapointError
 from scannery.serving.contract import LEAF_FETCH, LEAF_STATISTICS
-from scannery.serving.engine.hydrator import Written
+from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.query_vectors import members_of
 from scannery.serving.engine.remote.leaf_candidates import KeptCounts, LeafCandidates
 from scannery.serving.engine.remote.state_reader import StateReader
@@ -132,7 +132,7 @@ _FIXED32 = 5
 
 def written_hits(
     rankings: Sequence[Ranking], tables: Sequence[LeafTable], names: Sequence[str], *, grouped: bool
-) -> Written:
+) -> WrittenHits:
     """Return the hits of each query.
 
     Args:
@@ -144,7 +144,7 @@ def written_hits(
     """
     lists = [b"".join(_hits(ranking, tables, names, grouped=grouped)) for ranking in rankings]
     bounds_L = np.array([0, *accumulate(map(len, lists))], np.int64)
-    return Written(np.frombuffer(b"".join(lists), np.uint8), bounds_L)
+    return WrittenHits(np.frombuffer(b"".join(lists), np.uint8), bounds_L)
 
 
 def _hits(
@@ -221,7 +221,7 @@ class LeafRows(RowSource):
         self.filters = filters or {}
         self._snapshot = snapshot
         self.segments: Sequence[LeafTable] = [LeafTable() for _ in range(reader.groups)]
-        self._named = _Named(self.segments, snapshot)
+        self._named = _NamedRows(self.segments, snapshot)
         self.lookup = self._named
 
     def candidates(self, prepared: PreparedSearch, batch: QueryBatch) -> LeafCandidates:
@@ -229,7 +229,7 @@ class LeafRows(RowSource):
         self._read_named(prepared, batch)
         return LeafCandidates(self, prepared, batch)
 
-    def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> Written:
+    def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> WrittenHits:
         """As `RowSource.hits`."""
         self._read_datapoints(rankings)
         options = prepared.options
@@ -362,7 +362,7 @@ class LeafRows(RowSource):
                 tables[number].add(requests[number], response)
 
 
-class _Named:
+class _NamedRows:
     """Finds the datapoints that queries name; they were read before."""
 
     def __init__(self, tables: Sequence[LeafTable], snapshot: Snapshot) -> None:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer import CorpusStatistics, Segment, corpus_statistics
 from scannery.serving.engine.dense import Candidates
-from scannery.serving.engine.hydrator import Written
+from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.query_vectors import Lookup
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking, Rows
@@ -60,7 +60,7 @@ class RowSource(ABC):
         """Return the candidates of the queries of a batch; raises what `search` does."""
 
     @abstractmethod
-    def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> Written:
+    def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> WrittenHits:
         """Return the hits of each query as an answer has them."""
 
     @abstractmethod
@@ -91,7 +91,7 @@ class LocalRows(RowSource):
         """As `RowSource.candidates`."""
         return Candidates(prepared, batch)
 
-    def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> Written:
+    def hits(self, prepared: PreparedSearch, rankings: Sequence[Ranking]) -> WrittenHits:
         """As `RowSource.hits`."""
         return prepared.hydrator.hits(rankings)
 

@@ -25,7 +25,7 @@ from scannery.serving.scheduling.admission import SMALL_BYTES
 from scannery.serving.scheduling.permits import Share
 from scannery.serving.security.principal import ANONYMOUS, anonymous_at
 from scannery.serving.transport.http.head import CONTINUE, Exchange, RefusedError
-from scannery.serving.transport.http.parser import PIECE_BYTES, Repeated, RequestHandler, RequestParser
+from scannery.serving.transport.http.parser import PIECE_BYTES, KnownRequest, RequestHandler, RequestParser
 
 __all__ = ["Connection", "LoneCaller"]
 
@@ -129,7 +129,7 @@ class Connection(asyncio.Protocol):
         """Bytes received and not parsed yet."""
         self._read = b""
         """The bytes that are parsed now, if they begin with a request."""
-        self._known: tuple[Repeated, ...] = ()
+        self._known: tuple[KnownRequest, ...] = ()
         """Requests that further ones are compared with, the latest first."""
         self._last = False
         """Whether further requests are dropped."""
@@ -239,7 +239,7 @@ class Connection(asyncio.Protocol):
                 return exchange is not None
         return False
 
-    def remember(self, known: Repeated) -> None:
+    def remember(self, known: KnownRequest) -> None:
         """Compare further requests with an answered one."""
         self._known = (known, *self._known[: MAX_KNOWN - 1])
 

@@ -57,7 +57,7 @@ from scannery.serving.transport.http.head import (
     not_served,
     read_head,
 )
-from scannery.serving.transport.http.parser import Repeated
+from scannery.serving.transport.http.parser import KnownRequest
 from scannery.serving.transport.http.repeated_request import (
     Outcome,
     TextQueue,
@@ -277,7 +277,7 @@ class Handler:
         if not self._arrived and not self._batches:
             self.loop.call_soon(self._answer_arrived)
 
-    def repeated(self, connection: Connection, known: Repeated, data: bytes) -> Exchange | None:
+    def repeated(self, connection: Connection, known: KnownRequest, data: bytes) -> Exchange | None:
         """Begin to answer a request that differs from an answered one in nothing but vector or text, as `answer` does.
 
         It passes all checks but those of its bytes. None: it is to be parsed, which also finds what is wrong with it.
@@ -381,7 +381,7 @@ class Handler:
 
     def _remember(self, exchange: Exchange, asked: SearchRequest, data: bytes) -> None:
         """Have further requests of the connection compared with this one, whose body is `data`."""
-        known: Repeated | None = None
+        known: KnownRequest | None = None
         if asked.query.WhichOneof("kind") == "text":
             known = repeated_text(exchange.head, asked, exchange.whole, data)
         elif (template := template_of(asked, data)) is not None:

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from scannery.serving.scheduling.permits import Budget
     from scannery.serving.transport.http.connection import Connection
 
-__all__ = ["PIECE_BYTES", "Repeated", "RequestHandler", "RequestParser"]
+__all__ = ["PIECE_BYTES", "KnownRequest", "RequestHandler", "RequestParser"]
 
 PIECE_BYTES = 1 << 13
 """Bytes parsed at a time, but for a body of a known length."""
 
 
-class Repeated(Protocol):
+class KnownRequest(Protocol):
     """A request that was answered, to compare others with: they may differ in what they ask."""
 
     @property
@@ -76,7 +76,7 @@ class RequestHandler(Protocol):
     def admit(self, exchange: Exchange, size_bytes: int) -> object:
         """Pass admission before a large body is read, and account for its bytes; raises OverloadedError."""
 
-    def repeated(self, connection: Connection, known: Repeated, data: bytes) -> Exchange | None:
+    def repeated(self, connection: Connection, known: KnownRequest, data: bytes) -> Exchange | None:
         """Begin to answer a request that fits `known`, or note its error; None: it is to be parsed."""
 
     def answer(self, exchange: Exchange) -> None:

@@ -11,7 +11,7 @@ import pytest
 from scannery.indexer import (
     Field,
     IndexSpec,
-    Validated,
+    ValidatedBatch,
     named_texts,
     parse_spec,
     passage_rows,
@@ -34,7 +34,7 @@ def spec_of(**keys: Any) -> IndexSpec:
     return parse_spec(data | keys)
 
 
-def validated(**vectors: Any) -> Validated:
+def validated(**vectors: Any) -> ValidatedBatch:
     fields = {vector_column(name): Field(f"vectors.{name}", values) for name, values in vectors.items()}
     rows = len(next(iter(vectors.values())))
     given = {"id": [f"d{row}" for row in range(rows)], "text": ["t"] * rows}

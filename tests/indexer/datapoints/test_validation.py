@@ -15,7 +15,7 @@ from scannery.indexer import (
     Field,
     InvalidRecordError,
     SizeLimits,
-    Validated,
+    ValidatedBatch,
     parse_spec,
     passage_rows,
     validate,
@@ -33,7 +33,7 @@ LIMITS = SizeLimits(title=8, text=8, payload=8, attribute=8, strings=3)
 VECTORS_ND = np.array([[1, 0], [0, 1], [2, 0]], np.float32)
 
 
-def validated(rows: Any = 3, spec: Any = SPEC, **columns: Any) -> Validated:
+def validated(rows: Any = 3, spec: Any = SPEC, **columns: Any) -> ValidatedBatch:
     """Return what becomes of a batch with given columns; ids are made where there are none."""
     options = {name: columns.pop(name) for name in ("limits", "partial", "spoken") if name in columns}
     fields = {"id": [f"id{row}" for row in range(rows)], **columns}
@@ -41,7 +41,7 @@ def validated(rows: Any = 3, spec: Any = SPEC, **columns: Any) -> Validated:
     return validate(rows, named, spec, 2, embeds=True, **options)
 
 
-def errors(valid: Validated) -> dict[int, tuple[str, str | None]]:
+def errors(valid: ValidatedBatch) -> dict[int, tuple[str, str | None]]:
     return {rejected.row: (rejected.error.reason, rejected.error.field) for rejected in valid.rejected}
 
 

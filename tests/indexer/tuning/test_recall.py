@@ -196,7 +196,7 @@ def test_a_scan_is_timed_with_rows_that_no_scan_before_has_read(monkeypatch: pyt
         seen.append(rows_R)
 
     monkeypatch.setattr(plan_timing, "exact_search", search)
-    scored = plan_timing._Scored(vectors_ND, np.random.default_rng(0))
+    scored = plan_timing._ScoringTimer(vectors_ND, np.random.default_rng(0))
     cold = [scored._one, scored._few, scored._many]
     plan_timing.Clock().run(cold)
     assert len(seen) == plan_timing.TIMED_ROUNDS * len(cold)

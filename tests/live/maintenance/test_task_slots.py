@@ -12,7 +12,7 @@ import pytest
 import scannery
 from scannery.indexer import Store
 from scannery.live.maintenance import scheduler
-from scannery.live.maintenance.scheduler import PATIENCE_S, Ended, Maintenance, TaskSlots
+from scannery.live.maintenance.scheduler import PATIENCE_S, Maintenance, TaskResult, TaskSlots
 from scannery.serving.catalog.server_catalog import ServerCatalog
 
 
@@ -66,7 +66,7 @@ def test_indexes_that_are_always_due_leave_seals_of_others_their_turn(
     )
     ends: Counter[str] = Counter()
 
-    def ended(end: Ended) -> None:
+    def ended(end: TaskResult) -> None:
         ends[end.index] += 1
 
     store = Store.open(tmp_path / "store")

@@ -25,7 +25,7 @@ from scannery.runtime.errors import DeadlineError
 from scannery.runtime.retry import Deadline
 from scannery.serving.encoding.reranker import BATCH_SENTENCES, SentenceVectors
 from scannery.serving.engine.highlighting.highlighter import with_snippets
-from scannery.serving.engine.hydrator import Written
+from scannery.serving.engine.hydrator import WrittenHits
 from scannery.v1 import search_pb2
 from tests.data import datapoints
 from tests.embed.tiny_models import make_cross_encoder, make_model
@@ -332,7 +332,7 @@ def test_snippets_are_added_to_hits_of_any_size() -> None:
         hit.datapoint.text = "x" * size
     lists = [hits[:3], [], hits[3:]]
     data = [search_pb2.HitList(hits=each).SerializeToString() for each in lists]
-    written = Written(np.frombuffer(b"".join(data), np.uint8), np.cumsum([0, *map(len, data)]))
+    written = WrittenHits(np.frombuffer(b"".join(data), np.uint8), np.cumsum([0, *map(len, data)]))
     snippets = [
         [search_pb2.Snippet(start=size, end=9).SerializeToString() for size in sizes[:3]],
         [],

@@ -12,7 +12,7 @@ import pytest
 
 from scannery.client.request.calls import search, search_many
 from scannery.indexer import AllowedRows, Segment, Store, exact_search, parse_spec, search_ready, unit_length
-from scannery.indexer.planning.planner import Found
+from scannery.indexer.planning.planner import SegmentHits
 from scannery.indexer.tuning.settings_choice import SearchSettings, recall_by_score
 from scannery.indexer.vectors.exact_search import all_scores
 from scannery.runtime.retry import Deadline
@@ -113,22 +113,22 @@ def clustered_mask(segment: Segment, query_1D: np.ndarray, share: float, seed: i
 
 MASKS = (random_mask, nearest_mask, farthest_mask, clustered_mask)
 Mask = Callable[[Segment, np.ndarray, float, int], np.ndarray]
-Plan = Callable[[Segment, np.ndarray, AllowedRows], Found]
+Plan = Callable[[Segment, np.ndarray, AllowedRows], SegmentHits]
 
 
-def planned(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> Found:
+def planned(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> SegmentHits:
     settings = segment.settings_for(TARGET)
     return segment.find(query_1D, K, settings=settings, allowed=allowed, target_recall=TARGET)
 
 
-def by_leaves(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> Found:
+def by_leaves(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> SegmentHits:
     assert segment._planner is not None
     return segment._planner.scan(search_ready(query_1D, segment.distance), K, allowed, TARGET)
 
 
 def by_scann(
     segment: Segment, query_1D: np.ndarray, allowed: AllowedRows, settings: SearchSettings | None = None
-) -> Found:
+) -> SegmentHits:
     settings = settings or segment.settings_for(TARGET)
     assert segment._planner is not None
     assert settings is not None
@@ -188,7 +188,7 @@ def test_a_query_unlike_all_data_is_answered_too(segment: Segment) -> None:
     assert np.mean(recalls) >= 0.85
 
 
-def by_all_of_scann(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> Found:
+def by_all_of_scann(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> SegmentHits:
     """Score every row: ScaNN approximates a batch by other kernels than a single query."""
     assert segment.leaves is not None
     settings = SearchSettings(leaves=len(segment.leaves.sizes_L), rescore=segment.rows)

@@ -15,7 +15,7 @@ import scannery
 from scannery.runtime.errors import DeadlineError
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine import search as engine
-from scannery.serving.engine.hydrator import Written
+from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
@@ -171,7 +171,7 @@ def test_queries_of_concurrent_callers_are_searched_together_and_answered_as_alo
     sizes: list[int] = []
     search = engine.search
 
-    def slow(prepared: PreparedSearch, batch: QueryBatch) -> Written:
+    def slow(prepared: PreparedSearch, batch: QueryBatch) -> WrittenHits:
         sizes.append(len(batch.queries))
         time.sleep(0.02)
         return search(prepared, batch)

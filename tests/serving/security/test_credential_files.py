@@ -24,7 +24,7 @@ from scannery.client.request.calls import search
 from scannery.serving import ConfigError, SecurityConfig
 from scannery.serving.security import KeyFile, private_files
 from scannery.serving.security.authentication import Authenticator
-from scannery.serving.security.private_files import Watched
+from scannery.serving.security.private_files import WatchedValue
 from scannery.serving.security.tls import Certificates
 from scannery.v1 import index_pb2, index_pb2_grpc, search_pb2, search_pb2_grpc
 from tests.served import DIMENSIONS, serving
@@ -236,7 +236,7 @@ def test_a_change_that_leaves_time_and_size_as_they_were_is_seen(tmp_path: Path)
     file = tmp_path / "file"
     file.write_text("one")
     status = file.stat()
-    watched = Watched("it", [str(file)], file.read_text, every_s=0)
+    watched = WatchedValue("it", [str(file)], file.read_text, every_s=0)
     with file.open("r+") as same:
         same.write("two")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
