@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.kernels.fused import compiled
 from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.limits import MAX_FILTER_VALUES
 
 __all__ = ["MAX_PARTS", "SMALL_BYTES", "check_parts", "count_parts", "next_field", "warm_up"]
 
@@ -60,8 +61,8 @@ def check_parts(kind: type[Message], data: bytes | bytearray) -> None:
         raise InvalidRequestError(f"the request is not a {name}")
     if found > MAX_PARTS:
         raise InvalidRequestError(
-            f"the {name} has too many parts: its lists may have {MAX_OWN_PARTS} items, a filter or another field "
-            f"{most_of_field} values and parts, and all together {MAX_PARTS}"
+            f"the {name} has too many parts: its lists may have {MAX_OWN_PARTS} items, a list of a filter "
+            f"{MAX_FILTER_VALUES}, another field {most_of_field} values and parts, and all together {MAX_PARTS}"
         )
 
 
