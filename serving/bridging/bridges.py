@@ -44,8 +44,8 @@ class Bridges:
             for api in bridge.http:
                 if not api.prefix.startswith("/") or len(api.prefix) < 2:
                     raise _refused(name, f"{api.prefix!r} is no front of paths, such as '/hello/'")
-                if other := next((each for each in self._apis if _overlap(each, api.prefix)), ""):
-                    raise _refused(name, f"{api.prefix} and {other} of another API overlap")
+                if api.prefix in self._apis:
+                    raise _refused(name, f"{api.prefix} is the front of another API, too")
                 self._apis[api.prefix] = api
         self.private_methods = frozenset(
             path for bridge in self._opened.values() for path in bridge.private_methods
@@ -62,11 +62,9 @@ class Bridges:
         return tuple(self._opened)
 
     def api_of(self, path: str) -> HttpApi | None:
-        """Return the API that a path is of, also if the API does not have it; None: it is of no bridge."""
-        for prefix, api in self._apis.items():
-            if path.startswith(prefix):
-                return api
-        return None
+        """Return the API with the longest front of a path, also if it does not have the path; None: no bridge has it."""
+        fronts = [prefix for prefix in self._apis if path.startswith(prefix)]
+        return self._apis[max(fronts, key=len)] if fronts else None
 
     def added_to(self, service: MethodRegistry) -> MethodRegistry:
         """Return the methods of a server with those of the bridges; raises ConfigError."""
@@ -137,10 +135,6 @@ def _check_methods(service: MethodRegistry, bridged: Mapping[str, UnaryMethod]) 
                 f"bridges: {path} takes {method.request.DESCRIPTOR.full_name}, a message of the server's own methods",
                 field="bridges",
             )
-
-
-def _overlap(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)
 
 
 def _refused(name: str, why: str) -> ConfigError:

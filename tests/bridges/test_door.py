@@ -340,16 +340,22 @@ def bridge(*prefixes: str, **methods: type) -> Bridge:
 @pytest.mark.parametrize(
     ("opened", "message"),
     [
-        ({"a": bridge("/a/"), "b": bridge("/a/b/")}, "b: /a/b/ and /a/ of another API overlap"),
+        ({"a": bridge("/a/"), "b": bridge("/b/", "/a/")}, "b: /a/ is the front of another API, too"),
         ({"a": bridge("/")}, "'/' is no front of paths"),
         ({"a": bridge("a/")}, "'a/' is no front of paths"),
         ({"a": bridge(C=StringValue), "b": bridge(C=StringValue)}, "another bridge has the method /a.B/C"),
     ],
-    ids=["overlapping", "all", "relative", "the same method"],
+    ids=["the same front", "all", "relative", "the same method"],
 )
 def test_bridges_that_exclude_each_other_are_refused(opened: Mapping[str, Bridge], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Bridges(opened)
+
+
+def test_the_longest_front_of_a_path_counts() -> None:
+    bridges = Bridges({"a": bridge("/v1/", "/w/"), "b": bridge("/v1/rerank")})
+    fronts = [api and api.prefix for api in map(bridges.api_of, ("/v1/models", "/v1/rerank", "/w/x", "/x"))]
+    assert fronts == ["/v1/", "/v1/rerank", "/w/", None]
 
 
 @pytest.mark.parametrize(
