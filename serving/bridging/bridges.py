@@ -62,7 +62,7 @@ class Bridges:
         return tuple(self._opened)
 
     def api_of(self, path: str) -> HttpApi | None:
-        """Return the API with the longest front of a path, also if it does not have the path; None: no bridge has it."""
+        """Return the API with the longest front of a path; None: no bridge has one. The API may not have the path."""
         fronts = [prefix for prefix in self._apis if path.startswith(prefix)]
         return self._apis[max(fronts, key=len)] if fronts else None
 
