@@ -15,6 +15,10 @@ class OpenAIPlugin(Plugin):
         """Return whether the server has HTTP."""
         return bool(config.http_address)
 
+    def load(self) -> None:
+        """Import what the paths need, before workers are forked."""
+        import scannery.bridges.openai.embeddings  # noqa: F401
+
     def open(self, host: Host) -> Bridge:
         """Return the paths."""
         from scannery.bridges.openai.embeddings import EmbeddingsApi
