@@ -33,7 +33,10 @@ def _declared(file: Path) -> dict[str, str]:
 
 
 def _installed() -> dict[str, str]:
-    text = metadata.distribution("scannery").read_text("entry_points.txt") or ""
+    try:
+        text = metadata.distribution("scannery").read_text("entry_points.txt") or ""
+    except metadata.PackageNotFoundError:
+        return {}
     _, _, section = text.partition("[scannery.bridges]\n")
     lines = (line.partition(" = ") for line in section.partition("\n\n")[0].splitlines())
     return {name: value for name, _, value in lines if name}
