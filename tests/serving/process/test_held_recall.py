@@ -33,7 +33,7 @@ SPEC = parse_spec(
         "target_recall": TARGET,
     }
 )
-SETTLED_S = 120.0
+SETTLED_S = 300.0
 ROWS_ND = clustered(ROWS, DIMENSIONS, clusters=200)
 QUESTIONS_QD = np.random.default_rng(3).standard_normal((2000, DIMENSIONS)).astype(np.float32)
 
