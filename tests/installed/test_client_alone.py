@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import tomllib
@@ -12,6 +12,7 @@ from tests.data import ROOT
 from tests.installed.conftest import Environments
 from tests.installed.program import Environment
 from tests.installed.test_installed import ANSWERS
+from tests.tools.declared_environment import Installed
 from tests.tools.ports import free_port
 
 PROGRAM = """
@@ -20,7 +21,7 @@ import numpy as np
 import scannery
 {imports}
 with scannery.connect(sys.argv[1], timeout_s=120) as client:
-    index = client.create_index("alone", dimensions=4, attributes={{"n": "int"}})
+    index = client.create_index(sys.argv[2], dimensions=4, attributes={{"n": "int"}})
     rows = [{{"id": str(i), "vector": np.eye(4)[i % 4] + i / 100, "attributes": {{"n": i}}}} for i in range(40)]
     {write}
     print(len(index.search(np.eye(4)[2], k=5, where={{"n": {{"$lt": 20}}}})), index.count())
@@ -61,13 +62,16 @@ FRAMEWORKS = {
 }
 
 
-def _served(environments: Environments) -> tuple[str, str]:
-    """Return the addresses of a server over gRPC and over HTTP."""
+@pytest.fixture(scope="module")
+def served(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Addresses of a server over gRPC and over HTTP."""
+    environments = Environments(installed, tmp_path_factory.mktemp("server"))
     address, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
     server = environments.make(["scannery[minilm]"])
     server.run("python -c 'import scannery; scannery.connect(\"./s\", create=True).close()'")
     server.serve(f"scannery serve --store ./s --listen {address} --http {http} --model {MODEL}")
-    return address, f"http://{http}"
+    yield address, f"http://{http}"
+    environments.close()
 
 
 @pytest.mark.parametrize(
@@ -79,13 +83,18 @@ def _served(environments: Environments) -> tuple[str, str]:
     ],
 )
 def test_it_writes_and_searches(
-    environments: Environments, requirement: str, write: str, imports: str, modules: Sequence[str]
+    environments: Environments,
+    served: tuple[str, str],
+    requirement: str,
+    write: str,
+    imports: str,
+    modules: Sequence[str],
 ) -> None:
-    grpc, http = _served(environments)
+    grpc, http = served
     client = environments.make([requirement])
     program = client.folder / "program.py"
     program.write_text(PROGRAM.format(write=write, imports=imports))
-    said = client.run(f"python {program} {grpc if 'grpc' in requirement else http}")
+    said = client.run(f"python {program} {grpc if 'grpc' in requirement else http} alone{len(requirement)}")
     assert said.splitlines() == ["5 40", "39 ['1']", str(modules)]
     if requirement in MEGABYTES:
         assert _megabytes(client) <= MEGABYTES[requirement]
@@ -110,8 +119,10 @@ def test_what_is_missing_is_named(environments: Environments) -> None:
 
 
 @pytest.mark.parametrize("extra", FRAMEWORKS)
-def test_the_vector_stores_of_frameworks_need_no_more(environments: Environments, extra: str) -> None:
-    _, http = _served(environments)
+def test_the_vector_stores_of_frameworks_need_no_more(
+    environments: Environments, served: tuple[str, str], extra: str
+) -> None:
+    _, http = served
     client, program = environments.make([f"scannery-client[{extra}]"]), FRAMEWORKS[extra]
     said = client.run(f"python {ROOT / 'examples' / 'frameworks' / program} {http}", tries=3)
     assert all(answer in said for answer in ANSWERS[program]), said
