@@ -214,7 +214,7 @@ class Explanation:
     """The target that chose the settings: above `target_recall` where the server has found with sampled queries that
     the settings measured for that find too little. 1: exact search."""
     recall_steps: int = 0
-    """Steps by how many steps the effective target is above; 0: it is not, and the measured curve holds."""
+    """Steps by which the effective target is above; 0: it is not, and the measured curve holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

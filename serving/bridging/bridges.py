@@ -18,7 +18,7 @@ from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMe
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
 
-__all__ = ["BridgedMethods", "Bridges"]
+__all__ = ["BridgedMethods", "Bridges", "close_bridges"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,12 +71,8 @@ class Bridges:
         return BridgedMethods(service, self.methods) if self.methods else service
 
     def close(self) -> None:
-        """Close all; errors are logged, so that each is closed."""
-        for name, bridge in self._opened.items():
-            try:
-                bridge.close()
-            except Exception:  # noqa: BLE001  the server stops all the same
-                _LOG.exception("the bridge %s was not closed", name)
+        """Close all; errors are logged."""
+        close_bridges(self._opened)
 
 
 class BridgedMethods(MethodRegistry):
@@ -122,6 +118,15 @@ class BridgedMethods(MethodRegistry):
     ) -> search_pb2.SearchStreamResponse:
         """As that of this server."""
         return self._service.stream_answer(request, deadline, stats)
+
+
+def close_bridges(opened: Mapping[str, Bridge]) -> None:
+    """Close bridges by name; errors are logged, so that each is closed."""
+    for name, bridge in opened.items():
+        try:
+            bridge.close()
+        except Exception:  # noqa: BLE001  a server that stops, or does not start, has the error that matters
+            _LOG.exception("the bridge %s was not closed", name)
 
 
 def _check_methods(service: MethodRegistry, bridged: Mapping[str, UnaryMethod]) -> None:

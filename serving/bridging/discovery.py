@@ -9,7 +9,7 @@ from importlib import metadata
 
 from scannery.runtime.errors import CodedError, ConfigError
 from scannery.serving.bridging.api import Bridge, Plugin
-from scannery.serving.bridging.bridges import Bridges
+from scannery.serving.bridging.bridges import Bridges, close_bridges
 from scannery.serving.bridging.host import Host
 from scannery.serving.config import ListenConfig
 
@@ -52,8 +52,7 @@ def open_bridges(host: Host) -> Bridges:
             opened[name] = _opened(name, plugin, host)
         return Bridges(opened)
     except BaseException:
-        for bridge in opened.values():
-            bridge.close()
+        close_bridges(opened)
         raise
 
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
-from scannery.runtime.errors import PermissionDeniedError, UnknownIndexError
 from scannery.runtime.retry import Deadline
 from scannery.serving.contract import (
     ALTER_INDEX,
@@ -18,7 +17,7 @@ from scannery.serving.contract import (
     SEARCH_SERVICE,
     UPSERT,
 )
-from scannery.serving.security.principal import current_principal
+from scannery.serving.security.principal import check_visible, current_principal
 from scannery.serving.services.registry import MethodRegistry
 from scannery.v1 import index_pb2, search_pb2
 
@@ -133,18 +132,9 @@ class Engine:
         return cast(search_pb2.ScanResponse, self._called(f"/{SEARCH_SERVICE}/Scan", request, deadline))
 
     def _called(self, path: str, request: Message, deadline: Deadline) -> Any:
-        if self._checks:
-            self._check_scope(path)
+        if self._checks and (scope := self._methods.scope_of(path)) is not None:
+            current_principal().check_scope(scope)
         request = self._methods.resolved(request)
-        if (
-            self._checks
-            and (index := self._methods.index_of(request))
-            and not current_principal().sees(index)
-        ):
-            raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
+        if self._checks:
+            check_visible(self._methods.index_of(request))
         return self._methods.call(path, request, deadline)
-
-    def _check_scope(self, path: str) -> None:
-        scope = self._methods.scope_of(path)
-        if scope is not None and not current_principal().may(scope):
-            raise PermissionDeniedError(f"these credentials do not have the scope {scope!r}")

@@ -167,7 +167,7 @@ class ListenConfig:
         "Query vectors to cache. 0: none, so that response times reveal no earlier query.",
         most=1 << 20,
     )
-    """Number of each encoder, by caller and text."""
+    """Query vectors that each encoder caches, by caller and text."""
 
     def __post_init__(self) -> None:
         self._check_address("listen")

@@ -306,8 +306,7 @@ class Authorizer:
         scope = self._scope_of(path)
         if scope is None:
             raise UnsupportedError(f"there is no such method{_hint(path) or self._about}")
-        if not principal.may(scope):
-            raise PermissionDeniedError(f"these credentials do not have the scope {scope!r}")
+        principal.check_scope(scope)
         return principal
 
     def admits(self, path: str, metadata: Metadata) -> bool:

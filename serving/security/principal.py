@@ -9,6 +9,8 @@ from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Literal, get_args
 
+from scannery.runtime.errors import PermissionDeniedError, UnknownIndexError
+
 __all__ = [
     "ALL_INDEXES",
     "ANONYMOUS",
@@ -17,6 +19,7 @@ __all__ = [
     "Principal",
     "Scope",
     "anonymous_at",
+    "check_visible",
     "current_account",
     "current_principal",
 ]
@@ -58,6 +61,11 @@ class Principal:
     def may(self, scope: Scope) -> bool:
         """Return whether the caller has the scope."""
         return scope in self.scopes
+
+    def check_scope(self, scope: Scope) -> None:
+        """Raise PermissionDeniedError if the caller lacks the scope."""
+        if not self.may(scope):
+            raise PermissionDeniedError(f"these credentials do not have the scope {scope!r}")
 
     def sees(self, index: str) -> bool:
         """Return whether the caller can see the index."""
@@ -104,3 +112,10 @@ def current_principal() -> Principal:
         # Never serve a call that bypassed authentication.
         raise RuntimeError("no principal: the call did not pass authentication")
     return principal
+
+
+def check_visible(index: str) -> None:
+    """Raise UnknownIndexError if the caller may not see the index; an empty name passes."""
+    # The catalog checks as well; this covers methods that do not use the catalog.
+    if index and not current_principal().sees(index):
+        raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")

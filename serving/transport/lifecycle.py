@@ -14,14 +14,14 @@ from typing import TypeAlias, TypeVar
 from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
 
-from scannery.runtime.errors import InvalidRequestError, OverloadedError, UnknownIndexError
+from scannery.runtime.errors import InvalidRequestError, OverloadedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.config import ListenConfig
 from scannery.serving.request import parsing, part_count
 from scannery.serving.request.query import count_queries
 from scannery.serving.scheduling.admission import Admission, Ticket
 from scannery.serving.scheduling.permits import Budget, Permit, Permits
-from scannery.serving.security.principal import Principal, current_principal
+from scannery.serving.security.principal import Principal, check_visible
 from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -34,8 +34,6 @@ __all__ = [
     "ActiveRequest",
     "Offer",
     "RequestLifecycle",
-    "check_visible",
-    "current_principal",
     "decoded",
     "least_in_flight",
     "told_client",
@@ -219,13 +217,6 @@ def least_in_flight(workers: int) -> int:
     """Return the lower bound of the admission limit of each worker, in requests."""
     cores = len(os.sched_getaffinity(0))
     return max(math.ceil(MIN_IN_FLIGHT / workers), MIN_PER_CORE * max(1, cores // workers))
-
-
-def check_visible(index: str) -> None:
-    """Raise UnknownIndexError if the caller may not see the index; an empty name passes."""
-    # The catalog checks as well; this covers methods that do not use the catalog.
-    if index and not current_principal().sees(index):
-        raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
 
 
 def told_client(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

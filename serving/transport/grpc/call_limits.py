@@ -19,10 +19,9 @@ import grpc
 from scannery.runtime.errors import DeadlineError, UnauthenticatedError
 from scannery.runtime.tasks import PeriodicTask
 from scannery.serving.scheduling.permits import heaviest
-from scannery.serving.security.principal import CURRENT, Principal, anonymous_at
+from scannery.serving.security.principal import CURRENT, Principal, anonymous_at, current_principal
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.transport.grpc.status_details import status_details
-from scannery.serving.transport.lifecycle import current_principal
 
 __all__ = ["CallLimit", "CallTimeouts", "End", "abort", "caller_of", "cancelling"]
 

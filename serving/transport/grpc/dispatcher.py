@@ -37,7 +37,7 @@ from scannery.serving.contract import HTTP_KEY, SEARCH_STREAM, UPSERT, UPSERT_ST
 from scannery.serving.scheduling.coalescer import CallThreads
 from scannery.serving.scheduling.permits import Budget, CallerGoneError, Permit, Share
 from scannery.serving.security.authentication import Authorizer
-from scannery.serving.security.principal import CURRENT
+from scannery.serving.security.principal import CURRENT, current_principal
 from scannery.serving.status import status_of
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -46,7 +46,6 @@ from scannery.serving.transport.lifecycle import (
     CHECK_AGAIN_AFTER_S,
     ActiveRequest,
     RequestLifecycle,
-    current_principal,
     decoded,
     told_client,
 )

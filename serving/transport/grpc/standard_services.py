@@ -25,10 +25,10 @@ from scannery.runtime.errors import (
 )
 from scannery.serving.config import ListenConfig
 from scannery.serving.security.authentication import Authorizer
-from scannery.serving.security.principal import ANONYMOUS, CURRENT, Scope
+from scannery.serving.security.principal import ANONYMOUS, CURRENT, Scope, current_principal
 from scannery.serving.transport.grpc.call_limits import CallLimit, CallTimeouts, abort, caller_of, cancelling
 from scannery.serving.transport.health import SERVING, UNKNOWN, Health
-from scannery.serving.transport.lifecycle import current_principal, decoded
+from scannery.serving.transport.lifecycle import decoded
 
 __all__ = ["AuthInterceptor", "Refuse", "StandardServices"]
 

@@ -37,7 +37,7 @@ from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.coalescer import CallThreads
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.security.authentication import Authorizer
-from scannery.serving.security.principal import ANONYMOUS, CURRENT
+from scannery.serving.security.principal import ANONYMOUS, CURRENT, check_visible
 from scannery.serving.services.search import MAX_COALESCED, with_vector_now
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.telemetry import tracing
@@ -68,7 +68,6 @@ from scannery.serving.transport.lifecycle import (
     CHECK_AGAIN_AFTER_S,
     ActiveRequest,
     RequestLifecycle,
-    check_visible,
     decoded,
 )
 from scannery.v1.search_pb2 import SearchRequest
