@@ -7,7 +7,11 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import tomllib
+
 __all__ = ["bring_up_to_date"]
+
+GROUP = "scannery.bridges"
 
 
 def bring_up_to_date(root: Path) -> None:
@@ -27,16 +31,13 @@ def bring_up_to_date(root: Path) -> None:
 
 
 def _declared(file: Path) -> dict[str, str]:
-    _, _, section = file.read_text().partition('[project.entry-points."scannery.bridges"]\n')
-    lines = (line.partition(" = ") for line in section.partition("\n\n")[0].splitlines())
-    return {name: value.strip('"') for name, _, value in lines}
+    project: dict[str, dict[str, dict[str, str]]] = tomllib.loads(file.read_text())["project"]
+    return project["entry-points"][GROUP]
 
 
 def _installed() -> dict[str, str]:
     try:
-        text = metadata.distribution("scannery").read_text("entry_points.txt") or ""
+        package = metadata.distribution("scannery")
     except metadata.PackageNotFoundError:
         return {}
-    _, _, section = text.partition("[scannery.bridges]\n")
-    lines = (line.partition(" = ") for line in section.partition("\n\n")[0].splitlines())
-    return {name: value for name, _, value in lines if name}
+    return {entry.name: entry.value for entry in package.entry_points.select(group=GROUP)}
