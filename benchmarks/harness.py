@@ -26,9 +26,10 @@ from benchmarks.callers import K, throughput
 from scannery.indexer import IndexSpec, Manifest, Store, parse_spec
 
 __all__ = [
-    "BATCH", "CALLERS", "MINILM", "ROOT", "ROUNDS", "K", "children", "cpu_s", "descendants", "environment", "folder_of",
-    "free_port", "in_turns", "listens", "load_of", "milliseconds", "numbers", "options", "pss_bytes", "publish",
-    "random_vectors", "served", "shared_data", "spec_of", "started", "table", "throughput", "timed", "until",
+    "BATCH", "CALLERS", "MINILM", "ROOT", "ROUNDS", "K", "anonymous_mib", "children", "cpu_s", "descendants",
+    "environment", "folder_of", "free_port", "in_turns", "listens", "load_of", "milliseconds", "numbers", "options",
+    "pss_bytes", "publish", "random_vectors", "served", "shared_data", "spec_of", "started", "table", "throughput",
+    "timed", "until",
 ]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -214,6 +215,12 @@ def cpu_s(pid: int) -> float:
         fields = Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()
         ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def anonymous_mib(pid: int | str = "self") -> float:
+    """Return the memory of a process without pages of files, in MiB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"^RssAnon:\s+(\d+) kB", status, re.M)[0]) / 1024
 
 
 def pss_bytes(pid: int) -> int:

@@ -34,7 +34,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.data import Vectors, embeddings, fashion_mnist, topics, varying_norms
-from benchmarks.harness import environment, folder_of, in_turns, options, pss_bytes, table, timed
+from benchmarks.harness import (
+    anonymous_mib,
+    environment,
+    folder_of,
+    in_turns,
+    options,
+    pss_bytes,
+    table,
+    timed,
+)
 from scannery.indexer import (
     OpenIndex,
     SegmentCache,
@@ -189,11 +198,6 @@ def open_once(store: str, cache: str) -> None:
     for segment in index.segments:
         segment.search(query_1D, 10, settings=segment.settings_for(0.95))
     print(json.dumps({"seconds": time.perf_counter() - started, "heap_mib": anonymous_mib() - before}))
-
-
-def anonymous_mib() -> float:
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) / 1024
 
 
 # --- recall

@@ -9,7 +9,6 @@ Half of the indexes have a built segment, every fourth has live updates beside i
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import numpy as np
 
 import scannery
 from benchmarks.harness import (
+    anonymous_mib,
     children,
     cpu_s,
     environment,
@@ -29,6 +29,7 @@ from benchmarks.harness import (
     served,
     spec_of,
     table,
+    timed,
 )
 from scannery.indexer import Store
 
@@ -119,15 +120,8 @@ def entries(pid: int, kind: str) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/{kind}").iterdir())
 
 
-def anonymous_mib(pid: int) -> float:
-    [kib] = re.findall(r"^Anonymous: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
-    return int(kib) / 1024
-
-
 def ms(call: Callable[[], object]) -> float:
-    started_s = time.perf_counter()
-    call()
-    return 1000 * (time.perf_counter() - started_s)
+    return 1000 * timed(call)
 
 
 if __name__ == "__main__":
