@@ -21,6 +21,7 @@ import scannery
 from tests.cluster.machines import Machine
 from tests.data import ROOT
 from tests.tools.ports import free_ports
+from tests.tools.prepared_process import PreparedProcess
 
 __all__ = [
     "Cluster",
@@ -43,12 +44,14 @@ class Process:
             sys.executable, "-m", "scannery.cli.main", "serve", "--store", str(store), "--listen", self.address,
             *(() if "leaf" in arguments else ("--http", "off")), *(("--insecure",) if machine else ()), *arguments,
         ]  # fmt: skip
+        self._elsewhere = machine is not None
         self._process: subprocess.Popen[str] | None = None
         self._since_s: float | None = None
 
     def start(self) -> None:
         """Start it; `wait` waits until it serves."""
-        self._process = subprocess.Popen(
+        start = subprocess.Popen if self._elsewhere else PreparedProcess
+        self._process = start(
             self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             # A group of its own: the worker, which serves, is a child of the process that is started.
             start_new_session=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},

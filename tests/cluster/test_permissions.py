@@ -12,6 +12,7 @@ import pytest
 
 import scannery
 from scannery.serving import LeavesConfig, SecurityConfig, Server, ServerConfig
+from scannery.serving.process import server
 from scannery.serving.security.api_keys import KeyFile
 from scannery.v1.leaf_pb2 import At, LeafCountRequest, LeafRowsRequest, LeafStatusRequest
 from scannery.v1.leaf_pb2_grpc import LeafServiceStub
@@ -133,7 +134,10 @@ def test_a_root_takes_its_new_key_when_the_old_one_is_revoked(guarded: Guarded) 
 
 
 @pytest.mark.system
-def test_a_root_without_a_key_says_that_its_leaves_refuse_it(guarded: Guarded) -> None:
+def test_a_root_without_a_key_says_that_its_leaves_refuse_it(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LEAVES_WITHIN_S", 0.5)
     with ExitStack() as stack:
         root = stack.enter_context(guarded.new_root())
         client = stack.enter_context(scannery.connect(root.address, api_key=guarded.reader))

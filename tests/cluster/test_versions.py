@@ -14,6 +14,7 @@ from scannery.indexer import Store, latest_version
 from scannery.indexer.versions.dropping import drop_index
 from scannery.live.maintenance.rollback import rollback
 from scannery.serving import Server
+from scannery.serving.process import server
 from scannery.v1.leaf_pb2 import LeafStatusRequest
 from scannery.v1.leaf_pb2_grpc import LeafServiceStub
 from tests.cluster.processes import Traffic, wait_until
@@ -127,7 +128,10 @@ def _has(client: scannery.Client, name: str) -> bool:
     return True
 
 
-def test_a_root_before_its_leaves_and_before_the_index(tmp_path: Path) -> None:
+def test_a_root_before_its_leaves_and_before_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LEAVES_WITHIN_S", 0.5)
     path = tmp_path / "late"
     store = Store.open(path, create=True)
     ports = free_ports(2)

@@ -108,7 +108,7 @@ def test_no_search_fails_while_the_cluster_changes(tmp_path: Path) -> None:
             right = [(hit.id, hit.score) for hit in ask(client)]
         old = list(cluster.leaves)
         # Callers of one root; another one's are told to go elsewhere when it ends, which is a test of its own below.
-        with Traffic(cluster.roots[0].address, ask, rate=50) as traffic:
+        with Traffic(cluster.roots[0].address, ask, rate=20) as traffic:
             third = cluster.add_row(GROUPS)
             time.sleep(READ_AGAIN_S)
             cluster.remove(third)
@@ -128,7 +128,7 @@ def test_no_search_fails_while_roots_are_replaced_in_turn(tmp_path: Path) -> Non
         with scannery.connect(cluster.roots[0].address) as client:
             right = [(hit.id, hit.score) for hit in ask(client)]
         both = "ipv4:" + ",".join(root.address for root in cluster.roots)
-        with Traffic(both, ask, rate=50, retries=True) as traffic:
+        with Traffic(both, ask, rate=20, retries=True) as traffic:
             for root in cluster.roots:
                 time.sleep(2)
                 restart(root, 3)

@@ -27,7 +27,7 @@ from tests.live.model import DIMENSIONS, make_store, random_row
 
 pytestmark = pytest.mark.long
 
-STOPS = often(4, 20)
+STOPS = often(2, 20)
 BATCH = 500
 OTHERS_WRITE_S = 7.0
 """5 s until a writer that hangs is ended, and the time to notice it."""

@@ -48,7 +48,7 @@ def whole(cluster: Cluster) -> scannery.Hits:
         return ask(client)
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(often(20, 300), marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [often(6, 300)])
 def test_no_search_fails_or_is_partial_while_a_leaf_is_killed_each_second(
     cluster: Cluster, kills: int
 ) -> None:

@@ -21,7 +21,7 @@ from tests.tools.ports import free_ports
 pytestmark = pytest.mark.long
 
 GROUPS, ROOTS, CLIENTS = 2, 2, 4
-KILLS = often(15, 50)
+KILLS = often(5, 50)
 QUERY = [1.0] * DIMENSIONS
 
 

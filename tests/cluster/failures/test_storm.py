@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 
 GROUPS, ROWS, ROOTS, WRITERS = 2, 2, 2, 4
 SEED = 5
-SECONDS = often(60, 600)
+SECONDS = often(25, 600)
 # Versions are removed as soon as no process leases them.
 SPEC = LIVE.model_copy(
     update={

@@ -34,7 +34,7 @@ def test_a_cache_that_cannot_be_written_is_told_by_all(
     with (
         caplog.at_level(logging.ERROR),
         serving(store, http="127.0.0.1:0", check_every_s=0.05) as server,
-        scannery.connect(server.address) as client,
+        scannery.connect(server.address, retries=False) as client,
     ):
         assert ready(f"127.0.0.1:{server.http_port}") == 503
         with pytest.raises(scannery.ScanneryError, match="SCANNERY_CACHE_DIR"):
