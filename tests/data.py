@@ -28,6 +28,8 @@ from scannery.indexer import (
 )
 
 ROOT = Path(__file__).resolve().parent.parent
+LONG_SHARE = float(os.environ.get("SCANNERY_LONG_SHARE", "1"))
+"""Share of the repetitions of long tests that is done: all with `make test-long`, a part in `.ci/run`."""
 
 
 def shared_data(*parts: str) -> Path:
@@ -124,6 +126,11 @@ def as_webvtt(text: str, *, words: int = 5) -> str:
 
 def _clock(seconds: int) -> str:
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.000"
+
+
+def repeated(count: int) -> int:
+    """Return how often a long test does something of which `count` times are all: LONG_SHARE of them."""
+    return max(1, round(count * LONG_SHARE))
 
 
 def first_quick(values: Iterable[Any], count: int = 1) -> list[Any]:

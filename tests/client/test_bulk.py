@@ -19,7 +19,7 @@ from scannery.client.errors import ResourceExhaustedError, ScanneryError, Unavai
 from scannery.client.transport.retries import Attempts
 from scannery.serving import Server, ServerConfig
 from scannery.v1 import index_pb2, search_pb2
-from tests.served import DIMENSIONS, library_table, serving
+from tests.served import DIMENSIONS, PAUSE_S, library_table, serving
 from tests.tools.ports import free_port
 
 QUERIES = np.random.default_rng(1).normal(size=(57, DIMENSIONS)).astype(np.float32)
@@ -161,7 +161,7 @@ def test_the_restart_of_a_server_is_not_seen(library: Path) -> None:
     index = client.index("library")
 
     def ask() -> None:
-        while not done.is_set():
+        while not done.wait(PAUSE_S):
             try:
                 index.search(QUERIES[0], 3)
                 answered[0] += 1

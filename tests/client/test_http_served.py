@@ -22,7 +22,7 @@ from scannery.client.transport._async.grpc import AsyncGrpcTransport
 from scannery.client.transport._sync.grpc import GrpcTransport
 from scannery.serving import SecurityConfig, Server, ServerConfig
 from scannery.serving.security import KeyFile
-from tests.served import DIMENSIONS, serving
+from tests.served import DIMENSIONS, PAUSE_S, serving
 from tests.serving.process.test_supervisor import children, started
 from tests.serving.security.test_tls import Authority, local, secure
 
@@ -197,7 +197,7 @@ def test_the_restart_of_a_server_is_not_seen(library: Path, over_grpc: Counter[s
     failures: list[scannery.ScanneryError] = []
 
     def ask(caller: int) -> None:
-        while not done.is_set():
+        while not done.wait(PAUSE_S):
             try:
                 index.search(QUERIES[caller], 3)
                 answered[caller] += 1

@@ -30,11 +30,15 @@ from tests.cluster.questions import (
 )
 from tests.cluster.servers import started_cluster
 from tests.cluster.test_same_answers import Both, comparable
+from tests.data import repeated
+from tests.served import PAUSE_S
 
 pytestmark = pytest.mark.system
 
 SEARCHES, BATCHES, WRITES = 30, 5, 20
-LONG_SEARCHES, LONG_BATCHES, LONG_WRITES = often(300, 2000), often(40, 200), often(800, 5000)
+LONG_SEARCHES, LONG_BATCHES, LONG_WRITES = (
+    repeated(often(*counts)) for counts in ((300, 2000), (40, 200), (800, 5000))
+)
 """By `make test-long`."""
 
 
@@ -139,7 +143,7 @@ class Reader(threading.Thread):
 
     def _read(self, index: scannery.Index) -> None:
         newest = 0
-        while not self._ended.is_set():
+        while not self._ended.wait(PAUSE_S):
             hits = index.search("together", 100, mode="lexical", fields=["year"], min_sequence=newest)
             values = {hit.attributes["year"] for hit in hits}
             if len(values) > 1 or len(hits) not in (0, len(PAIR)):
@@ -151,7 +155,8 @@ class Reader(threading.Thread):
 
 
 @pytest.mark.parametrize(
-    ("answers", "seals"), [(100, False), pytest.param(often(1500, 100_000), True, marks=pytest.mark.long)]
+    ("answers", "seals"),
+    [(100, False), pytest.param(repeated(often(1500, 100_000)), True, marks=pytest.mark.long)],
 )
 def test_no_answer_has_half_of_a_batch(store: Path, answers: int, seals: bool) -> None:
     ended, vector, year = threading.Event(), _vector(random.Random(1), DIMENSIONS), 0

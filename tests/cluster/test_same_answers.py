@@ -25,11 +25,13 @@ from scannery.v1.search_pb2 import (
 from scannery.v1.search_pb2_grpc import SearchServiceStub
 from tests.cluster.questions import any_batch, any_search, make_store
 from tests.cluster.servers import started_cluster
+from tests.data import repeated
 
 pytestmark = pytest.mark.system
 
 QUESTIONS = 60
-LONG_QUESTIONS = range(QUESTIONS, 2000)
+LONG_QUESTIONS = range(QUESTIONS, QUESTIONS + repeated(2000))
+LONG_BATCHES = range(QUESTIONS // 6, QUESTIONS // 6 + repeated(300))
 """By `make test-long`."""
 TIMEOUT_S = 60
 
@@ -111,7 +113,7 @@ def sent_queries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.long
 def test_two_thousand_searches(both: Both) -> None:
     check_searches(both, LONG_QUESTIONS)
-    check_batches(both, range(QUESTIONS // 6, 300))
+    check_batches(both, LONG_BATCHES)
 
 
 def check_searches(both: Both, numbers: range) -> None:

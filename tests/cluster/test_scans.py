@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from tests.cluster.processes import wait_until
 from tests.cluster.questions import DIMENSIONS, INDEX, ROWS, any_filter, make_store
 from tests.cluster.servers import root_server, started_cluster
 from tests.data import ROOT
+from tests.tools.prepared_process import PreparedProcess
 
 pytestmark = pytest.mark.system
 
@@ -324,11 +325,11 @@ def until(done: Any) -> None:
 @contextmanager
 def leaf_process(store: Path, group: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Give a leaf as a process of its own, and its address."""
-    command: Sequence[str] = [
+    command = [
         sys.executable, "-m", "scannery.cli.main", "serve", "--store", str(store), "--role", "leaf", "--group", group,
         "--listen", "127.0.0.1:0", "--http", "off",
     ]  # fmt: skip
-    process = subprocess.Popen(
+    process = PreparedProcess(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}
     )
     try:

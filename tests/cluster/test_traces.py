@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import scannery
+from tests.cluster import processes
 from tests.cluster.processes import running_cluster, wait_until
 from tests.cluster.questions import DIMENSIONS, INDEX, SHARDS, make_store
 from tests.cluster.servers import started_cluster
@@ -58,6 +60,8 @@ def of_name(exporter: Any, name: str, kind: str = "") -> list[Any]:
 
 @pytest.mark.long
 def test_processes_send_the_parts_of_one_trace(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # OpenTelemetry reads the environment when it is imported.
+    monkeypatch.setattr(processes, "PreparedProcess", subprocess.Popen)
     with collector(monkeypatch) as received, running_cluster(store, groups=2, rows=1) as cluster:
         with scannery.connect(cluster.root.address, retries=False) as client:
             client.index(INDEX).search(QUERY, 3, timeout_s=60)

@@ -29,6 +29,7 @@ import scannery
 from scannery.client import Index
 from scannery.indexer import IndexSpec, Store, list_versions, parse_spec, verify
 from tests.data import ROOT, datapoints, publish
+from tests.served import PAUSE_S
 from tests.tools.prepared_process import PreparedProcess
 
 DIMENSIONS = 8
@@ -146,7 +147,7 @@ class ClientModel:
         """Write until told to stop, or until an answer got lost."""
         with scannery.connect(address, timeout_s=20) as client:
             index = client.index("tortured")
-            while not stop.is_set():
+            while not stop.wait(PAUSE_S):
                 op = self.next()
                 try:
                     write(index, op)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.data import repeated
 from tests.live.log.postgres_server import PostgresServer
 from tests.model.injected import INJECTED, injected
 from tests.model.runner import Failure, config_of, random_ops, replay, run
@@ -30,12 +31,12 @@ def test_random_operations_are_what_the_model_says(seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(11, 15))
 def test_many_random_operations_are_what_the_model_says(seed: int) -> None:
-    _succeed(run(2000, seed))
+    _succeed(run(repeated(2000), seed))
 
 
 @pytest.mark.long
 def test_random_operations_on_servers_that_are_killed() -> None:
-    _succeed(run(300, 1, processes=True))
+    _succeed(run(max(100, repeated(300)), 1, processes=True))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_random_operations_on_servers_that_are_killed() -> None:
     [
         ("dot", 40),
         *(
-            pytest.param(distance, 1000, marks=pytest.mark.long)
+            pytest.param(distance, repeated(1000), marks=pytest.mark.long)
             for distance in ("dot", "squared_l2", "cosine")
         ),
     ],
@@ -53,7 +54,7 @@ def test_random_operations_on_segments_of_scann(distance: str, ops: int) -> None
     _succeed(replay(config, random_ops(distance, ops, {"merged": 2, "compacted": 2})))
 
 
-@pytest.mark.parametrize("ops", [60, pytest.param(1500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ops", [60, pytest.param(repeated(1500), marks=pytest.mark.long)])
 def test_random_operations_with_a_log_in_postgres(
     ops: int, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from scannery.serving import Server
 from scannery.serving.config import VertexConfig
 from scannery.vertex.v1 import index_pb2, operations_pb2
 from tests.bridges.vertex.facade_client import Caller, facade, ids_of, write_lines
+from tests.served import PAUSE_S
 
 pytestmark = pytest.mark.system
 
@@ -105,7 +106,7 @@ def test_queries_see_the_old_contents_or_the_new_ones(served: Paused_t, tmp_path
 
     def ask() -> None:
         with Caller(server.address) as other:
-            while not stop.is_set():
+            while not stop.wait(PAUSE_S):
                 seen.append(everything(other, endpoint))
 
     asking = threading.Thread(target=ask)

@@ -14,6 +14,7 @@ from typing import Any
 import scannery
 from scannery.client import Index
 from tests.live.model import DIMENSIONS
+from tests.served import PAUSE_S
 
 __all__ = ["StormWriter"]
 
@@ -62,7 +63,7 @@ class StormWriter(threading.Thread):
             self._filtered,
         ]
         try:
-            while not self._ended.is_set():
+            while not self._ended.wait(PAUSE_S):
                 kind = self._rng.choices(kinds, [6, 3, 5, 3, 1, 2])[0]
                 kind()
                 self.done[kind.__name__.strip("_")] += 1

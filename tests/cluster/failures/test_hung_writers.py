@@ -21,13 +21,13 @@ from scannery.live.log.postgres.task_lock import try_task_lock
 from tests.cluster.failures.test_log_failures import is_written, roots_of
 from tests.cluster.machines import SERVICE, machines_or_skip
 from tests.cluster.processes import Process, often, wait_until
-from tests.data import ROOT
+from tests.data import ROOT, repeated
 from tests.live.log.postgres_server import PostgresServer, postgres_or_skip
 from tests.live.model import DIMENSIONS, make_store, random_row
 
 pytestmark = pytest.mark.long
 
-STOPS = often(2, 20)
+STOPS = repeated(often(4, 20))
 BATCH = 500
 OTHERS_WRITE_S = 7.0
 """5 s until a writer that hangs is ended, and the time to notice it."""

@@ -13,6 +13,7 @@ import pytest
 
 import scannery
 from tests.cluster.processes import Process, often, wait_until
+from tests.data import repeated
 from tests.live.log.postgres_server import PostgresServer, postgres_or_skip
 from tests.live.log.traffic import Searcher, Writer, check_written
 from tests.live.model import DIMENSIONS, make_store, random_row
@@ -21,7 +22,7 @@ from tests.tools.ports import free_ports
 pytestmark = pytest.mark.long
 
 GROUPS, ROOTS, CLIENTS = 2, 2, 4
-KILLS = often(5, 50)
+KILLS = repeated(often(15, 50))
 QUERY = [1.0] * DIMENSIONS
 
 

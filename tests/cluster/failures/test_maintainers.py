@@ -37,13 +37,16 @@ from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests.cluster.processes import wait_until
-from tests.data import ROOT, datapoints, publish
+from tests.data import ROOT, datapoints, publish, repeated
 from tests.live.log.postgres_server import PostgresServer, postgres_or_skip
 from tests.object_server import ObjectServer, object_server
+from tests.tools.prepared_process import PreparedProcess
 
 pytestmark = pytest.mark.system
 
 SEAL_ROWS = 100
+KILLS = 2 * repeated(3)
+"""Of either of two processes, as it comes."""
 DIMENSIONS = 4
 SPEC = parse_spec(
     {
@@ -115,14 +118,14 @@ class Maintainer:
         self._environment = os.environ | {
             "PYTHONPATH": str(ROOT / "src"), "SCANNERY_LOG": url.url, "SCANNERY_CACHE_DIR": str(folder / name),
         }  # fmt: skip
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
         self._starts = 0
 
     def start(self, *options: str) -> None:
         self._starts += 1
         with self._output.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "scannery.cli.main", "maintain", "--store", URI, *options],
+            self._process = PreparedProcess(
+                [sys.executable, "-m", "scannery.cli.main", "maintain", "--store", URI, *options], text=True,
                 env=self._environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -248,7 +251,7 @@ def test_what_a_killed_one_leaves_the_other_seals(
 ) -> None:
     for machine in pair:
         machine.start()
-    for killed in range(6):
+    for killed in range(KILLS):
         until_s = time.monotonic() + 120
         # Whichever takes the lock first; the other finds it held.
         while not (sealing := [machine for machine in pair if machine.seals()]):

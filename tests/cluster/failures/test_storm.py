@@ -18,16 +18,17 @@ import pytest
 from scannery.indexer import LiveSpec, Store, list_versions, read_manifest, verify
 from tests.cluster.failures.storm_writers import StormWriter
 from tests.cluster.processes import Process, often, wait_until
-from tests.data import ROOT
+from tests.data import ROOT, repeated
 from tests.live.log.postgres_server import PostgresServer
 from tests.live.model import LIVE, make_store, random_row
 from tests.tools.ports import free_ports
+from tests.tools.prepared_process import PreparedProcess
 
 pytestmark = pytest.mark.long
 
 GROUPS, ROWS, ROOTS, WRITERS = 2, 2, 2, 4
 SEED = 5
-SECONDS = often(25, 600)
+SECONDS = max(20, repeated(often(60, 600)))
 # Versions are removed as soon as no process leases them.
 SPEC = LIVE.model_copy(
     update={
@@ -50,11 +51,11 @@ class Maintainer:
             "PYTHONPATH": str(ROOT / "src"),
             "SCANNERY_CACHE_DIR": str(folder),
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        self._process = PreparedProcess(
+            self._command, text=True, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
 

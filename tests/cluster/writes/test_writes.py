@@ -21,12 +21,13 @@ from tests.cluster.questions import INDEX, any_search, make_store
 from tests.cluster.servers import root_server
 from tests.cluster.writes.random_writes import RandomWrites
 from tests.cluster.writes.targets import Pair, Target, made_pair
+from tests.data import repeated
 from tests.live.log.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.system
 
 WRITES, SEARCHES = 60, 12
-LONG_WRITES, LONG_SEARCHES = 1500, 300
+LONG_WRITES, LONG_SEARCHES = repeated(1500), repeated(300)
 """By `make test-long`."""
 TIMEOUT_S = 60
 
@@ -98,7 +99,7 @@ def test_two_roots_count_together(pair: Pair) -> None:
 
 @pytest.mark.long
 def test_two_roots_count_for_long(pair: Pair) -> None:
-    check_counters(pair, seals=3, increments=60)
+    check_counters(pair, seals=3, increments=repeated(60))
 
 
 def check_counters(pair: Pair, *, seals: int, increments: int) -> None:

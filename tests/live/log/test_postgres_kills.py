@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data import ROOT
+from tests.data import ROOT, repeated
 from tests.live.log.postgres_server import PostgresServer, postgres_or_skip
 from tests.live.log.traffic import Searcher, Writer, check_written
 from tests.live.model import make_store, random_row
@@ -21,7 +21,7 @@ from tests.tools.prepared_process import PreparedProcess
 
 pytestmark = pytest.mark.long
 
-KILLS = 10
+KILLS = repeated(10)
 CLIENTS = 2
 PROGRAM = """
 import sys

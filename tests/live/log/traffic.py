@@ -10,6 +10,7 @@ from typing import Any
 
 import scannery
 from tests.live.model import DIMENSIONS
+from tests.served import PAUSE_S
 
 __all__ = ["Searcher", "Writer", "check_written"]
 
@@ -28,7 +29,7 @@ class Writer(threading.Thread):
     def run(self) -> None:
         try:
             with scannery.connect(self._address, timeout_s=30) as client:
-                while not self._ended.is_set():
+                while not self._ended.wait(PAUSE_S):
                     name = f"w{self._number}-{len(self.acknowledged)}"
                     self.acknowledged[name] = self._written(client, name)
         except BaseException as error:  # noqa: BLE001  the test tells
@@ -58,7 +59,7 @@ class Searcher(threading.Thread):
 
     def run(self) -> None:
         with scannery.connect(self._address, timeout_s=30) as client:
-            while not self._ended.is_set():
+            while not self._ended.wait(PAUSE_S):
                 try:
                     client.index("live").search([1.0] * DIMENSIONS, k=3)
                     self.searches += 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.data import repeated
 from tests.live.log.postgres_server import PostgresServer
 from tests.model.beside.planted import new_columns_dropped
 from tests.model.beside.round import Round, run_beside
@@ -22,7 +23,7 @@ from tests.model.beside.rows import (
 )
 from tests.model.errors import WrongError
 
-SHORT, LONG, PLANTED = 40, 2500, 1500
+SHORT, LONG, PLANTED = 40, repeated(2500), 1500
 """Operations of a short and a long run, and of one that shows a fault."""
 OLD, NEW = Row({"stamp": 1}, {}), Row({"stamp": 2}, {})
 HISTORIES: Histories = {"a": [(1, OLD), (3, None)], "b": [(2, NEW)]}

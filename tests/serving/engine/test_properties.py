@@ -19,13 +19,13 @@ from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
-from tests.data import clustered, datapoints, first_quick, without_ids
+from tests.data import clustered, datapoints, first_quick, repeated, without_ids
 from tests.served import library_columns, publish_version
 from tests.serving.snapshot.test_filter_cache import matches
 
 pytestmark = pytest.mark.system
 
-DATASETS = 30
+QUICK_DATASETS, DATASETS = 6, repeated(24)
 CASES_EACH = 70
 JUNE = dt.datetime(2020, 6, 1, tzinfo=dt.timezone.utc)
 WHERES: list[dict[str, Any]] = [
@@ -154,7 +154,7 @@ def answered(library: Library, query: Any, k: int, options: dict[str, Any]) -> l
     return list(library.service.search(search("any", query, k, **options).request, Deadline.after(60)).hits)
 
 
-@pytest.mark.parametrize("dataset", first_quick(range(DATASETS), 6))
+@pytest.mark.parametrize("dataset", first_quick(range(QUICK_DATASETS + DATASETS), QUICK_DATASETS))
 def test_answers_are_those_of_brute_force(tmp_path: Path, dataset: int) -> None:
     rng = random.Random(dataset)
     rows = rng.choice([1, 20, 150, 400])

@@ -17,7 +17,7 @@ from scannery.serving import DeadlineError, InvalidRequestError, UnknownDatapoin
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
-from tests.data import clustered, datapoints, first_quick
+from tests.data import clustered, datapoints, first_quick, repeated
 from tests.served import DIMENSIONS, library_table, publish_version
 from tests.serving.snapshot.test_filter_cache import RECORDS, matches
 
@@ -107,7 +107,7 @@ def random_options(rng: random.Random) -> dict[str, Any]:
     return options
 
 
-@pytest.mark.parametrize("seed", first_quick(range(200), 50))
+@pytest.mark.parametrize("seed", first_quick(range(50 + repeated(150)), 50))
 def test_answers_equal_brute_force(service: Service, seed: int) -> None:
     rng = random.Random(seed)
     query_D = np.random.default_rng(seed).normal(size=DIMENSIONS).astype(np.float32)

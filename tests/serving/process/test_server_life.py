@@ -19,7 +19,7 @@ from scannery.serving import BindError, ConfigError, Server, ServerConfig
 from scannery.serving.config import split_address
 from scannery.v1 import search_pb2, search_pb2_grpc
 from tests.http1 import eventually
-from tests.served import DIMENSIONS, serving
+from tests.served import DIMENSIONS, PAUSE_S, serving
 from tests.serving.catalog.test_catalog import SPEC as MOVING
 from tests.serving.catalog.test_catalog import publish
 
@@ -122,7 +122,7 @@ def test_queries_never_fail_or_mix_while_versions_change(tmp_path: Path) -> None
     def ask(address: str) -> None:
         with scannery.connect(address) as client:
             index = client.index(MOVING.index)
-            while not done.is_set():
+            while not done.wait(PAUSE_S):
                 try:
                     hits = index.search([1, 1, 1, 1], 5)
                     answers.append((hits.version, {hit.id for hit in hits}))

@@ -220,16 +220,16 @@ def test_a_server_that_cannot_start_says_why_and_ends(library: Path, workers: st
             (["--store", str(tmp_path / "no")], None, "there is no store"),
             (["--store", str(library), "--listen", "0.0.0.0:0"], 2, "does not authenticate callers"),
         ):
-            process = subprocess.run(
+            process = PreparedProcess(
                 [sys.executable, "-m", "scannery.cli.main", "serve", "--workers", workers, *arguments],
-                capture_output=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 text=True,
-                timeout=120,
-                check=False,
                 env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
             )
-            assert message in process.stderr
-            assert "Traceback" not in process.stderr
+            _, errors = process.communicate(timeout=120)
+            assert message in errors
+            assert "Traceback" not in errors
             assert process.returncode == (code or 3)
 
 

@@ -17,7 +17,7 @@ from scannery.pipelines import build
 from scannery.serving import SecurityConfig
 from scannery.serving.security.api_keys import KeyFile
 from tests.object_server import object_server
-from tests.served import WIRES, connected, serving
+from tests.served import PAUSE_S, WIRES, connected, serving
 
 pytestmark = pytest.mark.system
 
@@ -171,7 +171,7 @@ def test_every_call_sees_one_index_or_the_other_while_it_moves(tmp_path: Path) -
         done = threading.Event()
 
         def ask() -> None:
-            while not done.is_set():
+            while not done.wait(PAUSE_S):
                 try:
                     found = client.index("live").search_many([VECTOR] * 3)
                     names = {hit.id.partition("-")[0] for hits in found for hit in hits}

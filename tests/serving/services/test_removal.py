@@ -18,7 +18,7 @@ from scannery.live.maintenance.seal import seal
 from scannery.serving import SecurityConfig
 from scannery.serving.security.api_keys import KeyFile
 from tests.live.torture import ServerProcess
-from tests.served import WIRES, connected, copied, serving
+from tests.served import PAUSE_S, WIRES, connected, copied, serving
 
 pytestmark = pytest.mark.system
 
@@ -73,7 +73,7 @@ def test_queries_that_run_finish_and_later_ones_find_nothing(library: Path, tmp_
         stop = threading.Event()
 
         def ask() -> None:
-            while not stop.is_set():
+            while not stop.wait(PAUSE_S):
                 try:
                     assert len(client.index("library").search(VECTORS[0].repeat(2), 10)) == 10
                     outcomes.add("answered")
@@ -86,7 +86,7 @@ def test_queries_that_run_finish_and_later_ones_find_nothing(library: Path, tmp_
         for thread in threads:
             thread.start()
         while "answered" not in outcomes:
-            pass
+            time.sleep(PAUSE_S)
         client.drop_index("library")
         with pytest.raises(scannery.NotFoundError):
             client.index("library").search(VECTORS[0].repeat(2))
