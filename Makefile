@@ -91,10 +91,9 @@ test-clients: $(CLIENTS)/.ready  ## Other people's clients and test suites, in a
 
 test-installed: export PYTHONDONTWRITEBYTECODE :=
 
-# One after the other: calls of the examples have 30 seconds, in which models are loaded.
 test-installed: $(CLIENTS)/.ready  ## README and the examples, where only what the wheel declares is installed.
 	SCANNERY_TEST_INSTALLED=1 PYTHONPATH=src $(CLIENTS)/bin/python -m pytest \
-		-o filterwarnings=default -o timeout=900 tests/installed
+		-o filterwarnings=default -o timeout=900 -n 2 --dist loadfile tests/installed
 
 RAY := .venv-ray
 

@@ -34,6 +34,7 @@ def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def proxy(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     monkeypatch.setattr(segment_writer, "PAGE_BYTES", 1 << 13)
     monkeypatch.setattr(cold_vectors, "SPAN_BYTES", 1 << 15)
+    monkeypatch.setattr(bucket_backend, "PAUSE_FACTOR", 1.1)
     with faulty_proxy(port) as running:
         for name, value in bucket_environment(running.server_port).items():
             monkeypatch.setenv(name, value)

@@ -25,7 +25,7 @@ from scannery.v1.search_pb2 import (
 from scannery.v1.search_pb2_grpc import SearchServiceStub
 from tests.cluster.questions import any_batch, any_search, make_store
 from tests.cluster.servers import started_cluster
-from tests.data import repeated
+from tests.data import first_quick, repeated
 
 pytestmark = pytest.mark.system
 
@@ -63,7 +63,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("cluster"))
 
 
-@pytest.fixture(scope="module", params=[1, 3, 4])
+@pytest.fixture(scope="module", params=first_quick([1, 3, 4], 2))
 def both(store: Path, request: pytest.FixtureRequest) -> Iterator[Both]:
     with started_cluster(store, request.param) as (root, _):
         found = Both(store, root.address)

@@ -34,7 +34,7 @@ from scannery.v1.search_pb2_grpc import SearchServiceStub
 from tests.cluster.processes import wait_until
 from tests.cluster.questions import DIMENSIONS, INDEX, ROWS, any_filter, make_store
 from tests.cluster.servers import root_server, started_cluster
-from tests.data import ROOT
+from tests.data import ROOT, first_quick
 from tests.tools.prepared_process import PreparedProcess
 
 pytestmark = pytest.mark.system
@@ -70,7 +70,7 @@ def alone(store: Path) -> Iterator[Scans]:
     catalog.close()
 
 
-@pytest.fixture(scope="module", params=[1, 3, 4])
+@pytest.fixture(scope="module", params=first_quick([1, 3, 4], 2))
 def cluster(store: Path, request: pytest.FixtureRequest) -> Iterator[SearchServiceStub]:
     with started_cluster(store, request.param) as (root, _), grpc.insecure_channel(root.address) as channel:
         yield SearchServiceStub(channel)

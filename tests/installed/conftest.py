@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.data import ROOT
 from tests.installed.program import Environment
-from tests.tools.declared_environment import Installed, declared_environment, installed_wheel
+from tests.tools.declared_environment import Installed, declared_environment, installed_wheel, packages_of
+
+PROJECTS = {"whole": ".", "alone": "packaging/client"}
 
 if not os.environ.get("SCANNERY_TEST_INSTALLED"):
     collect_ignore_glob = ["test_*.py"]
@@ -21,14 +25,31 @@ if not os.environ.get("SCANNERY_TEST_INSTALLED"):
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheels, before the packages of the environments of the tests, those of `make test-clients` first."""
-    folder = tmp_path_factory.mktemp("wheel")
+    """The wheels, before the packages of the environments of the tests, those of `make test-clients` first.
+
+    The first process of pytest-xdist makes them for all.
+    """
+    run = tmp_path_factory.getbasetemp()
+    folder = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "wheels"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            _make(folder)
+            (folder / "done").touch()
+    return _installed(folder)
+
+
+def _installed(folder: Path) -> Installed:
     # The whole package's files come first where both have them.
-    packages, alone = (
-        _built(ROOT / each, folder / name) for each, name in ((".", "whole"), ("packaging/client", "alone"))
-    )
-    others = (Path(each) for each in sys.path if each.endswith("site-packages"))
-    installed = Installed([packages, alone, *others])
+    own = [packages_of(folder / name / "env") for name in PROJECTS]
+    return Installed([*own, *(Path(each) for each in sys.path if each.endswith("site-packages"))])
+
+
+def _make(folder: Path) -> None:
+    """Build and install the wheels, and compile the kernels of the first one."""
+    with ThreadPoolExecutor() as pool:
+        packages, _ = pool.map(lambda name: _built(ROOT / PROJECTS[name], folder / name), PROJECTS)
     # As `make` does after an install: what is compiled first must not count against the first call. What the
     # repository's environment has compiled of the same source is taken from there: numba compares the contents.
     for room in (ROOT / "src" / "scannery").iterdir():
@@ -36,9 +57,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
             copy = packages / "scannery" / room.name / kernel.relative_to(room.resolve())
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(kernel, copy)
-    first = Environment(declared_environment(folder / "first", ["scannery"], installed), folder)
+    first = Environment(declared_environment(folder / "first", ["scannery"], _installed(folder)), folder)
     first.run("python -m scannery.indexer.warm; python -m scannery.embed.warm")
-    return installed
 
 
 def _built(project: Path, folder: Path) -> Path:

@@ -104,7 +104,7 @@ def task_of(kind: str, folder: Path, write: Any) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(60 + 60 * KILLS)
+@pytest.mark.timeout(300 + 60 * KILLS)
 @pytest.mark.parametrize("runner", [None, "local"])
 @pytest.mark.parametrize("kind", ["build", "update", "compact"])
 def test_killed_at_random_moments(kind, runner, forker, tmp_path, write):

@@ -19,7 +19,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-__all__ = ["Installed", "UndeclaredError", "declared_environment", "installed_wheel"]
+__all__ = ["Installed", "UndeclaredError", "declared_environment", "installed_wheel", "packages_of"]
 
 
 class UndeclaredError(Exception):
@@ -46,7 +46,7 @@ def installed_wheel(folder: Path, wheel: Path) -> Path:
     install = [sys.executable, "-I", "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
     # With no variable of this process: PYTHONPATH would show the packages of the repository.
     subprocess.run([*install, "--no-index", "--no-compile", str(wheel)], check=True, env={"PATH": os.defpath})
-    return _packages(folder)
+    return packages_of(folder)
 
 
 def declared_environment(folder: Path, requirements: Sequence[str], installed: Installed) -> Path:
@@ -63,12 +63,13 @@ def declared_environment(folder: Path, requirements: Sequence[str], installed: I
     """
     venv.create(folder, with_pip=False, symlinks=True)
     for each in _closure(requirements, installed.by_name):
-        _link(each, _packages(folder), installed.owners)
+        _link(each, packages_of(folder), installed.owners)
         _copy_scripts(each, folder / "bin")
     return folder / "bin"
 
 
-def _packages(environment: Path) -> Path:
+def packages_of(environment: Path) -> Path:
+    """Return the folder of the packages of an environment."""
     return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 

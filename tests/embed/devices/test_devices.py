@@ -241,7 +241,7 @@ def test_bfloat16_does_without_a_layout_where_the_processor_has_none(
 
 @pytest.mark.system
 def test_bfloat16_is_faithful_on_the_real_model(minilm: Encoder, minilm_folder: Path) -> None:
-    texts = ["", "one", *(f"Passage {n} is about {'volcanoes and ' * n} dogs." for n in range(60))]
+    texts = ["", "one", *(f"Passage {n} is about {'volcanoes and ' * n} dogs." for n in range(0, 60, 4))]
     fast = Encoder.load(minilm_folder, device="cpu", dtype="bfloat16")
     assert cosines(fast.encode_documents(texts), minilm.encode_documents(texts)).min() > 0.9995
 

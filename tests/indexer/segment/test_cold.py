@@ -32,7 +32,7 @@ from scannery.indexer.reader import open_manifest
 from scannery.indexer.segment import segment_writer
 from scannery.indexer.segment.cold import cold_vectors
 from scannery.indexer.tuning.settings_choice import recall_by_score
-from tests.data import clustered, datapoints, publish
+from tests.data import clustered, datapoints, first_quick, publish
 from tests.object_server import ObjectServer, object_server
 
 ROWS, DIMENSIONS = 6_000, 32
@@ -82,7 +82,7 @@ def queries(count: int) -> np.ndarray:
     return clustered(ROWS + 200, DIMENSIONS, seed=3)[ROWS : ROWS + count]
 
 
-@pytest.fixture(scope="module", params=["cosine", "dot", "squared_l2", "soar"])
+@pytest.fixture(scope="module", params=first_quick(["cosine", "soar", "dot", "squared_l2"], 2))
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     folder, spec = tmp_path_factory.mktemp("cold"), spec_for(request.param)
     table = datapoints(spec, vectors_for(request.param), columns={"part": list(range(ROWS))})
