@@ -93,7 +93,15 @@ _LIBRARY = "library"
 # What takes longest of one process: it comes first, so that no process is left with it at the end; those that load a
 # model come after the first of _LIBRARY has loaded it. The others come by their number of tests.
 _FIRST = (
+    "tests/serving/memory/test_soak.py",
     _LIBRARY,
+    "tests/cluster/failures/test_growing.py",
+    "tests/cluster/failures/test_maintainers.py",
+    "tests/cluster/failures/test_log_failures.py",
+    "tests/cluster/failures/test_partitions.py",
+    "tests/cluster/failures/test_hung_writers.py",
+    "tests/serving/process/test_held_recall.py",
+    "tests/cluster/writes/test_writes.py",
     "tests/live/test_moves.py",
     "tests/serving/process/test_supervisor.py",
     "tests/pipelines/execution/test_runners.py",
