@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import TypeVar
 
+from google.protobuf.message import Message
 from typing_extensions import Unpack
 
 from scannery.client._async.client import AsyncClient
 from scannery.client._async.index import AsyncIndex
 from scannery.client._sync.client import Client
 from scannery.client.connect import DEFAULT_TIMEOUT_S, ConnectConfig, connect_config
-from scannery.client.request.calls import checked_timeout
-from scannery.client.transport.base import AsyncTransport, ThreadTransport
+from scannery.client.request.calls import Method, checked_timeout
+from scannery.client.transport._async.server import async_server_transport
+from scannery.client.transport.base import AsyncTransport, Transport
 from scannery.client.transport.credentials import ConnectOptions
 from scannery.client.transport.embedded import EmbeddedTransport
-from scannery.client.transport.http.pool import Endpoint
 
 __all__ = ["AsyncClient", "AsyncIndex", "connect", "connect_beside"]
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 def connect(
@@ -60,12 +66,27 @@ def connect_beside(
 
 def _remote_transport(config: ConnectConfig) -> AsyncTransport | None:
     """Return the transport to a server; None for a store."""
-    if isinstance(config.target, Endpoint):
-        from scannery.client.transport._async.http import AsyncHttpTransport
+    return None if config.target is None else async_server_transport(config.target, **config.options)
 
-        return AsyncHttpTransport(config.target, config.credentials, retries=config.retries)
-    if config.target is not None:
-        from scannery.client.transport._async.grpc import AsyncGrpcTransport
 
-        return AsyncGrpcTransport(config.target, config.credentials, **config.grpc)
-    return None
+class ThreadTransport:
+    """A blocking transport made awaitable: each call runs in a thread.
+
+    Args:
+        transport: the blocking one.
+
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.remote = transport.remote
+
+    async def call(
+        self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
+    ) -> ResponseT:
+        """Return the answer; raise a ScanneryError."""
+        return await asyncio.to_thread(self._transport.call, method, request, timeout_s)
+
+    async def close(self) -> None:
+        """Close the transport."""
+        await asyncio.to_thread(self._transport.close)

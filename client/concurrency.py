@@ -1,34 +1,27 @@
-"""What coroutines and threads do differently, by the same names: generated code uses those without `Async`."""
+"""What threads do where coroutines do it differently (async_concurrency.py), for generated code."""
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeAlias, TypeVar
 
-from typing_extensions import Self
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from typing_extensions import Self
 
 __all__ = [
-    "AsyncPermits",
-    "AsyncPrefetch",
-    "AsyncTask",
-    "AsyncTasks",
     "Permits",
     "Prefetch",
     "Task",
     "Tasks",
-    "async_off_loop",
-    "async_owner",
-    "async_sleep",
     "off_loop",
     "owner",
     "sleep",
@@ -37,16 +30,9 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-AsyncTask = asyncio.Task
-Task = Future
+Task: TypeAlias = "Future[T]"
 
-async_sleep = asyncio.sleep
 sleep = time.sleep
-
-
-def async_owner() -> object:
-    """Return what connections belong to: the process and the event loop."""
-    return os.getpid(), asyncio.get_running_loop()
 
 
 def owner() -> object:
@@ -54,48 +40,9 @@ def owner() -> object:
     return os.getpid()
 
 
-async def async_off_loop(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-    """Return what a function returns that would hold up the event loop."""
-    return await asyncio.to_thread(work, *args, **named)
-
-
 def off_loop(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
     """Return what a function returns; there is no loop to hold up."""
     return work(*args, **named)
-
-
-class AsyncTasks:
-    """Coroutines that run at the same time; leaving the context cancels those that have not ended.
-
-    Args:
-        most: how many are started at once; the caller keeps to it.
-
-    """
-
-    def __init__(self, most: int) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def start(
-        self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **named: P.kwargs
-    ) -> AsyncTask[T]:
-        """Start a coroutine."""
-        task = asyncio.create_task(work(*args, **named))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    @staticmethod
-    async def result(task: AsyncTask[T]) -> T:
-        """Return what the coroutine returned."""
-        return await task
 
 
 class Tasks:
@@ -107,6 +54,8 @@ class Tasks:
     """
 
     def __init__(self, most: int) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
         self._pool = ThreadPoolExecutor(most, "scannery-bulk")
 
     def __enter__(self) -> Self:
@@ -125,45 +74,6 @@ class Tasks:
         return task.result()
 
 
-TURNS_TO_SEND = 4
-"""Turns of the event loop: the coroutine starts in the first, and the task of gRPC that sends in the second."""
-
-
-class AsyncPrefetch(Generic[T]):
-    """A coroutine that runs before its result is wanted; cancelled if this is dropped first.
-
-    Args:
-        work: makes the coroutine.
-        args: of `work`.
-
-    """
-
-    def __init__(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **named: P.kwargs) -> None:
-        self._task = asyncio.create_task(work(*args, **named))
-        self._task.add_done_callback(_ignored)
-
-    async def sent(self) -> None:
-        """Give the coroutine the turns in which it sends its request; the caller may use none for long."""
-        for _ in range(TURNS_TO_SEND):
-            await asyncio.sleep(0)
-
-    async def result(self) -> T:
-        """Return what the coroutine returned, or raise what it raised."""
-        return await self._task
-
-    def __del__(self) -> None:
-        if not self._task.done():
-            # Garbage may be collected in any thread, and after the loop was closed.
-            with suppress(RuntimeError):
-                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
-
-
-def _ignored(task: asyncio.Task[Any]) -> None:
-    # An error that nothing retrieves is reported by asyncio: here, one of a page that is not wanted any more.
-    if not task.cancelled():
-        task.exception()
-
-
 class Prefetch(Generic[T]):
     """A call that runs in a thread of its own before its result is wanted. The thread ends with the call.
 
@@ -174,6 +84,8 @@ class Prefetch(Generic[T]):
     """
 
     def __init__(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> None:
+        from concurrent.futures import Future
+
         self._work = partial(work, *args, **named)
         self._future: Future[T] = Future()
         self._pid: int | None = os.getpid()
@@ -201,33 +113,6 @@ def _resolve(future: Future[T], work: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
-class AsyncPermits:
-    """Bounds how many coroutines do something at once."""
-
-    def __init__(self, count: int) -> None:
-        self._semaphore = asyncio.Semaphore(count)
-
-    @property
-    def free(self) -> bool:
-        """Whether a permit can be taken without waiting."""
-        return not self._semaphore.locked()
-
-    async def acquire(self, timeout_s: float) -> bool:
-        """Take a permit; return False if none is free within the timeout."""
-        if not self._semaphore.locked():
-            return await self._semaphore.acquire()
-        if timeout_s <= 0:
-            return False
-        try:
-            return await asyncio.wait_for(self._semaphore.acquire(), timeout_s)
-        except asyncio.TimeoutError:
-            return False
-
-    def release(self) -> None:
-        """Give a permit back."""
-        self._semaphore.release()
-
-
 class Permits:
     """Bounds how many threads do something at once."""
 
@@ -236,11 +121,6 @@ class Permits:
         self._permits: SimpleQueue[None] = SimpleQueue()
         for _ in range(count):
             self._permits.put(None)
-
-    @property
-    def free(self) -> bool:
-        """Whether a permit can be taken without waiting."""
-        return not self._permits.empty()
 
     def acquire(self, timeout_s: float) -> bool:
         """Take a permit; return False if none is free within the timeout."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
-from pathlib import Path
-from typing import Any, NamedTuple
-
-from typing_extensions import Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scannery.client._sync.client import Client
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.calls import checked_timeout
 from scannery.client.transport.credentials import ConnectOptions, Credentials
 from scannery.client.transport.embedded import EmbeddedTransport
-from scannery.client.transport.http.pool import Endpoint
+from scannery.client.transport.http.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typing_extensions import Unpack
 
 __all__ = ["DEFAULT_TIMEOUT_S", "ConnectConfig", "connect", "connect_config"]
 
@@ -60,16 +63,10 @@ def connect(
     """
     timeout_s = checked_timeout(timeout_s)
     config = connect_config(target, create=create, **options)
-    if isinstance(config.target, Endpoint):
-        from scannery.client.transport._sync.http import HttpTransport
-
-        return Client(
-            HttpTransport(config.target, config.credentials, retries=config.retries), timeout_s=timeout_s
-        )
     if config.target is not None:
-        from scannery.client.transport._sync.grpc import GrpcTransport
+        from scannery.client.transport._sync.server import server_transport
 
-        return Client(GrpcTransport(config.target, config.credentials, **config.grpc), timeout_s=timeout_s)
+        return Client(server_transport(config.target, **config.options), timeout_s=timeout_s)
     return Client(EmbeddedTransport.open(target, create=create), timeout_s=timeout_s)
 
 
@@ -84,9 +81,9 @@ class ConnectConfig(NamedTuple):
     http: bool
 
     @property
-    def grpc(self) -> dict[str, Any]:
-        """Return the options of a gRPC transport."""
-        return {"channels": self.channels, "retries": self.retries, "http": self.http}
+    def options(self) -> dict[str, Any]:
+        """Return the options of a transport to a server."""
+        return {name: value for name, value in self._asdict().items() if name != "target"}
 
 
 def connect_config(
@@ -126,7 +123,7 @@ def connect_config(
 
 def _remote(target: str | Path) -> Endpoint | str | None:
     """Return the endpoint of an HTTP URL, a gRPC target, or None for a store."""
-    if isinstance(target, Path):
+    if isinstance(target, os.PathLike):
         return None
     if not _is_text(target):
         raise InvalidArgumentError(
@@ -158,6 +155,8 @@ def _remote(target: str | Path) -> Endpoint | str | None:
 
 def _check_is_folder(target: str) -> None:
     """Raise InvalidArgumentError for what looks like a server: an empty folder of that name would be no help."""
+    from pathlib import Path  # with what it imports, a tenth of the imports of the SDK
+
     if _PROBABLY_A_SERVER.fullmatch(target) and not Path(target).exists():
         raise InvalidArgumentError(
             f"target: {target!r:.80} is not host:port; give it as localhost:7077 for a server, or with ./ in front for "

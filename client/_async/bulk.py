@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from scannery.client.concurrency import AsyncTask, AsyncTasks, async_sleep
+from scannery.client.async_concurrency import AsyncTask, AsyncTasks, async_sleep
 from scannery.client.errors import ResourceExhaustedError, ScanneryError
 from scannery.client.request.batches import Errors, WriteBatch, has_foreign, must_wait, read_batch
 from scannery.client.request.calls import Call

@@ -6,14 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from typing_extensions import Self
-
-from scannery.client.concurrency import AsyncPrefetch
+from scannery.client.async_concurrency import AsyncPrefetch
 from scannery.client.response.outcomes import AsyncReadPage
 from scannery.client.response.results import Datapoint, ScanPage
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self
 
 __all__ = ["AsyncScan"]
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
-from typing_extensions import Self
 
 from scannery.client._sync.index import Index
 from scannery.client.errors import InvalidArgumentError
@@ -21,6 +20,9 @@ from scannery.client.request.named_vectors import NamedVectors
 from scannery.client.response.index_info import Distance, EncoderInfo, Indexes
 from scannery.client.response.results import Deleted, Written
 from scannery.client.transport.base import Transport
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Client"]
 

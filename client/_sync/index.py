@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
-from typing_extensions import Unpack
 
 from scannery.client._sync.bulk import search_batches
 from scannery.client._sync.scan import Scan
@@ -21,9 +20,11 @@ from scannery.client.request.named_vectors import NamedVectors
 from scannery.client.request.queries import Queries, QueryLike, SearchOptions, build_scan, checked_token
 from scannery.client.request.values import Identifier
 from scannery.client.response.index_info import IndexInfo
-from scannery.client.response.notebook import handle_view
 from scannery.client.response.outcomes import Progress
 from scannery.client.response.results import Datapoint, Hits, ScanPage
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Index"]
 
@@ -258,6 +259,8 @@ class Index(Writes):
         return {"min_sequence": self._seen(), **options}
 
     def _repr_html_(self) -> str:
+        from scannery.client.response.notebook import handle_view
+
         return handle_view(self.name, self.stats)
 
     def __repr__(self) -> str:

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from typing_extensions import Self
-
 from scannery.client.concurrency import Prefetch
 from scannery.client.response.outcomes import ReadPage
 from scannery.client.response.results import Datapoint, ScanPage
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self
 
 __all__ = ["Scan"]
 

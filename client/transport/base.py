@@ -7,7 +7,6 @@ The context goes along in the metadata (W3C `traceparent`), so that the server's
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,7 +18,7 @@ from google.protobuf.message import Message
 from scannery.client.errors import ScanneryError
 from scannery.client.request.calls import Method
 
-__all__ = ["AsyncTransport", "Headers", "ThreadTransport", "Transport", "note_retry", "on", "traced"]
+__all__ = ["AsyncTransport", "Headers", "Transport", "note_retry", "on", "traced"]
 
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -51,29 +50,6 @@ class AsyncTransport(Protocol):
 
     async def close(self) -> None:
         """Release connections and memory; later calls fail."""
-
-
-class ThreadTransport:
-    """A blocking transport made awaitable: each call runs in a thread.
-
-    Args:
-        transport: the blocking one.
-
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self.remote = transport.remote
-
-    async def call(
-        self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
-    ) -> ResponseT:
-        """Return the answer; raise a ScanneryError."""
-        return await asyncio.to_thread(self._transport.call, method, request, timeout_s)
-
-    async def close(self) -> None:
-        """Close the transport."""
-        await asyncio.to_thread(self._transport.close)
 
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]

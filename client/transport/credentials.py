@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from scannery.client.errors import InvalidArgumentError
@@ -16,6 +13,7 @@ from scannery.client.packages import needed_for
 
 if TYPE_CHECKING:
     import ssl
+    from pathlib import Path
 
     import grpc
 
@@ -45,8 +43,8 @@ class ConnectOptions(TypedDict, total=False):
     retries: bool
     """False: a call fails at its first failure, for example to measure how often that is. Default: True."""
     http: bool
-    """False: a client of a gRPC target uses gRPC only. By default, it uses HTTP where the server offers it, which costs
-    both ends far less; see the documentation of the SDK. Default: True."""
+    """False: a client of a gRPC target uses gRPC only. By default, all of its calls go over HTTP where the server
+    offers it, which costs both ends far less; see the documentation of the SDK. Default: True."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +160,7 @@ class Caller:
 
     def _identify(self) -> None:
         self._pid = os.getpid()
-        self._identity = (("scannery-client", secrets.token_hex(8)),)
+        self._identity = (("scannery-client", os.urandom(8).hex()),)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return what is sent with each call."""
@@ -191,6 +189,8 @@ def _load(name: str, load: Callable[..., None], *arguments: Any) -> None:
 
 
 def _expanded(path: str | Path) -> Path:
+    from pathlib import Path
+
     return Path(path).expanduser()
 
 
@@ -198,6 +198,8 @@ def _is_local(target: str) -> bool:
     if target.startswith(("unix:", "unix-abstract:")):
         return True
     host = re.sub(r"^(dns|ipv4|ipv6|https?):/*", "", target).rsplit(":", 1)[0].strip("[]")
+    import ipaddress
+
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -6,11 +6,9 @@ The engine is imported when a store is opened, and not before: a client of a ser
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import Message
-from typing_extensions import Self
 
 from scannery.client.errors import ScanneryError
 from scannery.client.packages import needed_for
@@ -18,6 +16,10 @@ from scannery.client.request.calls import Method
 from scannery.client.transport.retries import client_closed, error_from_status
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typing_extensions import Self
+
     from scannery.serving.embedded import EmbeddedEngine
 
 __all__ = ["EmbeddedTransport"]

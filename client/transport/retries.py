@@ -2,8 +2,8 @@
 
 - UNAVAILABLE (no connection, or it broke): reads, and writes with a `request_id`, which the server does only once.
 - RESOURCE_EXHAUSTED with a retry hint (overload): everything, since the server refused before it did anything.
-- At once, in the same attempt: when an idle HTTP connection turns out to have ended, over a new one; when HTTP fails at
-  a server that was found over gRPC, over gRPC. Writes without a `request_id` only where the server cannot have
+- At once, in the same attempt: when an idle HTTP connection turns out to have ended, over a new one; when HTTP loses a
+  server that offered it over gRPC, over gRPC. Writes without a `request_id` only where the server cannot have
   received the whole request.
 
 Waits grow exponentially with full jitter, so that clients that failed together do not come back together
@@ -29,8 +29,7 @@ __all__ = [
     "Attempts",
     "client_closed",
     "error_from_status",
-    "grpc_hint",
-    "http_hint",
+    "hint",
 ]
 
 
@@ -116,35 +115,19 @@ def client_closed() -> errors.ScanneryError:
     return errors.CancelledError("the client is closed")
 
 
-_NO_SERVER = "; is a server running there (`scannery serve`)?"
-_NO_TLS = "; the server seems not to speak TLS"
-
-_GRPC = {
-    "WRONG_VERSION_NUMBER": _NO_TLS,
-    "http1.x server": "; this seems to be the HTTP port: put http:// in front, or give the port of gRPC",
-    "Socket closed": "; it may speak TLS, and this client does not (tls, ca)",
-    "Connection refused": _NO_SERVER,
-}
-_HTTP = {
-    "WRONG_VERSION_NUMBER": f"{_NO_TLS}: http:// in place of https://",
-    "no valid HTTP response": "; this may be the port of gRPC: leave http:// out, or give the port of HTTP",
-    "Connection refused": _NO_SERVER,
+_HINTS = {
+    "WRONG_VERSION_NUMBER": "the server seems not to speak TLS: http:// in place of https://, or tls=False",
+    "http1.x server": "this seems to be the HTTP port: put http:// in front, or give the port of gRPC",
+    "no valid HTTP response": "this may be the port of gRPC: leave http:// out, or give the port of HTTP",
+    "Socket closed": "it may speak TLS, and this client does not (tls, ca)",
+    "Connection refused": "is a server running there (`scannery serve`)?",
 }
 
 
-def grpc_hint(message: str) -> str:
-    """Return a sentence to append to a message of gRPC; empty: nothing is known.
+def hint(message: str) -> str:
+    """Return what a message of gRPC, of a socket or of the HTTP codec probably comes from, to be appended to it.
 
-    >>> grpc_hint("failed to connect to all addresses: Connection refused")
+    >>> hint("failed to connect to all addresses: Connection refused")
     '; is a server running there (`scannery serve`)?'
     """
-    return _hint(message, _GRPC)
-
-
-def http_hint(message: str) -> str:
-    """As `grpc_hint`, for a message of a socket or of the HTTP codec."""
-    return _hint(message, _HTTP)
-
-
-def _hint(message: str, known: dict[str, str]) -> str:
-    return next((hint for part, hint in known.items() if part in message), "")
+    return next((f"; {text}" for part, text in _HINTS.items() if part in message), "")

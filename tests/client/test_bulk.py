@@ -244,7 +244,7 @@ def test_waits_grow_and_end_with_the_deadline() -> None:
 
 @pytest.mark.system
 def test_calls_go_over_several_connections(library: Path) -> None:
-    with serving(library) as server, scannery.connect(server.address, channels=3) as client:
+    with serving(library) as server, scannery.connect(server.address, channels=3, http=False) as client:
         for _ in range(6):
             client.index("library").search(QUERIES[0], 1)
         port = int(server.address.rsplit(":", 1)[1])

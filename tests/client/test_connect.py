@@ -14,10 +14,11 @@ import pytest
 
 import scannery
 from scannery.client.connect import connect_config
-from scannery.client.transport.http.pool import Endpoint
+from scannery.client.transport.http.endpoint import Endpoint
 from scannery.indexer import Store
 from tests.data import ROOT
 from tests.served import DIMENSIONS, serving
+from tests.startup import imported_modules
 
 
 @pytest.mark.parametrize(
@@ -232,11 +233,30 @@ def test_errors_are_the_builtin_ones_too() -> None:
     assert issubclass(scannery.UnavailableError, ConnectionError)
 
 
+@pytest.mark.system
+def test_the_sdk_loads_no_wire_before_a_server_is_named() -> None:
+    modules = imported_modules("import scannery; scannery.connect; scannery.Client; scannery.Index")
+    unneeded = {
+        "asyncio",
+        "concurrent.futures",
+        "grpc",
+        "html",
+        "httptools",
+        "logging",
+        "pathlib",
+        "socket",
+        "ssl",
+    }
+    assert modules & unneeded - imported_modules("import numpy") == set()
+
+
 ENGINE = ("torch", "scann", "scannery.serving", "scannery.indexer", "pyarrow", "apache_beam")
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("target", "more"), [("localhost:1", ()), ("http://localhost:1", ("grpc",))])
+@pytest.mark.parametrize(
+    ("target", "more"), [("localhost:1", ()), ("http://localhost:1", ("asyncio", "grpc"))]
+)
 def test_a_client_of_a_server_never_loads_the_engine(target: str, more: tuple[str, ...]) -> None:
     code = (
         "import sys, scannery; scannery.connect(sys.argv[1]); "

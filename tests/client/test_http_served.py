@@ -1,4 +1,4 @@
-"""Clients that found HTTP, at real servers: the same answers and errors, over TLS, with keys, and over a restart."""
+"""Clients that chose HTTP, at real servers: the same answers and errors, over TLS, with keys, and over a restart."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client.transport._async.grpc import AsyncGrpcTransport
-from scannery.client.transport._sync.grpc import GrpcTransport
+from scannery.client.transport._async.grpc import AsyncGrpcWire
+from scannery.client.transport._sync.grpc import GrpcWire
 from scannery.serving import SecurityConfig, Server, ServerConfig
 from scannery.serving.security import KeyFile
 from tests.served import DIMENSIONS, PAUSE_S, serving
@@ -53,7 +53,7 @@ def server(library: Path) -> Iterator[Server]:
 def over_grpc(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts what goes over gRPC, by method."""
     counts: Counter[str] = Counter()
-    ask, ask_async = GrpcTransport._over_grpc, AsyncGrpcTransport._over_grpc
+    ask, ask_async = GrpcWire.ask, AsyncGrpcWire.ask
 
     def counted(self: Any, method: Any, *arguments: Any) -> Any:
         counts[method.path.rpartition("/")[2]] += 1
@@ -63,34 +63,31 @@ def over_grpc(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[method.path.rpartition("/")[2]] += 1
         return await ask_async(self, method, *arguments)
 
-    monkeypatch.setattr(GrpcTransport, "_over_grpc", counted)
-    monkeypatch.setattr(AsyncGrpcTransport, "_over_grpc", counted_async)
+    monkeypatch.setattr(GrpcWire, "ask", counted)
+    monkeypatch.setattr(AsyncGrpcWire, "ask", counted_async)
     return counts
 
 
-def endpoint_of(client: Any) -> Any:
-    return client._transport._discovery.endpoint
-
-
 def by_http(client: scannery.Client) -> scannery.Index:
-    """Search until HTTP is found, and return the index."""
+    """Search twice, which chooses HTTP, and return the index."""
     index = client.index("library")
-    until_s = time.monotonic() + 30
-    while endpoint_of(client) is None:
+    for _ in range(2):
         index.search(QUERIES[0], 1)
-        assert time.monotonic() < until_s, "HTTP was not found"
-        time.sleep(0.01)
+    assert wire_of(client) is not None
     return index
 
 
 async def by_http_async(client: scannery.aio.AsyncClient) -> scannery.aio.AsyncIndex:
     index = client.index("library")
-    until_s = time.monotonic() + 30
-    while endpoint_of(client) is None:
+    for _ in range(2):
         await index.search(QUERIES[0], 1)
-        assert time.monotonic() < until_s, "HTTP was not found"
-        await asyncio.sleep(0.01)
+    assert wire_of(client) is not None
     return index
+
+
+def wire_of(client: Any) -> Any:
+    """Return the HTTP wire, if it was chosen."""
+    return client._transport._wire._http
 
 
 def outcome(ask: Callable[[], Any]) -> Any:
@@ -214,7 +211,7 @@ def test_the_restart_of_a_server_is_not_seen(library: Path, over_grpc: Counter[s
         address = server.address
         client = scannery.connect(address, timeout_s=60)
         index = by_http(client)
-        first = endpoint_of(client)
+        first = wire_of(client)
         threads = [threading.Thread(target=ask, args=(caller,)) for caller in range(4)]
         for thread in threads:
             thread.start()
@@ -225,9 +222,9 @@ def test_the_restart_of_a_server_is_not_seen(library: Path, over_grpc: Counter[s
             with Server(ServerConfig(store=str(library), listen=address, drain_s=5)):
                 more(50)
                 # It may have been away when it was asked first.
-                client._transport._discovery._next_s = 0.0  # type: ignore[attr-defined]
+                client._transport._wire._ask_at_s = 0.0  # type: ignore[attr-defined]
                 until_s = time.monotonic() + 30
-                while endpoint_of(client) in (None, first):
+                while wire_of(client) in (None, first):
                     assert time.monotonic() < until_s
                     time.sleep(0.01)
                 over_grpc.clear()
@@ -250,7 +247,7 @@ def test_connections_go_to_all_workers_and_a_dead_one_is_not_seen(library: Path)
         index = by_http(client)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda number: index.search(QUERIES[number % 32], 3), range(400)))
-            assert len(client._transport._http._pool._loads) == 2  # type: ignore[attr-defined]
+            assert len(wire_of(client)._pool._loads) == 2
             asked = [pool.submit(index.search, QUERIES[number % 32], 3) for number in range(400)]
             os.kill(children(process.pid)[0], signal.SIGKILL)
             assert all(len(one.result(30)) == 3 for one in asked)

@@ -1,7 +1,8 @@
 """Generates each `_sync` folder of the client from its `_async` one: `python -m tests.tools.generate_sync client`.
 
-Names say what becomes of them: `AsyncX` becomes `X`, `async_x` becomes `x`, `x_async` becomes `x_sync`. What differs
-for threads is written by hand under both names (client/concurrency.py, the connections of HTTP, the channels of gRPC).
+Names say what becomes of them: `AsyncX` becomes `X`, `async_x` becomes `x`, `x_async` becomes `x_sync`, modules too.
+What differs for threads is written by hand under both names: client/async_concurrency.py and client/concurrency.py, the
+connections of HTTP, the channels of gRPC.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The kernel chooses the worker of a new connection. So a worker may get more than its share of the connections and of the
 calls; then further connections are made, a few at a time, until they are spread.
 
-Where a server answers HTTP, and which of its processes answers on a connection.
+Which of a server's processes answers on a connection.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from scannery.client.transport.http.codec import ProtocolError, Response
+from scannery.client.transport.http.endpoint import Endpoint
 
 __all__ = [
     "CONNECT_TIMEOUT_S",
     "MAX_CONNECTIONS",
     "REDIALS",
     "SOCKET_OPTIONS",
-    "Endpoint",
     "Pool",
     "UnsentError",
     "Worker",
@@ -55,31 +55,6 @@ _MISDIRECTED = 421
 
 class UnsentError(ConnectionError):
     """The connection broke before all of the request was sent: the server cannot have done what it asks."""
-
-
-class Endpoint(NamedTuple):
-    """Where a server answers HTTP."""
-
-    host: str
-    """The name that a certificate must have."""
-    port: int
-    tls: bool = False
-    address: str = ""
-    """What the host's name was resolved to; empty: it is resolved for each connection."""
-    server: str | None = None
-    """The id of the server that must answer; empty: any server of Scannery; None: anything, for example a proxy."""
-
-    @property
-    def authority(self) -> str:
-        """Return the value of the header `Host`: the address if it is known, which a server never refuses."""
-        name = (self.address or self.host).partition("%")[0]
-        host = f"[{name}]" if ":" in name else name
-        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        """Return it as in `connect`."""
-        return f"{'https' if self.tls else 'http'}://{self.authority}"
 
 
 class Worker(NamedTuple):

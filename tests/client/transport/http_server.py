@@ -32,7 +32,7 @@ class Exchange:
 class Speaker:
     """Both ends; see `speaking`."""
 
-    def __init__(self, *, http: bool = True, workers: int = 1) -> None:
+    def __init__(self, *, http: bool = True, workers: int = 1, grpc_address: str = "127.0.0.1:0") -> None:
         self.grpc_calls = 0
         self.asked = 0
         """gRPC calls that asked for HTTP."""
@@ -47,7 +47,7 @@ class Speaker:
         self.workers = workers
         self.worker: Callable[[], int] = lambda: 0
         """Draws the worker for a connection."""
-        self.answer: Callable[[Exchange], bytes | None] = lambda exchange: found(HTTP)
+        self.answer: Callable[[Exchange], bytes | None] = all_well
         """Makes a response; None: there is none, and the connection ends."""
         self.piece_bytes = 0
         """Responses are sent in pieces of this size; 0: at once."""
@@ -56,7 +56,7 @@ class Speaker:
         self.told_port = self.port
         """What gRPC says."""
         self._server = grpc.server(ThreadPoolExecutor(64), handlers=self._handlers())
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(grpc_address)}"
         self._accepting = threading.Thread(target=self._accept)
 
     @property
@@ -195,6 +195,13 @@ def answered(
 def found(version: int) -> bytes:
     """Return a response without hits."""
     return answered(SearchResponse(version=version).SerializeToString())
+
+
+def all_well(exchange: Exchange) -> bytes:
+    """Return the response to a search or to an upsert."""
+    if exchange.path.endswith("/Upsert"):
+        return answered(UpsertResponse(sequence=HTTP).SerializeToString())
+    return found(HTTP)
 
 
 @contextmanager

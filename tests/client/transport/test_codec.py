@@ -21,7 +21,8 @@ from scannery.client.transport.http.codec import (
     health_request,
     read_answer,
 )
-from scannery.client.transport.http.pool import Endpoint, Worker, worker_of
+from scannery.client.transport.http.endpoint import Endpoint
+from scannery.client.transport.http.pool import Worker, worker_of
 from scannery.client.transport.retries import error_from_status
 from scannery.v1.search_pb2 import SearchResponse
 from scannery.v1.types_pb2 import ErrorDetail

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client.transport._sync.http import HttpCalls
+from scannery.client.transport._sync.http import HttpWire
 from scannery.client.transport.http import pool as pool_module
 from scannery.client.transport.http.pool import MAX_CONNECTIONS
 from scannery.v1.index_pb2 import UpsertResponse
@@ -47,10 +47,10 @@ def version(client: scannery.Client, **options: Any) -> int:
     return client.index("any").search([1.0], **options).version
 
 
-def calls_of(client: scannery.Client) -> HttpCalls:
-    calls = client._transport._http  # type: ignore[attr-defined]
-    assert isinstance(calls, HttpCalls)
-    return calls
+def wire_of(client: scannery.Client) -> HttpWire:
+    wire = client._transport._wire  # type: ignore[attr-defined]
+    assert isinstance(wire, HttpWire)
+    return wire
 
 
 def at_once(client: scannery.Client, speaker: Speaker, callers: int) -> None:
@@ -97,7 +97,7 @@ def test_each_request_has_the_token_of_its_moment(speaker: Speaker) -> None:
 
 def test_traces_go_along(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
     headers = nullcontext((("traceparent", "00-1-2-01"),))
-    monkeypatch.setattr("scannery.client.transport._sync.http.traced", lambda path, target: headers)
+    monkeypatch.setattr("scannery.client.transport._sync.server.traced", lambda path, target: headers)
     with connected(speaker) as client:
         version(client)
     assert speaker.requests[0].headers["traceparent"] == "00-1-2-01"
@@ -219,7 +219,7 @@ def test_connections_that_ended_while_they_were_idle_are_not_seen(
             speaker.hang_up()
             eventually(lambda: not speaker.connections)
             assert version(client) == HTTP
-            assert (len(speaker.connections), len(calls_of(client)._pool)) == (1, 1)
+            assert (len(speaker.connections), len(wire_of(client)._pool)) == (1, 1)
         speaker.hang_up()
         eventually(lambda: not speaker.connections)
         speaker.answer = lambda exchange: written
@@ -234,7 +234,7 @@ def test_a_server_that_closes_behind_each_answer_is_obeyed(speaker: Speaker) -> 
     with connected(speaker) as client:
         for _ in range(5):
             version(client)
-        assert (len(speaker.probes), len(calls_of(client)._pool)) == (5, 0)
+        assert (len(speaker.probes), len(wire_of(client)._pool)) == (5, 0)
 
 
 def test_a_proxy_s_answer_is_told_with_its_status(speaker: Speaker) -> None:
@@ -316,11 +316,11 @@ def test_callers_at_once_have_a_connection_each_and_the_rest_wait(speaker: Speak
         with ThreadPoolExecutor(2 * MAX_CONNECTIONS) as pool:
             assert list(pool.map(lambda _: version(client), range(500))) == [HTTP] * 500
         assert len(speaker.connections) == MAX_CONNECTIONS
-        release = threading.Event()
+        release, before = threading.Event(), len(speaker.requests)
         speaker.answer = lambda exchange: found(HTTP) if release.wait(20) else None
         with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
             asked = [pool.submit(version, client) for _ in range(MAX_CONNECTIONS)]
-            eventually(lambda: not calls_of(client).free)
+            eventually(lambda: len(speaker.requests) == before + MAX_CONNECTIONS)
             with pytest.raises(scannery.DeadlineExceededError):
                 version(client, timeout_s=0.05)
             release.set()
@@ -383,7 +383,7 @@ def test_connections_are_spread_over_the_workers(monkeypatch: pytest.MonkeyPatch
             at_once(client, speaker, 2)
             # The second was drawn until it came to the other worker.
             assert 3 <= len(speaker.connections) <= 5
-            calls = calls_of(client)
+            calls = wire_of(client)
             for callers in (2, 4, 8, 3):
                 taken = []
                 for _ in range(callers):
@@ -438,7 +438,7 @@ def test_a_forked_child_has_connections_of_its_own(speaker: Speaker) -> None:
 import json, os, sys, scannery
 index = scannery.connect(sys.argv[1]).index("any")
 index.search([1.0])
-pool = index._client._transport._http._pool
+pool = index._client._transport._wire._pool
 (connection,) = pool._all
 if os.fork() == 0:
     # As the fork finds it while other threads are in the middle of theirs.

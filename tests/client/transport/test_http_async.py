@@ -141,7 +141,7 @@ async def test_connections_go_to_all_workers(monkeypatch: pytest.MonkeyPatch) ->
         async with connected(speaker) as client:
             await asyncio.gather(*(version(client) for _ in range(8)))
             transport: Any = client._transport
-            loads = transport._http._pool._loads
+            loads = transport._wire._pool._loads
             assert loads.keys() == {"7", "9"}
 
 
@@ -181,7 +181,7 @@ def test_a_client_begins_anew_in_another_event_loop_and_when_it_is_pickled(speak
 
 def _end(loop: asyncio.AbstractEventLoop, client: scannery.aio.AsyncClient) -> None:
     transport: Any = client._transport
-    for connection in transport._http._pool.close():
+    for connection in transport._wire._pool.close():
         loop.run_until_complete(connection.ended())
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()

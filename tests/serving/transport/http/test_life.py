@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import scannery
-from tests.client.test_http_served import by_http, endpoint_of
+from tests.client.test_http_served import by_http, wire_of
 from tests.served import DIMENSIONS, PAUSE_S
 from tests.serving.process.test_supervisor import Log, children, started, wait_until
 
@@ -41,7 +41,7 @@ class Caller(threading.Thread):
                 self.answered += 1
             except scannery.ScanneryError as error:
                 self.failures.append(error)
-            self.workers |= client._transport._http._pool._loads.keys()  # type: ignore[attr-defined]
+            self.workers |= client._transport._wire._pool._loads.keys()  # type: ignore[attr-defined]
             if not self._persistent:
                 client.close()
                 client = scannery.connect(self._url, timeout_s=30)
@@ -53,7 +53,7 @@ def test_reloads_and_deaths_are_not_seen(library: Path) -> None:
         log = Log(process)
         with scannery.connect(address) as client:
             by_http(client)
-            url = f"http://127.0.0.1:{endpoint_of(client).port}"
+            url = f"http://127.0.0.1:{wire_of(client).endpoint.port}"
         callers = [Caller(url, persistent=number < 2) for number in range(4)]
         for caller in callers:
             caller.start()

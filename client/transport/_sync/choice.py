@@ -1,0 +1,146 @@
+# Generated from `_async` by tests/tools/generate_sync.py: edit that one, then `make sync`.
+"""The wire to a server that is named by its gRPC port: HTTP where the server offers it, else gRPC."""
+
+from __future__ import annotations
+
+import time
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from scannery.client.concurrency import off_loop
+from scannery.client.errors import ScanneryError
+from scannery.client.request.calls import Method
+from scannery.client.transport._sync.grpc import GrpcWire
+from scannery.client.transport._sync.http import HttpWire
+from scannery.client.transport.base import Headers
+from scannery.client.transport.credentials import Credentials
+from scannery.client.transport.discovery import ASK, endpoints_of, offer_in
+from scannery.client.transport.http.pool import UnsentError
+from scannery.client.transport.retries import Attempts
+
+__all__ = ["WireChoice"]
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+PROBE_TIMEOUT_S = 1.0
+"""How long the decision may take, within the deadline of the call that makes it."""
+STAY_S = 300.0
+"""How long calls go over gRPC before the server is asked again, while its connections hold."""
+
+
+class WireChoice:
+    """One wire for all calls, until it loses the server.
+
+    1. A call over gRPC asks for the HTTP endpoint.
+    2. The next call connects to it, without credentials: a program of one call, as a command is, does not pay for that.
+       If the expected server answers, that call and all later ones go over HTTP; otherwise, over gRPC.
+    3. When HTTP loses the server, calls go over gRPC, and the first of them asks again. When gRPC loses it, or after
+       `STAY_S`, the next call asks.
+
+    Safe to use from several threads without a lock: what they could do twice does no harm. Pickled, it decides anew.
+
+    Args:
+        host: of the server.
+        target: decides with `credentials` on encryption, and is what messages call the server.
+        credentials: have the files for TLS.
+        grpc: the wire to begin with.
+
+    """
+
+    def __init__(self, host: str, target: str, credentials: Credentials, grpc: GrpcWire) -> None:
+        self._host, self._target, self._credentials = host, target, credentials
+        self._grpc = grpc
+        self._http: HttpWire | None = None
+        """All calls go over it; None: over gRPC."""
+        self._offers: list[tuple[int, str]] = []
+        """Port and id of the server that were told; the call that takes them decides."""
+        self._ask_at_s = 0.0
+        self._closed = False
+        self._proved = False
+        """Whether the HTTP wire answered a call."""
+
+    def call(
+        self, method: Method[RequestT, ResponseT], request: RequestT, attempts: Attempts, metadata: Headers
+    ) -> ResponseT:
+        """Return the answer; see `Wire.call`."""
+        http = self._http or self._decide(attempts.left_s)
+        if http is not None:
+            try:
+                answer = http.call(method, request, attempts, metadata)
+            except ScanneryError:  # some of which are OSErrors, too
+                raise
+            except OSError as error:
+                self._lost(http)
+                if not (attempts.repeatable or isinstance(error, UnsentError)):
+                    # The server may have done it.
+                    raise
+            else:
+                self._proved = True
+                return answer
+        return self._over_grpc(method, request, attempts, metadata)
+
+    def _decide(self, left_s: float) -> HttpWire | None:
+        """Return the HTTP wire if there is an offer and the server answers there; None: gRPC."""
+        try:
+            port, server = self._offers.pop()
+        except IndexError:
+            return None
+        until_s = time.monotonic() + min(PROBE_TIMEOUT_S, left_s / 2)
+        tls = self._credentials.encrypts(self._target)
+        try:
+            endpoints = off_loop(endpoints_of, self._host, port, server, tls=tls)
+        except (OSError, UnicodeError):
+            return None
+        for number, endpoint in enumerate(endpoints):
+            now_s = time.monotonic()
+            wire = HttpWire(endpoint, self._target, self._credentials)
+            try:
+                wire.connect(now_s + (until_s - now_s) / (len(endpoints) - number))
+            except (OSError, ScanneryError):  # another server, or none; a file for TLS has gone
+                continue
+            if self._closed:
+                wire.close()
+                return None
+            self._http, self._proved = wire, False
+            return wire
+        return None
+
+    def _lost(self, http: HttpWire) -> None:
+        if self._http is http:
+            self._http = None
+            # An endpoint that accepts connections and answers no call would be tried at every second call.
+            self._ask_at_s = 0.0 if self._proved else time.monotonic() + STAY_S
+        http.retire()
+
+    def _over_grpc(
+        self, method: Method[RequestT, ResponseT], request: RequestT, attempts: Attempts, metadata: Headers
+    ) -> ResponseT:
+        now_s = time.monotonic()
+        asks = now_s >= self._ask_at_s
+        if asks:
+            # Others need not ask meanwhile.
+            self._ask_at_s = now_s + STAY_S
+            metadata += ASK
+        try:
+            answer, trailing = self._grpc.ask(method, request, attempts, metadata)
+        except BaseException as error:  # cancelled or interrupted, too
+            # After a lost connection, another server may be there.
+            lost = isinstance(error, OSError) and not isinstance(error, ScanneryError)
+            if asks or lost:
+                self._ask_at_s = 0.0
+            raise
+        if asks and (offer := offer_in(trailing)) is not None:
+            self._offers[:] = [offer]
+        return answer
+
+    def close(self) -> None:
+        """End all connections."""
+        self._closed = True
+        self._grpc.close()
+        if self._http is not None:
+            self._http.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self._host, self._target, self._credentials, self._grpc)
