@@ -22,6 +22,9 @@ from packaging.utils import canonicalize_name
 __all__ = ["Installed", "UndeclaredError", "declared_environment", "installed_wheel", "packages_of"]
 
 
+_COMPILED = "__pycache__"
+
+
 class UndeclaredError(Exception):
     """A requirement cannot be met by the packages that are installed."""
 
@@ -106,7 +109,8 @@ def _tops(distribution: Distribution) -> set[str]:
 def _link(distribution: Distribution, root: Path, owners: Mapping[str, int]) -> None:
     """Link the files of a distribution into a site-packages folder, without its scripts.
 
-    A folder that no other distribution has files in is linked as a whole.
+    A folder that no other distribution has files in is linked as a whole. Of others, the folders of what is compiled
+    are: to compile the kernels takes a minute.
     """
     shared = set()
     for top in _tops(distribution):
@@ -115,9 +119,13 @@ def _link(distribution: Distribution, root: Path, owners: Mapping[str, int]) -> 
         else:
             (root / top).symlink_to(str(distribution.locate_file(top)))
     for file in distribution.files or ():
-        if file.parts[0] in shared:
+        if file.parts[0] in shared and file.parent.name != _COMPILED:
             link = root / file
             link.parent.mkdir(parents=True, exist_ok=True)
+            compiled = Path(str(distribution.locate_file(file))).parent / _COMPILED
+            if file.suffix == ".py" and not (link.parent / _COMPILED).exists():
+                compiled.mkdir(exist_ok=True)
+                (link.parent / _COMPILED).symlink_to(compiled)
             if not link.exists():  # some packages name the same file
                 link.symlink_to(str(distribution.locate_file(file)))
 
