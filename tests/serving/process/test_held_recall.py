@@ -149,16 +149,7 @@ def test_it_reaches_the_target_beside_constant_writes(built: Path, tmp_path: Pat
     with serving(copied(built, tmp_path), recall_share=1.0) as server:
         index = scannery.connect(server.address).index("i")
         with writing(index, 50) as written:
-            control = server._recall and server._recall.control("i")
-            assert control
-            until_s = time.monotonic() + SETTLED_S
-            for query_D in itertools.cycle(QUESTIONS_QD):
-                index.search(query_D, fields=[])
-                time.sleep(0.002)
-                found = control.estimate()
-                if control.step and found.queries > 100 and found.recall >= TARGET - found.error:
-                    break
-                assert time.monotonic() < until_s, found
+            settle(server, index, QUESTIONS_QD, up=True)
         assert len(written) > 50, "rows are written all the time"
         truth = [{hit.id for hit in index.search(query_D, exact=True)} for query_D in QUESTIONS_QD[:300]]
         assert recall(index, QUESTIONS_QD[:300], truth) >= TARGET - 0.02
