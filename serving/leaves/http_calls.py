@@ -26,8 +26,16 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 import grpc
 import grpc.aio
-import httptools
 
+from scannery.runtime.http1 import (
+    ProtocolError,
+    Response,
+    ResponseParser,
+    call_head,
+    call_request,
+    health_request,
+    timeout_ms_of,
+)
 from scannery.serving.config import joined_address, split_address
 from scannery.serving.contract import HTTP_KEY, SERVER_KEY
 from scannery.serving.status import DETAIL_KEY
@@ -38,14 +46,10 @@ if TYPE_CHECKING:
 __all__ = ["ASK", "Headers", "HttpCalls", "WireError"]
 
 
-MAX_ANSWER_BYTES = 1 << 30
-"""Bytes of an answer, as over gRPC."""
-MAX_HEAD_BYTES = 1 << 14
 MAX_ERROR_BYTES = 1 << 16
 """Bytes of the JSON of an error, which is parsed in the thread that makes all calls; those of leaves have a few KiB."""
 
 _SERVER, _WORKER, _DETAIL = SERVER_KEY.encode(), b"scannery-worker", f"trailer-{DETAIL_KEY}".encode()
-_KEPT = frozenset((_SERVER, _WORKER, _DETAIL))
 _OK = 200
 _CODES = {code.name.lower(): code for code in grpc.StatusCode} | {"canceled": grpc.StatusCode.CANCELLED}
 
@@ -55,17 +59,14 @@ class WireError(Exception):
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection, from the moment it is made. llhttp calls the methods `on_…`."""
+    """A connection, from the moment it is made."""
 
     def __init__(self) -> None:
         """Wait for the transport."""
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser = ResponseParser()
         self._answer: asyncio.Future[bytes] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._head: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
-        self._head_bytes = self._body_bytes = 0
         self.server = self.worker = ""
         """The id of the server that answered last, and `id/number of workers` of its process."""
         self.used_s = time.monotonic()
@@ -115,53 +116,29 @@ class HttpConnection(asyncio.Protocol):
         self._broken(f"the connection was lost: {exc}" if exc else "the leaf closed the connection")
 
     def data_received(self, data: bytes) -> None:
-        """Parse a part of an answer."""
-        if self._answer is None:
+        """Parse a part of an answer, and end the call with the last one."""
+        answer = self._answer
+        if answer is None:
             self._broken("the leaf sent what was not asked for")
             return
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._broken(f"the answer cannot be parsed: {error.__context__ or error}")
-
-    # What the parser calls
-
-    def on_message_begin(self) -> None:
-        """Forget the former answer."""
-        self._head, self._body = {}, []
-        self._head_bytes = self._body_bytes = 0
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep the headers that are read."""
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise WireError(f"the headers have more than {MAX_HEAD_BYTES} bytes")
-        if (known := name.lower()) in _KEPT:
-            self._head[known] = value
-
-    def on_body(self, data: bytes) -> None:
-        """Keep a part of the body."""
-        self._body_bytes += len(data)
-        if self._body_bytes > MAX_ANSWER_BYTES:
-            raise WireError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
-        self._body.append(data)
-
-    def on_message_complete(self) -> None:
-        """End the call."""
-        self.server = self._head.get(_SERVER, b"").decode("latin-1")
-        self.worker = self._head.get(_WORKER, b"").decode("latin-1")
-        self.used_s = time.monotonic()
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = []  # an idle connection must not keep it
-        answer, status = self._answer, self._parser.get_status_code()
-        if not self._parser.should_keep_alive():
-            self._drop()
-        if answer is None or answer.done():
+            response = self._parser.feed(data)
+        except ProtocolError as error:
+            self._broken(str(error))
             return
-        if status == _OK:
-            answer.set_result(body)
+        if response is None:
+            return
+        self.server = response.headers.get(_SERVER, b"").decode("latin-1")
+        self.worker = response.headers.get(_WORKER, b"").decode("latin-1")
+        self.used_s = time.monotonic()
+        if not response.reusable:
+            self._drop()
+        if answer.done():
+            return
+        if response.status == _OK:
+            answer.set_result(response.body)
         else:
-            answer.set_exception(_error_of(status, body, self._head.get(_DETAIL, b"")))
+            answer.set_exception(_error_of(response))
 
     def _ended(self, answer: asyncio.Future[bytes]) -> None:
         """Free the connection; close it if its answer is still to come."""
@@ -189,16 +166,17 @@ class HttpConnection(asyncio.Protocol):
             transport.abort()
 
 
-def _error_of(status: int, body: bytes, detail: bytes) -> Exception:
+def _error_of(response: Response) -> Exception:
     """Return the error of an answer as gRPC would raise it; WireError: it is none of a leaf."""
+    detail = response.headers.get(_DETAIL, b"")
     try:
-        if len(body) > MAX_ERROR_BYTES:
+        if len(response.body) > MAX_ERROR_BYTES:
             raise ValueError
-        told = json.loads(body)
+        told = json.loads(response.body)
         code, message = _CODES[told["code"]], str(told["message"])
         packed = base64.b64decode(detail + b"=" * (-len(detail) % 4), validate=True)
     except (ValueError, KeyError, TypeError, RecursionError, binascii.Error):
-        return WireError(f"the leaf answered with the status {status} of HTTP")
+        return WireError(f"the leaf answered with the status {response.status} of HTTP")
     return _status(code, message, packed)
 
 
@@ -242,7 +220,7 @@ class HttpCalls:
         self._connections: set[HttpConnection] = set()
         self._opening: set[asyncio.Task[None]] = set()
         self._wanted = LEAST_CONNECTIONS
-        self._heads: dict[tuple[str, Headers, int], bytes] = {}
+        self._heads: dict[tuple[str, Headers], bytes] = {}
         self._not_before_s = 0.0
         self._closed = False
 
@@ -276,9 +254,8 @@ class HttpCalls:
         while self._free:
             connection = self._free.popleft()
             if connection.is_free:
-                answer = connection.call(
-                    self._head(path, metadata, timeout_s, len(request)) + request, timeout_s
-                )
+                data = call_request(self._head(path, metadata), request, _rounded_up(timeout_s))
+                answer = connection.call(data, timeout_s)
                 answer.add_done_callback(partial(self._freed, connection))
                 return answer
             self._connections.discard(connection)
@@ -301,26 +278,14 @@ class HttpCalls:
             task.cancel()
         self._drop_all()
 
-    def _head(self, path: str, metadata: Headers, timeout_s: float | None, size: int) -> bytes:
-        timeout_ms = 0 if timeout_s is None else _rounded_up(timeout_s * 1000)
-        key = path, metadata, timeout_ms
-        start = self._heads.get(key)
-        if start is None:
+    def _head(self, path: str, metadata: Headers) -> bytes:
+        head = self._heads.get((path, metadata))
+        if head is None:
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
-            start = self._heads[key] = self._start_of(path, metadata, timeout_ms)
-        return start + b"%d\r\n\r\n" % size
-
-    def _start_of(self, path: str, metadata: Headers, timeout_ms: int) -> bytes:
-        lines = [
-            f"POST {path} HTTP/1.1",
-            f"host: {joined_address(self._host, self._port)}",
-            "content-type: application/proto",
-            *(f"{name}: {value}" for name, value in metadata),
-            *([f"connect-timeout-ms: {timeout_ms}"] if timeout_ms else []),
-            "content-length: ",
-        ]
-        return "\r\n".join(lines).encode("latin-1")
+            head = call_head(path, joined_address(self._host, self._port), metadata)
+            self._heads[path, metadata] = head
+        return head
 
     def _freed(self, connection: HttpConnection, _: object) -> None:
         if connection.is_free and connection in self._connections and not self._closed:
@@ -372,7 +337,7 @@ class HttpCalls:
         )
         host = joined_address(self._host, port)
         try:
-            await connection.call(f"GET /healthz HTTP/1.1\r\nhost: {host}\r\n\r\n".encode(), CONNECT_WITHIN_S)
+            await connection.call(health_request(host), CONNECT_WITHIN_S)
         except grpc.aio.AioRpcError as error:
             # Without credentials, which the right server may ask for; a server that refuses this host is of no use.
             if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
@@ -401,11 +366,11 @@ class HttpCalls:
                 connection.close()
 
 
-def _rounded_up(timeout_ms: float) -> int:
-    """Return a time with two digits: callers of one timeout then send the same head, which leaves parse once."""
-    whole = max(1, math.ceil(timeout_ms))
+def _rounded_up(timeout_s: float | None) -> int:
+    """Return a timeout in ms with two digits: callers of one timeout send the same head, which leaves parse once."""
+    whole = timeout_ms_of(math.inf if timeout_s is None else timeout_s)
     unit = int(10 ** max(0, len(str(whole)) - 2))
-    return min(-(-whole // unit) * unit, 10**10 - 1)
+    return min(-(-whole // unit) * unit, 99 * 10**8)
 
 
 def _wanted_for(worker: str) -> int:

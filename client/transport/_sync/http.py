@@ -13,12 +13,7 @@ from scannery.client.errors import DeadlineExceededError, ScanneryError
 from scannery.client.request.calls import Method
 from scannery.client.transport.base import Headers
 from scannery.client.transport.credentials import Credentials
-from scannery.client.transport.http.codec import (
-    Response,
-    call_head,
-    call_request,
-    read_answer,
-)
+from scannery.client.transport.http.codec import call_head, read_answer
 from scannery.client.transport.http.connections import Connection, dial
 from scannery.client.transport.http.endpoint import Endpoint
 from scannery.client.transport.http.pool import (
@@ -29,6 +24,7 @@ from scannery.client.transport.http.pool import (
     UnsentError,
 )
 from scannery.client.transport.retries import Attempts
+from scannery.runtime.http1 import Response, call_request, timeout_ms_of
 
 if TYPE_CHECKING:
     import ssl
@@ -96,7 +92,9 @@ class HttpWire:
         self._begin_anew_elsewhere()
         timeout_s = attempts.left_s
         until_s = time.monotonic() + timeout_s
-        data = call_request(self._head(method.path, metadata), request.SerializeToString(), timeout_s)
+        data = call_request(
+            self._head(method.path, metadata), request.SerializeToString(), timeout_ms_of(timeout_s)
+        )
         permits = self._permits
         if not permits.acquire(timeout_s):
             raise self._too_late()

@@ -10,9 +10,9 @@ from contextlib import suppress
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from scannery.client.transport.http.codec import Response, ResponseParser, health_request
 from scannery.client.transport.http.endpoint import Endpoint
 from scannery.client.transport.http.pool import SOCKET_OPTIONS, UnsentError, Worker, worker_of
+from scannery.runtime.http1 import Response, ResponseParser, health_request
 
 if TYPE_CHECKING:
     import ssl

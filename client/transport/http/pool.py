@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from scannery.client.transport.http.codec import ProtocolError, Response
 from scannery.client.transport.http.endpoint import Endpoint
+from scannery.runtime.http1 import ProtocolError, Response
 
 __all__ = [
     "CONNECT_TIMEOUT_S",
