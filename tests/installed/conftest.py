@@ -29,15 +29,27 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
     The first process of pytest-xdist makes them for all.
     """
-    run = tmp_path_factory.getbasetemp()
-    folder = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "wheels"
-    folder.mkdir(exist_ok=True)
+    folder = shared_folder(tmp_path_factory)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "done").exists():
             _make(folder)
             (folder / "done").touch()
     return _installed(folder)
+
+
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of this run of pytest, whatever the process."""
+    run = tmp_path_factory.getbasetemp()
+    folder = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "wheels"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where models are kept as they load quickly."""
+    return shared_folder(tmp_path_factory) / "cache"
 
 
 def _installed(folder: Path) -> Installed:
@@ -71,8 +83,8 @@ def _built(project: Path, folder: Path) -> Path:
 
 
 @pytest.fixture
-def environments(installed: Installed, tmp_path: Path) -> Iterator[Environments]:
-    environments = Environments(installed, tmp_path)
+def environments(installed: Installed, cache: Path, tmp_path: Path) -> Iterator[Environments]:
+    environments = Environments(installed, tmp_path, cache)
     yield environments
     environments.close()
 
@@ -80,17 +92,20 @@ def environments(installed: Installed, tmp_path: Path) -> Iterator[Environments]
 class Environments:
     """Makes environments; their programs run in one empty folder each."""
 
-    def __init__(self, installed: Installed, folder: Path) -> None:
-        self._installed, self._folder = installed, folder
+    def __init__(self, installed: Installed, folder: Path, cache: Path) -> None:
+        self._installed, self._folder, self._cache = installed, folder, cache
         self._environments: list[Environment] = []
 
-    def make(self, requirements: Sequence[str]) -> Environment:
-        """Return an environment with what requirements need; `scannery` is the wheel."""
+    def make(self, requirements: Sequence[str], *, new: bool = False) -> Environment:
+        """Return an environment with what requirements need; `scannery` is the wheel.
+
+        `new`: nothing was done before on its machine; else, models were loaded by their library, which takes long.
+        """
         folder = self._folder / f"{len(self._environments)}"
         bin = declared_environment(folder / "env", requirements, self._installed)
         work = folder / "work"
         work.mkdir()
-        self._environments.append(Environment(bin, work))
+        self._environments.append(Environment(bin, work, None if new else self._cache))
         return self._environments[-1]
 
     def close(self) -> None:

@@ -13,12 +13,13 @@ TIMEOUT_S = 300.0
 class Environment:
     """Runs commands with the programs of an environment, in a folder, with nothing else of this process."""
 
-    def __init__(self, bin: Path, folder: Path) -> None:
+    def __init__(self, bin: Path, folder: Path, cache: Path | None = None) -> None:
         """Run nothing yet.
 
         Args:
             bin: programs of the environment.
             folder: where commands run.
+            cache: where models are kept as they load quickly; None: in the folder.
 
         """
         self.folder = folder
@@ -27,7 +28,7 @@ class Environment:
             "HOME": str(folder),
             "PYTHONNOUSERSITE": "1",
             "HAYSTACK_TELEMETRY_ENABLED": "False",
-            "SCANNERY_CACHE_DIR": str(folder / "cache"),
+            "SCANNERY_CACHE_DIR": str(cache or folder / "cache"),
         }
         self._servers: list[subprocess.Popen[str]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import tomllib
@@ -63,9 +64,11 @@ FRAMEWORKS = {
 
 
 @pytest.fixture(scope="module")
-def served(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def served(
+    installed: Installed, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
     """Addresses of a server over gRPC and over HTTP."""
-    environments = Environments(installed, tmp_path_factory.mktemp("server"))
+    environments = Environments(installed, tmp_path_factory.mktemp("server"), cache)
     address, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
     server = environments.make(["scannery[minilm]"])
     server.run("python -c 'import scannery; scannery.connect(\"./s\", create=True).close()'")

@@ -83,7 +83,7 @@ def _followed(environment: Environment, lines: list[str]) -> str:
 
 
 def test_readme(environments: Environments) -> None:
-    environment = environments.make([README])
+    environment = environments.make([README], new=True)
     (environment.folder / "docs").symlink_to(ROOT / "docs")
     environment.run("scannery --version; scannery demo --store ./demo-store")
     for number, block in enumerate(blocks("README.md")):
