@@ -164,7 +164,13 @@ class Segment:
             return self
         changed = copy.copy(self)
         changed._table = table
+        changed.__dict__.pop("column_types", None)
         return changed
+
+    @cached_property
+    def column_types(self) -> Mapping[str, str]:
+        """Type of each column by its name, as Arrow writes it."""
+        return {field.name: str(field.type) for field in self.table.schema}
 
     @property
     def rows(self) -> int:

@@ -103,15 +103,19 @@ class BridgedMethods(MethodRegistry):
         """Return the name of the index in a request; empty: it has none, or is not of this server."""
         return "" if isinstance(request, self._bridged) else self._service.index_of(request)
 
-    def ready(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
+    def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """As that of this server."""
-        return self._service.ready(request, stats)
+        return self._service.prepare(request, stats)
 
-    def ready_again(
-        self, template: SearchTemplate, asked: np.ndarray | str, stats: QueryStats
+    def prepare_again(
+        self, template: SearchTemplate, value: np.ndarray | str, stats: QueryStats
     ) -> PreparedQuery | None:
         """As that of this server."""
-        return self._service.ready_again(template, asked, stats)
+        return self._service.prepare_again(template, value, stats)
+
+    def answer(self, query: PreparedQuery, deadline: Deadline) -> bytes:
+        """As that of this server."""
+        return self._service.answer(query, deadline)
 
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline, stats: QueryStats

@@ -30,7 +30,6 @@ from scannery.serving.engine.segment_search import (
     settings_of,
 )
 from scannery.serving.engine.top_k import Ranking, merge
-from scannery.serving.request.options import Options
 from scannery.serving.request.query import ChosenVectors, check_has_vectors
 
 __all__ = ["Candidates", "dense_rankings", "ranges_of", "with_scores"]
@@ -39,12 +38,14 @@ __all__ = ["Candidates", "dense_rankings", "ranges_of", "with_scores"]
 class DenseSearch:
     """Some queries, as vectors, over one snapshot."""
 
-    def __init__(self, batch: QueryBatch, options: Options, asked: AskedVectors | None = None) -> None:
+    def __init__(
+        self, batch: QueryBatch, prepared: PreparedSearch, asked: AskedVectors | None = None
+    ) -> None:
         """Encode the queries.
 
         Args:
             batch: the queries.
-            options: of the search, in mode dense or hybrid.
+            prepared: the options, in mode dense or hybrid, and the filter.
             asked: the queries as vectors; None: they are made from the batch.
 
         Raises:
@@ -54,7 +55,9 @@ class DenseSearch:
         """
         snapshot = batch.snapshot
         check_has_vectors(snapshot.manifest, "mode")
+        options = prepared.options
         self._batch, self._options, self._chosen = batch, options, options.vectors
+        self._is_filtered = prepared.where is not None
         self._ranges: dict[tuple[int, int], float] = {}
         self._asked = asked or asked_vectors(
             snapshot, options.vectors, batch.queries, options.mode, batch.deadline, paths=batch.paths
@@ -152,7 +155,7 @@ class DenseSearch:
 
         That is how far the score at place 200 is below the first one in the whole index, if few rows are allowed.
         """
-        if self._options.where is None or self._options.fusion.method != "weighted_score":
+        if not self._is_filtered or self._options.fusion.method != "weighted_score":
             return
         for place in sorted({place for _, place in pairs}):
             new = [query for query, other in pairs if other == place and (query, place) not in self._ranges]
@@ -177,7 +180,7 @@ class DenseSearch:
         """
         snapshot, choice = self._batch.snapshot, self._chosen.choices[place]
         one = replace(self._chosen, choices=(choice,))
-        options = replace(self._options, where=None, mode="dense", vectors=one)
+        options = replace(self._options, mode="dense", vectors=one)
         space = snapshot.space(choice.name)
         [searches] = searched_segments(snapshot, options, [space], [settings_of(space, options)]).by_vector
         asked_QD = self._asked.of(place, queries)
@@ -260,6 +263,7 @@ class Candidates:
 
         """
         self._options, self._batch = prepared.options, batch
+        self._is_filtered = prepared.where is not None
         snapshot, stats, mode = batch.snapshot, batch.stats, prepared.options.mode
         with stats.stage("encode"):
             if mode != "dense":
@@ -268,7 +272,7 @@ class Candidates:
                 self.words = LexicalSearch(snapshot, words, mode)
                 """Set in modes lexical and hybrid."""
             if mode != "lexical":
-                self.dense = DenseSearch(batch, prepared.options, asked)
+                self.dense = DenseSearch(batch, prepared, asked)
                 """Set in modes dense and hybrid."""
         batch.deadline.check()
         with stats.stage("filter"):
@@ -310,7 +314,7 @@ class Candidates:
 
     def _best_word_score(self, query: int) -> float:
         """Return the best score by words without the filter, which is measured once; see `Scale`."""
-        if self._options.where is None or self._options.fusion.method != "weighted_score":
+        if not self._is_filtered or self._options.fusion.method != "weighted_score":
             return -np.inf
         if query not in self._best_words:
             self._batch.deadline.check()

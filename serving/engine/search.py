@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from scannery.indexer import SegmentEntry
+from scannery.indexer import SegmentEntry, search_ready
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.highlighting.highlighter import Highlighter, with_snippets
@@ -181,6 +181,12 @@ class PreparedQuery:
     query: Query
     stats: QueryStats
 
+    def by_vector(self, encoded_1D: np.ndarray) -> PreparedQuery:
+        """Return this query by text with its vector, float32 (1, D), as the encoder returns it."""
+        [choice] = self.prepared.options.vectors
+        ready_D = search_ready(encoded_1D, choice.manifest.spec.distance)[0]
+        return PreparedQuery(self.snapshot, self.prepared, ByVector(ready_D), self.stats)
+
 
 def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[bytes]:
     """Return a serialised SearchResponse to each of some queries, of one snapshot and with the same options.
@@ -220,7 +226,7 @@ def _answer_at_once(query: PreparedQuery, deadline: Deadline) -> bytes | None:
     It is what `search` finds, with fewer function calls.
     """
     prepared, asked = query.prepared, query.query
-    if not prepared.answers_at_once or not isinstance(asked, ByVector) or query.stats.detailed:
+    if not prepared.plan.answers_at_once or not isinstance(asked, ByVector) or query.stats.detailed:
         return None
     written = _search_one_segment(prepared, query.snapshot, deadline, query.stats, asked.vector_D[None])
     return None if written is None else written.whole(prepared.trailer)
@@ -255,14 +261,14 @@ def search(
     elif isinstance(batch.queries, Vectors):
         # A search leaves the processor's cache without the interpreter: each function on the way costs several times
         # what it does in a loop of its own.
-        if given is None and prepared.reads_one_segment and not batch.stats.detailed:
+        if given is None and prepared.plan.reads_one_segment and not batch.stats.detailed:
             asked_QD = batch.queries.vectors_QD
             written = _search_one_segment(prepared, batch.snapshot, batch.deadline, batch.stats, asked_QD)
             if written is not None:
                 return written
         rankings = _rank(prepared, batch, rows)
     elif prepared.options.by_mode:
-        rankings = _rank_apart(prepared, batch, rows, [prepared.options.where] * len(batch.queries))
+        rankings = _rank_apart(prepared, batch, rows, [prepared.where] * len(batch.queries))
     else:
         rankings = _rank(prepared, batch, rows)
     with batch.stats.stage("hydrate"):
@@ -320,9 +326,9 @@ def _rank_apart(
 def _prepared_as(
     prepared: PreparedSearch, snapshot: Snapshot, options: Options, where: Node | None
 ) -> PreparedSearch:
-    if where != options.where:
-        return PreparedSearch(snapshot, replace(options, where=where))
-    return prepared if options is prepared.options else snapshot.derived(options, PreparedSearch)
+    if options is prepared.options and where == prepared.where:
+        return prepared
+    return PreparedSearch.of(snapshot, options, where)
 
 
 def _rank(prepared: PreparedSearch, batch: QueryBatch, rows: RowSource) -> list[Ranking]:

@@ -5,7 +5,8 @@ Filters select datapoints. Those whose vector of some name is searched are the r
 
 Shapes: Q queries, D dimensions, K hits.
 
-What is searched: a batch of queries, and what all requests with the same options have in common, computed once.
+What is searched: a batch of queries, what all requests with the same options have in common, computed once, and a
+filter.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from scannery.indexer import AllowedRows, NamedVectors, SearchSettings, Segment,
 from scannery.indexer.planning.planner import EXACT_ABOVE_SHARE
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.hydrator import Hydrator
+from scannery.serving.request.filter import Node
 from scannery.serving.request.options import WIRE_MODES, CostClass, Options
 from scannery.serving.request.query import Query
 from scannery.serving.snapshot.snapshot import Snapshot, VectorSpace
@@ -32,6 +34,7 @@ __all__ = [
     "PreparedSearch",
     "QueryBatch",
     "QueryPaths",
+    "SearchPlan",
     "SearchedSegments",
     "SegmentSearch",
     "searched_segments",
@@ -186,6 +189,7 @@ def searched_segments(
     options: Options,
     spaces: Sequence[VectorSpace],
     settings: Sequence[Sequence[SearchSettings | None]],
+    where: Node | None = None,
     deadline: Deadline | None = None,
 ) -> SearchedSegments:
     """Return what a search reads; DeadlineError if that takes too long.
@@ -195,10 +199,11 @@ def searched_segments(
         options: of the search.
         spaces: the vectors of the options.
         settings: for each of them, as `settings_of` returns them.
+        where: the filter; None allows all rows.
         deadline: of the request.
 
     """
-    filtered = _SegmentFilters(snapshot, options, deadline)
+    filtered = _SegmentFilters(snapshot, options, where, deadline)
     by_words = [] if options.mode == "dense" else filtered.segments()
     return SearchedSegments(
         by_words, [_of_space(space, filtered, each) for space, each in zip(spaces, settings, strict=True)]
@@ -208,17 +213,19 @@ def searched_segments(
 class _SegmentFilters:
     """The rows of each segment that a filter allows, each looked up once."""
 
-    __slots__ = ("_deadline", "_found", "_options", "_snapshot", "as_written", "target_recall")
+    __slots__ = ("_deadline", "_found", "_snapshot", "_where", "as_written", "target_recall")
 
-    def __init__(self, snapshot: Snapshot, options: Options, deadline: Deadline | None) -> None:
-        self._snapshot, self._options, self._deadline = snapshot, options, deadline
+    def __init__(
+        self, snapshot: Snapshot, options: Options, where: Node | None, deadline: Deadline | None
+    ) -> None:
+        self._snapshot, self._where, self._deadline = snapshot, where, deadline
         self._found: dict[int, AllowedRows] = {}
         self.target_recall = options.target_recall or snapshot.manifest.spec.target_recall
         self.as_written = options.inner_product
 
     def rows(self, number: int) -> AllowedRows | None:
         """Return the live rows of a segment that the filter allows; None: all rows."""
-        snapshot, where = self._snapshot, self._options.where
+        snapshot, where = self._snapshot, self._where
         alive = snapshot.alive[number]
         if where is None:
             return alive
@@ -324,8 +331,8 @@ class QueryPaths(Sequence[str]):
         return f"queries[{self._numbers[place]}]"
 
 
-class PreparedSearch:
-    """Options over one snapshot, for any number of requests. Safe to use from several threads.
+class SearchPlan:
+    """Options over one snapshot, for any number of requests with any filter. Safe to use from several threads.
 
     A snapshot keeps these, so they must not refer to it: its memory is freed with the last query on it.
     """
@@ -343,51 +350,86 @@ class PreparedSearch:
         """The fields of a SearchResponse besides its hits, serialised."""
         self._spaces = [snapshot.space(choice.name) for choice in options.vectors]
         self._settings = [settings_of(space, options) for space in self._spaces]
-        # The rows that a filter allows have a cache of their own, with a bound of memory.
-        self._unfiltered = (
-            searched_segments(snapshot, options, self._spaces, self._settings)
-            if options.where is None
-            else None
-        )
-        if self._unfiltered is None:
-            searches = sum(len(space.parts) for space in self._spaces)
-        else:
-            searches = len(self._unfiltered.searches)
+        self._unfiltered = searched_segments(snapshot, options, self._spaces, self._settings)
         self.cost_class = options.cost_class
         one_stage = self.cost_class is not CostClass.STAGED
-        self.reads_one_segment = searches == 1 and options.drops_nothing and one_stage
+        self.reads_one_segment = len(self._unfiltered.searches) == 1 and options.drops_nothing and one_stage
         """Whether the best rows by vector of one segment are the answer."""
         self.chosen: ChosenSearch | None = None
-        """The search that finds these; None: it is chosen for each query."""
-        if self.reads_one_segment and self._unfiltered is not None:
+        """The search that finds these without a filter; None: it is chosen for each query."""
+        if self.reads_one_segment:
             [only] = self._unfiltered.searches
             if only.vectors is None:
                 self.chosen = only.chosen(options.offset + options.k)
         self.answers_at_once = self.reads_one_segment and options.highlight is None and not options.explain
         """Whether these are also all that the answer to a query by vector has."""
-        self._latest_s: deque[float] = deque(maxlen=8)
-        self._waits = any(segment.is_cold for space in self._spaces for segment in space.index.segments)
+        self.waits = any(segment.is_cold for space in self._spaces for segment in space.index.segments)
         """Whether a search may wait for the store, for which the event loop must not."""
-        self.is_quick = self.cost_class is CostClass.INDEXED and not self._waits
+        self.first_stage: SearchPlan | None = None
+        """The search for the candidates of a reranking."""
+        if options.rerank is not None:
+            first = replace(options, k=options.deepest, offset=0, rerank=None)
+            self.first_stage = SearchPlan(snapshot, first)
+
+    def segments(self, snapshot: Snapshot, where: Node | None, deadline: Deadline) -> SearchedSegments:
+        """Return the segments with rows that a filter allows; DeadlineError if that takes too long."""
+        if where is None:
+            return self._unfiltered
+        # The rows that a filter allows have a cache of their own, with a bound of memory.
+        return searched_segments(snapshot, self.options, self._spaces, self._settings, where, deadline)
+
+
+class PreparedSearch:
+    """Options and a filter over one snapshot, for any number of requests. Safe to use from several threads.
+
+    Cheap to make: most filters are asked once.
+    """
+
+    __slots__ = (
+        "_latest_s",
+        "chosen",
+        "cost_class",
+        "hydrator",
+        "is_quick",
+        "options",
+        "plan",
+        "trailer",
+        "where",
+    )
+
+    def __init__(self, plan: SearchPlan, where: Node | None) -> None:
+        self.plan, self.where = plan, where
+        self.options, self.hydrator, self.trailer = plan.options, plan.hydrator, plan.trailer
+        self.cost_class, self.chosen = plan.cost_class, plan.chosen
+        if where is not None:
+            self.chosen = None
+            if self.cost_class is CostClass.INDEXED:
+                self.cost_class = CostClass.SCANNED
+        self._latest_s: deque[float] = deque(maxlen=8)
+        self.is_quick = self.cost_class is CostClass.INDEXED and not plan.waits
         """Whether a search is expected to take at most QUICK_S, by the fastest of the latest ones.
 
         A single slow search says more about the machine. Without a measurement, those are quick that use the tuned
         plan: a filter may need a scan.
         """
-        self.first_stage: PreparedSearch | None = None
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, options: Options, where: Node | None) -> PreparedSearch:
+        """Prepare a search of a snapshot."""
+        return cls(snapshot.plan(options, SearchPlan), where)
+
+    @property
+    def first_stage(self) -> PreparedSearch | None:
         """The search for the candidates of a reranking."""
-        if options.rerank is not None:
-            first = replace(options, k=options.deepest, offset=0, rerank=None)
-            self.first_stage = PreparedSearch(snapshot, first)
+        plan = self.plan.first_stage
+        return None if plan is None else PreparedSearch(plan, self.where)
 
     def segments(self, snapshot: Snapshot, deadline: Deadline) -> SearchedSegments:
         """Return the segments that have allowed rows; DeadlineError if that takes too long."""
-        if self._unfiltered is not None:
-            return self._unfiltered
-        return searched_segments(snapshot, self.options, self._spaces, self._settings, deadline)
+        return self.plan.segments(snapshot, self.where, deadline)
 
     def took(self, seconds: float) -> None:
         """Record how long a search took."""
         self._latest_s.append(seconds)
-        quick = self.cost_class is not CostClass.STAGED and not self._waits
+        quick = self.cost_class is not CostClass.STAGED and not self.plan.waits
         self.is_quick = quick and min(self._latest_s) <= QUICK_S

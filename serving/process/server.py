@@ -233,7 +233,7 @@ class Server(BaseServer):
 
     def _texts_are_dense(self, index: str) -> bool:
         snapshot = self._catalog.snapshot(index)
-        return snapshot.options(SearchOptions()).by_text.mode != "lexical"
+        return snapshot.parsed(SearchOptions()).options.by_text.mode != "lexical"
 
     def _check_indexes(self) -> None:
         states = self._catalog.states()

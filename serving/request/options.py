@@ -16,7 +16,7 @@ from scannery.indexer.tuning.settings_choice import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.recall.controller import raised_target
-from scannery.serving.request.filter import Node, is_too_long, parse_filter, unknown_name
+from scannery.serving.request.filter import is_too_long, unknown_name
 from scannery.serving.request.query import (
     NO_CHOICE,
     ByText,
@@ -163,11 +163,10 @@ class CostClass(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Validated options of a search."""
+    """Validated options of a search, without its filter: that often is another one in each request."""
 
     k: int
     offset: int
-    where: Node | None
     max_per_group: int | None
     group_by: str
     min_score: float
@@ -240,12 +239,12 @@ class Options:
 
     @property
     def cost_class(self) -> CostClass:
-        """The estimated cost of a search with these options."""
+        """The estimated cost of a search with these options, which a filter raises."""
         if self.mode != "dense" or self.rerank is not None or self.highlight is not None or self.explain:
             return CostClass.STAGED
         if len(self.vectors) > 1:
             return CostClass.STAGED
-        return CostClass.INDEXED if self.where is None and not self.exact else CostClass.SCANNED
+        return CostClass.SCANNED if self.exact else CostClass.INDEXED
 
     @property
     def drops_nothing(self) -> bool:
@@ -259,7 +258,7 @@ class Options:
 
 
 def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: bool = True) -> Options:
-    """Return the options of a search; the catalog handles `min_sequence`.
+    """Return the options of a search; `parse_filter` reads its filter, and the catalog handles `min_sequence`.
 
     Args:
         message: of the request.
@@ -283,7 +282,6 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: b
     options = Options(
         k=check_within("k", k, 1, limits.MAX_K),
         offset=check_within("offset", message.offset, 0, limits.MAX_OFFSET),
-        where=parse_filter(message.where, spec),
         max_per_group=max_per_group,
         group_by=group_by,
         min_score=_min_score(message),

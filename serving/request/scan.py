@@ -223,7 +223,7 @@ def parse_queries(request: pb.SearchManyRequest, manifest: Manifest, options: Op
 
 
 def parse_filters(
-    request: pb.SearchManyRequest, manifest: Manifest, options: Options, queries: int
+    request: pb.SearchManyRequest, manifest: Manifest, where: Node | None, queries: int
 ) -> list[Node | None] | None:
     """Return the filter of each query, together with that of the options; None: all have that of the options.
 
@@ -241,7 +241,7 @@ def parse_filters(
     each = (
         parse_filter(message, spec, path=f"where_each[{i}]") for i, message in enumerate(request.where_each)
     )
-    return [_both(options.where, node) for node in each]
+    return [_both(where, node) for node in each]
 
 
 def _both(one: Node | None, other: Node | None) -> Node | None:

@@ -24,7 +24,7 @@ class SearchTemplate:
     index: str
     """Name as the request names it: an index or an alias."""
     options: bytes
-    """A serialised SearchOptions, as `Snapshot.parsed_options` takes it."""
+    """A serialised SearchOptions, as `Snapshot.known` takes it."""
     min_sequence: int
     start: int = 0
     """Offset of the vector in the body."""

@@ -101,24 +101,37 @@ class MethodRegistry:
             return method.handle(request, deadline)
         return method.handle(request, deadline, stats)
 
-    def ready(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
-        """Return a prepared query that may run on the event loop; None: it may block or take long."""
+    def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
+        """Check a search without waiting for anything; None: its snapshot is not at hand. `answer` answers it.
+
+        Args:
+            request: the search, of a few KB.
+            stats: where it is recorded what the request does.
+
+        Raises:
+            ServingError: the request is invalid.
+
+        """
         return None
 
-    def ready_again(
-        self, template: SearchTemplate, asked: np.ndarray | str, stats: QueryStats
+    def prepare_again(
+        self, template: SearchTemplate, value: np.ndarray | str, stats: QueryStats
     ) -> PreparedQuery | None:
-        """Return what `ready` does for a request that differs only in vector or text from one that it took.
+        """Return what `prepare` does for a request that differs only in vector or text from an earlier one.
 
         None: the request is to be parsed; it may also be invalid.
 
         Args:
             template: of that request.
-            asked: a vector, float32 (1, D), or a text.
+            value: a vector, float32 (1, D), or a text.
             stats: of this request.
 
         """
         return None
+
+    def answer(self, query: PreparedQuery, deadline: Deadline) -> bytes:
+        """Return a serialised SearchResponse to a prepared search; raises what `search` does."""
+        raise UnsupportedError("searches are not served here")
 
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline, stats: QueryStats

@@ -10,13 +10,11 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from grpc import StatusCode
 
-from scannery.indexer import search_ready
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.pieces import joined
 from scannery.runtime.retry import Deadline
@@ -35,7 +33,6 @@ from scannery.serving.request.query import (
     ByText,
     ByVector,
     Query,
-    VectorChoice,
     Vectors,
     check_count,
     check_text,
@@ -56,7 +53,7 @@ from scannery.serving.services.kept_queries import KeptQueries, KeptQueryMethods
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.scan import Scans
 from scannery.serving.services.write import FilteredWrites, Writes
-from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.snapshot.snapshot import MAX_PARSED_BYTES, Snapshot
 from scannery.serving.status import status_for_callers
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import index_pb2, search_pb2
@@ -67,6 +64,7 @@ __all__ = [
     "encoder_of",
     "explained_results",
     "modes_of",
+    "ready",
     "with_vector_now",
     "with_vectors",
 ]
@@ -162,87 +160,60 @@ class Service(MethodRegistry):
 
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
         snapshot = self._snapshot(request.index, request.options.min_sequence, deadline)
-        options = snapshot.options(request.options)
-        query = parse_query(request.query, snapshot.manifest, options.vectors)
-        options = options.of(query)
-        prepared = snapshot.derived(options, PreparedSearch)
-        # A traced request runs alone, so that its spans are its own.
-        cost = CostClass.STAGED if stats.detailed else prepared.cost_class
-        if isinstance(query, ByText) and cost is not CostClass.STAGED:
-            [choice] = options.vectors
-            encoded_1D = snapshot.encoder(choice.name).encode([query.text], deadline=deadline)
-            query = _by_vector(encoded_1D, choice)
-        item = PreparedQuery(snapshot, prepared, query, stats)
-        if cost is CostClass.INDEXED and isinstance(query, ByVector):
-            return self._coalescer.run(prepared, item, deadline, answers_of)
-        return answers_of([item], deadline)[0]
+        return self.answer(_prepared(snapshot, request, stats), deadline)
 
-    def ready(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
-        """Return a prepared query that may run on the event loop; None: it may block or take long.
-
-        One by text is to be encoded first, elsewhere: `encoder_of` and `with_vectors`.
-
-        Raises:
-            ServingError: the request is invalid.
-
-        """
+    def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
+        """As `MethodRegistry.prepare`."""
         snapshot = self._catalog.open_snapshot(request.index)
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
-        # Parsing a large filter takes longer than the search, and a new filter is not known to be quick.
-        message = request.options
-        options = snapshot.known_options(message) if message.HasField("where") else snapshot.options(message)
-        kind = request.query.WhichOneof("kind")
-        has_more = request.query.HasField("sparse_vector") or request.query.words
-        if options is None or kind not in ("vector", "text") or has_more:
+        # Parsing a large filter takes longer than the search.
+        if request.options.ByteSize() > MAX_PARSED_BYTES:
             return None
-        if kind == "text":
-            options = options.by_text
-        prepared = snapshot.derived(options, PreparedSearch)
-        if not prepared.is_quick:
-            return None
-        query = parse_query(request.query, snapshot.manifest, options.vectors)
-        if isinstance(query, ByText):
-            return _ready_text(PreparedQuery(snapshot, prepared, query, stats))
-        return PreparedQuery(snapshot, prepared, query, stats) if isinstance(query, ByVector) else None
+        return _prepared(snapshot, request, stats)
 
-    def ready_again(
-        self, template: SearchTemplate, asked: np.ndarray | str, stats: QueryStats
+    def prepare_again(
+        self, template: SearchTemplate, value: np.ndarray | str, stats: QueryStats
     ) -> PreparedQuery | None:
-        """Return what `ready` does for a request that differs only in vector or text from one that it took.
-
-        None: the request is to be parsed; it may also be invalid. Raises UnknownIndexError and InvalidRequestError.
-
-        Args:
-            template: of the request.
-            asked: a vector, float32 (1, D), or a text.
-            stats: where it is recorded what the request did.
-
-        """
+        """As `MethodRegistry.prepare_again`; raises UnknownIndexError and InvalidRequestError."""
         snapshot = self._catalog.open_snapshot(self._catalog.resolve(template.index, look=False))
         if snapshot is None or snapshot.sequence < template.min_sequence:
             return None
-        options = snapshot.parsed_options(template.options)
-        if options is None:
+        parsed = snapshot.known(template.options)
+        if parsed is None:
             return None
-        options = options.by_text if isinstance(asked, str) else options
-        prepared = snapshot.derived(options, PreparedSearch)
-        if not prepared.is_quick:
+        options = parsed.options
+        query: Query | None
+        if isinstance(value, str):
+            options, query = options.by_text, ByText(check_text(value, "query"))
+        elif (query := ready_vector(value, options.vectors)) is None:
             return None
-        if isinstance(asked, str):
-            return _ready_text(PreparedQuery(snapshot, prepared, ByText(check_text(asked, "query")), stats))
-        query = ready_vector(asked, options.vectors)
-        return None if query is None else PreparedQuery(snapshot, prepared, query, stats)
+        return PreparedQuery(snapshot, snapshot.derived(parsed, options, PreparedSearch.of), query, stats)
+
+    def answer(self, query: PreparedQuery, deadline: Deadline) -> bytes:
+        """As `MethodRegistry.answer`."""
+        prepared = query.prepared
+        # A traced request runs alone, so that its spans are its own.
+        cost = CostClass.STAGED if query.stats.detailed else prepared.cost_class
+        text = query.query
+        if isinstance(text, ByText) and cost is not CostClass.STAGED:
+            [choice] = prepared.options.vectors
+            encoded_1D = query.snapshot.encoder(choice.name).encode([text.text], deadline=deadline)
+            query = query.by_vector(encoded_1D)
+        if cost is CostClass.INDEXED and isinstance(query.query, ByVector):
+            return self._coalescer.run(prepared, query, deadline, answers_of)
+        return answers_of([query], deadline)[0]
 
     def _search_many(
         self, request: search_pb2.SearchManyRequest, deadline: Deadline, stats: QueryStats
     ) -> bytes:
         snapshot = self._snapshot(request.index, request.options.min_sequence, deadline)
-        options = snapshot.options(request.options)
+        parsed = snapshot.parsed(request.options)
+        options = parsed.options
         queries = parse_queries(request, snapshot.manifest, options)
-        filters = parse_filters(request, snapshot.manifest, options, len(queries))
+        filters = parse_filters(request, snapshot.manifest, parsed.where, len(queries))
         deadline.check()
-        prepared = snapshot.derived(options, PreparedSearch)
+        prepared = snapshot.derived(parsed, options, PreparedSearch.of)
         batch = QueryBatch(snapshot, queries, QueryPaths(range(len(queries))), deadline, stats)
         if options.explain:
             results: Sequence[bytes | memoryview] = explained_results(prepared, batch, filters)
@@ -300,6 +271,32 @@ class Service(MethodRegistry):
         return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
 
 
+def _prepared(snapshot: Snapshot, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery:
+    """Check a search against a snapshot; raises what the parsers raise."""
+    parsed = snapshot.parsed(request.options)
+    query = parse_query(request.query, snapshot.manifest, parsed.options.vectors)
+    prepared = snapshot.derived(parsed, parsed.options.of(query), PreparedSearch.of)
+    return PreparedQuery(snapshot, prepared, query, stats)
+
+
+def ready(query: PreparedQuery) -> PreparedQuery | None:
+    """Return a query that may be answered on the event loop; None: that may wait or take long.
+
+    One by text that is not known is to be encoded first, elsewhere: `encoder_of` and `with_vectors`.
+    """
+    text = query.query
+    if not query.prepared.is_quick or isinstance(text, ByVector):
+        return query if query.prepared.is_quick else None
+    if not isinstance(text, ByText):
+        return None
+    [choice] = query.prepared.options.vectors
+    vector_D = query.snapshot.known_vector(text.text, choice.name)
+    if vector_D is not None:
+        return query.by_vector(vector_D[None])
+    encoder = query.snapshot.loaded_encoder(choice.name)
+    return None if encoder is None or not encoder.at_once else query
+
+
 def encoder_of(query: PreparedQuery) -> QueryEncoder:
     """Return the encoder of a query by text."""
     [choice] = query.prepared.options.vectors
@@ -313,34 +310,16 @@ def with_vectors(
 
     Raises what `QueryEncoder.encode` does.
     """
-    asked = [(caller, query.query.text) for caller, query in queries if isinstance(query.query, ByText)]
-    found = []
-    for (_, query), vector_D in zip(queries, encoder.encode_each(asked, deadline=deadline), strict=True):
-        [choice] = query.prepared.options.vectors
-        found.append(replace(query, query=_by_vector(vector_D[None], choice)))
-    return found
+    texts = [(caller, query.query.text) for caller, query in queries if isinstance(query.query, ByText)]
+    vectors_QD = encoder.encode_each(texts, deadline=deadline)
+    return [query.by_vector(vector_D[None]) for (_, query), vector_D in zip(queries, vectors_QD, strict=True)]
 
 
 def with_vector_now(caller: str, query: PreparedQuery) -> PreparedQuery | None:
     """Return a query by text as one by vector, if its encoder can encode it within a few milliseconds, else None."""
     text = query.query.text if isinstance(query.query, ByText) else None
     vector_D = None if text is None else encoder_of(query).encode_now(caller, text)
-    if vector_D is None:
-        return None
-    [choice] = query.prepared.options.vectors
-    return PreparedQuery(query.snapshot, query.prepared, _by_vector(vector_D[None], choice), query.stats)
-
-
-def _ready_text(asked: PreparedQuery) -> PreparedQuery | None:
-    """Return a query by text, by vector if that is known; None if its encoder takes none of the event loop."""
-    text = asked.query
-    assert isinstance(text, ByText)
-    [choice] = asked.prepared.options.vectors
-    vector_D = asked.snapshot.known_vector(text.text, choice.name)
-    if vector_D is not None:
-        return PreparedQuery(asked.snapshot, asked.prepared, _by_vector(vector_D[None], choice), asked.stats)
-    encoder = asked.snapshot.loaded_encoder(choice.name)
-    return None if encoder is None or not encoder.at_once else asked
+    return None if vector_D is None else query.by_vector(vector_D[None])
 
 
 def explained_results(
@@ -368,7 +347,3 @@ def modes_of(options: Options, queries: Sequence[Query]) -> list[search_pb2.Mode
         return [WIRE_MODES[options.mode]]
     modes = [WIRE_MODES[options.of(query).mode] for query in queries]
     return modes if len(set(modes)) > 1 else modes[:1]
-
-
-def _by_vector(encoded_1D: np.ndarray, choice: VectorChoice) -> ByVector:
-    return ByVector(search_ready(encoded_1D, choice.manifest.spec.distance)[0])

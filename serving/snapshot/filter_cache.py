@@ -274,15 +274,13 @@ class FilterCache:
 
 
 def _key(segment: Segment, name: str) -> tuple[str, str]:
-    if name not in segment.table.column_names:
-        return segment.entry.sha256, name
     # With the type: after a rollback, an attribute that a segment lacks may be added again with another one.
-    return segment.entry.sha256, f"{name} {segment.table.schema.field(name).type}"
+    return segment.entry.sha256, f"{name} {segment.column_types.get(name, '')}"
 
 
 def _index_of(segment: Segment, name: str, deadline: Deadline) -> _Indexed:
     attribute = dynamic_name(name)
-    if attribute is not None or name not in segment.table.column_names:
+    if attribute is not None or name not in segment.column_types:
         # Segments of before an attribute was declared may have it as a dynamic one, or not at all.
         return DynamicField.of(segment, attribute or name, deadline.check)
     column = segment.column(name)

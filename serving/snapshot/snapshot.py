@@ -22,11 +22,12 @@ from scannery.runtime.errors import EncoderUnavailableError, UnknownDatapointErr
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.recall.controller import no_step
+from scannery.serving.request.filter import Node, parse_filter
 from scannery.serving.request.options import Options, parse_options
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.v1.search_pb2 import SearchOptions
 
-__all__ = ["Snapshot", "VectorSpace"]
+__all__ = ["MAX_PARSED_BYTES", "ParsedOptions", "Snapshot", "VectorSpace"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +107,20 @@ def space_of(index: OpenIndex, name: str) -> VectorSpace:
 MadeT = TypeVar("MadeT")
 
 MAX_PARSED = 256
+"""Messages with options that a snapshot keeps, and messages without their filters."""
 MAX_PARSED_BYTES = 4096
+"""Longer messages are parsed each time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ParsedOptions:
+    """The SearchOptions of a request, checked against one snapshot."""
+
+    options: Options
+    where: Node | None
+    """The filter; None allows all rows."""
+    derived: dict[int, Any] = field(default_factory=dict)
+    """What `Snapshot.derived` made, by identity of the options of each mode."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,10 +134,12 @@ class Snapshot:
     """Sequence of the last mutation in it; -1: that of the version."""
     recall_step: Callable[[], int] = no_step
     """Returns the steps by which target recalls are moved now, since live queries need that."""
-    _parsed: dict[tuple[int, bytes], Options] = field(default_factory=dict)
-    """Options by step and serialised message: most requests repeat earlier ones."""
-    _derived: dict[int, tuple[Options, Any]] = field(default_factory=dict)
-    """What `derived` made, by identity of the options: to compare options takes longer than to make it."""
+    _parsed: dict[tuple[int, bytes], ParsedOptions] = field(default_factory=dict)
+    """Options with filters, by recall step and serialised message: most requests repeat earlier ones."""
+    _options: dict[tuple[int, bytes], Options] = field(default_factory=dict)
+    """Options, by recall step and serialised message without its filter: most others repeat these."""
+    _plans: dict[int, tuple[Options, Any]] = field(default_factory=dict)
+    """What `plan` made, by identity of the options: to compare options takes longer than to make it."""
     _encoders: dict[str, QueryEncoder] = field(default_factory=dict)
     """Encoders by the name of their vectors, after their first use: to find one in the pool takes longer than to find a
     vector in its cache."""
@@ -210,43 +226,75 @@ class Snapshot:
         encoder = self._encoders.get(name)
         return None if encoder is None else encoder.known(text)
 
-    def options(self, message: SearchOptions) -> Options:
-        """Return the options of a search, checked against this index; raises what `parse_options` does."""
-        key = message.SerializeToString()
-        step = self.recall_step()
-        options = self._parsed.get((step, key))
-        if options is None:
-            has_words = all(segment.postings is not None for segment in self.segments)
-            options = parse_options(message, self.manifest, has_words=has_words)
-            options = options.raised(step, self.manifest.spec.target_recall)
-            if len(self._parsed) >= MAX_PARSED:
-                self._parsed.clear()
-                self._derived.clear()
+    def parsed(self, message: SearchOptions) -> ParsedOptions:
+        """Return the options of a search, checked against this index; raises what the parsers of these raise."""
+        step, key = self.recall_step(), message.SerializeToString()
+        parsed = self._parsed.get((step, key))
+        if parsed is None:
+            parsed = self._parse(message, step, key)
             if len(key) <= MAX_PARSED_BYTES:
-                self._parsed[step, key] = options
-                for each in (options, *options.by_mode.values()):
-                    self._derived[id(each)] = (each, None)
-        return options
+                if len(self._parsed) >= MAX_PARSED:
+                    self._parsed.clear()
+                self._parsed[step, key] = parsed
+        return parsed
 
-    def known_options(self, message: SearchOptions) -> Options | None:
-        """Return the options of a search if they are cached; None otherwise."""
-        return self.parsed_options(message.SerializeToString())
-
-    def parsed_options(self, message: bytes) -> Options | None:
-        """Return the options of a serialised SearchOptions if they are cached; None otherwise."""
+    def known(self, message: bytes) -> ParsedOptions | None:
+        """Return the options of a serialised SearchOptions if they are kept; None otherwise."""
         return self._parsed.get((self.recall_step(), message))
 
-    def derived(self, options: Options, make: Callable[[Snapshot, Options], MadeT]) -> MadeT:
+    def _parse(self, message: SearchOptions, step: int, key: bytes) -> ParsedOptions:
+        where = None
+        if message.HasField("where"):
+            unfiltered = SearchOptions()
+            unfiltered.CopyFrom(message)
+            unfiltered.ClearField("where")
+            where, message = message.where, unfiltered
+            key = message.SerializeToString()
+        options = self._options.get((step, key))
+        if options is None:
+            options = self._parse_options(message, step, key)
+        return ParsedOptions(options, None if where is None else parse_filter(where, self.manifest.spec))
+
+    def _parse_options(self, message: SearchOptions, step: int, key: bytes) -> Options:
+        has_words = all(segment.postings is not None for segment in self.segments)
+        options = parse_options(message, self.manifest, has_words=has_words)
+        options = options.raised(step, self.manifest.spec.target_recall)
+        if len(key) <= MAX_PARSED_BYTES:
+            if len(self._options) >= MAX_PARSED:
+                for kept in (self._parsed, self._options, self._plans):
+                    kept.clear()
+            self._options[step, key] = options
+            for each in (options, *options.by_mode.values()):
+                self._plans[id(each)] = (each, None)
+        return options
+
+    def plan(self, options: Options, make: Callable[[Snapshot, Options], MadeT]) -> MadeT:
         """Return `make(self, options)`, kept for requests with the same options; `make` is always the same.
 
         For small values that depend on nothing else: the snapshot and the options are immutable.
         """
-        owner, made = self._derived.get(id(options), (None, None))
+        owner, made = self._plans.get(id(options), (None, None))
         if owner is not options:
             return make(self, options)
         if made is None:
             made = make(self, options)
-            self._derived[id(options)] = (options, made)
+            self._plans[id(options)] = (options, made)
+        return made
+
+    def derived(
+        self, parsed: ParsedOptions, options: Options, make: Callable[[Snapshot, Options, Node | None], MadeT]
+    ) -> MadeT:
+        """Return `make(self, options, parsed.where)`, kept as long as `parsed`; `make` is always the same.
+
+        Args:
+            parsed: the options of a request.
+            options: of these, those of one mode.
+            make: returns a small value that depends on nothing else.
+
+        """
+        made = parsed.derived.get(id(options))
+        if made is None:
+            made = parsed.derived[id(options)] = make(self, options, parsed.where)
         return made
 
     def find(self, identifier: str) -> tuple[int, int] | None:

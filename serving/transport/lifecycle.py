@@ -17,6 +17,7 @@ from grpc import StatusCode
 from scannery.runtime.errors import InvalidRequestError, OverloadedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.config import ListenConfig
+from scannery.serving.engine.search import PreparedQuery
 from scannery.serving.request import parsing, part_count
 from scannery.serving.request.query import count_queries
 from scannery.serving.scheduling.admission import Admission, Ticket
@@ -59,7 +60,7 @@ Offer: TypeAlias = Callable[[str, int, Callable[[], Search]], object]
 class ActiveRequest:
     """A request in flight, with the values that metrics need."""
 
-    __slots__ = ("index", "lose", "path", "size", "started_s", "stats", "taken_s", "ticket")
+    __slots__ = ("index", "lose", "path", "search", "size", "started_s", "stats", "taken_s", "ticket")
 
     def __init__(self, path: str, ticket: Ticket, stats: QueryStats | None = None) -> None:
         """Begin at the time of the headers.
@@ -76,6 +77,8 @@ class ActiveRequest:
         self.index = ""
         self.size = 0
         """Bytes of the request."""
+        self.search: tuple[search_pb2.SearchRequest, PreparedQuery] | None = None
+        """The search, with the name of the index in place of its alias, and what answers it; None: not checked yet."""
         self.stats = stats or QueryStats()
         """Filled in by searches."""
         self.started_s = self.taken_s = time.monotonic()
@@ -159,13 +162,18 @@ class RequestLifecycle:
         active.taken_s, active.size = time.monotonic(), len(data)
         queries = 1
         with permit:
-            request = (decode or decoded)(self.methods.methods[active.path].request, data)
-            request = self.methods.resolved(request)
-            active.index = self.methods.index_of(request)
-            if isinstance(request, search_pb2.SearchManyRequest):
-                queries = count_queries(request)
-                active.ticket.weigh(queries)
-            response = self.handled(active.path, request, permit.deadline, active.stats)
+            request: Message
+            if active.search is not None:
+                request, query = active.search
+                response = self.methods.answer(query, permit.deadline)
+            else:
+                request = (decode or decoded)(self.methods.methods[active.path].request, data)
+                request = self.methods.resolved(request)
+                active.index = self.methods.index_of(request)
+                if isinstance(request, search_pb2.SearchManyRequest):
+                    queries = count_queries(request)
+                    active.ticket.weigh(queries)
+                response = self.handled(active.path, request, permit.deadline, active.stats)
             active.ticket.hold(len(response), active.lose)
             if isinstance(request, search_pb2.SearchRequest | search_pb2.SearchManyRequest):
                 self.answered(active, queries, lambda: request)

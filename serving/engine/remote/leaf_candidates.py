@@ -54,6 +54,7 @@ class LeafCandidates:
     def __init__(self, rows: LeafRows, prepared: PreparedSearch, batch: QueryBatch) -> None:
         """Encode the queries; raises what `search` does."""
         self._rows, self._options, self._batch = rows, prepared.options, batch
+        self._where = prepared.where
         mode, chosen = self._options.mode, self._options.vectors
         self.total = 0
         """Rows that the filter allows, as of the last answers."""
@@ -206,9 +207,9 @@ class LeafCandidates:
             message.knobs.CopyFrom(asked.knobs)
         elif options.target_recall is not None and not options.exact:
             message.target_recall = options.target_recall
-        if options.where is not None:
-            message.where.CopyFrom(rows.filters.get(options.where, asked.where))
-        scales = self._fused and options.where is not None and options.fusion.method == "weighted_score"
+        if self._where is not None:
+            message.where.CopyFrom(rows.filters.get(self._where, asked.where))
+        scales = self._fused and self._where is not None and options.fusion.method == "weighted_score"
         group_by = options.group_by if options.max_per_group is not None else ""
         return pb.LeafSearchRequest(at=rows.reader.at, options=message, group_by=group_by, scales=scales)
 

@@ -31,7 +31,7 @@ from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.options import Options, check_group_by
 from scannery.serving.request.query import VectorChoice, WithSparse, check_within, parse_sparse
-from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.snapshot.snapshot import ParsedOptions, Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1.search_pb2 import MODE_UNSPECIFIED, SearchOptions
@@ -44,7 +44,9 @@ __all__ = ["found"]
 class LeafSearch:
     """A validated search of a root."""
 
+    parsed: ParsedOptions
     options: Options
+    """Those of `parsed`."""
     queries: int
     """Number of queries, Q."""
     wanted: int
@@ -63,7 +65,8 @@ def parse_search(request: pb.LeafSearchRequest, snapshot: Snapshot) -> LeafSearc
         VectorsUnavailableError, LexicalUnavailableError: the index cannot be searched in this mode.
 
     """
-    options = _options(request, snapshot)
+    parsed = _options(request, snapshot)
+    options = parsed.options
     queries = check_within("queries", request.queries, 1, limits.MAX_QUERIES)
     if not request.wanted:
         raise InvalidRequestError.at("wanted", "must be at least 1, got 0")
@@ -77,6 +80,7 @@ def parse_search(request: pb.LeafSearchRequest, snapshot: Snapshot) -> LeafSearc
     if request.group_by:
         check_group_by(request.group_by, snapshot.manifest.spec)
     return LeafSearch(
+        parsed=parsed,
         options=options,
         queries=queries,
         wanted=request.wanted,
@@ -85,7 +89,7 @@ def parse_search(request: pb.LeafSearchRequest, snapshot: Snapshot) -> LeafSearc
     )
 
 
-def _options(request: pb.LeafSearchRequest, snapshot: Snapshot) -> Options:
+def _options(request: pb.LeafSearchRequest, snapshot: Snapshot) -> ParsedOptions:
     """Return the options that a leaf applies; the root applies all others."""
     given = request.options
     if given.mode == MODE_UNSPECIFIED:
@@ -104,7 +108,7 @@ def _options(request: pb.LeafSearchRequest, snapshot: Snapshot) -> Options:
     if request.datapoints:
         own.return_fields.extend(given.return_fields)
         own.return_vector = given.return_vector
-    return snapshot.options(own)
+    return snapshot.parsed(own)
 
 
 def _vectors(request: pb.LeafSearchRequest, options: Options, queries: int) -> AskedVectors | None:
@@ -219,7 +223,7 @@ def found(
 
     """
     search = parse_search(request, snapshot)
-    prepared = snapshot.derived(search.options, PreparedSearch)
+    prepared = snapshot.derived(search.parsed, search.options, PreparedSearch.of)
     paths = [f"queries[{number}]" for number in range(search.queries)]
     # The queries themselves stay at the root, which has made vectors and weights of them.
     batch = QueryBatch(snapshot, (), paths, deadline, stats)
@@ -231,7 +235,7 @@ def found(
             _put_rankings(answer, ranking, search)
             if len(search.options.vectors) > 1 and search.asked is not None:
                 answer.scores = _scores(candidates, number, ranking, len(search.options.vectors))
-        if request.scales and search.options.where is not None:
+        if request.scales and search.parsed.where is not None:
             _put_scales(answers, candidates, search, deadline)
     with stats.stage("hydrate"):
         _put_rows(answers, rankings, request, snapshot, prepared)

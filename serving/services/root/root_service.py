@@ -247,12 +247,12 @@ class RootService(Service):
         }
         MethodRegistry.__init__(self, methods, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})
 
-    def ready(self, request: SearchRequest, stats: QueryStats) -> PreparedQuery | None:
+    def prepare(self, request: SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """Return None: a search waits for leaves."""
         return None
 
-    def ready_again(
-        self, template: SearchTemplate, asked: np.ndarray | str, stats: QueryStats
+    def prepare_again(
+        self, template: SearchTemplate, value: np.ndarray | str, stats: QueryStats
     ) -> PreparedQuery | None:
         """Return None: a search waits for leaves."""
         return None
@@ -276,17 +276,16 @@ class RootService(Service):
         *,
         allow_gone: bool = False,
     ) -> bytes:
-        options = snapshot.options(request.options)
-        query = parse_query(request.query, snapshot.manifest, options.vectors)
-        options = options.of(query)
-        prepared = snapshot.derived(options, PreparedSearch)
+        parsed = snapshot.parsed(request.options)
+        query = parse_query(request.query, snapshot.manifest, parsed.options.vectors)
+        prepared = snapshot.derived(parsed, parsed.options.of(query), PreparedSearch.of)
         partly = request.options.allow_partial
         state = self._states.of(snapshot, deadline, allow_partial=partly, allow_gone=allow_gone)
         rows = LeafRows(state.reader, snapshot, request.options, kept=self._kept)
         written = search(prepared, QueryBatch(snapshot, [query], ["query"], deadline, stats), rows=rows)
         rest = SearchResponse(coverage=state.coverage())
         if stats.explained:
-            rest.explanation.CopyFrom(explanation(stats, "query", snapshot, options, by_leaves=True))
+            rest.explanation.CopyFrom(explanation(stats, "query", snapshot, prepared.options, by_leaves=True))
         return written.whole(prepared.trailer, rest.SerializeToString())
 
     def _search_many(self, request: SearchManyRequest, deadline: Deadline, stats: QueryStats) -> bytes:
@@ -301,10 +300,11 @@ class RootService(Service):
         *,
         allow_gone: bool = False,
     ) -> bytes:
-        options = snapshot.options(request.options)
+        parsed = snapshot.parsed(request.options)
+        options = parsed.options
         queries = parse_queries(request, snapshot.manifest, options)
-        filters = parse_filters(request, snapshot.manifest, options, len(queries))
-        prepared = snapshot.derived(options, PreparedSearch)
+        filters = parse_filters(request, snapshot.manifest, parsed.where, len(queries))
+        prepared = snapshot.derived(parsed, options, PreparedSearch.of)
         paths = [f"queries[{number}]" for number in range(len(queries))]
         batch = QueryBatch(snapshot, queries, paths, deadline, stats)
         partly = request.options.allow_partial

@@ -38,7 +38,7 @@ from scannery.serving.scheduling.coalescer import CallThreads
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.security.authentication import Authorizer
 from scannery.serving.security.principal import ANONYMOUS, CURRENT, check_visible
-from scannery.serving.services.search import MAX_COALESCED, with_vector_now
+from scannery.serving.services.search import MAX_COALESCED, ready, with_vector_now
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -288,10 +288,11 @@ class Handler:
             if self._asks:
                 self._check_caller(exchange)
             CURRENT.set(exchange.principal)
-            query = self._lifecycle.methods.ready_again(known.template, known.asked_of(data), stats)
+            prepared = self._lifecycle.methods.prepare_again(known.template, known.asked_of(data), stats)
         except Exception:  # noqa: BLE001  found again in the parsed request, and answered
             return None
-        if query is None or tracing.on():
+        query = None if prepared is None or tracing.on() else ready(prepared)
+        if query is None:
             return None
         exchange.body = data[known.body_of(data) :]
         try:
@@ -339,7 +340,7 @@ class Handler:
         is_small = len(exchange.body) <= SMALL_BYTES
         if head.path == SEARCH and is_small and not head.json and not head.gzipped and not tracing.on():
             try:
-                if self._add_to_batch(exchange, batches):
+                if self._answer_now(exchange, batches):
                     return
             except Exception as error:  # noqa: BLE001  the table of statuses has every one
                 self._lifecycle.ended(exchange.active, self.refuse(exchange, error))
@@ -355,19 +356,22 @@ class Handler:
         exchange.active.lose = exchange.connection.lose
         exchange.deadline = Deadline.after(max_s if head.timeout_s is None else min(head.timeout_s, max_s))
 
-    def _add_to_batch(self, exchange: Exchange, batches: dict[int, _Batch]) -> bool:
-        """Add a search that may run on the event loop to its batch; return False for any other."""
-        data = bytes(exchange.body)
-        asked = decoded(SearchRequest, data)
-        request = self._lifecycle.methods.resolved(asked, look=False)
-        exchange.active.index, exchange.active.size = request.index, len(data)
+    def _answer_now(self, exchange: Exchange, batches: dict[int, _Batch]) -> bool:
+        """Prepare a search, and add it to its batch if it may run on the event loop; return False if it may not."""
+        data, methods, active = bytes(exchange.body), self._lifecycle.methods, exchange.active
+        sent = decoded(SearchRequest, data)
+        request = methods.resolved(sent, look=False)
         check_visible(request.index)
-        query = self._lifecycle.methods.ready(request, exchange.active.stats)
+        prepared = methods.prepare(request, active.stats)
+        if prepared is None:
+            return False
+        active.index, active.size, active.search = request.index, len(data), (request, prepared)
+        query = ready(prepared)
         if query is None:
             return False
         self._add(exchange, query, batches)
         if not exchange.close:
-            self._remember(exchange, asked, data)
+            self._remember(exchange, sent, data)
         return True
 
     def _add(self, exchange: Exchange, query: PreparedQuery, batches: dict[int, _Batch]) -> None:

@@ -195,10 +195,10 @@ def test_an_index_without_any_of_its_shards_knows_its_options(library: Path) -> 
         message.crowding.max_per_group = 2
         first, second = (catalog.snapshot("library") for catalog in (whole, empty))
         assert (len(first.segments), second.segments, second.rows) == (3, (), 0)
-        assert first.options(message) == second.options(message)
+        assert first.parsed(message).options == second.parsed(message).options
         query = Query(id="d1")
         for snapshot in (first, second):
-            vectors = snapshot.options(message).vectors
+            vectors = snapshot.parsed(message).options.vectors
             assert parse_query(query, snapshot.manifest, vectors) == ById("d1")
         assert second.find("d1") is None
     finally:

@@ -133,9 +133,9 @@ def published(folder: Path, rows: Rows, *, exact: bool) -> Store:
 
 
 def answered(snapshot: Snapshot, message: pb.SearchRequest) -> pb.SearchResponse:
-    options = snapshot.options(message.options)
-    query = parse_query(message.query, snapshot.manifest, options.vectors)
-    prepared = snapshot.derived(options.of(query), PreparedSearch)
+    parsed = snapshot.parsed(message.options)
+    query = parse_query(message.query, snapshot.manifest, parsed.options.vectors)
+    prepared = snapshot.derived(parsed, parsed.options.of(query), PreparedSearch.of)
     asked = PreparedQuery(snapshot, prepared, query, QueryStats())
     return pb.SearchResponse.FromString(answers_of([asked], Deadline.after(60))[0])
 

@@ -17,7 +17,7 @@ from scannery.runtime.errors import DeadlineError
 from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.engine import search as engine
-from scannery.serving.engine.segment_search import PreparedSearch
+from scannery.serving.engine.segment_search import PreparedSearch, SearchPlan
 from scannery.serving.request.query import parse_query
 from scannery.serving.services.search import Service
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -110,8 +110,8 @@ def test_equal_scores_come_by_id_with_the_early_return(service: Service) -> None
 
 def test_what_a_snapshot_keeps_does_not_keep_the_snapshot(service: Service) -> None:
     request = search("one", QUERIES_QD[0], 10).request
-    snapshot = replace(service._catalog.snapshot("one"), _parsed={}, _derived={})
-    prepared = weakref.ref(snapshot.derived(snapshot.options(request.options), PreparedSearch))
+    snapshot = replace(service._catalog.snapshot("one"), _parsed={}, _options={}, _plans={})
+    prepared = weakref.ref(snapshot.plan(snapshot.parsed(request.options).options, SearchPlan))
     assert prepared() is not None
     gc.disable()
     try:
@@ -132,8 +132,9 @@ def test_each_query_of_a_batch_of_callers_has_its_answer_and_its_plan(service: S
     # rows are scored exactly.
     requests = [search("one", query_D, 10, leaves=ROWS, rescore=ROWS).request for query_D in QUERIES_QD]
     snapshot = service._catalog.snapshot("one")
-    options = snapshot.options(requests[0].options)
-    prepared = snapshot.derived(options, PreparedSearch)
+    of_all = snapshot.parsed(requests[0].options)
+    options = of_all.options
+    prepared = snapshot.derived(of_all, options, PreparedSearch.of)
     parsed = [parse_query(request.query, snapshot.manifest, options.vectors) for request in requests]
     queries = [engine.PreparedQuery(snapshot, prepared, query, QueryStats()) for query in parsed]
     answers = engine.answers_of(queries, Deadline.after(60))

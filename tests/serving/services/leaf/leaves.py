@@ -147,7 +147,7 @@ class Root:
         **extra: Any,
     ) -> None:
         self.cluster, self.snapshot = cluster, cluster.snapshot
-        self.options: Options = self.snapshot.options(options)
+        self.options: Options = self.snapshot.parsed(options).options
         manifest, mode = self.snapshot.manifest, self.options.mode
         parsed = [parse_query(query, manifest, self.options.vectors) for query in queries]
         paths = [f"queries[{number}]" for number in range(len(queries))]

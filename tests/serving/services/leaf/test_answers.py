@@ -67,7 +67,7 @@ def test_values_of_an_attribute(cluster: Cluster, attribute: str, name: str) -> 
     request = pb.LeafCountRequest(at=cluster.at, where=FILTERS[name], attribute=attribute)
     found = merged([decoded(part) for part in cluster.ask("Count", request)])
     snapshot = cluster.snapshot
-    where = snapshot.options(search_pb2.SearchOptions(where=FILTERS[name])).where
+    where = snapshot.parsed(search_pb2.SearchOptions(where=FILTERS[name])).where
     expected = count_values(snapshot, attribute, where, Deadline.after(60))
     assert (found.rows, found.missing, by_value(found)) == (
         expected.rows,

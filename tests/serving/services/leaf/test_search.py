@@ -62,11 +62,11 @@ def words() -> str:
 def whole(cluster: Cluster, queries: Sequence[pb.Query], asked: pb.SearchOptions) -> Candidates:
     """Return the candidates of a server of the whole index."""
     snapshot = cluster.snapshot
-    parsed = snapshot.options(asked)
-    own = [parse_query(each, snapshot.manifest, parsed.vectors) for each in queries]
+    parsed = snapshot.parsed(asked)
+    own = [parse_query(each, snapshot.manifest, parsed.options.vectors) for each in queries]
     paths = [f"queries[{number}]" for number in range(len(own))]
     batch = QueryBatch(snapshot, own, paths, Deadline.after(60), QueryStats())
-    return Candidates(snapshot.derived(parsed, PreparedSearch), batch)
+    return Candidates(snapshot.derived(parsed, parsed.options, PreparedSearch.of), batch)
 
 
 def same(found: Ranking, expected: Ranking) -> None:
