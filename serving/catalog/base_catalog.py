@@ -213,10 +213,6 @@ class BaseCatalog(ABC):
     def open_snapshot(self, name: str) -> Snapshot | None:
         """Return the snapshot of an index without file access; None if that may be needed. Raises as `snapshot`."""
 
-    def _may_read(self, name: str) -> bool:
-        """Return whether the catalog is open, and the caller may see an index of this name."""
-        return not self._closed and _visible(name)
-
     @abstractmethod
     def written(self) -> None:
         """Record a write: maintenance may be due."""

@@ -22,6 +22,7 @@ from scannery.runtime.tasks import PeriodicTask, SlowProgress
 from scannery.serving.catalog.base_catalog import OPEN_S, BaseCatalog
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.catalog.held_snapshots import Holds
+from scannery.serving.security.principal import CURRENT
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["ServerCatalog", "Watcher"]
@@ -86,8 +87,10 @@ class ServerCatalog(BaseCatalog):
             or entry.alter_mark != self._alters.of(name)
         ):
             return None
-        live = entry.live
-        return self.snapshot(name) if live is None or not self._may_read(name) else live.snapshot
+        live, principal = entry.live, CURRENT.get()
+        if live is None or self._closed or not (principal is None or principal.sees(name)):
+            return self.snapshot(name)
+        return live.snapshot
 
     def drop(self, name: str, deadline: Deadline) -> None:
         """As `BaseCatalog.drop`; after it, no worker of this server answers from the index."""

@@ -46,7 +46,6 @@ from scannery.serving.request.options import WIRE_METHODS, WIRE_MODES, Mode, Opt
 from scannery.serving.request.query import ByText, ByVector, Query, Vectors, WithSparse, WithWords
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.snapshot.snapshot import Snapshot
-from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats, SegmentStats
 from scannery.v1.search_pb2 import Explanation, Fusion, SearchResponse, SegmentPlan, StageTime
 
@@ -289,7 +288,7 @@ def _search_one_segment(
     """Return the hits of queries by vector in the only segment; None if it has no allowed rows."""
     offset = prepared.options.offset
     deadline.check()
-    chosen = None if tracing.recording() else prepared.chosen  # a trace has each segment
+    chosen = prepared.chosen
     if chosen is not None:
         number, (rows_QK, scores_QK) = chosen.number, chosen.find(vectors_QD)
         stats.add_plan(chosen.plan, chosen.rows)

@@ -400,16 +400,16 @@ class IndexControl:
     @property
     def step(self) -> int:
         """The step in force in this thread."""
+        return self.read()
+
+    def read(self) -> int:
+        """Return the step in force in this thread; for snapshots."""
         if _TRYING.step is not None:
             return _TRYING.step
         word = self._table.words[self._place]
         if word >> 32 == self.version:
             self._last = word >> 8 & 0xFF
         return self._last
-
-    def read(self) -> int:
-        """Return the step in force; for snapshots."""
-        return self.step
 
     @property
     def is_undecided(self) -> bool:

@@ -55,7 +55,6 @@ __all__ = [
     "parse_query",
     "parse_sparse",
     "parse_vectors",
-    "ready_vector",
     "vector_components",
 ]
 
@@ -302,7 +301,8 @@ def _single(message: pb.Query, manifest: Manifest, vectors: ChosenVectors, path:
     if kind == "text":
         return ByText(check_text(message.text, path))
     if kind == "vector":
-        check_has_vectors(manifest, path)
+        if not vectors.choices:
+            check_has_vectors(manifest, path)
         return _by_vector(vector_components(message.vector, path), vectors, path)
     if kind == "id":
         return ById(parse_identifier(message.id, path))
@@ -312,7 +312,7 @@ def _single(message: pb.Query, manifest: Manifest, vectors: ChosenVectors, path:
 
 
 def _by_vector(vector_D: np.ndarray, vectors: ChosenVectors, path: str) -> ByVector | ByVectors:
-    if len(vectors) == 1:
+    if len(vectors.choices) == 1:
         return ByVector(_search_ready(vector_D, vectors.choices[0].manifest, path))
     fitting = [len(vector_D) == choice.manifest.dimensions for choice in vectors]
     if not all(fitting) and (vectors.given or not any(fitting)):
@@ -454,7 +454,8 @@ def vector_components(message: Vector, path: str) -> np.ndarray:
         raise InvalidRequestError.at(path, "has both `packed` and `values`")
     if len(packed) % 4:
         raise InvalidRequestError.at(path, f"{len(packed)} bytes are not a whole number of float32")
-    return _packed(np.array(values, "<f4").tobytes() if values else packed)
+    data = np.array(values, "<f4") if values else np.frombuffer(packed, "<f4")
+    return data.astype(np.float32, copy=False)
 
 
 def parse_sparse(message: SparseVector, path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -493,17 +494,6 @@ def _valid(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
         return vector_value(vector_D, manifest.dimensions, field=path, distance=manifest.spec.distance)
     except InvalidRecordError as error:
         raise InvalidRequestError(error.message, field=path) from error
-
-
-def ready_vector(vector_1D: np.ndarray, vectors: ChosenVectors) -> ByVector | None:
-    """Return a query by one vector, float32 (1, D); None if it may be invalid, or if several vectors are searched."""
-    if len(vectors.choices) != 1:
-        return None
-    manifest = vectors.choices[0].manifest
-    if vector_1D.shape[1] != manifest.dimensions:
-        return None
-    ready_1D = _ready(vector_1D, manifest.spec.distance)
-    return None if ready_1D is None else ByVector(ready_1D[0])
 
 
 def _ready(vectors_QD: np.ndarray, distance: Distance) -> np.ndarray | None:

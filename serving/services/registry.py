@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-import numpy as np
 from google.protobuf.message import Message
 
 from scannery.runtime.errors import UnsupportedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.search import PreparedQuery
-from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.security.principal import Scope
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
@@ -105,26 +103,11 @@ class MethodRegistry:
         """Check a search without waiting for anything; None: its snapshot is not at hand. `answer` answers it.
 
         Args:
-            request: the search, of a few KB.
+            request: the search, of a few KB, as it was sent.
             stats: where it is recorded what the request does.
 
         Raises:
             ServingError: the request is invalid.
-
-        """
-        return None
-
-    def prepare_again(
-        self, template: SearchTemplate, value: np.ndarray | str, stats: QueryStats
-    ) -> PreparedQuery | None:
-        """Return what `prepare` does for a request that differs only in vector or text from an earlier one.
-
-        None: the request is to be parsed; it may also be invalid.
-
-        Args:
-            template: of that request.
-            value: a vector, float32 (1, D), or a text.
-            stats: of this request.
 
         """
         return None

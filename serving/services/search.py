@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-import numpy as np
 from grpc import StatusCode
 
 from scannery.runtime.errors import InvalidRequestError
@@ -35,13 +34,10 @@ from scannery.serving.request.query import (
     Query,
     Vectors,
     check_count,
-    check_text,
     parse_identifier,
     parse_query,
-    ready_vector,
 )
 from scannery.serving.request.scan import parse_filters, parse_queries
-from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.services.aggregation import Aggregation
@@ -164,31 +160,13 @@ class Service(MethodRegistry):
 
     def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """As `MethodRegistry.prepare`."""
-        snapshot = self._catalog.open_snapshot(request.index)
+        snapshot = self._catalog.open_snapshot(self._catalog.resolve(request.index, look=False))
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
         # Parsing a large filter takes longer than the search.
         if request.options.ByteSize() > MAX_PARSED_BYTES:
             return None
         return _prepared(snapshot, request, stats)
-
-    def prepare_again(
-        self, template: SearchTemplate, value: np.ndarray | str, stats: QueryStats
-    ) -> PreparedQuery | None:
-        """As `MethodRegistry.prepare_again`; raises UnknownIndexError and InvalidRequestError."""
-        snapshot = self._catalog.open_snapshot(self._catalog.resolve(template.index, look=False))
-        if snapshot is None or snapshot.sequence < template.min_sequence:
-            return None
-        parsed = snapshot.known(template.options)
-        if parsed is None:
-            return None
-        options = parsed.options
-        query: Query | None
-        if isinstance(value, str):
-            options, query = options.by_text, ByText(check_text(value, "query"))
-        elif (query := ready_vector(value, options.vectors)) is None:
-            return None
-        return PreparedQuery(snapshot, snapshot.derived(parsed, options, PreparedSearch.of), query, stats)
 
     def answer(self, query: PreparedQuery, deadline: Deadline) -> bytes:
         """As `MethodRegistry.answer`."""

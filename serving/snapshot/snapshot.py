@@ -146,7 +146,17 @@ class Snapshot:
     _spaces: dict[str, VectorSpace] = field(default_factory=dict)
     """The vectors of each name that was searched."""
 
+    # Fields, since every request reads them several times.
+    manifest: Manifest = field(init=False)
+    """The manifest of the version."""
+    segments: tuple[Segment, ...] = field(init=False)
+    """The segments, open."""
+    alive: tuple[AllowedRows | None, ...] = field(init=False)
+    """For each segment the rows that are not deleted; None: all of them."""
+
     def __post_init__(self) -> None:
+        for name in ("manifest", "segments", "alive"):
+            object.__setattr__(self, name, getattr(self.index, name))
         if self.sequence < 0:
             object.__setattr__(self, "sequence", self.manifest.log_sequence)
 
@@ -173,21 +183,6 @@ class Snapshot:
                 has_N = segment.column(INDICES_COLUMN).is_valid().to_numpy()
                 count += int((has_N if alive is None else has_N & alive.mask_N).sum())
         return count
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the version."""
-        return self.index.manifest
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """The segments, open."""
-        return self.index.segments
-
-    @property
-    def alive(self) -> tuple[AllowedRows | None, ...]:
-        """For each segment the rows that are not deleted; None: all of them."""
-        return self.index.alive
 
     def space(self, name: str) -> VectorSpace:
         """Return the vectors of a name, which is empty for the unnamed vector; KeyError if there is no such name."""
@@ -237,10 +232,6 @@ class Snapshot:
                     self._parsed.clear()
                 self._parsed[step, key] = parsed
         return parsed
-
-    def known(self, message: bytes) -> ParsedOptions | None:
-        """Return the options of a serialised SearchOptions if they are kept; None otherwise."""
-        return self._parsed.get((self.recall_step(), message))
 
     def _parse(self, message: SearchOptions, step: int, key: bytes) -> ParsedOptions:
         where = None

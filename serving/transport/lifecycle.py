@@ -9,7 +9,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeAlias, TypeVar
+from functools import partial
+from typing import TypeAlias, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 from grpc import StatusCode
@@ -37,6 +38,7 @@ __all__ = [
     "RequestLifecycle",
     "decoded",
     "least_in_flight",
+    "search_of",
     "told_client",
 ]
 
@@ -62,13 +64,12 @@ class ActiveRequest:
 
     __slots__ = ("index", "lose", "path", "search", "size", "started_s", "stats", "taken_s", "ticket")
 
-    def __init__(self, path: str, ticket: Ticket, stats: QueryStats | None = None) -> None:
+    def __init__(self, path: str, ticket: Ticket) -> None:
         """Begin at the time of the headers.
 
         Args:
             path: of the method.
             ticket: from admission.
-            stats: of the search, if it has begun.
 
         """
         self.path, self.ticket = path, ticket
@@ -77,9 +78,9 @@ class ActiveRequest:
         self.index = ""
         self.size = 0
         """Bytes of the request."""
-        self.search: tuple[search_pb2.SearchRequest, PreparedQuery] | None = None
-        """The search, with the name of the index in place of its alias, and what answers it; None: not checked yet."""
-        self.stats = stats or QueryStats()
+        self.search: PreparedQuery | None = None
+        """The search, checked and prepared; None: it is not yet, or the request is another one."""
+        self.stats = QueryStats()
         """Filled in by searches."""
         self.started_s = self.taken_s = time.monotonic()
         """When its headers, and its whole body, had arrived."""
@@ -162,10 +163,10 @@ class RequestLifecycle:
         active.taken_s, active.size = time.monotonic(), len(data)
         queries = 1
         with permit:
-            request: Message
+            request_of: Callable[[], Search] | None = None
             if active.search is not None:
-                request, query = active.search
-                response = self.methods.answer(query, permit.deadline)
+                request_of = partial(search_of, active, data)
+                response = self.methods.answer(active.search, permit.deadline)
             else:
                 request = (decode or decoded)(self.methods.methods[active.path].request, data)
                 request = self.methods.resolved(request)
@@ -173,12 +174,11 @@ class RequestLifecycle:
                 if isinstance(request, search_pb2.SearchManyRequest):
                     queries = count_queries(request)
                     active.ticket.weigh(queries)
+                if isinstance(request, search_pb2.SearchRequest | search_pb2.SearchManyRequest):
+                    request_of = partial(_same, request)
                 response = self.handled(active.path, request, permit.deadline, active.stats)
             active.ticket.hold(len(response), active.lose)
-            if isinstance(request, search_pb2.SearchRequest | search_pb2.SearchManyRequest):
-                self.answered(active, queries, lambda: request)
-            else:
-                self.answered(active)
+            self.answered(active, queries, request_of)
             return encode(response)
 
     def handled(
@@ -232,10 +232,30 @@ def told_client(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return next((str(value)[:64] for key, value in metadata or () if key == CLIENT_KEY), "")
 
 
+def _same(request: Search) -> Search:
+    return request
+
+
+def search_of(active: ActiveRequest, data: bytes | bytearray) -> search_pb2.SearchRequest:
+    """Return an answered search, with the name of the index in place of its alias.
+
+    Args:
+        active: the request.
+        data: its body.
+
+    """
+    request = search_pb2.SearchRequest.FromString(bytes(data))
+    request.index = active.index
+    return request
+
+
 def decoded(kind: type[MessageT], data: bytes | bytearray) -> MessageT:
     """Parse a Protobuf message; raises InvalidRequestError if it is malformed or has too many parts."""
-    part_count.check_parts(kind, data)
+    is_small = len(data) <= part_count.SMALL_BYTES
+    if not is_small:
+        part_count.check_parts(kind, data)
     try:
-        return parsing.parsed(kind, data)
+        # Which takes both kinds of bytes, whatever its stub says.
+        return kind.FromString(cast("bytes", data)) if is_small else parsing.parsed(kind, data)
     except DecodeError as error:
         raise InvalidRequestError(f"the request is not a {kind.DESCRIPTOR.full_name}") from error

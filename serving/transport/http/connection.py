@@ -24,8 +24,8 @@ from scannery.runtime.errors import OverloadedError
 from scannery.serving.scheduling.admission import SMALL_BYTES
 from scannery.serving.scheduling.permits import Share
 from scannery.serving.security.principal import ANONYMOUS, anonymous_at
-from scannery.serving.transport.http.head import CONTINUE, Exchange, RefusedError
-from scannery.serving.transport.http.parser import PIECE_BYTES, KnownRequest, RequestHandler, RequestParser
+from scannery.serving.transport.http.head import CONTINUE, Exchange, Head, RefusedError
+from scannery.serving.transport.http.parser import PIECE_BYTES, KnownHead, RequestHandler, RequestParser
 
 __all__ = ["Connection", "LoneCaller"]
 
@@ -90,7 +90,7 @@ LINGER_S = 2.0
 a body is over. Closing earlier would destroy the answer for a caller that reads it only when the whole body is sent.
 """
 MAX_KNOWN = 4
-"""Requests that a connection remembers: callers of one client share its connections, and may search differently."""
+"""Heads that a connection remembers: callers of one client share its connections, and may call different methods."""
 MAX_WAITING_BYTES = 1 << 20
 """Likewise, for the bytes of their bodies together."""
 MIN_READ_BYTES = 1 << 16
@@ -129,8 +129,8 @@ class Connection(asyncio.Protocol):
         """Bytes received and not parsed yet."""
         self._read = b""
         """The bytes that are parsed now, if they begin with a request."""
-        self._known: tuple[KnownRequest, ...] = ()
-        """Requests that further ones are compared with, the latest first."""
+        self._known: tuple[KnownHead, ...] = ()
+        """Heads of its latest requests."""
         self._last = False
         """Whether further requests are dropped."""
         self.active_s = time.monotonic()
@@ -228,20 +228,27 @@ class Connection(asyncio.Protocol):
     # Requests
 
     def _repeats(self, data: bytes) -> bool:
-        """Take a request that repeats an earlier one; return False for anything else, which is to be parsed."""
+        """Take a request with a known head; return False for anything else, which is to be parsed."""
         if self._current is not None or self._waiting or self._is_full or self._parser.is_arriving:
             return False
         for known in self._known:
-            if known.fits(data):
-                exchange = self._current = self._handler.repeated(self, known, data)
-                if exchange is not None and exchange.error is not None:
-                    self._handler.refuse(exchange, exchange.error)
-                return exchange is not None
+            start = known.body_of(data)
+            if start:
+                return self._take(known.head, data[start:])
         return False
 
-    def remember(self, known: KnownRequest) -> None:
-        """Compare further requests with an answered one."""
-        self._known = (known, *self._known[: MAX_KNOWN - 1])
+    def _take(self, head: Head, body: bytes) -> bool:
+        """Take a request; return False if it is to be refused, which is done while it is parsed."""
+        exchange = Exchange(self)
+        exchange.head, exchange.body = head, body
+        if len(body) > min(SMALL_BYTES, self._handler.max_body_bytes(head)):
+            return False
+        try:
+            self._handler.check_again(exchange)
+        except Exception:  # noqa: BLE001  found again in the parsed request, and answered
+            return False
+        self.received(exchange)
+        return True
 
     def _parse(self, data: bytes) -> None:
         # The rest of a request is not one.
@@ -296,8 +303,11 @@ class Connection(asyncio.Protocol):
         if self._last:
             return
         self.active_s = time.monotonic()
-        exchange.whole = self._read
         self._last |= exchange.close
+        if self._read and not self._last and exchange.error is None:
+            known = KnownHead.of(exchange.head, self._read, exchange.body)
+            if known is not None:
+                self._known = (known, *self._known[: MAX_KNOWN - 1])
         self._waiting.append(exchange)
         self._next()
 

@@ -32,16 +32,14 @@ from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.search import PreparedQuery, answers_of
 from scannery.serving.request.part_count import SMALL_BYTES
 from scannery.serving.request.query import ByText
-from scannery.serving.request.search_template import template_of
 from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.coalescer import CallThreads
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.security.authentication import Authorizer
-from scannery.serving.security.principal import ANONYMOUS, CURRENT, check_visible
+from scannery.serving.security.principal import ANONYMOUS, CURRENT
 from scannery.serving.services.search import MAX_COALESCED, ready, with_vector_now
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.telemetry import tracing
-from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.serving.transport.health import SERVING, Health
 from scannery.serving.transport.http import connect
 from scannery.serving.transport.http.connect import GZIPPED, MIN_GZIP_BYTES, Browsers, compressed
@@ -57,18 +55,13 @@ from scannery.serving.transport.http.head import (
     not_served,
     read_head,
 )
-from scannery.serving.transport.http.parser import KnownRequest
-from scannery.serving.transport.http.repeated_request import (
-    Outcome,
-    TextQueue,
-    repeated_request,
-    repeated_text,
-)
+from scannery.serving.transport.http.text_queue import Outcome, TextQueue
 from scannery.serving.transport.lifecycle import (
     CHECK_AGAIN_AFTER_S,
     ActiveRequest,
     RequestLifecycle,
     decoded,
+    search_of,
 )
 from scannery.v1.search_pb2 import SearchRequest
 
@@ -226,6 +219,13 @@ class Handler:
             self._check_caller(exchange)  # which says why there is no such method
         raise RefusedError(404, StatusCode.UNIMPLEMENTED, f"there is nothing at {head.path!r:.200}")
 
+    def check_again(self, exchange: Exchange) -> None:
+        """As `check`, for a head that passed it on this connection: credentials may have been revoked since."""
+        if self._asks or exchange.head.path not in self._lifecycle.methods.over_http:
+            self.check(exchange)
+        else:
+            exchange.admitted_s = time.monotonic()
+
     def _api_of(self, path: str) -> HttpApi | None:
         """Return the API of a bridge that a path is of; the server's own paths are of none."""
         if path in self._lifecycle.methods.over_http or self._pages.has(path):
@@ -276,40 +276,6 @@ class Handler:
         if not self._arrived and not self._batches:
             self.loop.call_soon(self._answer_arrived)
 
-    def repeated(self, connection: Connection, known: KnownRequest, data: bytes) -> Exchange | None:
-        """Begin to answer a request that differs from an answered one in nothing but vector or text, as `answer` does.
-
-        It passes all checks but those of its bytes. None: it is to be parsed, which also finds what is wrong with it.
-        An error of admission is noted in the exchange.
-        """
-        exchange, stats = Exchange(connection), QueryStats()
-        exchange.head = known.head
-        try:
-            if self._asks:
-                self._check_caller(exchange)
-            CURRENT.set(exchange.principal)
-            prepared = self._lifecycle.methods.prepare_again(known.template, known.asked_of(data), stats)
-        except Exception:  # noqa: BLE001  found again in the parsed request, and answered
-            return None
-        query = None if prepared is None or tracing.on() else ready(prepared)
-        if query is None:
-            return None
-        exchange.body = data[known.body_of(data) :]
-        try:
-            self._begin(exchange, stats)
-        except OverloadedError as error:
-            exchange.error = error
-            return exchange
-        exchange.active.index, exchange.active.size = query.snapshot.manifest.index, len(exchange.body)
-        self._answer_soon()
-        self._lone.note(connection)
-        try:
-            self._add(exchange, query, self._batches)
-        except Exception as error:  # noqa: BLE001  the table of statuses has every one
-            exchange.error = error
-            self._lifecycle.ended(exchange.active, status_for_callers(error)[0])
-        return exchange
-
     def _answer_arrived(self) -> None:
         arrived, self._arrived = self._arrived, []
         batches, self._batches = self._batches, {}
@@ -348,30 +314,25 @@ class Handler:
         # In a context of its own: the thread must not keep the caller for its next request.
         self._threads.submit(copy_context().run, self._answer, exchange)
 
-    def _begin(self, exchange: Exchange, stats: QueryStats | None = None) -> None:
+    def _begin(self, exchange: Exchange) -> None:
         """Admit a request, and note its deadline; raises OverloadedError."""
         head, max_s = exchange.head, self._config.max_request_s
         ticket = self.admit(exchange, len(exchange.body))
-        exchange.active = ActiveRequest(exchange.path, ticket, stats)
+        exchange.active = ActiveRequest(exchange.path, ticket)
         exchange.active.lose = exchange.connection.lose
         exchange.deadline = Deadline.after(max_s if head.timeout_s is None else min(head.timeout_s, max_s))
 
     def _answer_now(self, exchange: Exchange, batches: dict[int, _Batch]) -> bool:
         """Prepare a search, and add it to its batch if it may run on the event loop; return False if it may not."""
-        data, methods, active = bytes(exchange.body), self._lifecycle.methods, exchange.active
-        sent = decoded(SearchRequest, data)
-        request = methods.resolved(sent, look=False)
-        check_visible(request.index)
-        prepared = methods.prepare(request, active.stats)
+        active, data = exchange.active, bytes(exchange.body)
+        prepared = self._lifecycle.methods.prepare(decoded(SearchRequest, data), active.stats)
         if prepared is None:
             return False
-        active.index, active.size, active.search = request.index, len(data), (request, prepared)
+        active.index, active.size, active.search = prepared.snapshot.manifest.index, len(data), prepared
         query = ready(prepared)
         if query is None:
             return False
         self._add(exchange, query, batches)
-        if not exchange.close:
-            self._remember(exchange, sent, data)
         return True
 
     def _add(self, exchange: Exchange, query: PreparedQuery, batches: dict[int, _Batch]) -> None:
@@ -381,16 +342,6 @@ class Handler:
             self._texts.put(exchange, query)
         else:
             batches.setdefault(id(query.prepared), []).append((exchange, encoded))
-
-    def _remember(self, exchange: Exchange, asked: SearchRequest, data: bytes) -> None:
-        """Have further requests of the connection compared with this one, whose body is `data`."""
-        known: KnownRequest | None = None
-        if asked.query.WhichOneof("kind") == "text":
-            known = repeated_text(exchange.head, asked, exchange.whole, data)
-        elif (template := template_of(asked, data)) is not None:
-            known = repeated_request(exchange.head, template, exchange.whole, data)
-        if known is not None:
-            exchange.connection.remember(known)
 
     def _encoded_now(self, exchange: Exchange, query: PreparedQuery) -> PreparedQuery | None:
         """Return the query of a lone caller with its vector, if that is quick; None: it is to be put into the queue."""
@@ -440,7 +391,7 @@ class Handler:
                 self._lifecycle.ended(exchange.active, self.refuse(exchange, error))
                 continue
             CURRENT.set(exchange.principal)  # a sampled query is repeated as its caller
-            self._lifecycle.answered(exchange.active, 1, partial(_search_of, exchange))
+            self._lifecycle.answered(exchange.active, 1, partial(search_of, exchange.active, exchange.body))
             self._lifecycle.ended(exchange.active, StatusCode.OK)
 
     def _answer(self, exchange: Exchange) -> None:
@@ -573,13 +524,6 @@ def _bytes_of(body: bytes, method: str) -> bytes:
     if not isinstance(body, bytes):
         raise TypeError(f"`{method}` of a bridge must return the body as bytes, got {type(body).__name__}")
     return body
-
-
-def _search_of(exchange: Exchange) -> SearchRequest:
-    """Return the search of an exchange, with the name of the index that it asked."""
-    request = SearchRequest.FromString(bytes(exchange.body))
-    request.index = exchange.active.index
-    return request
 
 
 def _call(exchanges: Sequence[Exchange], reply: Callable[[], object]) -> None:

@@ -286,7 +286,6 @@ class Exchange:
         "head_only",
         "principal",
         "ticket",
-        "whole",
     )
 
     def __init__(self, connection: Connection, *, head_only: bool = False) -> None:
@@ -303,8 +302,6 @@ class Exchange:
         self.admitted_s = 0.0
         """When the credentials were checked."""
         self.ticket: Ticket | None = None
-        self.whole = b""
-        """What was read at once, decrypted, if it begins with a request and this one was complete with it."""
         self.active: ActiveRequest
         self.deadline: Deadline
 

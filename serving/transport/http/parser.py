@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import httptools
@@ -22,37 +24,65 @@ from scannery.serving.transport.http.head import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from scannery.serving.request.search_template import SearchTemplate
     from scannery.serving.scheduling.permits import Budget
     from scannery.serving.transport.http.connection import Connection
 
-__all__ = ["PIECE_BYTES", "KnownRequest", "RequestHandler", "RequestParser"]
+__all__ = ["PIECE_BYTES", "KnownHead", "RequestHandler", "RequestParser"]
 
 PIECE_BYTES = 1 << 13
 """Bytes parsed at a time, but for a body of a known length."""
 
 
-class KnownRequest(Protocol):
-    """A request that was answered, to compare others with: they may differ in what they ask."""
+_END = b"\r\n\r\n"
+_LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]{1,9})(?=\r\n)", re.IGNORECASE)
+MAX_KNOWN_BYTES = 1 << 13
+"""Longest head that is known: a server has many connections."""
 
-    @property
-    def head(self) -> Head:
-        """Its head."""
 
-    @property
-    def template(self) -> SearchTemplate:
-        """What is the same in its body."""
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownHead:
+    """The bytes of a head that was parsed: a request that repeats them needs no parser.
 
-    def fits(self, data: bytes) -> bool:
-        """Return whether some bytes are the same request."""
+    Callers send the same head with each request, but for the length of the body.
+    """
+
+    head: Head
+    before: bytes
+    """Its bytes up to the length of the body."""
+    after: bytes
+    """Its bytes behind that."""
+
+    @classmethod
+    def of(cls, head: Head, data: bytes, body: bytes | bytearray) -> KnownHead | None:
+        """Return the head of a request; None if others like it are to be parsed.
+
+        Args:
+            head: of the request, parsed.
+            data: bytes that were read at once, and begin with a request; empty: it was read in parts.
+            body: the last one that was parsed from them.
+
+        """
+        start = len(data) - len(body)
+        if not len(_END) < start <= MAX_KNOWN_BYTES or head.method != "POST" or head.expects_continue:
+            return None
+        raw = data[:start]
+        # One whole request and nothing else: the only end of a head is the one in front of the body.
+        if raw.find(_END) != start - len(_END) or not data.endswith(body) or b"upgrade" in raw.lower():
+            return None
+        lengths = list(_LENGTH.finditer(raw))
+        if len(lengths) != 1 or int(lengths[0][1]) != len(body):
+            return None
+        first, last = lengths[0].span(1)
+        return cls(head, raw[:first], raw[last:])
 
     def body_of(self, data: bytes) -> int:
-        """Return the offset of the body of a request that fits."""
-
-    def asked_of(self, data: bytes) -> np.ndarray | str:
-        """Return the vector, float32 (1, D), or the text of a request that fits."""
+        """Return where the body begins if the bytes are a whole request with this head and nothing else; 0 if not."""
+        first = len(self.before)
+        last = data.find(b"\r", first, first + 10)
+        if last < 0 or not data.startswith(self.before) or not data.startswith(self.after, last):
+            return 0
+        length, start = data[first:last], last + len(self.after)
+        return start if length.isdigit() and int(length) == len(data) - start else 0
 
 
 class RequestHandler(Protocol):
@@ -67,6 +97,9 @@ class RequestHandler(Protocol):
     def check(self, exchange: Exchange) -> None:
         """Check caller and target before the body is read; raises RefusedError and ServingError."""
 
+    def check_again(self, exchange: Exchange) -> None:
+        """As `check`, for a head that passed it on this connection."""
+
     def max_body_bytes(self, head: Head) -> int:
         """Return how long the body of a request may be."""
 
@@ -75,9 +108,6 @@ class RequestHandler(Protocol):
 
     def admit(self, exchange: Exchange, size_bytes: int) -> object:
         """Pass admission before a large body is read, and account for its bytes; raises OverloadedError."""
-
-    def repeated(self, connection: Connection, known: KnownRequest, data: bytes) -> Exchange | None:
-        """Begin to answer a request that fits `known`, or note its error; None: it is to be parsed."""
 
     def answer(self, exchange: Exchange) -> None:
         """Answer by `Connection.reply` on the event loop, now or later."""

@@ -1,4 +1,4 @@
-"""Texts of a lone caller are encoded by the event loop, and repeated searches by text are not parsed."""
+"""Texts of a lone caller are encoded by the event loop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from scannery.embed.devices.bert_pass import bert_pass
 from scannery.indexer import Store, parse_spec
 from scannery.serving import Server
 from scannery.serving.engine import segment_search
-from scannery.serving.transport.http.connection import ALONE_S
-from scannery.serving.transport.http.handler import Handler
-from scannery.serving.transport.http.head import NO_HEAD
-from scannery.serving.transport.http.repeated_request import TextQueue, repeated_text
-from scannery.v1.search_pb2 import SearchRequest, SearchResponse
+from scannery.serving.transport.http.connection import ALONE_S, Connection
+from scannery.serving.transport.http.text_queue import TextQueue
+from scannery.v1.search_pb2 import SearchResponse
 from tests.data import datapoints
 from tests.http1 import SEARCH, Http, eventually, head
 from tests.served import MINILM, publish_version, serving
@@ -68,17 +66,16 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def repeated(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each request that fits an earlier one was answered without being parsed."""
-    found: list[bool] = []
-    plain = Handler.repeated
+    """Whether each request with a known head was taken without being parsed."""
+    taken: list[bool] = []
+    plain = Connection._take
 
-    def noted(self: Handler, *arguments: Any) -> Any:
-        exchange = plain(self, *arguments)
-        found.append(exchange is not None)
-        return exchange
+    def noted(self: Connection, *arguments: Any) -> bool:
+        taken.append(plain(self, *arguments))
+        return taken[-1]
 
-    monkeypatch.setattr(Handler, "repeated", noted)
-    return found
+    monkeypatch.setattr(Connection, "_take", noted)
+    return taken
 
 
 def body(text: str, **options: Any) -> bytes:
@@ -192,7 +189,7 @@ def test_repeated_texts_get_the_answers_of_parsed_ones(server: Server, repeated:
     eventually(lambda: server.admission.in_flight == 0)
 
 
-def test_requests_that_only_look_alike_are_parsed(server: Server) -> None:
+def test_requests_that_only_look_alike(server: Server) -> None:
     with Http(server.http_port) as http:
         assert [ask(http, text) for text in ("hot lava", "hotter lava")] == ["volcanoes"] * 2
         bad = bytearray(sent(body("bad \x01 text")))
@@ -209,45 +206,6 @@ def test_requests_that_only_look_alike_are_parsed(server: Server) -> None:
         assert answer(http).hits[0].datapoint.id == "bread"
         http.send(sent(body("two of them: dough")) + sent(body("two of them: a queen")))
         assert [answer(http).hits[0].datapoint.id for _ in range(2)] == ["bread", "chess"]
-
-
-def test_lengths_must_be_those_of_the_bytes() -> None:
-    first = body("lava")
-    known = repeated_text(NO_HEAD, SearchRequest.FromString(first), sent(first), first)
-    assert known is not None
-    data = sent(body("a loaf of bread"))
-    assert known.fits(data)
-    assert known.asked_of(data) == "a loaf of bread"
-    assert data[known.body_of(data) :] == body("a loaf of bread")
-    wrong = [data[:-1], data + b"x", data + data, sent(body("lava", fields=[])), sent(body("x" * 126)), b""]
-    wrong += [
-        data.replace(b"content-length: ", b"content-length: 0"),
-        data.replace(b"\n\x15\n\x13", b"\n\x16\n\x12"),
-    ]
-    for place in range(known.body_of(data), data.index(b"a loaf")):
-        wrong.append(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-    assert [known.fits(each) for each in wrong[:6]] == [False] * 6
-    assert [known.fits(each) for each in wrong[8:]] == [False] * len(wrong[8:])
-    # A length with a zero in front of it is still that of the body.
-    assert known.asked_of(wrong[6]) == "a loaf of bread"
-
-
-def test_only_what_a_library_writes_is_remembered() -> None:
-    data = body("lava")
-    asked = SearchRequest.FromString(data)
-    again = data + SearchRequest(index="texts").SerializeToString()
-    for whole, own in (
-        (sent(data)[1:], data),
-        (b"", data),
-        (sent(again), again),
-        (sent(data).replace(b"content-length", b"Content-Length"), data),
-        (head("POST", SEARCH, [("content-length", str(len(data))), ("x", "y")]) + data, data),
-        (head("POST", SEARCH, [("x", "y" * 9000), ("content-length", str(len(data)))]) + data, data),
-    ):
-        found = repeated_text(NO_HEAD, asked, whole, own)
-        assert found is None or found.before == whole[: whole.index(b"content-length: ") + 16]
-    assert repeated_text(NO_HEAD, asked, sent(again), again) is None
-    assert repeated_text(NO_HEAD, asked, b"", data) is None
 
 
 @pytest.mark.system

@@ -21,8 +21,9 @@ from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.engine import hydrator
 from scannery.serving.security import KeyFile
+from scannery.serving.transport import lifecycle
 from scannery.serving.transport.http import handler
-from scannery.serving.transport.http.head import Exchange
+from scannery.serving.transport.lifecycle import ActiveRequest, search_of
 from scannery.v1.search_pb2 import SearchRequest
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, head, idle
 from tests.served import DIMENSIONS, serving, without_permits
@@ -112,7 +113,7 @@ def test_an_error_of_our_own_is_internal_and_the_next_request_is_served(
     """Raised where quick searches are answered on the loop, and where batches are in a thread."""
     methods = type(server._lifecycle.methods)
     with Http(server.http_port) as http:
-        for name, path, body in (("ready", SEARCH, BODY), ("call_on_wire", SEARCH_MANY, MANY)):
+        for name, path, body in (("prepare", SEARCH, BODY), ("call_on_wire", SEARCH_MANY, MANY)):
             with monkeypatch.context() as patch:
                 patch.setattr(methods, name, lambda *_, **__: 1 / 0)
                 response = http.post(path, body)
@@ -160,13 +161,13 @@ def test_an_answered_search_is_parsed_again_only_if_it_is_sampled(
     library: Path, monkeypatch: pytest.MonkeyPatch, share: float, parsed: bool
 ) -> None:
     times: list[int] = []
-    original = handler._search_of
 
-    def counted(exchange: Exchange) -> SearchRequest:
+    def counted(active: ActiveRequest, data: bytes) -> SearchRequest:
         times.append(1)
-        return original(exchange)
+        return search_of(active, data)
 
-    monkeypatch.setattr(handler, "_search_of", counted)
+    for module in (handler, lifecycle):
+        monkeypatch.setattr(module, "search_of", counted)
     with serving(library, recall_share=share) as server, Http(server.http_port) as http:
         for _ in range(20):
             assert http.post(SEARCH, BODY).status == 200

@@ -1,9 +1,10 @@
-"""Requests that differ from an earlier one of their connection in nothing but the vector."""
+"""Requests whose heads repeat an earlier one of their connection, but for the length of the body."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,15 @@ import pytest
 
 from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
-from scannery.serving.engine import segment_search
-from scannery.serving.request.search_template import template_of
 from scannery.serving.security import KeyFile
-from scannery.serving.transport.http.handler import Handler
-from scannery.serving.transport.http.head import NO_HEAD
-from scannery.serving.transport.http.repeated_request import repeated_request
-from scannery.v1.search_pb2 import Query, SearchRequest, SearchResponse
-from scannery.v1.types_pb2 import Vector
+from scannery.serving.transport.http.connection import Connection
+from scannery.serving.transport.http.head import NO_HEAD, Head
+from scannery.serving.transport.http.parser import KnownHead
+from scannery.v1.search_pb2 import GetRequest, SearchRequest, SearchResponse
 from tests.http1 import SEARCH, Http, head
 from tests.served import DIMENSIONS, serving
 
+GET = "/scannery.v1.SearchService/Get"
 QUERIES_QD = np.random.default_rng(0).normal(size=(40, DIMENSIONS)).astype(np.float32)
 
 
@@ -46,20 +45,16 @@ def server(library: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def repeated(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each request that fits an earlier one was answered without being parsed."""
-    found: list[bool] = []
-    plain = Handler.repeated
+    """Whether each request with a known head was taken without being parsed."""
+    taken: list[bool] = []
+    plain = Connection._take
 
-    def noted(self: Handler, *arguments: Any) -> Any:
-        exchange = plain(self, *arguments)
-        found.append(exchange is not None)
-        return exchange
+    def noted(self: Connection, *arguments: Any) -> bool:
+        taken.append(plain(self, *arguments))
+        return taken[-1]
 
-    monkeypatch.setattr(Handler, "repeated", noted)
-    monkeypatch.setattr(
-        segment_search, "QUICK_S", 1000.0
-    )  # the first search may be slow: other tests run beside these
-    return found
+    monkeypatch.setattr(Connection, "_take", noted)
+    return taken
 
 
 def answers(http: Http, bodies: list[bytes]) -> list[SearchResponse]:
@@ -83,29 +78,24 @@ def test_they_get_the_answers_of_parsed_requests(
     assert not repeated
     with Http(server.http_port) as http:
         assert answers(http, [bodies[0], *bodies]) == [parsed[0], *parsed]
-    assert any(repeated), "some of them were quick before"
+    assert repeated == [True] * 10
 
 
-def test_other_requests_between_them_are_parsed(server: Server, repeated: list[bool]) -> None:
+def test_bodies_of_any_kind_and_method_are_taken(server: Server, repeated: list[bool]) -> None:
     with Http(server.http_port) as http:
         answers(http, [body(0), body(1)])
-        assert repeated == [True]
         short = SearchRequest.FromString(body(2))
         short.query.vector.packed = short.query.vector.packed[:-4]
-        assert http.post(SEARCH, short.SerializeToString()).status == 400
         nan = SearchRequest.FromString(body(2))
         nan.query.vector.packed = np.full(DIMENSIONS, np.nan, np.float32).tobytes()
-        assert http.post(SEARCH, nan.SerializeToString()).status == 400
-        assert repeated == [True, False], "a vector that may be invalid is parsed"
+        for bad in (short.SerializeToString(), nan.SerializeToString(), b"no message"):
+            assert http.post(SEARCH, bad).status == 400
         fewer, one = answers(http, [body(3, k=1), body(4)])
         assert (len(fewer.hits), len(one.hits)) == (1, 3)
-        # Those of both kinds are known soon: a request whose bytes came in two parts is not remembered.
-        for _ in range(20):
-            answers(http, [body(5, k=1), body(6)])
-            if repeated[-2:] == [True, True]:
-                break
-        else:
-            raise AssertionError("requests of one kind are always parsed")
+        assert repeated == [True] * 6
+        missing = GetRequest(index="library", ids=["none"]).SerializeToString()
+        assert [http.post(GET, missing).status for _ in range(2)] == [200, 200]
+        assert repeated == [True] * 7, "the first of another method is parsed"
 
 
 def test_parts_and_several_at_once(server: Server) -> None:
@@ -172,51 +162,46 @@ def test_they_are_counted(server: Server) -> None:
     assert count() == before + 8
 
 
-def test_a_template_needs_its_vector_in_one_place() -> None:
-    request = SearchRequest.FromString(body())
-    packed = request.query.vector.packed
-    found = template_of(request, body())
-    assert found is not None
-    assert body()[found.start : found.stop] == packed
-    assert found.vector_of(b"xx" + body(), 2).tolist() == [QUERIES_QD[0].tolist()]
-    unknown_field = bytes([15 << 3 | 2, len(packed)]) + packed
-    assert template_of(request, unknown_field + body()) is None
-    assert template_of(SearchRequest(index="library"), b"") is None
-    # The length in front of these 16 bytes is 16.
-    alike = SearchRequest(index="library", query=Query(vector=Vector(packed=b"\x10" * 16)))
-    assert template_of(alike, alike.SerializeToString()) is None
+POST = replace(NO_HEAD, method="POST")
 
 
-def test_a_vector_of_bytes_that_equal_its_length_has_no_template(server: Server) -> None:
-    size = 4 * DIMENSIONS
-    same_D = np.frombuffer(bytes([size]) * size, np.float32)
-    data = calls.search("library", same_D, 3).request.SerializeToString()
-    assert template_of(SearchRequest.FromString(data), data) is None
-    # One byte further, its bytes would be another valid vector.
-    bytes_D4 = np.random.default_rng(0).integers(0, 256, (DIMENSIONS, 4), dtype=np.uint8)
-    bytes_D4[:, 2], bytes_D4[:, 3] = np.resize([0x3F, 0xBF, 0x40, 0xC0], DIMENSIONS), size
-    other = calls.search("library", bytes_D4.view(np.float32)[:, 0], 3).request.SerializeToString()
-    with Http(server.http_port) as http:
-        [expected] = answers(http, [other])
-    with Http(server.http_port) as http:
-        assert answers(http, [data, other])[1] == expected
-
-
-def test_a_request_is_remembered_only_if_it_was_read_whole_and_alone() -> None:
+def test_a_known_head_is_that_of_one_whole_request() -> None:
     data = sent(body())
-    template = template_of(SearchRequest.FromString(body()), body())
-    assert template is not None
-    known = repeated_request(NO_HEAD, template, data, body())
+    known = KnownHead.of(POST, data, body())
     assert known is not None
-    assert known.fits(sent(body(1)))
-    assert not known.fits(sent(body(1))[:-1] + b"x")
-    assert not known.fits(b"x" + sent(body(1))[1:])
-    assert not known.fits(sent(body(1)) + b"x")
-    assert known.asked_of(sent(body(1))).tolist() == [QUERIES_QD[1].tolist()]
-    long = head("POST", SEARCH, [("x", "y" * 9000)]) + body()
-    assert repeated_request(NO_HEAD, template, long, body()) is None, "a connection keeps little"
-    for other in (data + data, data[1:] + b"x", b"", b"GET / HTTP/1.1\r\n\r\n" + data):
-        assert repeated_request(NO_HEAD, template, other, body()) is None
+    start = len(data) - len(body())
+    longer = sent(body(1, fields=["title"]))
+    for own, text in ((data, body()), (sent(body(1)), body(1)), (longer, body(1, fields=["title"]))):
+        assert own[known.body_of(own) :] == text
+    zero = data.replace(b"content-length: ", b"content-length: 0")
+    assert known.body_of(zero) == start + 1, "a length with a zero in front of it is still that of the body"
+    wrong = [data[:-1], data + b"x", data + data, b"x" + data[1:], data[:start], b"", data[: start - 2]]
+    wrong += [
+        data.replace(b"content-length: ", b"content-length: " + sign) for sign in (b"+", b"-", b"x", b" ")
+    ]
+    wrong += [data.replace(b"content-length: ", b"content-length: " + b"0" * 20)]
+    wrong += [data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] for place in range(start)]
+    assert [known.body_of(each) for each in wrong] == [0] * len(wrong)
+
+
+@pytest.mark.parametrize(
+    ("before", "changed"),
+    [
+        ((b"", b""), NO_HEAD),
+        ((b"", b""), replace(POST, expects_continue=True)),
+        ((b"content-type", b"upgrade: h2c\r\ncontent-type"), POST),
+        ((b"content-type", b"Content-Length: 1\r\ncontent-type"), POST),
+        ((b"content-length: ", b"content-length: 1"), POST),
+        ((b"content-length", b"x"), POST),
+        ((b"content-type", b"x: " + b"y" * 9000 + b"\r\ncontent-type"), POST),
+        ((b"POST", b"GET / HTTP/1.1\r\n\r\nPOST"), POST),
+    ],
+)
+def test_other_heads_are_not_known(before: tuple[bytes, bytes], changed: Head) -> None:
+    data = sent(body()).replace(*before, 1) if before[0] else sent(body())
+    assert KnownHead.of(changed, data, body()) is None
+    for other in (data + data, data[1:] + b"x", b""):
+        assert KnownHead.of(POST, other, body()) is None
 
 
 def test_an_idle_connection_keeps_nothing_that_it_read(server: Server) -> None:
