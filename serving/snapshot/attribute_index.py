@@ -227,13 +227,14 @@ class AttributePostings(NothingMatches):
         rows_P, codes_P = _once(rows_P[order_P].astype(np.int32), codes_P[order_P])
         self._rows_P = rows_P
         self._starts: np.ndarray = np.searchsorted(codes_P, np.arange(len(self._values) + 1))
+        arrays = (self._values, self._rows_P, self._starts, self._missing)
+        self._own_bytes = sum(int(array.nbytes) for array in arrays)
 
     @property
     def size_bytes(self) -> int:
         """Memory that this takes; more after the first match without regard to case."""
-        arrays = (self._values, self._rows_P, self._starts, self._missing)
         folded = self.__dict__.get("_folded")
-        return sum(int(array.nbytes) for array in arrays) + (0 if folded is None else folded.size_bytes)
+        return self._own_bytes + (0 if folded is None else folded.size_bytes)
 
     def among(self, values: Iterable[Any]) -> np.ndarray:
         """Return which rows equal one of the values."""

@@ -20,6 +20,7 @@ from scannery.serving.engine import search as engine
 from scannery.serving.engine.segment_search import PreparedSearch, SearchPlan
 from scannery.serving.request.query import parse_query
 from scannery.serving.services.search import Service
+from scannery.serving.snapshot.snapshot import MAX_PARSED
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2 as pb
 from tests.data import clustered, datapoints
@@ -119,6 +120,35 @@ def test_what_a_snapshot_keeps_does_not_keep_the_snapshot(service: Service) -> N
         assert prepared() is None, "it would wait for the collector, with all rows that were written"
     finally:
         gc.enable()
+
+
+def test_filters_share_what_the_options_decide(service: Service) -> None:
+    snapshot = replace(service._catalog.snapshot("one"), _parsed={}, _options={}, _plans={})
+    found = []
+    for bound in range(3 * MAX_PARSED):
+        request = search("one", QUERIES_QD[0], 10, where={"part": {"$lt": bound / 1000}}).request
+        parsed = snapshot.parsed(request.options)
+        found.append((parsed, PreparedSearch.of(snapshot, parsed.options, parsed.where)))
+    assert len({id(parsed.options) for parsed, _ in found}) == len({id(each.plan) for _, each in found}) == 1
+    assert len({each.where for _, each in found}) == len(found)
+    assert len(snapshot._parsed) <= MAX_PARSED
+    # A filter that is asked again keeps how quick it was; another one does not.
+    parsed, _ = found[-1]
+    assert snapshot.parsed(request.options) is parsed
+    prepared = snapshot.derived(parsed, parsed.options, PreparedSearch.of)
+    assert not prepared.is_quick, "it may need a scan"
+    prepared.took(0.0)
+    assert snapshot.derived(parsed, parsed.options, PreparedSearch.of).is_quick
+    assert not found[0][1].is_quick
+
+
+def test_other_options_have_other_plans_and_are_bounded(service: Service) -> None:
+    snapshot = replace(service._catalog.snapshot("one"), _parsed={}, _options={}, _plans={})
+    for k in range(1, 2 * MAX_PARSED):
+        parsed = snapshot.parsed(search("one", QUERIES_QD[0], k, where=NOTHING).request.options)
+        assert PreparedSearch.of(snapshot, parsed.options, parsed.where).options.k == k
+        assert max(len(snapshot._parsed), len(snapshot._options)) <= MAX_PARSED
+        assert len(snapshot._plans) <= 3 * MAX_PARSED
 
 
 def test_a_deadline_that_passed_ends_it(service: Service) -> None:

@@ -208,7 +208,7 @@ class _Segment:
     """As much of a segment as a mask needs, counting how often it is asked for a column."""
 
     rows = ROWS
-    table = TABLE
+    column_types = {field.name: str(field.type) for field in TABLE.schema}
 
     def __init__(self, name: str) -> None:
         self.entry = type("Entry", (), {"sha256": name})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
+from scannery.serving.services.search import Service
 from scannery.serving.transport.http.connection import Connection
 from scannery.serving.transport.http.head import NO_HEAD, Head
 from scannery.serving.transport.http.parser import KnownHead
@@ -96,6 +98,33 @@ def test_bodies_of_any_kind_and_method_are_taken(server: Server, repeated: list[
         missing = GetRequest(index="library", ids=["none"]).SerializeToString()
         assert [http.post(GET, missing).status for _ in range(2)] == [200, 200]
         assert repeated == [True] * 7, "the first of another method is parsed"
+
+
+def test_a_search_that_a_thread_answers_is_prepared_once(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared, threads = [], []
+    plain, answer = Service.prepare, Service.answer
+    methods = server._lifecycle.methods
+    assert isinstance(methods, Service)
+
+    def noted(self: Service, *arguments: Any) -> Any:
+        prepared.append(plain(self, *arguments))
+        return prepared[-1]
+
+    def answered(self: Service, *arguments: Any) -> bytes:
+        threads.append((arguments[0], threading.current_thread().name))
+        return answer(self, *arguments)
+
+    monkeypatch.setattr(Service, "prepare", noted)
+    monkeypatch.setattr(Service, "answer", answered)
+    monkeypatch.setattr(Service, "_search", lambda *_: pytest.fail("it was prepared"))
+    with Http(server.http_port) as http:
+        [found] = answers(http, [body(0, where={"year": {"$gte": -1}})])
+    assert len(found.hits) == 3
+    [(query, thread)] = threads
+    assert [query] == prepared
+    assert "http" not in thread
 
 
 def test_parts_and_several_at_once(server: Server) -> None:
