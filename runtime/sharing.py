@@ -86,17 +86,23 @@ class SharedMarks:
 
     def __init__(self) -> None:
         """Reserve a page of shared memory."""
-        self._words = memoryview(mmap.mmap(-1, SLOTS * _WORD_BYTES)).cast("Q")
+        self.words = memoryview(mmap.mmap(-1, SLOTS * _WORD_BYTES)).cast("Q")
+        """The marks, by `slot_of` a name."""
+
+    @staticmethod
+    def slot_of(name: str) -> int:
+        """Return the place of the mark of a name."""
+        return zlib.crc32(name.encode()) % SLOTS
 
     def of(self, name: str) -> int:
         """Return the mark of a name, which differs after each `change`."""
-        return self._words[zlib.crc32(name.encode()) % SLOTS]
+        return self.words[self.slot_of(name)]
 
     def change(self, name: str) -> None:
         """Change the mark of a name."""
         # Random and not the next number: two processes that count at once would write the same one. An aligned word is
         # written whole.
-        self._words[zlib.crc32(name.encode()) % SLOTS] = secrets.randbits(8 * _WORD_BYTES)
+        self.words[self.slot_of(name)] = secrets.randbits(8 * _WORD_BYTES)
 
 
 NAMES = 1024

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import Message
 
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.retry import Deadline
 from scannery.serving.bridging.api import Bridge, HttpApi
 from scannery.serving.engine.search import PreparedQuery
+from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
@@ -104,6 +106,12 @@ class BridgedMethods(MethodRegistry):
     def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """As that of this server."""
         return self._service.prepare(request, stats)
+
+    def prepare_again(
+        self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
+    ) -> PreparedQuery | None:
+        """As that of this server."""
+        return self._service.prepare_again(template, vector_1D, stats)
 
     def answer(self, query: PreparedQuery, deadline: Deadline) -> bytes:
         """As that of this server."""

@@ -12,6 +12,7 @@ from scannery.live.live_index import LiveIndex
 from scannery.live.maintenance.scheduler import Maintenance
 from scannery.live.memtable import LiveState
 from scannery.runtime.retry import RetryState
+from scannery.runtime.sharing import SharedMarks
 from scannery.serving.catalog.held_snapshots import Holds
 from scannery.serving.snapshot.snapshot import Snapshot
 
@@ -45,6 +46,8 @@ class CatalogEntry:
     """The mark of its name (`ServerCatalog`) when its latest version was last checked."""
     alter_mark: int = 0
     """Likewise the mark of changes of its spec."""
+    mark_slot: int = field(init=False)
+    """Place of both marks (`SharedMarks`)."""
     opening: RetryState = field(init=False)
     """Opening of the current version."""
     encoder: RetryState = field(init=False)
@@ -56,6 +59,7 @@ class CatalogEntry:
     _leased_at_s: float = float("-inf")
 
     def __post_init__(self) -> None:
+        self.mark_slot = SharedMarks.slot_of(self.name)
         self.opening, self.encoder, self._maintaining, self._lease = (
             RetryState(on_failure=partial(self.on_failure, task), clock=self.clock)
             for task in ("open", "encoder", "maintain", "lease")

@@ -83,8 +83,8 @@ class ServerCatalog(BaseCatalog):
         # With few function calls: every search comes here.
         if (
             entry is None
-            or entry.drop_mark != self._drops.of(name)
-            or entry.alter_mark != self._alters.of(name)
+            or entry.drop_mark != self._drops.words[entry.mark_slot]
+            or entry.alter_mark != self._alters.words[entry.mark_slot]
         ):
             return None
         live, principal = entry.live, CURRENT.get()

@@ -234,7 +234,9 @@ class Hydrator:
         self, number: int, rows_H: np.ndarray, scores_SH: np.ndarray, named_B: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return hits of one segment on the wire, and where each of them starts in a buffer that ends with them."""
-        layout, rows_H = self._layout(number, rows_H)
+        layout = self._layouts.get(number)
+        if layout is None:
+            layout, rows_H = self._layout(number, rows_H)
         starts_H = np.empty(len(rows_H), np.int64)
         size, first = max(FIRST_BYTES, HIT_BYTES * len(rows_H)), -1
         while first < 0:
@@ -249,9 +251,6 @@ class Hydrator:
 
     def _layout(self, number: int, rows: np.ndarray) -> tuple[_Layout, np.ndarray]:
         """Return where the fields of a segment lie, and the number that each row has there."""
-        layout = self._layouts.get(number)
-        if layout is not None:
-            return layout, rows
         segment = self._segments[number]
         has_dynamic = self._fields.dynamic and DYNAMIC_COLUMN in segment.table.column_names
         if has_dynamic and self._fields.dynamic_names:

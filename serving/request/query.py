@@ -55,8 +55,11 @@ __all__ = [
     "parse_query",
     "parse_sparse",
     "parse_vectors",
+    "ready_vector",
     "vector_components",
 ]
+
+_FLOAT32 = np.dtype("<f4")  # made once: to read its name takes as long as to read a vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +389,7 @@ def parse_matrix(
         raise InvalidRequestError.at(
             path, f"{len(packed)} bytes are not a whole number of vectors of {dimensions} dimensions"
         )
-    vectors_QD = _packed(packed).reshape(-1, dimensions)
+    vectors_QD = np.frombuffer(packed, _FLOAT32).reshape(-1, dimensions)
     if len(vectors) > 1:
         return [_by_vector(row, vectors, f"{path}[{i}]") for i, row in enumerate(vectors_QD)]
     ready_QD = _ready(vectors_QD, manifest.spec.distance)
@@ -446,16 +449,17 @@ def parse_identifier(text: str, path: str) -> str:
 def vector_components(message: Vector, path: str) -> np.ndarray:
     """Return the components of a vector, float32; InvalidRequestError if they are not a list of numbers."""
     packed, values = message.packed, message.values
-    if len(values) > limits.MAX_DIMENSIONS:
-        raise InvalidRequestError.at(
-            path, f"must have at most {limits.MAX_DIMENSIONS} dimensions, got {len(values)}"
-        )
-    if packed and values:
-        raise InvalidRequestError.at(path, "has both `packed` and `values`")
+    if values:
+        if packed:
+            raise InvalidRequestError.at(path, "has both `packed` and `values`")
+        if len(values) > limits.MAX_DIMENSIONS:
+            raise InvalidRequestError.at(
+                path, f"must have at most {limits.MAX_DIMENSIONS} dimensions, got {len(values)}"
+            )
+        return np.array(values, np.float32)
     if len(packed) % 4:
         raise InvalidRequestError.at(path, f"{len(packed)} bytes are not a whole number of float32")
-    data = np.array(values, "<f4") if values else np.frombuffer(packed, "<f4")
-    return data.astype(np.float32, copy=False)
+    return np.frombuffer(packed, _FLOAT32)
 
 
 def parse_sparse(message: SparseVector, path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -475,10 +479,6 @@ def parse_sparse(message: SparseVector, path: str) -> tuple[np.ndarray, np.ndarr
         raise InvalidRequestError(error.message, field=path) from error
 
 
-def _packed(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
-
-
 def _search_ready(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
     """Return a vector as it is searched; InvalidRequestError if it is invalid for the index."""
     distance = manifest.spec.distance
@@ -494,6 +494,17 @@ def _valid(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
         return vector_value(vector_D, manifest.dimensions, field=path, distance=manifest.spec.distance)
     except InvalidRecordError as error:
         raise InvalidRequestError(error.message, field=path) from error
+
+
+def ready_vector(vector_1D: np.ndarray, vectors: ChosenVectors) -> ByVector | None:
+    """Return a query by one vector, float32 (1, D); None if it may be invalid, or if several vectors are searched."""
+    if len(vectors.choices) != 1:
+        return None
+    manifest = vectors.choices[0].manifest
+    if vector_1D.shape[1] != manifest.dimensions:
+        return None
+    ready_1D = _ready(vector_1D, manifest.spec.distance)
+    return None if ready_1D is None else ByVector(ready_1D[0])
 
 
 def _ready(vectors_QD: np.ndarray, distance: Distance) -> np.ndarray | None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
+import numpy as np
 from google.protobuf.message import Message
 
 from scannery.runtime.errors import UnsupportedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.search import PreparedQuery
+from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.security.principal import Scope
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
@@ -108,6 +110,21 @@ class MethodRegistry:
 
         Raises:
             ServingError: the request is invalid.
+
+        """
+        return None
+
+    def prepare_again(
+        self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
+    ) -> PreparedQuery | None:
+        """Return what `prepare` does for a request that differs only in its vector from an earlier one.
+
+        None: the request is to be decoded; it may also be invalid. Raises UnknownIndexError.
+
+        Args:
+            template: of that request.
+            vector_1D: float32 (1, D).
+            stats: of this request.
 
         """
         return None

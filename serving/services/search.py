@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 from grpc import StatusCode
 
 from scannery.runtime.errors import InvalidRequestError
@@ -36,8 +37,10 @@ from scannery.serving.request.query import (
     check_count,
     parse_identifier,
     parse_query,
+    ready_vector,
 )
 from scannery.serving.request.scan import parse_filters, parse_queries
+from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.services.aggregation import Aggregation
@@ -163,10 +166,24 @@ class Service(MethodRegistry):
         snapshot = self._catalog.open_snapshot(self._catalog.resolve(request.index, look=False))
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
-        # Parsing a large filter takes longer than the search.
-        if request.options.ByteSize() > MAX_PARSED_BYTES:
+        # Parsing a large filter takes longer than the search. Whoever sends one sends little else.
+        if request.options.HasField("where") and request.options.ByteSize() > MAX_PARSED_BYTES:
             return None
         return _prepared(snapshot, request, stats)
+
+    def prepare_again(
+        self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
+    ) -> PreparedQuery | None:
+        """As `MethodRegistry.prepare_again`."""
+        snapshot = self._catalog.open_snapshot(self._catalog.resolve(template.index, look=False))
+        if snapshot is None or snapshot.sequence < template.min_sequence:
+            return None
+        parsed = snapshot.known(template.options)
+        query = None if parsed is None else ready_vector(vector_1D, parsed.options.vectors)
+        if parsed is None or query is None:
+            return None
+        prepared = snapshot.derived(parsed, parsed.options, PreparedSearch.of)
+        return PreparedQuery(snapshot, prepared, query, stats)
 
     def answer(self, query: PreparedQuery, deadline: Deadline) -> bytes:
         """As `MethodRegistry.answer`."""

@@ -233,6 +233,10 @@ class Snapshot:
                 self._parsed[step, key] = parsed
         return parsed
 
+    def known(self, message: bytes) -> ParsedOptions | None:
+        """Return the options of a serialised SearchOptions if they are kept; None otherwise."""
+        return self._parsed.get((self.recall_step(), message))
+
     def _parse(self, message: SearchOptions, step: int, key: bytes) -> ParsedOptions:
         where = None
         if message.HasField("where"):

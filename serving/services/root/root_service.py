@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+import numpy as np
 from google.protobuf.message import Message
 
 from scannery.runtime.errors import ServingError, SnapshotGoneError, StateGoneError, UnsupportedError
@@ -37,6 +38,7 @@ from scannery.serving.request.filter import Node, dynamic_name, parse_filter
 from scannery.serving.request.options import parse_fields
 from scannery.serving.request.query import check_count, parse_identifier, parse_query
 from scannery.serving.request.scan import page_size_of, parse_filters, parse_queries, parse_scan
+from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.services.aggregation import Aggregation, CountedValues, field_of
 from scannery.serving.services.index import Indexes
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
@@ -246,6 +248,12 @@ class RootService(Service):
         MethodRegistry.__init__(self, methods, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})
 
     def prepare(self, request: SearchRequest, stats: QueryStats) -> PreparedQuery | None:
+        """Return None: a search waits for leaves."""
+        return None
+
+    def prepare_again(
+        self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
+    ) -> PreparedQuery | None:
         """Return None: a search waits for leaves."""
         return None
 

@@ -21,13 +21,14 @@ from typing import cast
 from grpc import StatusCode
 
 from scannery.runtime.errors import OverloadedError
+from scannery.serving.request.search_template import SearchTemplate
 from scannery.serving.scheduling.admission import SMALL_BYTES
 from scannery.serving.scheduling.permits import Share
 from scannery.serving.security.principal import ANONYMOUS, anonymous_at
 from scannery.serving.transport.http.head import CONTINUE, Exchange, Head, RefusedError
 from scannery.serving.transport.http.parser import PIECE_BYTES, KnownHead, RequestHandler, RequestParser
 
-__all__ = ["Connection", "LoneCaller"]
+__all__ = ["MAX_KNOWN", "Connection", "LoneCaller"]
 
 
 READ_BYTES = 1 << 16
@@ -131,6 +132,8 @@ class Connection(asyncio.Protocol):
         """The bytes that are parsed now, if they begin with a request."""
         self._known: tuple[KnownHead, ...] = ()
         """Heads of its latest requests."""
+        self.templates: dict[int, SearchTemplate] = {}
+        """Searches of its latest requests, by the size of their bodies."""
         self._last = False
         """Whether further requests are dropped."""
         self.active_s = time.monotonic()
@@ -241,8 +244,6 @@ class Connection(asyncio.Protocol):
         """Take a request; return False if it is to be refused, which is done while it is parsed."""
         exchange = Exchange(self)
         exchange.head, exchange.body = head, body
-        if len(body) > min(SMALL_BYTES, self._handler.max_body_bytes(head)):
-            return False
         try:
             self._handler.check_again(exchange)
         except Exception:  # noqa: BLE001  found again in the parsed request, and answered
@@ -305,7 +306,8 @@ class Connection(asyncio.Protocol):
         self.active_s = time.monotonic()
         self._last |= exchange.close
         if self._read and not self._last and exchange.error is None:
-            known = KnownHead.of(exchange.head, self._read, exchange.body)
+            most = min(SMALL_BYTES, self._handler.max_body_bytes(exchange.head))
+            known = KnownHead.of(exchange.head, self._read, exchange.body, most)
             if known is not None:
                 self._known = (known, *self._known[: MAX_KNOWN - 1])
         self._waiting.append(exchange)
@@ -416,10 +418,14 @@ class Connection(asyncio.Protocol):
         return self._written_bytes - self._transport.get_write_buffer_size()
 
     def _write(self, data: bytes) -> None:
-        try:
-            self._put(data if self._tls is None else self._tls.encrypt(data))
-        except ssl.SSLError:
-            self.abort()
+        if self._tls is not None:
+            try:
+                data = self._tls.encrypt(data)
+            except ssl.SSLError:
+                self.abort()
+                return
+        self._written_bytes += len(data)
+        self._transport.write(data)
 
     def _put(self, data: bytes) -> None:
         self._written_bytes += len(data)

@@ -32,6 +32,7 @@ from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.search import PreparedQuery, answers_of
 from scannery.serving.request.part_count import SMALL_BYTES
 from scannery.serving.request.query import ByText
+from scannery.serving.request.search_template import template_of
 from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.coalescer import CallThreads
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
@@ -43,7 +44,7 @@ from scannery.serving.telemetry import tracing
 from scannery.serving.transport.health import SERVING, Health
 from scannery.serving.transport.http import connect
 from scannery.serving.transport.http.connect import GZIPPED, MIN_GZIP_BYTES, Browsers, compressed
-from scannery.serving.transport.http.connection import Connection, LoneCaller
+from scannery.serving.transport.http.connection import MAX_KNOWN, Connection, LoneCaller
 from scannery.serving.transport.http.head import (
     JSON,
     PROTO,
@@ -253,7 +254,8 @@ class Handler:
         ticket = exchange.ticket
         if ticket is None:
             ticket = exchange.ticket = self._lifecycle.enter(exchange.principal, exchange.head.client)
-        ticket.hold(size_bytes, exchange.connection.lose)
+        if size_bytes > SMALL_BYTES:
+            ticket.hold(size_bytes, exchange.connection.lose)
         return ticket
 
     def _check_caller(self, exchange: Exchange) -> None:
@@ -318,14 +320,14 @@ class Handler:
         """Admit a request, and note its deadline; raises OverloadedError."""
         head, max_s = exchange.head, self._config.max_request_s
         ticket = self.admit(exchange, len(exchange.body))
-        exchange.active = ActiveRequest(exchange.path, ticket)
+        exchange.active = ActiveRequest(head.path if exchange.bridged is None else exchange.path, ticket)
         exchange.active.lose = exchange.connection.lose
         exchange.deadline = Deadline.after(max_s if head.timeout_s is None else min(head.timeout_s, max_s))
 
     def _answer_now(self, exchange: Exchange, batches: dict[int, _Batch]) -> bool:
         """Prepare a search, and add it to its batch if it may run on the event loop; return False if it may not."""
         active, data = exchange.active, bytes(exchange.body)
-        prepared = self._lifecycle.methods.prepare(decoded(SearchRequest, data), active.stats)
+        prepared = self._prepared(exchange, data)
         if prepared is None:
             return False
         active.index, active.size, active.search = prepared.snapshot.manifest.index, len(data), prepared
@@ -334,6 +336,24 @@ class Handler:
             return False
         self._add(exchange, query, batches)
         return True
+
+    def _prepared(self, exchange: Exchange, data: bytes) -> PreparedQuery | None:
+        """Prepare a search; one that differs from another of its connection only in its vector is not decoded."""
+        methods, stats = self._lifecycle.methods, exchange.active.stats
+        templates = exchange.connection.templates
+        template = templates.get(len(data))
+        vector_1D = None if template is None else template.vector_of(data)
+        if template is not None and vector_1D is not None:
+            prepared = methods.prepare_again(template, vector_1D, stats)
+            if prepared is not None:
+                return prepared
+        request = decoded(SearchRequest, data)
+        prepared = methods.prepare(request, stats)
+        if prepared is not None and (template := template_of(request, data)) is not None:
+            if len(templates) >= MAX_KNOWN:
+                templates.clear()
+            templates[len(data)] = template
+        return prepared
 
     def _add(self, exchange: Exchange, query: PreparedQuery, batches: dict[int, _Batch]) -> None:
         """Add a query to its batch, now or when its text is encoded; RuntimeError if no thread can be started."""

@@ -51,15 +51,18 @@ class KnownHead:
     """Its bytes up to the length of the body."""
     after: bytes
     """Its bytes behind that."""
+    max_body_bytes: int
+    """Requests with longer bodies are parsed, and perhaps refused."""
 
     @classmethod
-    def of(cls, head: Head, data: bytes, body: bytes | bytearray) -> KnownHead | None:
+    def of(cls, head: Head, data: bytes, body: bytes | bytearray, most: int) -> KnownHead | None:
         """Return the head of a request; None if others like it are to be parsed.
 
         Args:
             head: of the request, parsed.
             data: bytes that were read at once, and begin with a request; empty: it was read in parts.
             body: the last one that was parsed from them.
+            most: bytes of a body.
 
         """
         start = len(data) - len(body)
@@ -73,7 +76,7 @@ class KnownHead:
         if len(lengths) != 1 or int(lengths[0][1]) != len(body):
             return None
         first, last = lengths[0].span(1)
-        return cls(head, raw[:first], raw[last:])
+        return cls(head, raw[:first], raw[last:], most)
 
     def body_of(self, data: bytes) -> int:
         """Return where the body begins if the bytes are a whole request with this head and nothing else; 0 if not."""
@@ -82,7 +85,8 @@ class KnownHead:
         if last < 0 or not data.startswith(self.before) or not data.startswith(self.after, last):
             return 0
         length, start = data[first:last], last + len(self.after)
-        return start if length.isdigit() and int(length) == len(data) - start else 0
+        size = len(data) - start
+        return start if size <= self.max_body_bytes and length.isdigit() and int(length) == size else 0
 
 
 class RequestHandler(Protocol):

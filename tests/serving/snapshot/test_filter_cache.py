@@ -9,7 +9,7 @@ import time
 import tracemalloc
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -208,7 +208,7 @@ class _Segment:
     """As much of a segment as a mask needs, counting how often it is asked for a column."""
 
     rows = ROWS
-    column_types = {field.name: str(field.type) for field in TABLE.schema}
+    column_types: ClassVar = {field.name: str(field.type) for field in TABLE.schema}
 
     def __init__(self, name: str) -> None:
         self.entry = type("Entry", (), {"sha256": name})

@@ -14,12 +14,16 @@ import pytest
 
 from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
+from scannery.serving.request.search_template import template_of
 from scannery.serving.security import KeyFile
 from scannery.serving.services.search import Service
-from scannery.serving.transport.http.connection import Connection
+from scannery.serving.transport import lifecycle
+from scannery.serving.transport.http import handler
+from scannery.serving.transport.http.connection import MAX_KNOWN, Connection
 from scannery.serving.transport.http.head import NO_HEAD, Head
 from scannery.serving.transport.http.parser import KnownHead
-from scannery.v1.search_pb2 import GetRequest, SearchRequest, SearchResponse
+from scannery.v1.search_pb2 import GetRequest, Query, SearchRequest, SearchResponse
+from scannery.v1.types_pb2 import Vector
 from tests.http1 import SEARCH, Http, head
 from tests.served import DIMENSIONS, serving
 
@@ -191,12 +195,73 @@ def test_they_are_counted(server: Server) -> None:
     assert count() == before + 8
 
 
+def test_a_template_needs_its_vector_in_one_place() -> None:
+    request = SearchRequest.FromString(body())
+    packed = request.query.vector.packed
+    found = template_of(request, body())
+    assert found is not None
+    assert found.before + packed + found.after == body()
+    other = found.vector_of(body(1))
+    assert other is not None
+    assert other.tolist() == [QUERIES_QD[1].tolist()]
+    assert found.vector_of(body(1, k=4)) is None
+    assert found.vector_of(b"x" + body(1)[1:]) is None
+    unknown_field = bytes([15 << 3 | 2, len(packed)]) + packed
+    assert template_of(request, unknown_field + body()) is None
+    assert template_of(SearchRequest(index="library"), b"") is None
+    large = body(where={"year": {"$in": list(range(1000, 3000))}})
+    assert template_of(SearchRequest.FromString(large), large) is None, "a connection keeps little"
+    # The length in front of these 16 bytes is 16.
+    alike = SearchRequest(index="library", query=Query(vector=Vector(packed=b"\x10" * 16)))
+    assert template_of(alike, alike.SerializeToString()) is None
+
+
+def test_a_vector_of_bytes_that_equal_its_length_has_no_template(server: Server) -> None:
+    size = 4 * DIMENSIONS
+    same_D = np.frombuffer(bytes([size]) * size, np.float32)
+    data = calls.search("library", same_D, 3).request.SerializeToString()
+    assert template_of(SearchRequest.FromString(data), data) is None
+    # One byte further, its bytes would be another valid vector.
+    bytes_D4 = np.random.default_rng(0).integers(0, 256, (DIMENSIONS, 4), dtype=np.uint8)
+    bytes_D4[:, 2], bytes_D4[:, 3] = np.resize([0x3F, 0xBF, 0x40, 0xC0], DIMENSIONS), size
+    other = calls.search("library", bytes_D4.view(np.float32)[:, 0], 3).request.SerializeToString()
+    with Http(server.http_port) as http:
+        [expected] = answers(http, [other])
+    with Http(server.http_port) as http:
+        assert answers(http, [data, other])[1] == expected
+
+
+def test_searches_that_differ_in_their_vector_are_not_decoded(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    plain = lifecycle.decoded
+
+    def noted(kind: Any, data: bytes) -> Any:
+        decoded.append(len(data))
+        return plain(kind, data)
+
+    monkeypatch.setattr(handler, "decoded", noted)
+    with Http(server.http_port) as http:
+        kinds: list[dict[str, Any]] = [{"fields": ["title"] * number} for number in range(1, 7)]
+        expected = [answers(http, [body(1, **kind)])[0] for kind in kinds]
+        assert len(decoded) == 6
+        assert answers(http, [body(1, **kinds[-1]), body(1, **kinds[-2])]) == [expected[-1], expected[-2]]
+        assert len(decoded) == 6
+        assert len(next(iter(server._http._server._connections.values())).templates) <= MAX_KNOWN  # type: ignore[union-attr]
+        # One that may be invalid is decoded, which finds what is wrong with it.
+        nan = SearchRequest.FromString(body(2, **kinds[-1]))
+        nan.query.vector.packed = np.full(DIMENSIONS, np.nan, np.float32).tobytes()
+        assert http.post(SEARCH, nan.SerializeToString()).status == 400
+        assert len(decoded) == 7
+
+
 POST = replace(NO_HEAD, method="POST")
 
 
 def test_a_known_head_is_that_of_one_whole_request() -> None:
     data = sent(body())
-    known = KnownHead.of(POST, data, body())
+    known = KnownHead.of(POST, data, body(), 4096)
     assert known is not None
     start = len(data) - len(body())
     longer = sent(body(1, fields=["title"]))
@@ -204,6 +269,9 @@ def test_a_known_head_is_that_of_one_whole_request() -> None:
         assert own[known.body_of(own) :] == text
     zero = data.replace(b"content-length: ", b"content-length: 0")
     assert known.body_of(zero) == start + 1, "a length with a zero in front of it is still that of the body"
+    least = KnownHead.of(POST, data, body(), len(body()) - 1)
+    assert least is not None
+    assert least.body_of(data) == 0, "a long body is parsed, and perhaps refused"
     wrong = [data[:-1], data + b"x", data + data, b"x" + data[1:], data[:start], b"", data[: start - 2]]
     wrong += [
         data.replace(b"content-length: ", b"content-length: " + sign) for sign in (b"+", b"-", b"x", b" ")
@@ -228,9 +296,9 @@ def test_a_known_head_is_that_of_one_whole_request() -> None:
 )
 def test_other_heads_are_not_known(before: tuple[bytes, bytes], changed: Head) -> None:
     data = sent(body()).replace(*before, 1) if before[0] else sent(body())
-    assert KnownHead.of(changed, data, body()) is None
+    assert KnownHead.of(changed, data, body(), 4096) is None
     for other in (data + data, data[1:] + b"x", b""):
-        assert KnownHead.of(POST, other, body()) is None
+        assert KnownHead.of(POST, other, body(), 4096) is None
 
 
 def test_an_idle_connection_keeps_nothing_that_it_read(server: Server) -> None:
