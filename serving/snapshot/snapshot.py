@@ -152,7 +152,7 @@ class Snapshot:
     segments: tuple[Segment, ...] = field(init=False)
     """The segments, open."""
     alive: tuple[AllowedRows | None, ...] = field(init=False)
-    """For each segment the rows that are not deleted; None: all of them."""
+    """Rows of each segment that are not deleted; None: all of them."""
 
     def __post_init__(self) -> None:
         for name in ("manifest", "segments", "alive"):
