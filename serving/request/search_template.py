@@ -21,7 +21,7 @@ MAX_TEMPLATE_BYTES = 1 << 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchTemplate:
-    """What a search by vector has besides its vector. It refers to no snapshot."""
+    """What a search by vector alone has besides its vector. It refers to no snapshot."""
 
     index: str
     """Name as the request names it: an index or an alias."""
@@ -43,13 +43,16 @@ class SearchTemplate:
 
 
 def template_of(request: SearchRequest, body: bytes) -> SearchTemplate | None:
-    """Return the template of a valid search by vector; None if it has none. It is for bodies of the same size.
+    """Return the template of a valid search by vector alone; None if it has none. It is for bodies of the same size.
 
     Args:
         request: a search, with the name of the index as it was sent.
         body: the same as it was sent. Whatever bytes are in the place of its vector, the rest of it means the same.
 
     """
+    if [field.name for field, _ in request.query.ListFields()] != ["vector"]:
+        # With words or a sparse vector beside it, the query is another one.
+        return None
     packed = request.query.vector.packed
     if len(packed) < _FLOAT32.itemsize or len(packed) % _FLOAT32.itemsize:
         return None

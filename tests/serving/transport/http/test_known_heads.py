@@ -22,10 +22,10 @@ from scannery.serving.transport.http import handler
 from scannery.serving.transport.http.connection import MAX_KNOWN, Connection
 from scannery.serving.transport.http.head import NO_HEAD, Head
 from scannery.serving.transport.http.parser import KnownHead
-from scannery.v1.search_pb2 import GetRequest, Query, SearchRequest, SearchResponse
-from scannery.v1.types_pb2 import Vector
+from scannery.v1.search_pb2 import MODE_DENSE, MODE_HYBRID, GetRequest, Query, SearchRequest, SearchResponse
+from scannery.v1.types_pb2 import SparseVector, Vector
 from tests.http1 import SEARCH, Http, head
-from tests.served import DIMENSIONS, serving
+from tests.served import DIMENSIONS, connected, serving
 
 GET = "/scannery.v1.SearchService/Get"
 QUERIES_QD = np.random.default_rng(0).normal(size=(40, DIMENSIONS)).astype(np.float32)
@@ -211,6 +211,10 @@ def test_a_template_needs_its_vector_in_one_place() -> None:
     assert template_of(SearchRequest(index="library"), b"") is None
     large = body(where={"year": {"$in": list(range(1000, 3000))}})
     assert template_of(SearchRequest.FromString(large), large) is None, "a connection keeps little"
+    for rest in (Query(words="naïve"), Query(sparse_vector=SparseVector(indices=[1], values=[1]))):
+        more = SearchRequest.FromString(body())
+        more.query.MergeFrom(rest)
+        assert template_of(more, more.SerializeToString()) is None, "a vector is not all of the query"
     # The length in front of these 16 bytes is 16.
     alike = SearchRequest(index="library", query=Query(vector=Vector(packed=b"\x10" * 16)))
     assert template_of(alike, alike.SerializeToString()) is None
@@ -229,6 +233,36 @@ def test_a_vector_of_bytes_that_equal_its_length_has_no_template(server: Server)
         [expected] = answers(http, [other])
     with Http(server.http_port) as http:
         assert answers(http, [data, other])[1] == expected
+
+
+@pytest.mark.system
+def test_queries_with_more_than_a_vector_keep_it(tmp_path: Path) -> None:
+    more = [
+        Query(),
+        Query(words="red"),
+        Query(sparse_vector=SparseVector(indices=[1, 2], values=[1, 2])),
+    ]
+    with connected(tmp_path / "store", "embedded") as client:
+        index = client.create_index("beside", dimensions=2, lexical=True, sparse=True)
+        words = ["red", "red red green", "green", "blue red"]
+        index.upsert(
+            {"id": str(n), "vector": [1, n], "text": text, "sparse_vector": {n: 1.0}}
+            for n, text in enumerate(words)
+        )
+    with serving(tmp_path / "store", device="cpu") as running:
+        for rest in more:
+            bodies = []
+            for vector in np.array([[1, 0], [1, 3], [2, 1]], np.float32):
+                query = Query(vector=Vector(packed=vector.tobytes()))
+                query.MergeFrom(rest)
+                bodies.append(SearchRequest(index="beside", query=query).SerializeToString())
+            parsed = []
+            for each in bodies:
+                with Http(running.http_port) as http:
+                    parsed += answers(http, [each])
+            with Http(running.http_port) as http:
+                assert answers(http, bodies) == parsed
+            assert {found.mode for found in parsed} == {MODE_DENSE if rest == Query() else MODE_HYBRID}
 
 
 def test_searches_that_differ_in_their_vector_are_not_decoded(
