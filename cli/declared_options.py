@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import typer
 
+from scannery.runtime.errors import ConfigError
 from scannery.runtime.options import Option, declared_options
 
 __all__ = ["configured", "option_values", "with_options"]
@@ -39,8 +40,20 @@ def with_options(order: str, *configs: type) -> Callable[[FunctionT], FunctionT]
 
 
 def configured(config: type[ConfigT], given: Mapping[str, Any], **others: Any) -> ConfigT:
-    """Return a configuration with the values of flags by their parameters, and other fields by their names."""
-    return config(**(option_values(config, given) | others))
+    """Return a configuration with the values of flags by their parameters, and other fields by their names.
+
+    Raises:
+        ConfigError: an option is invalid; names its flag.
+
+    """
+    try:
+        return config(**(option_values(config, given) | others))
+    except ConfigError as error:
+        option = declared_options(config).get(error.field or "")
+        if option is None or not option[1].help:
+            raise
+        field, flag = error.field, _flags(str(error.field), option[1])[0]
+        raise ConfigError(f"{flag}: {error.message.removeprefix(f'{field}: ')}", field=field) from error
 
 
 def option_values(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +75,7 @@ def _parameters(config: type) -> Iterator[tuple[str, inspect.Parameter]]:
         if not option.help:
             continue
         parameter = _parameter_name(name, option)
-        flags = option.flag.split() or [f"--{name.replace('_', '-')}"]
+        flags = _flags(name, option)
         kind: Any = types[name]
         default: Any = its.default
         if get_origin(kind) is tuple:
@@ -86,6 +99,10 @@ def _parameters(config: type) -> Iterator[tuple[str, inspect.Parameter]]:
                 parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
             ),
         )
+
+
+def _flags(field: str, option: Option) -> list[str]:
+    return option.flag.split() or [f"--{field.replace('_', '-')}"]
 
 
 def _parameter_name(field: str, option: Option) -> str:
