@@ -211,7 +211,7 @@ class BaseCatalog(ABC):
 
     @abstractmethod
     def open_snapshot(self, name: str) -> Snapshot | None:
-        """Return the snapshot of an index without file access; None if that may be needed. Raises as `snapshot`."""
+        """Return the snapshot of an index without file access; None if it needs that, or is not for this caller."""
 
     @abstractmethod
     def written(self) -> None:

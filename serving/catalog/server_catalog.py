@@ -78,7 +78,7 @@ class ServerCatalog(BaseCatalog):
         return self.snapshot(name).manifest
 
     def open_snapshot(self, name: str) -> Snapshot | None:
-        """Return the current snapshot of an index, None if it is not known here; raises as `snapshot`."""
+        """Return the current snapshot of an index; None if it is not known here, or not for this caller."""
         entry = self._entries.get(name)
         # With few function calls: every search comes here.
         if (
@@ -88,8 +88,9 @@ class ServerCatalog(BaseCatalog):
         ):
             return None
         live, principal = entry.live, CURRENT.get()
+        # What is wrong is said in one place, so that an index that the caller cannot see is as one that is not there.
         if live is None or self._closed or not (principal is None or principal.sees(name)):
-            return self.snapshot(name)
+            return None
         return live.snapshot
 
     def drop(self, name: str, deadline: Deadline) -> None:

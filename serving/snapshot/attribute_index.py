@@ -17,17 +17,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.serving.request.filter import Area, MatchOperator
-from scannery.serving.snapshot.nothing_matches import NothingMatches
 
 __all__ = [
-    "LONG_RUN",
+    "NO_ROWS",
     "AttributePostings",
     "Field",
     "Operator",
@@ -148,57 +147,65 @@ class ValueRuns:
     """Row numbers, int32 (P,), ascending for each value. A row is there once for each distinct value that it has."""
 
 
-class Field(Protocol):
-    """Which rows have which values of one field. Masks are bool (N,), and the caller's to change."""
+NO_ROWS = np.zeros(0, np.int64)
+NO_ROWS.setflags(write=False)
+
+
+class Field:
+    """Which rows have which values of one field; a field of a type has what it can hold, and nothing matches the rest.
+
+    Rows of conditions are numbers, int32 or int64 (R,), in any order, perhaps several times, and perhaps a view that
+    must not be changed. Masks are bool (N,), and the caller's to change.
+
+    Args:
+        rows: N.
+
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
 
     def among(self, values: Iterable[Any]) -> np.ndarray:
-        """Return which rows equal one of the values; lists, if any element does."""
-
-    def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
+        """Return the rows that equal one of the values; lists, if any element does."""
+        return NO_ROWS
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
-        """Return which rows compare so with a value; lists, if any element does."""
-
-    def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
+        """Return the rows that compare so with a value; lists, if any element does."""
+        return NO_ROWS
 
     def has_all(self, values: Iterable[Any]) -> np.ndarray:
-        """Return which rows have a list with all of the values, which are distinct."""
-
-    def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
+        """Return the rows that have a list with all of the values, which are distinct."""
+        return NO_ROWS
 
     def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
-        """Return which rows have a string that matches; `value` is folded, unless case matters to the operator."""
-
-    def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
+        """Return the rows that have a string that matches; `value` is folded, unless case matters to the operator."""
+        return NO_ROWS
 
     def within(self, area: Area) -> np.ndarray:
-        """Return which rows have a place in an area."""
-
-    def few_within(self, area: Area, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
+        """Return the rows that have a place in an area."""
+        return NO_ROWS
 
     def exists(self) -> np.ndarray:
-        """Return which rows have the field."""
+        """Return the mask of the rows that have the field."""
+        return np.zeros(self._rows, bool)
 
     def empty(self) -> np.ndarray:
-        """Return which rows have no value of the field: not set, or a list without values."""
+        """Return the mask of the rows without a value of the field: it is not set, or a list without values."""
+        return ~self.exists()
 
     def runs(self) -> Sequence[ValueRuns]:
         """Return the distinct values with their rows, one entry for each type that occurs."""
+        return ()
 
 
-class AttributePostings(NothingMatches):
+class AttributePostings(Field):
     """The index of one column, or of the values of one type. Immutable; safe to use from several threads."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         # Tables have one chunk, unless they are empty or made by a test.
         array = column.combine_chunks()
         array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
-        missing = np.flatnonzero(~_bools(pc.is_valid(array))) if array.null_count else _NONE
+        missing = np.flatnonzero(~_bools(pc.is_valid(array))) if array.null_count else NO_ROWS
         rows_P, values = _flattened(array)
         self._fill(len(array), missing, rows_P, values)
 
@@ -213,7 +220,7 @@ class AttributePostings(NothingMatches):
 
         """
         made = cls.__new__(cls)
-        made._fill(rows, _NONE, rows_P, values)
+        made._fill(rows, NO_ROWS, rows_P, values)
         return made
 
     def _fill(self, rows: int, missing: np.ndarray, rows_P: np.ndarray, values: pa.Array) -> None:
@@ -237,24 +244,9 @@ class AttributePostings(NothingMatches):
         return self._own_bytes + (0 if folded is None else folded.size_bytes)
 
     def among(self, values: Iterable[Any]) -> np.ndarray:
-        """Return which rows equal one of the values."""
-        mask_N = np.zeros(self._rows, bool)
-        for start, stop in self._runs(values):
-            mask_N[self._rows_P[start:stop]] = True
-        return mask_N
-
-    def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        runs = self._runs(values)
-        if sum(stop - start for start, stop in runs) > most:
-            return None
-        rows = [self._rows_P[start:stop] for start, stop in runs]
-        return np.unique(np.concatenate([_NONE, *rows])).astype(np.int64)
-
-    def _runs(self, values: Iterable[Any]) -> list[tuple[int, int]]:
-        """Return where the postings of each of the values that occur begin and end."""
+        """As `Field.among`."""
         numbers = self._numbers(list(values))
-        return list(zip(self._starts[numbers].tolist(), self._starts[numbers + 1].tolist(), strict=True))
+        return self._rows_of(self._starts[numbers], self._starts[numbers + 1])
 
     def _numbers(self, values: list[Any]) -> np.ndarray:
         """Return the numbers of those of the values that occur, int64."""
@@ -275,18 +267,7 @@ class AttributePostings(NothingMatches):
         return np.flatnonzero(_bools(pc.is_in(self._values, value_set=wanted)))
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
-        """Return which rows compare so with a value."""
-        mask_N = np.zeros(self._rows, bool)
-        mask_N[self._matching(operator, value)] = True
-        return mask_N
-
-    def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        rows_P = self._matching(operator, value)
-        return None if len(rows_P) > most else np.unique(rows_P).astype(np.int64)
-
-    def _matching(self, operator: Operator, value: Any) -> np.ndarray:
-        """Return the postings that match: rows, in the order of their values; of a list perhaps several times."""
+        """As `Field.compare`; the rows are in the order of their values."""
         low, high = self._place(value)
         start, stop = {
             "eq": (low, high),
@@ -298,41 +279,17 @@ class AttributePostings(NothingMatches):
         return self._rows_P[self._starts[start] : self._starts[stop]]
 
     def has_all(self, values: Iterable[Any]) -> np.ndarray:
-        """Return which rows have all of the values."""
-        return self._mask(common_rows(self._all_runs(values), self._rows))
-
-    def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        runs = self._all_runs(values)
-        if len(runs[0]) > LONG_RUN * most:
-            return None
-        rows = common_rows(runs, self._rows)
-        return None if len(rows) > most else rows.astype(np.int64)
-
-    def _all_runs(self, values: Iterable[Any]) -> list[np.ndarray]:
-        """Return the rows of each value, the fewest first; one empty list if a value does not occur."""
-        wanted = list(values)
-        runs = [self._rows_P[start:stop] for start, stop in self._runs(wanted)]
-        return sorted(runs, key=len) if len(runs) == len(wanted) else [_NONE]
+        """As `Field.has_all`."""
+        runs = [self.among([value]) for value in values]
+        return common_rows(sorted(runs, key=len), self._rows)
 
     def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
-        """Return which rows have a string that matches."""
-        return self._mask(self._rows_of(*self._runs_matching(operator, value)))
-
-    def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        starts, stops = self._runs_matching(operator, value)
-        if int((stops - starts).sum()) > most:
-            return None
-        return np.unique(self._rows_of(starts, stops)).astype(np.int64)
-
-    def _runs_matching(self, operator: MatchOperator, value: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return where runs of postings of matching strings start and stop."""
+        """As `Field.matches`."""
         if operator == "prefix":
             low, high = prefix_range(self._values, value)
-            return self._starts[low : low + 1], self._starts[high : high + 1]
+            return self._rows_P[self._starts[low] : self._starts[high]]
         numbers = self._numbers_matching(operator, value)
-        return self._starts[numbers], self._starts[numbers + 1]
+        return self._rows_of(self._starts[numbers], self._starts[numbers + 1])
 
     def _numbers_matching(self, operator: MatchOperator, value: str) -> np.ndarray:
         """Return the numbers of matching strings, int64."""
@@ -354,19 +311,14 @@ class AttributePostings(NothingMatches):
     def _folded(self) -> FoldedStrings:
         return FoldedStrings(self._values)
 
-    def _mask(self, rows: np.ndarray) -> np.ndarray:
-        mask_N = np.zeros(self._rows, bool)
-        mask_N[rows] = True
-        return mask_N
-
     def exists(self) -> np.ndarray:
-        """Return which rows have the field."""
+        """As `Field.exists`."""
         mask_N = np.ones(self._rows, bool)
         mask_N[self._missing] = False
         return mask_N
 
     def empty(self) -> np.ndarray:
-        """Return which rows have no value of the field."""
+        """As `Field.empty`."""
         mask_N = np.ones(self._rows, bool)
         mask_N[self._rows_P] = False
         return mask_N
@@ -394,9 +346,6 @@ class AttributePostings(NothingMatches):
         return bisect_left(strings, value), bisect_right(strings, value)
 
 
-_NONE = np.zeros(0, np.int64)
-LONG_RUN = 8
-"""The rows of the rarest value may be this many times as many as those wanted; above, they are not even compared."""
 SPARSE = 16
 """Rows are looked up in a list that is longer by this factor; a mask of the list takes longer then."""
 FEW_VALUES = 2048
@@ -406,7 +355,7 @@ FEW_VALUES = 2048
 def _places(values_V: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return where some values stand among distinct ones, which ascend; those that do not are left out."""
     if not len(values_V):
-        return _NONE
+        return NO_ROWS
     places = np.minimum(np.searchsorted(values_V, wanted), len(values_V) - 1)
     found: np.ndarray = places[values_V[places] == wanted]
     return found
@@ -470,7 +419,7 @@ def _distinct(values: pa.Array) -> tuple[Any, np.ndarray]:
     """Return the distinct values, ascending (arrow strings, or a NumPy array), and the number of each value."""
     if pa.types.is_dictionary(values.type):
         distinct, number_V = _distinct(values.dictionary)
-        codes_P = number_V[values.indices.to_numpy(zero_copy_only=False)] if len(values) else _NONE
+        codes_P = number_V[values.indices.to_numpy(zero_copy_only=False)] if len(values) else NO_ROWS
         return distinct, codes_P
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         encoded = values.dictionary_encode()
@@ -478,7 +427,7 @@ def _distinct(values: pa.Array) -> tuple[Any, np.ndarray]:
         order_V = pc.array_sort_indices(encoded.dictionary).to_numpy()
         number_V = np.empty(len(order_V), np.int64)
         number_V[order_V] = np.arange(len(order_V))
-        codes_P = number_V[encoded.indices.to_numpy()] if len(values) else _NONE
+        codes_P = number_V[encoded.indices.to_numpy()] if len(values) else NO_ROWS
         return encoded.dictionary.take(pa.array(order_V)), codes_P
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.int64())

@@ -22,19 +22,19 @@ from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, DynamicValues, d
 from scannery.indexer.datapoints.instants import comparable_text, instants
 from scannery.serving.request.filter import MatchOperator, Truth
 from scannery.serving.snapshot.attribute_index import (
-    LONG_RUN,
+    NO_ROWS,
     AttributePostings,
+    Field,
     Operator,
     ValueKind,
     ValueRuns,
     common_rows,
 )
-from scannery.serving.snapshot.nothing_matches import NothingMatches
 
 __all__ = ["DynamicField"]
 
 
-class DynamicField(NothingMatches):
+class DynamicField(Field):
     """Which rows have which values of one dynamic attribute. Immutable; safe to use from several threads.
 
     Args:
@@ -91,77 +91,33 @@ class DynamicField(NothingMatches):
         return self._parts.get(kind)
 
     def among(self, values: Iterable[Any]) -> np.ndarray:
-        """Return which rows equal one of the values, or have it in their list."""
-        return self._any(part.among(wanted) for part, wanted in self._wanted(values))
-
-    def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        return _together([part.few_among(wanted, most) for part, wanted in self._wanted(values)], most)
+        """As `Field.among`."""
+        return _joined([part.among(wanted) for part, wanted in self._wanted(values)])
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
-        """Return which rows compare so with a value."""
+        """As `Field.compare`."""
         if operator == "eq":
             return self.among([value])
-        return self._any(part.compare(own, bound) for part, own, bound in self._bounds(operator, value))
-
-    def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        if operator == "eq":
-            return self.few_among([value], most)
-        bounds = self._bounds(operator, value)
-        return _together([part.few(own, bound, most) for part, own, bound in bounds], most)
+        return _joined([part.compare(own, bound) for part, own, bound in self._bounds(operator, value)])
 
     def has_all(self, values: Iterable[Any]) -> np.ndarray:
-        """Return which rows have a list with all of the values."""
-        rows = self.lists
+        """As `Field.has_all`."""
+        runs = [self.lists]
         for value in values:
-            rows = rows[self.among([value])[rows]]
-        mask_N = np.zeros(self._rows, bool)
-        mask_N[rows] = True
-        return mask_N
-
-    def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        wanted = list(values)
-        runs = [self.few_among([value], LONG_RUN * most) for value in wanted]
-        short = [run for run in runs if run is not None]
-        if not short:
-            return None
-        rows = common_rows(sorted([*short, self.lists], key=len), self._rows)
-        for value, run in zip(wanted, runs, strict=True):
-            if run is None:
-                rows = rows[self.among([value])[rows]]
-        return None if len(rows) > most else rows.astype(np.int64)
+            parts = [part.among(wanted) for part, wanted in self._wanted([value])]
+            runs.append(parts[0] if len(parts) == 1 else np.unique(_joined(parts)))
+        return common_rows(sorted(runs, key=len), self._rows)
 
     def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
-        """Return which rows have a string, by itself or in a list, that matches."""
-        strings = self._spelled
-        return super().matches(operator, value) if strings is None else strings.matches(operator, value)
-
-    def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        strings = self._spelled
-        return (
-            super().few_matches(operator, value, most)
-            if strings is None
-            else strings.few_matches(operator, value, most)
-        )
-
-    def _any(self, masks: Iterator[np.ndarray]) -> np.ndarray:
-        """Return which rows are in one of the masks; mostly there is one, which is returned as it is."""
-        mask_N = next(masks, None)
-        if mask_N is None:
-            return np.zeros(self._rows, bool)
-        for other_N in masks:
-            mask_N |= other_N
-        return mask_N
+        """As `Field.matches`; strings by themselves and in lists."""
+        return NO_ROWS if self._spelled is None else self._spelled.matches(operator, value)
 
     def exists(self) -> np.ndarray:
-        """Return which rows have the attribute, and not null."""
+        """As `Field.exists`: null is no value."""
         return self._present_N.copy()
 
     def empty(self) -> np.ndarray:
-        """Return which rows have no value of the attribute; a list of nulls has none."""
+        """As `Field.empty`; a list of nulls has no value."""
         mask_N = ~self._present_N
         mask_N[self.lists] = True
         for part in self._parts.values():
@@ -248,11 +204,6 @@ def _float_bound(operator: Operator, value: float) -> tuple[Operator, float]:
     return ("lt" if near > value else "lte"), near
 
 
-def _together(found: list[np.ndarray | None], most: int) -> np.ndarray | None:
-    """Return the rows of several parts, int64, ascending; None if there may be more than `most`."""
-    rows = [part for part in found if part is not None]
-    if len(rows) < len(found) or sum(map(len, rows)) > most:
-        return None
-    if len(rows) == 1:
-        return rows[0]
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *rows]))
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """Return the rows of several parts; mostly there is one, which is returned as it is."""
+    return parts[0] if len(parts) == 1 else np.concatenate([NO_ROWS, *parts])

@@ -22,7 +22,6 @@ from scannery.serving.request.filter import (
     AllOf,
     AnyOf,
     Compare,
-    Condition,
     Empty,
     Exists,
     GeoWithin,
@@ -38,12 +37,11 @@ from scannery.serving.request.filter import (
 from scannery.serving.snapshot.attribute_index import AttributePostings, Field, Operator, ValueRuns
 from scannery.serving.snapshot.dynamic_index import DynamicField
 from scannery.serving.snapshot.geo_index import GeoIndex
-from scannery.serving.snapshot.nothing_matches import NothingMatches
 
-__all__ = ["FilterCache", "evaluate", "few_rows"]
+__all__ = ["FilterCache", "evaluate", "matching_rows"]
 
 
-class IdField(NothingMatches):
+class IdField(Field):
     """The ids of a segment, which has a hash index of them; postings are made for order and beginnings only."""
 
     def __init__(self, segment: Segment, postings: Callable[[], Field]) -> None:
@@ -52,48 +50,26 @@ class IdField(NothingMatches):
         self._postings = postings
 
     def among(self, values: Iterable[Any]) -> np.ndarray:
-        """Return which rows have one of the ids."""
-        mask_N = np.zeros(self._segment.rows, bool)
-        mask_N[self._rows_of(values)] = True
-        return mask_N
-
-    def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        rows = self._rows_of(values)
-        return None if len(rows) > most else np.unique(rows)
-
-    def compare(self, operator: Operator, value: Any) -> np.ndarray:
-        """Return which ids compare so with a value."""
-        if operator == "eq":
-            return self.among([value])
-        return self._postings().compare(operator, value)
-
-    def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        if operator == "eq":
-            return self.few_among([value], most)
-        return self._postings().few(operator, value, most)
-
-    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
-        """Return which ids match."""
-        return self._postings().matches(operator, value)
-
-    def few_matches(self, operator: MatchOperator, value: str, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        return self._postings().few_matches(operator, value, most)
-
-    def _rows_of(self, values: Iterable[Any]) -> np.ndarray:
+        """As `Field.among`."""
         names = list(values)
         rows = self._segment.rows_of(names, id_hashes(names))
-        found: np.ndarray = rows[rows >= 0]
-        return found
+        present: np.ndarray = rows[rows >= 0]
+        return present
+
+    def compare(self, operator: Operator, value: Any) -> np.ndarray:
+        """As `Field.compare`."""
+        return self.among([value]) if operator == "eq" else self._postings().compare(operator, value)
+
+    def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
+        """As `Field.matches`."""
+        return self._postings().matches(operator, value)
 
     def exists(self) -> np.ndarray:
-        """Return all rows: each has an id."""
+        """As `Field.exists`: each row has an id."""
         return np.ones(self._segment.rows, bool)
 
     def runs(self) -> Sequence[ValueRuns]:
-        """Return each id with its row."""
+        """As `Field.runs`."""
         return self._postings().runs()
 
 
@@ -107,40 +83,36 @@ def evaluate(node: Node, field: Callable[[str], Field], rows: int) -> np.ndarray
             return reduce(np.logical_or, (evaluate(part, field, rows) for part in parts))
         case Not(part):
             return ~evaluate(part, field, rows)
+        case Exists(name):
+            return field(name).exists()
+        case Empty(name):
+            return field(name).empty()
         case _:
-            return _condition(node, field(node.field))
+            matching_R = matching_rows(node, field)
+            assert matching_R is not None
+            return _mask(matching_R, rows)
 
 
-def _condition(node: Condition, field: Field) -> np.ndarray:
-    match node:
-        case Exists() | Empty():
-            return field.exists() if isinstance(node, Exists) else field.empty()
-        case Compare(_, operator, value):
-            return field.compare(operator, value)
-        case IsIn(_, wanted):
-            return field.among(wanted)
-        case HasAll(_, wanted):
-            return field.has_all(wanted)
-        case StringMatch(_, kind, text):
-            return field.matches(kind, text)
-        case GeoWithin(_, area):
-            return field.within(area)
-
-
-def few_rows(node: Node, field: Callable[[str], Field], most: int) -> np.ndarray | None:
-    """Return the numbers of the rows that match, int64, ascending; None unless an index shows at most `most`."""
+def matching_rows(node: Node, field: Callable[[str], Field]) -> np.ndarray | None:
+    """Return the rows that match a condition, as of `Field`; None: a mask of them is what is known, by `evaluate`."""
     match node:
         case Compare(name, operator, value):
-            return field(name).few(operator, value, most)
+            return field(name).compare(operator, value)
         case IsIn(name, wanted):
-            return field(name).few_among(wanted, most)
+            return field(name).among(wanted)
         case HasAll(name, wanted):
-            return field(name).few_has_all(wanted, most)
+            return field(name).has_all(wanted)
         case StringMatch(name, kind, text):
-            return field(name).few_matches(kind, text, most)
+            return field(name).matches(kind, text)
         case GeoWithin(name, area):
-            return field(name).few_within(area, most)
+            return field(name).within(area)
     return None
+
+
+def _mask(rows_R: np.ndarray, rows: int) -> np.ndarray:
+    mask_N = np.zeros(rows, bool)
+    mask_N[rows_R] = True
+    return mask_N
 
 
 _Indexed: TypeAlias = AttributePostings | DynamicField | GeoIndex
@@ -234,8 +206,13 @@ class FilterCache:
                 used[name] = self.field(segment, name, deadline)
             return used[name]
 
-        rows = few_rows(node, field, most)
-        allowed = evaluate(node, field, segment.rows) if rows is None else rows
+        rows = matching_rows(node, field)
+        if rows is None:
+            allowed = evaluate(node, field, segment.rows)
+        elif len(rows) <= most:
+            allowed = np.unique(rows).astype(np.int64)
+        else:
+            allowed = _mask(rows, segment.rows)
         for name in used:
             self._recount(segment, name)
         return allowed

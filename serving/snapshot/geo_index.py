@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from scannery.indexer.datapoints.places import GEO_TYPE
 from scannery.serving.request.filter import Area, Box, Circle
-from scannery.serving.snapshot.attribute_index import ValueRuns
-from scannery.serving.snapshot.nothing_matches import NothingMatches
+from scannery.serving.snapshot.attribute_index import Field, ValueRuns
 
 __all__ = ["EARTH_RADIUS_M", "GeoIndex", "distances_m"]
 
@@ -27,13 +26,11 @@ EARTH_RADIUS_M = 6_371_008.8
 _SLACK = 1e-6
 """Degrees added to the band of a circle, far more than rounding costs: the distance decides."""
 
-CANDIDATES = 8
-"""Where there are more candidates than rows wanted by this factor, the places of the circle are not counted."""
 _UNSURE = 1e-6
 """More than what rounding to float32 changes of a chord, in radii of the Earth: 6 m."""
 
 
-class GeoIndex(NothingMatches):
+class GeoIndex(Field):
     """The places of a column. Immutable; safe to use from several threads."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
@@ -57,24 +54,11 @@ class GeoIndex(NothingMatches):
         return sum(int(array.nbytes) for array in arrays)
 
     def within(self, area: Area) -> np.ndarray:
-        """Return which rows have a place in an area, bool (N,)."""
-        mask_N = np.zeros(self._rows, bool)
-        mask_N[self._rows_in(area)] = True
-        return mask_N
-
-    def few_within(self, area: Area, most: int) -> np.ndarray | None:
-        """Return the numbers of these rows, if they are few."""
-        if isinstance(area, Box):
-            rows = self._in_box(area)
-        else:
-            places, apart = self._candidates(area)
-            if len(places) > CANDIDATES * most:
-                return None
-            rows = self._in_circle(area, places, apart)
-        return None if len(rows) > most else np.sort(rows).astype(np.int64)
+        """As `Field.within`; each row once."""
+        return self._in_box(area) if isinstance(area, Box) else self._in_circle(area, *self._candidates(area))
 
     def exists(self) -> np.ndarray:
-        """Return which rows have a place."""
+        """As `Field.exists`."""
         mask_N = np.ones(self._rows, bool)
         mask_N[self._missing] = False
         return mask_N
@@ -89,11 +73,6 @@ class GeoIndex(NothingMatches):
         starts = np.append(np.flatnonzero(is_new_G), len(order_G))
         values = pa.StructArray.from_arrays([lat_G[is_new_G], lon_G[is_new_G]], fields=list(GEO_TYPE))
         return (ValueRuns("geo", values, starts, self._rows_G[order_G]),)
-
-    def _rows_in(self, area: Area) -> np.ndarray:
-        if isinstance(area, Box):
-            return self._in_box(area)
-        return self._in_circle(area, *self._candidates(area))
 
     def _candidates(self, area: Circle) -> tuple[np.ndarray, np.ndarray]:
         """Return the places between the parallels and meridians around a circle, and how far east or west they are."""

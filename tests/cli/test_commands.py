@@ -219,7 +219,11 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
         ("serve --store STORE --listen nowhere", 2, "--listen: must be host:port, got 'nowhere'"),
         ("serve --store STORE --drain -1", 2, "--drain: must be 0 to 3600, got -1"),
         ("serve --store STORE --keys /no/file", 2, "--keys: there is no file /no/file"),
-        ("serve --store STORE --index library --cold other", 2, "--cold: 'other' is not among the served indexes"),
+        (
+            "serve --store STORE --index library --cold other",
+            2,
+            "--cold: 'other' is not among the served indexes",
+        ),
         ("serve --store STORE --workers 0", 2, "workers: must be 1 to 256"),
         ("serve --store /no/such/store", 3, "there is no store"),
         ("serve --store STORE --index nobody", 3, "there is no index nobody in"),
