@@ -380,7 +380,7 @@ def find_marks(text: str) -> Marks:
     marks = (
         [(m.start(), m.end(), seconds_of(*m.groups())) for m in MARK.finditer(text)] if "[" in text else []
     )
-    return _line_marks(labels, marks, turns)
+    return _line_marks(labels, marks, turns) if labels or marks or turns else Marks()
 
 
 def _line_marks(

@@ -211,8 +211,12 @@ def _counted(batch: pa.RecordBatch, analyser: Analyser) -> tuple[pa.Array, pa.Ar
 
 
 def _row(title: tuple[Counter[str], int], text: tuple[Counter[str], int]) -> list[tuple[str, int]]:
-    """Return the sorted terms and counts of a row, from the counts and lengths of its title and text."""
-    counts = title[0] + text[0]
+    """Return the sorted terms and counts of a row, from the counts and lengths of its title and text.
+
+    The counts of the text become those of the row.
+    """
+    counts = text[0]
+    counts.update(title[0])
     # A row with terms has a length, so that it is one of the rows that statistics count.
     additional = counts.total() - max(title[1] + text[1], min(counts.total(), 1))
     if additional:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import regex
@@ -60,12 +60,16 @@ HANGUL = regex.compile(r"(?V1)\p{Hangul}++")
 SYLLABLE = regex.compile(r"(?V1)\P{M}\p{M}*+|\p{M}++")
 
 
-def words_of(text: str, version: int) -> Iterator[str]:
-    """Yield the words of a text in order, cut to MAX_WORD_CHARACTERS."""
+def words_of(text: str, version: int) -> Iterable[str]:
+    """Return the words of a text in order, cut to MAX_WORD_CHARACTERS."""
     plain = normalised(text, version)
-    if version > 2:
-        yield from _words_and_pairs(plain)
-        return
+    if version > 2 and (plain.isascii() or PAIRED.search(plain) is None):
+        return [word[:MAX_WORD_CHARACTERS] for word in WORD.findall(plain)]
+    return _words_and_pairs(plain) if version > 2 else _words_and_runs(plain, version)
+
+
+def _words_and_runs(plain: str, version: int) -> Iterator[str]:
+    """Yield the words of a normalised text as the first versions have them."""
     # Looked for once in the text: most texts have none, and a match per word is a third of the time.
     has_runs = version > 1 and not plain.isascii() and RUN.search(plain) is not None
     for word in (WORD if version == 1 else WORD_OR_RUN).findall(plain):
@@ -83,9 +87,8 @@ def normalised(text: str, version: int) -> str:
 
 def _words_and_pairs(plain: str) -> Iterator[str]:
     """Yield the words of a normalised text, with the pairs of scripts that have no spaces between words."""
-    has_pairs = not plain.isascii() and PAIRED.search(plain) is not None
-    for word in (WORD_RUN_OR_IDEOGRAPHS if has_pairs else WORD).findall(plain):
-        if not has_pairs or word.isascii() or not PAIRED.match(word):
+    for word in WORD_RUN_OR_IDEOGRAPHS.findall(plain):
+        if word.isascii() or not PAIRED.match(word):
             yield word[:MAX_WORD_CHARACTERS]
         elif RUN.match(word):
             yield from _pairs(word)
