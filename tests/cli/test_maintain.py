@@ -54,7 +54,7 @@ def test_once_does_what_is_due_and_leaves_the_tasks_of_others_to_them(path: Path
         (("--store", "{path}/none"), 3, "none"),
         (("--store", "s3://bucket/store"), 2, "--log"),
         (("--store", "{path}", "--once", "--index", "other"), 3, "other"),
-        (("--store", "{path}", "--metrics-listen", "here"), 2, "metrics_listen"),
+        (("--store", "{path}", "--metrics-listen", "here"), 2, "--metrics-listen: must be"),
         (("--store", "{path}", "--log", "postgresql://[", "--once"), 2, "URL"),
     ],
 )

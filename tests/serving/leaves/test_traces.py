@@ -70,7 +70,7 @@ def test_a_second_call_to_a_slow_group_is_a_hedge(leaf: StartLeaf, connect: Conn
     ready(groups, 2)
     for _ in range(64):
         ask(groups)
-    one.on_search = other.on_search = slow_once(2.0)
+    one.on_search = other.on_search = slow_once(10.0)
     traced(groups, exporter)
     # The slow call is cancelled after the answer, which another thread notes.
     wait_until(lambda: sum(span.name == CALL for span in exporter.get_finished_spans()) == 2)
