@@ -60,24 +60,26 @@ class AsyncHttpWire:
         self._reset(None)
 
     def _reset(self, current: object) -> None:
-        self._owner = current
-        self._pool: Pool[AsyncConnection] = Pool()
+        self._pool: Pool[AsyncConnection] = Pool(current)
         self._permits = AsyncPermits(MAX_CONNECTIONS)
         self._heads: dict[tuple[str, Headers], bytes] = {}
         self._tls: ssl.SSLContext | None = None
 
     def _begin_anew_elsewhere(self) -> None:
         """Forget the connections of another process or event loop."""
-        if self._owner != (current := async_owner()):
-            self._pool.release()
+        # Threads may begin together, and one must not release the connections that another has just made.
+        pool = self._pool
+        if pool.owner != (current := async_owner()):
+            pool.release()
             self._reset(current)
 
     async def connect(self, until_s: float) -> None:
         """Make a connection for later calls; raises OSError and InvalidArgumentError if there is none."""
         self._begin_anew_elsewhere()
+        pool = self._pool
         connection = await self._dial(until_s)
-        self._pool.add(connection)
-        self._pool.give_back(connection)
+        pool.add(connection)
+        pool.give_back(connection)
 
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, attempts: Attempts, metadata: Headers
@@ -179,7 +181,7 @@ class AsyncHttpWire:
     async def close(self) -> None:
         """End all connections."""
         self._closed = True
-        if self._owner == async_owner():
+        if self._pool.owner == async_owner():
             for connection in self._pool.close():
                 await connection.ended()
 

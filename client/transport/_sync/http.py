@@ -61,24 +61,26 @@ class HttpWire:
         self._reset(None)
 
     def _reset(self, current: object) -> None:
-        self._owner = current
-        self._pool: Pool[Connection] = Pool()
+        self._pool: Pool[Connection] = Pool(current)
         self._permits = Permits(MAX_CONNECTIONS)
         self._heads: dict[tuple[str, Headers], bytes] = {}
         self._tls: ssl.SSLContext | None = None
 
     def _begin_anew_elsewhere(self) -> None:
         """Forget the connections of another process or event loop."""
-        if self._owner != (current := owner()):
-            self._pool.release()
+        # Threads may begin together, and one must not release the connections that another has just made.
+        pool = self._pool
+        if pool.owner != (current := owner()):
+            pool.release()
             self._reset(current)
 
     def connect(self, until_s: float) -> None:
         """Make a connection for later calls; raises OSError and InvalidArgumentError if there is none."""
         self._begin_anew_elsewhere()
+        pool = self._pool
         connection = self._dial(until_s)
-        self._pool.add(connection)
-        self._pool.give_back(connection)
+        pool.add(connection)
+        pool.give_back(connection)
 
     def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, attempts: Attempts, metadata: Headers
@@ -180,7 +182,7 @@ class HttpWire:
     def close(self) -> None:
         """End all connections."""
         self._closed = True
-        if self._owner == owner():
+        if self._pool.owner == owner():
             for connection in self._pool.close():
                 connection.ended()
 

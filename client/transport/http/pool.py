@@ -131,9 +131,14 @@ class Pool(Generic[ConnectionT]):
     """Keeps connections; its user makes them. Safe to use from several threads; never waits.
 
     Each call takes a connection (`take`, or `add` for a new one) and returns it (`give_back`) or ends it (`drop`).
+
+    Args:
+        owner: what the connections belong to, as `concurrency.owner` returns it.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
         self._lock = threading.Lock()
         self._loads: dict[str, _Load[ConnectionT]] = {}
         self._all: set[ConnectionT] = set()

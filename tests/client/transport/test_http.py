@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 
 import scannery
+from scannery.client import concurrency
+from scannery.client.transport._sync import http
 from scannery.client.transport._sync.http import HttpWire
 from scannery.client.transport.http import pool as pool_module
 from scannery.client.transport.http.pool import MAX_CONNECTIONS
@@ -397,6 +399,36 @@ def test_connections_are_spread_over_the_workers(monkeypatch: pytest.MonkeyPatch
 
 
 # Clients that end, travel and multiply
+
+
+def test_threads_that_begin_together_leave_each_other_their_connections(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, writes = threading.Event(), threading.Event()
+
+    def owner() -> object:
+        """Let the thread of the search look whose connections there are before the write makes one, and go on then."""
+        if threading.current_thread() is not threading.main_thread() and not looks.is_set():
+            looks.set()
+            assert writes.wait(20)
+        return concurrency.owner()
+
+    def answer(exchange: Exchange) -> bytes:
+        if not exchange.path.endswith("/Upsert"):
+            return found(HTTP)
+        writes.set()
+        eventually(lambda: len(speaker.requests) == 2)
+        time.sleep(0.02)  # a read that has begun blocks for 5 ms, and would still get the answer
+        return answered(UpsertResponse(sequence=HTTP).SerializeToString())
+
+    monkeypatch.setattr(http, "owner", owner)
+    speaker.answer = answer
+    with connected(speaker) as client, ThreadPoolExecutor(1) as pool:
+        search = pool.submit(version, client)
+        assert looks.wait(20)
+        # Without a request id, so that it is not repeated.
+        assert client.index("any").upsert([{"id": "a", "vector": [1.0]}]).sequence == HTTP
+        assert search.result(20) == HTTP
 
 
 def test_a_closed_client_has_no_connections_and_refuses(speaker: Speaker) -> None:
