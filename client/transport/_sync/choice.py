@@ -84,9 +84,17 @@ class WireChoice:
     def _decide(self, left_s: float) -> HttpWire | None:
         """Return the HTTP wire if there is an offer and the server answers there; None: gRPC."""
         try:
-            port, server = self._offers.pop()
+            offer = self._offers.pop()
         except IndexError:
             return None
+        try:
+            return self._connected(*offer, left_s)
+        except BaseException:  # cancelled or interrupted: the next call decides
+            self._offers[:] = [offer]
+            raise
+
+    def _connected(self, port: int, server: str, left_s: float) -> HttpWire | None:
+        """Connect to what was offered; None: the server does not answer there."""
         until_s = time.monotonic() + min(PROBE_TIMEOUT_S, left_s / 2)
         tls = self._credentials.encrypts(self._target)
         try:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -398,3 +399,24 @@ async def test_coroutines_choose_and_lose_a_wire_as_threads_do(speaker: Speaker)
         asked = speaker.asked
         assert await wires(client, 5) == [GRPC] * 5
         assert speaker.asked == asked
+
+
+async def test_the_call_after_a_cancelled_choice_decides(speaker: Speaker) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def worker() -> int:
+        begun.set()
+        release.wait(20)
+        return 0
+
+    speaker.worker = worker
+    async with scannery.aio.connect(speaker.address, timeout_s=20) as client:
+        search = partial(client.index("any").search, [1.0])
+        assert (await search()).version == GRPC
+        chooses = asyncio.create_task(search())
+        assert await asyncio.to_thread(begun.wait, 20)
+        chooses.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await chooses
+        release.set()
+        assert (await search()).version == HTTP
