@@ -179,6 +179,8 @@ class PreparedQuery:
     prepared: PreparedSearch
     query: Query
     stats: QueryStats
+    rows: RowSource | None = None
+    """Where the rows are; None: in the segments of the snapshot."""
 
     def by_vector(self, encoded_1D: np.ndarray) -> PreparedQuery:
         """Return this query by text with its vector, float32 (1, D), as the encoder returns it."""
@@ -205,10 +207,10 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
     else:
         asked = [each.query for each in queries]
     batch = QueryBatch(snapshot, asked, ["query"] * len(queries), deadline, stats)
-    written = search(prepared, batch)
+    written = search(prepared, batch, rows=first.rows)
     trailer = prepared.trailer
     if stats.explained:
-        how = explanation(stats, "query", snapshot, prepared.options)
+        how = explanation(stats, "query", snapshot, prepared.options, by_leaves=first.rows is not None)
         explained = SearchResponse(explanation=how)
         trailer = explained.SerializeToString() + trailer
     for other in queries[1:]:
@@ -225,7 +227,9 @@ def _answer_at_once(query: PreparedQuery, deadline: Deadline) -> bytes | None:
     It is what `search` finds, with fewer function calls.
     """
     prepared, asked = query.prepared, query.query
-    if not prepared.plan.answers_at_once or not isinstance(asked, ByVector) or query.stats.detailed:
+    if not prepared.plan.answers_at_once or not isinstance(asked, ByVector):
+        return None
+    if query.rows is not None or query.stats.detailed:
         return None
     written = _search_one_segment(prepared, query.snapshot, deadline, query.stats, asked.vector_D[None])
     return None if written is None else written.whole(prepared.trailer)

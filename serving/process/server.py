@@ -29,7 +29,7 @@ from scannery.serving.services.kept_queries import KeptQueries
 from scannery.serving.services.leaf.leaf_service import LeafService
 from scannery.serving.services.plan_keeper import PlanKeeper
 from scannery.serving.services.recall_sampler import RecallSampler
-from scannery.serving.services.root.root_service import RootService
+from scannery.serving.services.root.leaf_shards import LeafShards
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.transport.health import INDEX_PREFIX
@@ -132,14 +132,16 @@ class Server(BaseServer):
             self._leaves.close()
 
     def _service(self, context: WorkerContext) -> Service:
-        """Return the public handlers: of a server of whole indexes, or of a root."""
+        """Return the public handlers: over this server's segments, or those of the leaves of a cluster."""
         config = self.config
         models = (*config.models, *(config.vertex.models.values() if config.vertex else ()))
+        shards = None
         if self._leaves is not None:
             assert isinstance(self._catalog, RootCatalog)
-            return RootService(self._catalog, self._leaves, models=models)
+            shards = LeafShards(self._catalog, self._leaves)
         return Service(
             self._catalog,
+            shards,
             models=models,
             at_once=None if context.core is None else 1,
             kept=lambda: self._kept,

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
-
-import numpy as np
+from collections.abc import Sequence
 
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
-from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.value_counts import (
     FieldCounts,
     TypeStats,
     ValueCount,
-    counted,
     most_frequent,
     type_stats,
 )
-from scannery.serving.request.filter import Node, dynamic_name, field_name, parse_filter, unknown_name
+from scannery.serving.request.filter import parse_filter
 from scannery.serving.services.registry import UnaryMethod
-from scannery.serving.snapshot.attribute_index import Field
+from scannery.serving.services.shards import Shards, View
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import search_pb2 as pb
 from scannery.v1 import types_pb2
 
-__all__ = ["Aggregation", "CountedValues", "count_rows", "count_values", "field_of"]
-
-
-class CountedValues(NamedTuple):
-    """The values of an attribute, and the snapshot that they are of."""
-
-    counts: FieldCounts
-    snapshot: Snapshot
+__all__ = ["Aggregation"]
 
 
 class Aggregation:
-    """Count, Facets and AttributeStats over one catalog. Safe to use from several threads."""
+    """Count, Facets and AttributeStats. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog) -> None:
-        """Serve the indexes of `catalog`."""
-        self._catalog = catalog
+    def __init__(self, shards: Shards) -> None:
+        """Serve the indexes of `shards`."""
+        self._shards = shards
         self.methods = {
             f"/{SEARCH_SERVICE}/Count": UnaryMethod(pb.CountRequest, self.count, "read"),
             f"/{SEARCH_SERVICE}/Facets": UnaryMethod(pb.FacetsRequest, self.facets, "read"),
@@ -53,9 +41,15 @@ class Aggregation:
 
     def count(self, request: pb.CountRequest, deadline: Deadline) -> pb.CountResponse:
         """Return the number of datapoints that a filter allows."""
-        snapshot, where = self._asked(request, deadline)
-        count = count_rows(snapshot, where, deadline)
-        return pb.CountResponse(count=count, version=snapshot.manifest.version, sequence=snapshot.sequence)
+
+        def counted(view: View) -> pb.CountResponse:
+            snapshot = view.snapshot
+            count = view.count(request, parse_filter(request.where, snapshot.manifest.spec))
+            return pb.CountResponse(
+                count=count, version=snapshot.manifest.version, sequence=snapshot.sequence
+            )
+
+        return self._shards.read(request.index, request.min_sequence, deadline, counted)
 
     def facets(self, request: pb.FacetsRequest, deadline: Deadline) -> pb.FacetsResponse:
         """Return the most frequent values of an attribute."""
@@ -94,68 +88,14 @@ class Aggregation:
             sequence=snapshot.sequence,
         )
 
-    def _asked(
-        self, request: pb.CountRequest | pb.FacetsRequest | pb.AttributeStatsRequest, deadline: Deadline
-    ) -> tuple[Snapshot, Node | None]:
-        snapshot = self._catalog.snapshot(request.index, min_sequence=request.min_sequence, deadline=deadline)
-        return snapshot, parse_filter(request.where, snapshot.manifest.spec)
-
     def _values(
         self, request: pb.FacetsRequest | pb.AttributeStatsRequest, deadline: Deadline
-    ) -> CountedValues:
-        snapshot, where = self._asked(request, deadline)
-        return CountedValues(count_values(snapshot, request.attribute, where, deadline), snapshot)
+    ) -> tuple[FieldCounts, Snapshot]:
+        def values(view: View) -> tuple[FieldCounts, Snapshot]:
+            where = parse_filter(request.where, view.snapshot.manifest.spec)
+            return view.values(request, where), view.snapshot
 
-
-def count_rows(snapshot: Snapshot, where: Node | None, deadline: Deadline) -> int:
-    """Return the number of datapoints that a filter allows."""
-    if where is None:
-        return snapshot.rows
-    count = 0
-    for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
-        deadline.check()
-        count += snapshot.masks.allowed(segment, where, alive, deadline=deadline).count
-    return count
-
-
-def count_values(snapshot: Snapshot, name: str, where: Node | None, deadline: Deadline) -> FieldCounts:
-    """Return the values of an attribute among the datapoints that a filter allows.
-
-    Raises:
-        InvalidRequestError: the index has no attribute of this name.
-        DeadlineError: the deadline passed.
-
-    """
-    field = field_of(name, snapshot)
-    return counted(_rows(snapshot, field, where, deadline), declared=dynamic_name(field) is None)
-
-
-def _rows(
-    snapshot: Snapshot, field: str, where: Node | None, deadline: Deadline
-) -> Iterator[tuple[Field, int, np.ndarray | None]]:
-    """Yield the arguments of `counted`; segments without an allowed row are left out."""
-    for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
-        deadline.check()
-        allowed = alive if where is None else snapshot.masks.allowed(segment, where, alive, deadline=deadline)
-        if allowed is None or allowed.count:
-            mask_N = None if allowed is None else allowed.mask_N
-            yield snapshot.masks.field(segment, field, deadline), segment.rows, mask_N
-
-
-def field_of(name: str, snapshot: Snapshot) -> str:
-    """Return the name by which the snapshot's indexes know an attribute."""
-    spec = snapshot.manifest.spec
-    if name == "id":
-        raise InvalidRequestError.at(
-            "attribute", "must not be id, which each datapoint has for itself; use Count"
-        )
-    if not name:
-        raise InvalidRequestError.at("attribute", "must not be empty")
-    field = field_name(name, spec.attributes, dynamic=spec.dynamic)
-    if field is None:
-        known = {"document_id": "string", **spec.attributes}
-        raise InvalidRequestError.at("attribute", f"{name!r:.80}: {unknown_name(name, known, 'attribute')}")
-    return field
+        return self._shards.read(request.index, request.min_sequence, deadline, values)
 
 
 def _is_geo(name: str, snapshot: Snapshot) -> bool:

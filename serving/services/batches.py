@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from scannery.serving.engine.query_vectors import query_vectors
+from scannery.serving.engine.rows.row_source import RowSource
 from scannery.serving.engine.search import search
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.request.filter import Node
@@ -58,7 +59,11 @@ class Batches:
         self._idle.close()
 
     def framed(
-        self, prepared: PreparedSearch, batch: QueryBatch, filters: Filters | None = None
+        self,
+        prepared: PreparedSearch,
+        batch: QueryBatch,
+        filters: Filters | None = None,
+        rows: RowSource | None = None,
     ) -> list[memoryview]:
         """Return the hits of the queries as fields `results` of a SearchManyResponse, in pieces to be joined.
 
@@ -66,9 +71,12 @@ class Batches:
             prepared: the options, prepared for the snapshot of the batch.
             batch: the queries.
             filters: of each query; None: all have that of the options.
+            rows: where the rows are; None: in the segments of the snapshot. Others are searched at once.
 
         Raises what `search` does, DeadlineError between two parts, and CallerGoneError if the caller hung up.
         """
+        if rows is not None:
+            return [search(prepared, batch, filters, rows).framed(_RESULTS)]
         wanted = still_wanted()
 
         def work(part: _Part) -> memoryview:

@@ -35,10 +35,11 @@ from scannery.runtime.errors import (
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.base_catalog import BaseCatalog
-from scannery.serving.catalog.description import IndexCounts, index_info
+from scannery.serving.catalog.description import index_info
 from scannery.serving.contract import DELETE_ALIAS, DROP_INDEX, INDEX_SERVICE, LIST_ALIASES, SET_ALIAS
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.registry import MessageT, UnaryMethod
+from scannery.serving.services.shards import Shards
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 from scannery.v1 import search_pb2
@@ -55,9 +56,9 @@ MAX_PAGE = 1000
 class Indexes:
     """ListIndexes and GetIndex over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog) -> None:
-        """Serve the indexes of `catalog`."""
-        self._catalog = catalog
+    def __init__(self, catalog: BaseCatalog, shards: Shards) -> None:
+        """Serve the indexes of `catalog`, whose rows `shards` have."""
+        self._catalog, self._shards = catalog, shards
         self.methods = {
             f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(pb.ListIndexesRequest, self.list_indexes, "read"),
             f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(pb.GetIndexRequest, self.get_index, "read"),
@@ -84,10 +85,11 @@ class Indexes:
     def _info(self, snapshot: Snapshot, *, details: bool) -> pb.IndexInfo:
         """Return the description of an open index."""
         name = snapshot.manifest.index
+        manifest, counts = self._shards.description(snapshot)
         return index_info(
-            snapshot.manifest,
+            manifest,
             details=details,
-            counts=IndexCounts.of(snapshot),
+            counts=counts,
             problem=self._catalog.problem(name),
             aliases=self._catalog.aliases_of(name),
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import InvalidRequestError, SnapshotGoneError, StateGoneError
 from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.held_snapshots import HeldSnapshot
 from scannery.serving.contract import SEARCH_SERVICE
-from scannery.serving.engine.scanning.scan_result import ScanPages, ScanResult
 from scannery.serving.request.scan import (
     PageToken,
     page_size_of,
@@ -16,6 +15,7 @@ from scannery.serving.request.scan import (
     request_digest,
 )
 from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.services.shards import Shards, View
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2 as pb
@@ -26,23 +26,46 @@ __all__ = ["Scans"]
 class Scans:
     """The handler of Scan. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog) -> None:
-        """`catalog` has the indexes, and keeps the snapshots of running scans."""
-        self._catalog = catalog
+    def __init__(self, catalog: BaseCatalog, shards: Shards) -> None:
+        """Prepare.
+
+        Args:
+            catalog: has the indexes, and keeps the snapshots of running scans.
+            shards: have the rows.
+
+        """
+        self._catalog, self._shards = catalog, shards
         self.methods = {
             f"/{SEARCH_SERVICE}/Scan": UnaryMethod(pb.ScanRequest, self.scan, "read", pb.ScanResponse)
         }
 
     def scan(self, request: pb.ScanRequest, deadline: Deadline, stats: QueryStats) -> bytes:
-        """Return a page, as a serialised ScanResponse.
+        """Return a page, as a serialised ScanResponse. A token has all that another server needs to continue.
 
         Raises:
             InvalidRequestError: the request is invalid, or its token is not of it.
             SnapshotGoneError: the snapshot cannot be opened any more.
 
         """
-        held, token = self._begun(request, deadline)
-        return self._page(request, held, token, deadline, stats)
+        page_size_of(request)
+        if not request.page_token:
+
+            def first(view: View) -> bytes:
+                return self._page(request, *self._first(request, view.snapshot), deadline, stats)
+
+            return self._shards.read(request.index, request.min_sequence, deadline, first)
+        current = self._catalog.snapshot(request.index).manifest
+        token = parse_page_token(request.page_token, current, request_digest(request))
+        try:
+            held = self._catalog.held_snapshot(
+                request.index, token.version, token.sequence, deadline=deadline
+            )
+            return self._page(request, held, token, deadline, stats)
+        except StateGoneError as error:
+            raise SnapshotGoneError(
+                "page_token: the snapshot of the scan is gone from the leaves; start again without a token",
+                field="page_token",
+            ) from error
 
     def _page(
         self,
@@ -56,7 +79,7 @@ class Scans:
         size, digest, snapshot = page_size_of(request), request_digest(request), held.snapshot
         with stats.stage("scan"):
             result = self._catalog.held.result(
-                held, digest, lambda: self._result(snapshot, request, deadline)
+                held, digest, lambda: self._shards.pages(snapshot, request, deadline)
             )
         if token.position > result.total:
             raise InvalidRequestError.at(
@@ -74,22 +97,6 @@ class Scans:
             index=snapshot.manifest.index,
         )
         return page.data + rest.SerializeToString()
-
-    def _result(self, snapshot: Snapshot, request: pb.ScanRequest, deadline: Deadline) -> ScanPages:
-        """Return the datapoints of a scan; raises what `scan` does."""
-        return ScanResult(snapshot, parse_scan(request, snapshot.manifest.spec), deadline)
-
-    def _begun(self, request: pb.ScanRequest, deadline: Deadline) -> tuple[HeldSnapshot, PageToken]:
-        """Return the snapshot of a scan, kept, and the token of the page; both new for a first page."""
-        page_size_of(request)
-        if request.page_token:
-            current = self._catalog.snapshot(request.index).manifest
-            token = parse_page_token(request.page_token, current, request_digest(request))
-            return self._catalog.held_snapshot(
-                request.index, token.version, token.sequence, deadline=deadline
-            ), token
-        snapshot = self._catalog.snapshot(request.index, min_sequence=request.min_sequence, deadline=deadline)
-        return self._first(request, snapshot)
 
     def _first(self, request: pb.ScanRequest, snapshot: Snapshot) -> tuple[HeldSnapshot, PageToken]:
         """Return a snapshot, kept from now on, and the token of the first page."""

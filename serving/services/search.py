@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
+from google.protobuf.message import Message
 from grpc import StatusCode
 
-from scannery.runtime.errors import InvalidRequestError
+from scannery.runtime.errors import InvalidRequestError, UnsupportedError
 from scannery.runtime.pieces import joined
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.encoding.query_encoder import QueryEncoder
-from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.engine.rows.row_source import RowSource
 from scannery.serving.engine.search import PreparedQuery, answers_of, explanation, search
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch, QueryPaths
@@ -51,6 +50,7 @@ from scannery.serving.services.index import AliasMethods, Indexes, Removal, with
 from scannery.serving.services.kept_queries import KeptQueries, KeptQueryMethods
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.scan import Scans
+from scannery.serving.services.shards import LocalShards, Shards, View
 from scannery.serving.services.write import FilteredWrites, Writes
 from scannery.serving.snapshot.snapshot import MAX_PARSED_BYTES, Snapshot
 from scannery.serving.status import status_for_callers
@@ -75,16 +75,13 @@ MAX_COALESCED = 32
 _RESULTS = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
 
 
-class _PinnedSnapshot(threading.local):
-    snapshot: Snapshot | None = None
-
-
 class Service(MethodRegistry):
     """Every RPC method, over one catalog. Safe to use from several threads."""
 
     def __init__(
         self,
         catalog: BaseCatalog,
+        shards: Shards | None = None,
         *,
         models: Collection[str] | None = (),
         at_once: int | None = None,
@@ -94,6 +91,7 @@ class Service(MethodRegistry):
 
         Args:
             catalog: the indexes; closed by `close`.
+            shards: have the rows; None: the segments that the catalog opens.
             models: that requests may name for new indexes, besides those of served indexes; None: any.
             at_once: limit of concurrent batches of coalesced searches; None: the number of cores.
             kept: returns the queries that this process keeps; None: none.
@@ -104,7 +102,8 @@ class Service(MethodRegistry):
             concurrency=at_once or len(os.sched_getaffinity(0)), max_weight=MAX_COALESCED
         )
         self._batches = Batches()
-        self._pinned = _PinnedSnapshot()
+        self._local = LocalShards(catalog)
+        self._shards: Shards = shards or self._local
         writes = Writes(catalog)
         unary = {
             f"/{SEARCH_SERVICE}/Search": UnaryMethod(
@@ -116,10 +115,10 @@ class Service(MethodRegistry):
             f"/{SEARCH_SERVICE}/Get": UnaryMethod(search_pb2.GetRequest, self.get, "read"),
             UPSERT: UnaryMethod(index_pb2.UpsertRequest, writes.upsert, "write"),
             f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, writes.delete, "write"),
-            **Aggregation(catalog).methods,
+            **Aggregation(self._shards).methods,
             **FilteredWrites(catalog).methods,
-            **Scans(catalog).methods,
-            **Indexes(catalog).methods,
+            **Scans(catalog, self._shards).methods,
+            **Indexes(catalog, self._shards).methods,
             **Creation(catalog, models).methods,
             **Alteration(catalog, models).methods,
             **Removal(catalog).methods,
@@ -127,6 +126,8 @@ class Service(MethodRegistry):
             **KeptQueryMethods(catalog, kept).methods,
             **Embedding(KnownEncoders(catalog, models)).methods,
         }
+        if not self._shards.are_local:
+            unary = {path: _known_to_roots(path, method) for path, method in unary.items()}
         super().__init__(unary, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})
 
     def resolved(self, request: MessageT, *, look: bool = True) -> MessageT:
@@ -138,14 +139,9 @@ class Service(MethodRegistry):
         self._batches.close()
         self._catalog.close()
 
-    @contextmanager
-    def pinned(self, index: str) -> Iterator[None]:
-        """Give a context in which the searches of this thread of an index are of its present snapshot."""
-        self._pinned.snapshot = self._catalog.snapshot(index)
-        try:
-            yield
-        finally:
-            self._pinned.snapshot = None
+    def pinned(self, index: str) -> AbstractContextManager[None]:
+        """Return a context in which the searches of this thread of an index are of its present snapshot."""
+        return self._local.pinned(index)
 
     def search(self, request: search_pb2.SearchRequest, deadline: Deadline) -> search_pb2.SearchResponse:
         """Answer one query."""
@@ -158,11 +154,30 @@ class Service(MethodRegistry):
         return search_pb2.SearchManyResponse.FromString(self._search_many(request, deadline, QueryStats()))
 
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
-        snapshot = self._snapshot(request.index, request.options.min_sequence, deadline)
-        return self.answer(_prepared(snapshot, request, stats), deadline)
+        def found(view: View) -> bytes:
+            query = _prepared(view.snapshot, request, stats, view.rows(request, None))
+            answer, coverage = self.answer(query, deadline), view.coverage()
+            if coverage is None:
+                return answer
+            return answer + search_pb2.SearchResponse(coverage=coverage).SerializeToString()
+
+        return self._read(request, deadline, found)
+
+    def _read(
+        self,
+        request: search_pb2.SearchRequest | search_pb2.SearchManyRequest,
+        deadline: Deadline,
+        found: Callable[[View], bytes],
+    ) -> bytes:
+        options = request.options
+        return self._shards.read(
+            request.index, options.min_sequence, deadline, found, allow_partial=options.allow_partial
+        )
 
     def prepare(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """As `MethodRegistry.prepare`."""
+        if not self._shards.are_local:
+            return None
         snapshot = self._catalog.open_snapshot(self._catalog.resolve(request.index, look=False))
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
@@ -188,8 +203,9 @@ class Service(MethodRegistry):
     def answer(self, query: PreparedQuery, deadline: Deadline) -> bytes:
         """As `MethodRegistry.answer`."""
         prepared = query.prepared
-        # A traced request runs alone, so that its spans are its own.
-        cost = CostClass.STAGED if query.stats.detailed else prepared.cost_class
+        # A traced request runs alone, so that its spans are its own; so does one that waits for leaves.
+        alone = query.rows is not None or query.stats.detailed
+        cost = CostClass.STAGED if alone else prepared.cost_class
         text = query.query
         if isinstance(text, ByText) and cost is not CostClass.STAGED:
             [choice] = prepared.options.vectors
@@ -202,7 +218,12 @@ class Service(MethodRegistry):
     def _search_many(
         self, request: search_pb2.SearchManyRequest, deadline: Deadline, stats: QueryStats
     ) -> bytes:
-        snapshot = self._snapshot(request.index, request.options.min_sequence, deadline)
+        return self._read(request, deadline, partial(self._found_many, request, deadline, stats))
+
+    def _found_many(
+        self, request: search_pb2.SearchManyRequest, deadline: Deadline, stats: QueryStats, view: View
+    ) -> bytes:
+        snapshot = view.snapshot
         parsed = snapshot.parsed(request.options)
         options = parsed.options
         queries = parse_queries(request, snapshot.manifest, options)
@@ -210,14 +231,16 @@ class Service(MethodRegistry):
         deadline.check()
         prepared = snapshot.derived(parsed, options, PreparedSearch.of)
         batch = QueryBatch(snapshot, queries, QueryPaths(range(len(queries))), deadline, stats)
+        rows = view.rows(request, filters)
         if options.explain:
-            results: Sequence[bytes | memoryview] = explained_results(prepared, batch, filters)
+            results: Sequence[bytes | memoryview] = explained_results(prepared, batch, filters, rows)
         else:
-            results = self._batches.framed(prepared, batch, filters)
+            results = self._batches.framed(prepared, batch, filters, rows)
         rest = search_pb2.SearchManyResponse(
             version=snapshot.manifest.version,
             sequence=snapshot.sequence,
             modes=modes_of(options, queries),
+            coverage=view.coverage(),
         )
         return joined((*results, rest.SerializeToString()))
 
@@ -244,34 +267,31 @@ class Service(MethodRegistry):
 
     def get(self, request: search_pb2.GetRequest, deadline: Deadline) -> search_pb2.GetResponse:
         """Return datapoints by id."""
-        snapshot = self._snapshot(request.index, request.min_sequence, deadline)
-        manifest = snapshot.manifest
-        check_count("ids", len(request.ids), limits.MAX_GET_IDS)
-        fields = parse_fields(request.return_fields, manifest.spec, vector=request.return_vector)
-        ids = [parse_identifier(text, f"ids[{i}]") for i, text in enumerate(request.ids)]
-        places = [snapshot.find(identifier) for identifier in ids]
-        deadline.check()
-        hydrator = Hydrator(snapshot.segments, manifest.spec, fields, group_by=None)
-        return search_pb2.GetResponse(
-            datapoints=hydrator.datapoints([place for place in places if place is not None]),
-            missing_ids=[text for text, place in zip(ids, places, strict=True) if place is None],
-            version=manifest.version,
-            sequence=snapshot.sequence,
-        )
 
-    def _snapshot(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
-        pinned = self._pinned.snapshot
-        if pinned is not None and pinned.manifest.index == index and pinned.sequence >= min_sequence:
-            return pinned
-        return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
+        def found(view: View) -> search_pb2.GetResponse:
+            manifest = view.snapshot.manifest
+            check_count("ids", len(request.ids), limits.MAX_GET_IDS)
+            fields = parse_fields(request.return_fields, manifest.spec, vector=request.return_vector)
+            ids = [parse_identifier(text, f"ids[{i}]") for i, text in enumerate(request.ids)]
+            datapoints = view.datapoints(request, ids, fields)
+            return search_pb2.GetResponse(
+                datapoints=[datapoints[place] for place in sorted(datapoints)],
+                missing_ids=[text for place, text in enumerate(request.ids) if place not in datapoints],
+                version=manifest.version,
+                sequence=view.snapshot.sequence,
+            )
+
+        return self._shards.read(request.index, request.min_sequence, deadline, found)
 
 
-def _prepared(snapshot: Snapshot, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery:
-    """Check a search against a snapshot; raises what the parsers raise."""
+def _prepared(
+    snapshot: Snapshot, request: search_pb2.SearchRequest, stats: QueryStats, rows: RowSource | None = None
+) -> PreparedQuery:
+    """Check a search against a snapshot, whose rows may be elsewhere (`rows`); raises what the parsers raise."""
     parsed = snapshot.parsed(request.options)
     query = parse_query(request.query, snapshot.manifest, parsed.options.vectors)
     prepared = snapshot.derived(parsed, parsed.options.of(query), PreparedSearch.of)
-    return PreparedQuery(snapshot, prepared, query, stats)
+    return PreparedQuery(snapshot, prepared, query, stats, rows)
 
 
 def ready(query: PreparedQuery) -> PreparedQuery | None:
@@ -342,3 +362,22 @@ def modes_of(options: Options, queries: Sequence[Query]) -> list[search_pb2.Mode
         return [WIRE_MODES[options.mode]]
     modes = [WIRE_MODES[options.of(query).mode] for query in queries]
     return modes if len(set(modes)) > 1 else modes[:1]
+
+
+def _known_to_roots(path: str, method: UnaryMethod) -> UnaryMethod:
+    """Return a method that a root has as every server does, or else one that says that it does not."""
+    if path.rpartition("/")[2] in _OF_EVERY_SERVER:
+        return method
+    return UnaryMethod(method.request, partial(_refuse, path), method.scope)
+
+
+_OF_EVERY_SERVER = {
+    *("Search", "SearchMany", "Get", "Scan", "Count", "Facets", "AttributeStats", "Embed", "ListEncoders"),
+    *("ListIndexes", "GetIndex", "ListAliases", "SetAlias", "DeleteAlias"),
+    *("Upsert", "Delete", "DeleteWhere", "UpdateWhere"),
+}
+
+
+def _refuse(path: str, request: Message, deadline: Deadline) -> Message:
+    name = path.rpartition("/")[2]
+    raise UnsupportedError(f"{name} is not served by a root of a cluster yet; call a server with all shards")

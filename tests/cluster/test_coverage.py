@@ -54,6 +54,8 @@ def test_live_datapoints_count(tmp_path: Path) -> None:
             there = [*ids[ROWS // 2 :], *(f"new{number}" for number in range(ROWS))]
             assert coverage_of(asked, sequence) == covered(SHARDS, len(there), len(there))
 
+            # Leaves apply what they have read when they are asked: in the new version, too, before they tell its rows.
+            wait_until(lambda: asked.search([1, 2], 3, min_sequence=sequence).version == 2, 20)
             time.sleep(2)  # leaves are asked for their status twice a second
             leaves[1].stop(drain_s=0)
             left = len(there) - rows_by_group(there)[1]

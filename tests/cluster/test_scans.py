@@ -28,6 +28,7 @@ from scannery.serving import limits
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.engine.remote.leaf_scan import group_shares
 from scannery.serving.services.scan import Scans
+from scannery.serving.services.shards import LocalShards
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1.search_pb2 import CountRequest, OrderBy, ScanRequest, ScanResponse
 from scannery.v1.search_pb2_grpc import SearchServiceStub
@@ -66,7 +67,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(store: Path) -> Iterator[Scans]:
     catalog = EmbeddedCatalog.open(store)
-    yield Scans(catalog)
+    yield Scans(catalog, LocalShards(catalog))
     catalog.close()
 
 

@@ -29,7 +29,7 @@ from scannery.serving.contract import (
 from scannery.serving.engine.lexical import postings_of
 from scannery.serving.engine.value_counts import encoded
 from scannery.serving.request.filter import parse_filter
-from scannery.serving.services.aggregation import count_rows, count_values
+from scannery.serving.services.counting import count_rows, count_values
 from scannery.serving.services.leaf.fetching import fetched, needed_rows, scanned
 from scannery.serving.services.leaf.searching import found
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod

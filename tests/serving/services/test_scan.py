@@ -25,6 +25,7 @@ from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.request.scan import PageToken, request_digest
 from scannery.serving.security.api_keys import KeyFile
 from scannery.serving.services.scan import Scans
+from scannery.serving.services.shards import LocalShards
 from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2 as pb
 from tests.served import DIMENSIONS, ROWS, copied, serving
@@ -297,7 +298,7 @@ def test_page_sizes_are_bounded(library: Path) -> None:
     catalog = EmbeddedCatalog.open(library)
     for size in (0, -1, 10_001):
         with pytest.raises(ValueError, match="page_size: must be 1 to 10000"):
-            Scans(catalog).scan(
+            Scans(catalog, LocalShards(catalog)).scan(
                 pb.ScanRequest(index="library", page_size=size), Deadline.after(9), QueryStats()
             )
     catalog.close()
@@ -308,7 +309,9 @@ def test_a_scan_ends_at_its_deadline(library: Path) -> None:
     now = [0.0]
     catalog.snapshot("library")
     with pytest.raises(DeadlineError):
-        Scans(catalog).scan(pb.ScanRequest(index="library"), Deadline(0.0, lambda: now[0]), QueryStats())
+        Scans(catalog, LocalShards(catalog)).scan(
+            pb.ScanRequest(index="library"), Deadline(0.0, lambda: now[0]), QueryStats()
+        )
     catalog.close()
 
 

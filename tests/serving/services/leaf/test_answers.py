@@ -9,7 +9,7 @@ import pytest
 from scannery.indexer import Store, corpus_statistics
 from scannery.runtime.retry import Deadline
 from scannery.serving.engine.value_counts import FieldCounts, decoded, merged
-from scannery.serving.services.aggregation import count_values
+from scannery.serving.services.counting import count_values
 from scannery.v1 import leaf_pb2 as pb
 from scannery.v1 import search_pb2
 from scannery.v1.search_pb2 import Hit
