@@ -95,24 +95,22 @@ _MAX_DEPTH = 40
 _IDS = ("id", "document_id")
 _INT64 = range(-(2**63), 2**63)
 
-_COMPARISONS = {
-    "$eq": pb.OPERATOR_EQ,
-    "$ne": pb.OPERATOR_NE,
-    "$gt": pb.OPERATOR_GT,
-    "$gte": pb.OPERATOR_GTE,
-    "$lt": pb.OPERATOR_LT,
-    "$lte": pb.OPERATOR_LTE,
-    "$contains": pb.OPERATOR_CONTAINS,
-    "$prefix": pb.OPERATOR_PREFIX,
-    "$ieq": pb.OPERATOR_IEQ,
-    "$iprefix": pb.OPERATOR_IPREFIX,
-    "$substring": pb.OPERATOR_SUBSTRING,
-    "$isubstring": pb.OPERATOR_ISUBSTRING,
-}
 _LISTS = {"$in": pb.OPERATOR_IN, "$nin": pb.OPERATOR_NIN, "$all": pb.OPERATOR_ALL}
 _TAKE_NULL = (pb.OPERATOR_EQ, pb.OPERATOR_NE, pb.OPERATOR_IN, pb.OPERATOR_NIN)
 """Operators for which null is a value: it equals "not set"."""
 _FLAGS = {"$exists": pb.OPERATOR_EXISTS, "$empty": pb.OPERATOR_EMPTY}
+_COMPARISONS: dict[str, pb.Operator.ValueType] = {
+    f"${name.removeprefix('OPERATOR_').lower()}": operator
+    for name, operator in pb.Operator.items()
+    if operator
+    not in (
+        pb.OPERATOR_UNSPECIFIED,
+        *_LISTS.values(),
+        *_FLAGS.values(),
+        *(operator for operator, _ in GEO_OPERATORS.values()),
+    )
+}
+"""Operators of one value: all others of the message."""
 _FIELD_OPERATORS = (*_COMPARISONS, *_LISTS, *GEO_OPERATORS, *_FLAGS, "$not")
 _LOGICAL_OPERATORS = ("$and", "$or", "$not")
 

@@ -31,7 +31,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from scannery.indexer import AttributeType, IndexSpec, InvalidRecordError, attribute_value
 from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, MAX_DEPTH, MAX_NAME_BYTES
@@ -198,8 +198,10 @@ def _place(message: pb.Value, path: str, names: tuple[str, str]) -> tuple[float,
 
 
 MatchOperator: TypeAlias = Literal["prefix", "substring", "ieq", "iprefix", "isubstring"]
-"""Begins with a string, or has it; equals one, begins with one, or has it, after Unicode case folding of both."""
-CASE_MATTERS: tuple[MatchOperator, ...] = ("prefix", "substring")
+"""Begins with a string, or has it; equals one, begins with one, or has it, after Unicode case folding of both.
+
+Those that fold begin with `i`. The names are those of the messages.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +224,7 @@ class StringMatch:
 
 HAS_ALL = (pb.OPERATOR_CONTAINS, pb.OPERATOR_ALL)
 MATCHES: dict[int, MatchOperator] = {
-    pb.OPERATOR_PREFIX: "prefix",
-    pb.OPERATOR_IEQ: "ieq",
-    pb.OPERATOR_IPREFIX: "iprefix",
-    pb.OPERATOR_SUBSTRING: "substring",
-    pb.OPERATOR_ISUBSTRING: "isubstring",
+    pb.Operator.Value(f"OPERATOR_{name.upper()}"): name for name in get_args(MatchOperator)
 }
 
 
@@ -275,7 +273,7 @@ def parse_match(message: pb.Condition, name: str, kind: FieldKind, path: str) ->
     operator = MATCHES[message.operator]
     text = value.string_value
     # Folded here, so that filters that differ by case are one entry of the cache.
-    return StringMatch(name, operator, text if operator in CASE_MATTERS else text.casefold())
+    return StringMatch(name, operator, text.casefold() if operator.startswith("i") else text)
 
 
 class Truth(enum.Enum):

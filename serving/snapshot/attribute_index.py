@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import assert_never
 
 from scannery.serving.request.filter import Area, MatchOperator
 
@@ -285,19 +286,21 @@ class AttributePostings(Field):
 
     def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
         """As `Field.matches`."""
-        if operator == "prefix":
-            low, high = prefix_range(self._values, value)
-            return self._rows_P[self._starts[low] : self._starts[high]]
-        numbers = self._numbers_matching(operator, value)
+        match operator:
+            case "prefix":
+                low, high = prefix_range(self._values, value)
+                return self._rows_P[self._starts[low] : self._starts[high]]
+            case "substring":
+                numbers = having(self._values, value)
+            case "isubstring":
+                numbers = self._folded.having(value)
+            case "ieq":
+                numbers = self._folded.equal(value)
+            case "iprefix":
+                numbers = self._folded.beginning(value)
+            case _:
+                assert_never(operator)
         return self._rows_of(self._starts[numbers], self._starts[numbers + 1])
-
-    def _numbers_matching(self, operator: MatchOperator, value: str) -> np.ndarray:
-        """Return the numbers of matching strings, int64."""
-        if operator == "substring":
-            return having(self._values, value)
-        if operator == "isubstring":
-            return self._folded.having(value)
-        return self._folded.equal(value) if operator == "ieq" else self._folded.beginning(value)
 
     def _rows_of(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """Return the rows of some runs of postings, of each of which the start and the stop are given."""
