@@ -348,7 +348,11 @@ class Handler:
             if prepared is not None:
                 return prepared
         request = decoded(SearchRequest, data)
-        prepared = methods.prepare(request, stats)
+        try:
+            prepared = methods.prepare(request, stats)
+        except Exception:
+            exchange.active.index = methods.resolved(request, look=False).index  # that metrics count the error for
+            raise
         if prepared is not None and (template := template_of(request, data)) is not None:
             if len(templates) >= MAX_KNOWN:
                 templates.clear()

@@ -171,7 +171,7 @@ def test_queries_of_concurrent_callers_are_searched_together_and_answered_as_alo
     sizes: list[int] = []
     search = engine.search
 
-    def slow(prepared: PreparedSearch, batch: QueryBatch) -> WrittenHits:
+    def slow(prepared: PreparedSearch, batch: QueryBatch, rows: None) -> WrittenHits:
         sizes.append(len(batch.queries))
         time.sleep(0.02)
         return search(prepared, batch)
