@@ -248,7 +248,8 @@ class Connection(asyncio.Protocol):
             self._handler.check_again(exchange)
         except Exception:  # noqa: BLE001  found again in the parsed request, and answered
             return False
-        self.received(exchange)
+        self.active_s, self._current = exchange.admitted_s, exchange
+        self._handler.answer(exchange)
         return True
 
     def _parse(self, data: bytes) -> None:
