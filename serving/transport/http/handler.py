@@ -351,7 +351,9 @@ class Handler:
         try:
             prepared = methods.prepare(request, stats)
         except Exception:
-            exchange.active.index = methods.resolved(request, look=False).index  # that metrics count the error for
+            exchange.active.index = methods.resolved(
+                request, look=False
+            ).index  # that metrics count the error for
             raise
         if prepared is not None and (template := template_of(request, data)) is not None:
             if len(templates) >= MAX_KNOWN:
