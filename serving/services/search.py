@@ -276,7 +276,7 @@ class Service(MethodRegistry):
             datapoints = view.datapoints(request, ids, fields)
             return search_pb2.GetResponse(
                 datapoints=[datapoints[place] for place in sorted(datapoints)],
-                missing_ids=[text for place, text in enumerate(request.ids) if place not in datapoints],
+                missing_ids=[text for place, text in enumerate(ids) if place not in datapoints],
                 version=manifest.version,
                 sequence=view.snapshot.sequence,
             )
@@ -299,9 +299,11 @@ def ready(query: PreparedQuery) -> PreparedQuery | None:
 
     One by text that is not known is to be encoded first, elsewhere: `encoder_of` and `with_vectors`.
     """
+    if not query.prepared.is_quick:
+        return None
     text = query.query
-    if not query.prepared.is_quick or isinstance(text, ByVector):
-        return query if query.prepared.is_quick else None
+    if isinstance(text, ByVector):
+        return query
     if not isinstance(text, ByText):
         return None
     [choice] = query.prepared.options.vectors

@@ -281,7 +281,11 @@ class AttributePostings(Field):
 
     def has_all(self, values: Iterable[Any]) -> np.ndarray:
         """As `Field.has_all`."""
-        runs = [self.among([value]) for value in values]
+        wanted = list(values)
+        numbers = self._numbers(wanted)
+        if len(numbers) < len(wanted):
+            return NO_ROWS
+        runs = [self._rows_P[self._starts[number] : self._starts[number + 1]] for number in numbers.tolist()]
         return common_rows(sorted(runs, key=len), self._rows)
 
     def matches(self, operator: MatchOperator, value: str) -> np.ndarray:

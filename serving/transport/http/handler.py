@@ -351,9 +351,8 @@ class Handler:
         try:
             prepared = methods.prepare(request, stats)
         except Exception:
-            exchange.active.index = methods.resolved(
-                request, look=False
-            ).index  # that metrics count the error for
+            # Metrics count the error for the index.
+            exchange.active.index = methods.resolved(request, look=False).index
             raise
         if prepared is not None and (template := template_of(request, data)) is not None:
             if len(templates) >= MAX_KNOWN:
