@@ -100,6 +100,8 @@ class MetricsServer:
             await asyncio.wait_for(self._serve_one(connection, reader, writer), WITHIN_S)
         except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError):
             pass  # the caller went away, or exceeded a limit
+        except asyncio.CancelledError:
+            pass  # it made room, or the server stops; asyncio logs an error for a connection that ends as cancelled
         finally:
             self._connections.pop(connection, None)
             writer.transport.abort()

@@ -66,7 +66,7 @@ class Requests:
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            self._next.acquire(timeout=120)
+            self._next.acquire(timeout=300)
             if self._ended:
                 return
             yield self._first
@@ -90,7 +90,7 @@ def test_hundreds_of_streams_wait_and_are_answered(server: Server, tmp_path: Pat
             ends.callback(requests.end)
             call = stubs[1].UpsertStream if writes else stubs[0].SearchStream
             answers = call(
-                iter(requests), metadata=metadata(tmp_path, "writer" if writes else "reader"), timeout=120
+                iter(requests), metadata=metadata(tmp_path, "writer" if writes else "reader"), timeout=300
             )
             open_streams.append((requests, answers))
         for _, answers in open_streams:
@@ -99,7 +99,9 @@ def test_hundreds_of_streams_wait_and_are_answered(server: Server, tmp_path: Pat
         request = search().search
         for _ in range(3):
             assert len(stubs[0].Search(request, metadata=metadata(tmp_path, "reader"), timeout=30).hits) == 10
-        assert server.admission.in_flight == 0
+        eventually(
+            lambda: server.admission.in_flight == 0
+        )  # an answer may arrive before its call is counted out
         for requests, answers in open_streams[::7]:
             requests.more()
             next(answers)
