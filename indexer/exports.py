@@ -78,12 +78,15 @@ from scannery.indexer.lexical.bm25 import (
 from scannery.indexer.local.child_processes import python_command, python_environment
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import (
+    NO_SHARDS,
     CurvePoint,
     DeletedRows,
     Manifest,
     NamedVectorsInfo,
     Recall,
     SegmentEntry,
+    ShardGroup,
+    Shards,
 )
 from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
 from scannery.indexer.planning.planner import SegmentHits
@@ -96,7 +99,6 @@ from scannery.indexer.segment.memory_segment import MemorySegment
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.opening import RowIds, open_segment, read_row_ids
 from scannery.indexer.segment.segment import Segment
-from scannery.indexer.shard_groups import NO_SHARDS, ShardGroup, Shards
 from scannery.indexer.spec.spec import (
     AttributeType,
     ChunkSpec,
@@ -116,24 +118,22 @@ from scannery.indexer.spec.spec_files import load_spec, parse_spec, spec_json_sc
 from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.tuning.settings_choice import SearchSettings, expected_recall
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search, row_scores, search_ready, unit_length
-from scannery.indexer.versions.aliases import (
-    ALIASES_KEY,
-    Aliases,
-    change_aliases,
-    check_no_alias,
-    read_aliases,
-)
 from scannery.indexer.versions.creation import alter_index, altered_spec, create_index
 from scannery.indexer.versions.garbage_collection import GarbageReport, collect_garbage
 from scannery.indexer.versions.leases import LeaseHolder, leased_versions
 from scannery.indexer.versions.tombstones import next_version, read_deleted, read_live_mask, with_deleted
 from scannery.indexer.versions.versions import (
+    ALIASES_KEY,
+    Aliases,
+    change_aliases,
+    check_no_alias,
     commit,
     latest_version,
     list_indexes,
     list_versions,
     manifest_key,
     new_index_id,
+    read_aliases,
     read_manifest,
     segment_key,
 )

@@ -15,9 +15,9 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.spec import IndexSpec, shard_of
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.versions.aliases import check_no_alias
 from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import (
+    check_no_alias,
     hold_current,
     is_dropped,
     latest_version,

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     )
     from scannery.serving.process.encoder_server import EncoderServer
     from scannery.serving.process.maintain import maintain
-    from scannery.serving.process.serve import serve, serve_encoders
     from scannery.serving.process.server import Server
+    from scannery.serving.process.supervisor import serve, serve_encoders
     from scannery.serving.security import SecurityConfig
 
 __all__ = [

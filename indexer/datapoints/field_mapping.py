@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer.datapoints.columns.kinds import kind_of
+from scannery.indexer.datapoints.columns.converted import kind_of
 from scannery.indexer.datapoints.columns.plain import python_rows, python_values
 from scannery.indexer.datapoints.conversions import is_nan, plain_text
 from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, NOT_DYNAMIC, parsed_dynamic

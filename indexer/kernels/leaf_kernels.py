@@ -10,8 +10,7 @@ from functools import partial
 import numpy as np
 
 from scannery.indexer.kernels.fused import compiled
-from scannery.indexer.kernels.row_kernels import AHEAD, insert
-from scannery.indexer.kernels.scoring import prefetch, score
+from scannery.indexer.kernels.row_kernels import AHEAD, insert, prefetch, score
 
 __all__ = [
     "TAIL_LOW",

@@ -40,8 +40,7 @@ from typing import Final
 
 import regex
 
-from scannery.indexer.lexical.word_places import word_places
-from scannery.indexer.lexical.words import MAX_WORD_CHARACTERS, code_words, normalised, words_of
+from scannery.indexer.lexical.words import MAX_WORD_CHARACTERS, code_words, normalised, word_places, words_of
 from scannery.indexer.spec.spec import LexicalSpec
 
 __all__ = [

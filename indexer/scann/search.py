@@ -19,8 +19,7 @@ from scannery.indexer.scann.assets import MIDDLE_FILE
 from scannery.indexer.scann.instructions import use_vector_instructions
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
-from scannery.indexer.vectors.exact_search import NO_ROW
-from scannery.indexer.vectors.tie_order import BY_ROW, Ties
+from scannery.indexer.vectors.exact_search import BY_ROW, NO_ROW, Ties
 
 __all__ = ["ScannSearcher", "load_kernels", "load_searcher"]
 

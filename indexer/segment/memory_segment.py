@@ -30,7 +30,7 @@ from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.segment.named_vectors import NamedVectors
 from scannery.indexer.segment.segment import Segment
 from scannery.indexer.spec.spec import Distance, IndexSpec
-from scannery.indexer.vectors.tie_order import BY_ROW, Ties, id_ranks
+from scannery.indexer.vectors.exact_search import BY_ROW, Ties, id_ranks
 from scannery.indexer.vectors.vector_files import no_vectors, search_vectors
 
 __all__ = ["MemorySegment"]

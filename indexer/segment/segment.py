@@ -42,11 +42,11 @@ from scannery.indexer.vectors.exact_search import (
     FEW_HITS,
     FEW_QUERIES,
     NO_ROW,
+    Ties,
     exact_search,
     row_scores,
     search_ready,
 )
-from scannery.indexer.vectors.tie_order import Ties
 from scannery.indexer.vectors.vector_files import no_vectors
 
 if TYPE_CHECKING:

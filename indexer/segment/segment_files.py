@@ -25,7 +25,7 @@ from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_as
 from scannery.indexer.segment.segment_writer import FORMAT_KEY, SEGMENT_KEY
 from scannery.indexer.spec.spec import Distance
 from scannery.indexer.vectors.arrays import mapped
-from scannery.indexer.vectors.tie_order import write_ties
+from scannery.indexer.vectors.exact_search import write_ties
 from scannery.indexer.vectors.vector_files import (
     BLOCK_ROWS,
     blocks_of,

@@ -1,4 +1,7 @@
-"""Write the rows of a segment, or the vectors of one name, as one self-contained Parquet file (docs/format.md)."""
+"""Write the rows of a segment, or the vectors of one name, as one self-contained Parquet file (docs/format.md).
+
+Its metadata says where the vectors of each leaf are, so that servers need not read them to open it (cold/).
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,68 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints.named_vectors import ROW_COLUMN, is_vectorless
-from scannery.indexer.datapoints.schema import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema
+from scannery.indexer.datapoints.schema import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema, vectors_of
 from scannery.indexer.errors import BuildError, CorruptError, NotFoundError
+from scannery.indexer.kernels.compilation import COMPILING
 from scannery.indexer.lexical.bm25 import with_terms
 from scannery.indexer.local.files import file_sha256
 from scannery.indexer.manifest import FORMAT_VERSION, ConfigTrial, SegmentEntry
-from scannery.indexer.paging.page_index import tail_of
+from scannery.indexer.planning.leaves import measure_leaves, pack_leaves
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
 from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE, ScannBuild, Tuning, config_by_trial
 from scannery.indexer.scann.config import Effort, ScannConfig, choose_config, config_changes, config_like
-from scannery.indexer.segment.leaf_metadata import are_searched_as_given, leaf_metadata
-from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.segment.pages import tail_of
+from scannery.indexer.spec.spec import Distance, IndexSpec
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.vectors.arrays import taken
-from scannery.indexer.vectors.vector_files import blocks_of, write_search_vectors
+from scannery.indexer.vectors.arrays import mapped, taken
+from scannery.indexer.vectors.vector_files import (
+    blocks_of,
+    is_unit,
+    unit_blocks,
+    write_search_vectors,
+    write_vectors,
+)
 
-__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "WrittenSegment", "is_sound", "write_segment"]
+__all__ = [
+    "FORMAT_KEY",
+    "SEGMENT_KEY",
+    "WrittenSegment",
+    "are_searched_as_given",
+    "is_sound",
+    "leaf_metadata",
+    "write_segment",
+]
+
+
+_VECTORS_FILE = "vectors.npy"
+
+
+def are_searched_as_given(table: pa.Table, distance: Distance) -> bool:
+    """Return whether vectors are searched without being scaled: for cosine, whether all have length 1."""
+    return distance != "cosine" or all(map(is_unit, blocks_of(table)))
+
+
+def leaf_metadata(table: pa.Table, distance: Distance, directory: Path, *, unit: bool) -> dict[str, str]:
+    """Return the packed statistics of the leaves.
+
+    Args:
+        table: in leaf order, with the column of leaves.
+        distance: of the index.
+        directory: for a temporary file.
+        unit: of `are_searched_as_given`.
+
+    """
+    leaf_N = table.column(LEAF_COLUMN).to_numpy()
+    given_ND = vectors_of(table)
+    if unit:
+        with COMPILING:
+            return pack_leaves(measure_leaves(given_ND, leaf_N, distance, seed=0))
+    with tempfile.TemporaryDirectory(prefix="leaves-", dir=directory) as place:  # not a copy in memory
+        path = Path(place) / _VECTORS_FILE
+        write_vectors(path, unit_blocks(given_ND), *given_ND.shape)
+        with COMPILING:
+            return pack_leaves(measure_leaves(mapped(path), leaf_N, distance, seed=0))
+
 
 FORMAT_KEY = b"scannery.format"
 SEGMENT_KEY = b"scannery.segment"
@@ -336,7 +385,7 @@ def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, secon
         column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"} if dimensions else None,
         data_page_size=PAGE_BYTES,
         write_page_checksum=True,
-        # With it pages begin with a row, and readers find the pages of rows (paging/page_index.py).
+        # With it pages begin with a row, and readers find the pages of rows (pages.py).
         write_page_index=True,
         write_statistics=[leaf for name in plain for leaf in _ordered_leaves(table, name)],
     )

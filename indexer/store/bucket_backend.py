@@ -1,31 +1,143 @@
-"""A bucket as a place for objects, through obstore. A request for a large object is many for its parts (parts.py)."""
+"""A bucket as a place for objects, through obstore.
+
+A request for a large object is many for its parts, several on their way at once. A request ends some time after its
+start, and obstore resumes one that was cut at most ten times within three minutes: a segment of some gigabytes that
+many machines read at once would take longer than that as one request, and no part does.
+
+The outcome of a conditional put may be unknown. It may be done although its answer is an error, or is lost. The put
+that is then repeated finds its own object, and must not take it for that of another writer. obstore repeats puts itself
+and does not tell, so these are repeated here.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
+import random
+import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import obstore
 from obstore.exceptions import AlreadyExistsError as ObjectExistsError
-from obstore.exceptions import BaseError, PreconditionError
+from obstore.exceptions import BaseError, GenericError, PreconditionError
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
-from scannery.indexer.store import parts
 from scannery.indexer.store.backend import StoredObject, check_size
 from scannery.indexer.store.changes import CHANGES_FOLDER, Changes, ObjectChanges
-from scannery.indexer.store.conditional_puts import put_once
 
 if TYPE_CHECKING:
     from obstore import GetOptions, UpdateVersion
     from obstore.store import BackoffConfig, ClientConfig, RetryConfig
 
-__all__ = ["BucketBackend"]
+__all__ = ["MOST_PARTS", "PARALLEL", "PART_BYTES", "RETRY_S", "BucketBackend", "ordered_parts", "put_once"]
+
+
+PART_BYTES = 2**23
+"""Most bytes of a part. In the 120 s of a request, a connection must carry 70 kB/s."""
+
+PARALLEL = 8
+"""Most parts of one object at once. Eight streams of S3 carry 640 MB/s; a core unpacks 60 MB/s."""
+
+MOST_PARTS = 32
+"""Most parts of all objects in this process at once: 256 MiB of memory, and as many connections."""
+
+
+class _Room:
+    """Counts the parts of this process."""
+
+    def __init__(self) -> None:
+        self.renew()
+        # A thread that is in the midst of a download does not survive a fork, and would never give back its room.
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.free = threading.BoundedSemaphore(MOST_PARTS)
+
+
+_ROOM = _Room()
+
+
+def ordered_parts(
+    fetch: Callable[[int, int], memoryview], start: int, end: int
+) -> Iterator[tuple[int, memoryview]]:
+    """Yield the parts of a range of bytes in order, each with its offset.
+
+    Args:
+        fetch: returns the bytes from an offset up to another; called in several threads.
+        start: of the range.
+        end: of the range, exclusive.
+
+    """
+    free, pending = _ROOM.free, deque[tuple[int, Future[memoryview]]]()
+    with ThreadPoolExecutor(PARALLEL, "scannery-parts") as pool:
+        try:
+            while pending or start < end:
+                # An object waits for room for its first part only: so it never waits while it holds some.
+                while start < end and len(pending) < PARALLEL and free.acquire(blocking=not pending):
+                    pending.append((start, pool.submit(fetch, start, min(start + PART_BYTES, end))))
+                    start += PART_BYTES
+                offset, part = pending.popleft()
+                try:
+                    data = part.result()
+                    del part  # the future would keep the bytes
+                    yield offset, data
+                    del data
+                finally:
+                    free.release()
+        finally:
+            for _, part in pending:
+                part.cancel()
+                free.release()
+
+
+RETRY_S = 60.0
+"""Seconds from the first attempt in which a put is repeated."""
+_FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 5.0
+
+
+def put_once(put: Callable[[], object], is_ours: Callable[[], bool]) -> None:
+    """Put an object under a condition; repeat it with growing pauses while the bucket fails.
+
+    Args:
+        put: one attempt, which obstore does not repeat.
+        is_ours: whether the bucket has the object of this put; called if the condition failed after an attempt of
+            unknown outcome.
+
+    Raises:
+        obstore's AlreadyExistsError, PreconditionError: the condition does not hold.
+        GenericError: the bucket failed for `RETRY_S`; the object may have been put.
+
+    """
+    end_s, wait_s, unknown = time.monotonic() + RETRY_S, _FIRST_WAIT_S, False
+    while True:
+        try:
+            put()
+            return
+        except (ObjectExistsError, PreconditionError):
+            if not unknown:
+                raise
+            # Without an object an attempt is still under way: S3 refuses concurrent puts (409), and asks to repeat.
+            with contextlib.suppress(FileNotFoundError):
+                if is_ours():
+                    return
+                raise
+            if time.monotonic() + wait_s > end_s:
+                raise
+        except GenericError:
+            unknown = True
+            if time.monotonic() + wait_s > end_s:
+                raise
+        time.sleep(wait_s * random.uniform(0.5, 1))
+        wait_s = min(2 * wait_s, _MOST_WAIT_S)
+
 
 UPLOAD_BYTES = 2**24
 """Bytes of a part of an upload; there may be 10,000. At `TIMEOUT_S` a connection must carry 140 kB/s."""
@@ -97,7 +209,7 @@ class BucketBackend:
         with _object_errors(key):
             found = obstore.get(self._store, key)
             size, etag = found.meta["size"], found.meta["e_tag"]
-            if size <= parts.PART_BYTES:
+            if size <= PART_BYTES:
                 return bytes(found.bytes())
             del found  # ends the request, of which only the size is used
             return self._joined(key, 0, size, etag)
@@ -105,11 +217,11 @@ class BucketBackend:
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """Return the bytes of a range; fewer if the object ends before."""
         with _object_errors(key):
-            if length > parts.PART_BYTES:
+            if length > PART_BYTES:
                 # The length may come from a damaged file, and that much memory would be taken.
                 found = obstore.head(self._store, key)
                 length = max(min(length, found["size"] - start), 1)
-                if length > parts.PART_BYTES:
+                if length > PART_BYTES:
                     return self._joined(key, start, length, found["e_tag"])
             return bytes(obstore.get_range(self._store, key, start=start, length=length))
 
@@ -195,7 +307,7 @@ class BucketBackend:
             with _object_errors(key):
                 return self._part(key, first, end, etag, length if whole else None)
 
-        return parts.ordered_parts(fetch, start, start + length)
+        return ordered_parts(fetch, start, start + length)
 
     def _part(self, key: str, start: int, end: int, etag: str | None, size_bytes: int | None) -> memoryview:
         # With the tag, parts of two different objects cannot be mixed if another writer replaces the object.

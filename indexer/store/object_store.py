@@ -2,9 +2,8 @@
 
 Keys are relative paths with `/`.
 
-A mapping in one JSON object of a store, changed by conditional puts.
-
-An object of a store as a file that is read by ranges, for readers that need a small part of it.
+Here too: a mapping in one JSON object, changed by conditional puts; an object as a file that is read by ranges; and
+URIs as messages show them, without the password or the key that a user may have put into one.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from scannery.indexer.errors import (
     StoreUriError,
 )
 from scannery.indexer.local.files import file_sha256, scratch_folder
-from scannery.indexer.local.shown_uris import has_credentials, without_credentials
 from scannery.indexer.store.backend import Backend, StoredObject, check_size
 from scannery.indexer.store.bucket_backend import BucketBackend
 from scannery.indexer.store.changes import Changes
@@ -41,7 +39,30 @@ from scannery.indexer.store.folder_backend import FolderBackend, store_folder
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["JsonObject", "RangeFile", "ReadOnlyFile", "Store", "StoredObject"]
+__all__ = [
+    "JsonObject",
+    "RangeFile",
+    "ReadOnlyFile",
+    "Store",
+    "StoredObject",
+    "has_credentials",
+    "without_credentials",
+]
+
+
+def without_credentials(text: str) -> str:
+    """Return a URI without user, password and options; a connection string of other form is not shown at all."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return "(not shown: it may have a password)" if "=" in text else text
+    # Up to the last "@": a password may have others, and slashes, that should have been written as %XX.
+    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+
+
+def has_credentials(uri: str) -> bool:
+    """Return whether the URI of a bucket has what none needs: a password, or options."""
+    _, _, rest = uri.partition("://")
+    return ":" in rest.partition("/")[0] or "?" in rest
 
 
 _LOG = logging.getLogger(__name__)

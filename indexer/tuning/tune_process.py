@@ -41,7 +41,7 @@ from scannery.indexer.tuning.held_out_queries import FreshQueries, held_out_quer
 from scannery.indexer.tuning.recall_curve import DEEPER, Curves, measure_curves
 from scannery.indexer.tuning.settings_choice import TUNED_K, pick_point
 from scannery.indexer.vectors.arrays import mapped
-from scannery.indexer.vectors.tie_order import BY_ROW
+from scannery.indexer.vectors.exact_search import BY_ROW
 
 __all__ = ["main", "warm"]
 

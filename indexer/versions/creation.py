@@ -19,8 +19,7 @@ from scannery.indexer.spec.spec import IndexSpec, LexicalSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
-from scannery.indexer.versions.aliases import check_no_alias
-from scannery.indexer.versions.versions import commit, latest_version, read_manifest
+from scannery.indexer.versions.versions import check_no_alias, commit, latest_version, read_manifest
 
 __all__ = ["alter_index", "altered_spec", "create_index", "given_vectors", "keeps_compounds", "with_analyser"]
 

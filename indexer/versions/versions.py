@@ -1,4 +1,9 @@
-"""Versions of an index: numbered manifests. The highest number is the current version."""
+"""Versions of an index: numbered manifests. The highest number is the current version.
+
+Aliases, other names of indexes, are in one object of the store, `aliases.json`. All aliases change with one conditional
+put, so a move from one index to another is atomic, in folders and in buckets. Names are looked up once for each
+request; an alias never stands for another alias.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import difflib
 import hashlib
 import re
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timezone
 
 from scannery.indexer.datapoints.schema import written_schema
@@ -22,11 +27,14 @@ from scannery.indexer.errors import (
 )
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.spec import INDEX_NAME
-from scannery.indexer.store.object_store import Store
-from scannery.indexer.versions.aliases import check_no_alias
+from scannery.indexer.store.object_store import JsonObject, Store
 from scannery.indexer.versions.leases import WorkLease, wait_for_removals, working
 
 __all__ = [
+    "ALIASES_KEY",
+    "Aliases",
+    "change_aliases",
+    "check_no_alias",
     "commit",
     "hold_current",
     "inherited_id",
@@ -38,10 +46,60 @@ __all__ = [
     "manifest_key",
     "new_index_id",
     "no_such_index",
+    "read_aliases",
     "read_manifest",
     "segment_key",
     "tombstone_key",
 ]
+
+
+ALIASES_KEY = "aliases.json"
+
+Aliases = Mapping[str, str]
+"""The index that each alias stands for."""
+
+
+def read_aliases(store: Store) -> Aliases:
+    """Return the aliases of a store.
+
+    Raises:
+        CorruptError: the object is damaged.
+        FormatError: a later release wrote it.
+        StoreError: it cannot be read.
+
+    """
+    return _object(store).read()
+
+
+def change_aliases(store: Store, change: Callable[[Aliases], Aliases]) -> Aliases:
+    """Replace the aliases by `change` of them, and return those before.
+
+    Args:
+        store: the store.
+        change: returns the new aliases; called again if another process changed them meanwhile. Its errors end the
+            call.
+
+    Raises:
+        AlreadyExistsError: in each attempt, another process changed them meanwhile.
+        CorruptError, FormatError, StoreError: as `read_aliases`.
+
+    """
+    before, _ = _object(store).change(lambda aliases: dict(change(aliases)))
+    return before
+
+
+def check_no_alias(store: Store, index: str) -> None:
+    """Raise AlreadyExistsError if a name is an alias: no index can have it. Otherwise raises as `read_aliases`."""
+    if index in read_aliases(store):
+        raise AlreadyExistsError(
+            f"index: {index!r} is an alias; give the index another name, or delete the alias first",
+            field="index",
+        )
+
+
+def _object(store: Store) -> JsonObject:
+    return JsonObject(store, ALIASES_KEY, "aliases", str)
+
 
 ATTEMPTS = 10
 """Most attempts to lease the current version."""

@@ -12,7 +12,7 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from scannery.indexer.datapoints.columns.kinds import has_json_form
+from scannery.indexer.datapoints.columns.converted import has_json_form
 from scannery.indexer.datapoints.columns.plain import unreadable
 from scannery.indexer.datapoints.field_mapping import may_be_dynamic
 from scannery.pipelines.dead_letters import DeadLetter

@@ -1,4 +1,4 @@
-"""Encodes texts with one encoder, and caches recent queries.
+"""Encodes texts of concurrent callers in batches, with one encoder, and caches recent queries.
 
 Shapes: Q queries, D dimensions.
 """
@@ -19,7 +19,8 @@ from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving.config import CACHED_QUERIES
 from scannery.serving.encoding.reranker import SentenceVectors
-from scannery.serving.encoding.text_batcher import TextBatcher
+from scannery.serving.scheduling.affinity import on_all_cores
+from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -28,7 +29,45 @@ from scannery.serving.telemetry.tracing import span
 if TYPE_CHECKING:
     from scannery.embed import Chunker
 
-__all__ = ["Observer", "QueryEncoder", "TextEncoder"]
+__all__ = ["Observer", "QueryEncoder", "TextBatcher", "TextEncoder"]
+
+
+EncodeBatch = Callable[[Sequence[str]], np.ndarray]
+
+
+class TextBatcher:
+    """Encodes a few batches at a time. Safe to use from several threads."""
+
+    def __init__(
+        self, encode: EncodeBatch, *, max_texts: int, observe: Callable[[float], None], at_once: int = 1
+    ) -> None:
+        """Prepare.
+
+        Args:
+            encode: returns the vectors of texts.
+            max_texts: limit of texts in a batch of several callers.
+            observe: called with the number of texts of each batch.
+            at_once: batches.
+
+        """
+        self._encode, self._observe = encode, observe
+        self._coalescer: Coalescer[Sequence[str], list[np.ndarray]] = Coalescer(
+            concurrency=at_once, max_weight=max_texts
+        )
+
+    def encode(self, texts: Sequence[str], deadline: Deadline) -> list[np.ndarray]:
+        """Return the vector of each text; raises as `Coalescer.run`."""
+        return self._coalescer.run(self, texts, deadline, self._encode_batch, weight=len(texts))
+
+    def _encode_batch(self, batch: Sequence[Sequence[str]], deadline: Deadline) -> list[list[np.ndarray]]:
+        deadline.check()
+        # Concurrent callers often send equal texts.
+        texts = list(dict.fromkeys(text for each in batch for text in each))
+        self._observe(len(texts))
+        with on_all_cores():
+            vectors = dict(zip(texts, self._encode(texts), strict=True))
+        return [[vectors[text] for text in each] for each in batch]
+
 
 CACHED_BYTES = 64 << 20
 """Limit of the cache, texts and vectors together: a text may have 32 KiB."""

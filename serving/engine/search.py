@@ -35,10 +35,10 @@ import numpy as np
 from scannery.indexer import SegmentEntry, search_ready
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
-from scannery.serving.engine.highlighting.highlighter import Highlighter, with_snippets
+from scannery.serving.engine.highlighter import Highlighter, with_snippets
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.query_vectors import named_rows
-from scannery.serving.engine.rows.row_source import LocalRows, RowSource
+from scannery.serving.engine.row_source import LocalRows, RowSource
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking, crowd
 from scannery.serving.request.filter import Node

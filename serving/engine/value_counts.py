@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer.datapoints.instants import comparable
+from scannery.indexer.datapoints.text_values import comparable
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.engine.wire_fields import read_table, table_bytes

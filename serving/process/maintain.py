@@ -27,7 +27,7 @@ from scannery.runtime.retry import RetryState
 from scannery.runtime.tasks import PeriodicTask
 from scannery.serving.catalog.maintenance_catalog import MaintenanceCatalog
 from scannery.serving.config import MaintainConfig
-from scannery.serving.process.signals import Signals
+from scannery.serving.process.os_calls import Signals
 from scannery.serving.process.worker import STOP_SIGNALS
 from scannery.serving.telemetry.metrics.exposition import MetricsServer
 from scannery.serving.telemetry.metrics.registry import Counter, Gauge, rendered

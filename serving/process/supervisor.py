@@ -32,14 +32,21 @@ from scannery.embed.devices.cores import Neighbours, live_with
 from scannery.runtime.errors import DEFECT, CodedError, ConfigError, ServingError
 from scannery.runtime.retry import Backoff
 from scannery.runtime.sharing import SharedTable, blobs_for
-from scannery.serving.config import ListenConfig, WorkerContext, joined_address, split_address
-from scannery.serving.process.os_calls import die_with_parent, ended, notify, reserved
-from scannery.serving.process.signals import Signals
-from scannery.serving.process.worker import STOP_SIGNALS, run_metrics
+from scannery.serving.config import (
+    EncoderConfig,
+    ListenConfig,
+    ServerConfig,
+    WorkerContext,
+    joined_address,
+    split_address,
+)
+from scannery.serving.process.os_calls import Signals, die_with_parent, ended, notify, reserved
+from scannery.serving.process.preload import preload, preload_encoders
+from scannery.serving.process.worker import STOP_SIGNALS, run_encoder_server, run_metrics, run_server
 from scannery.serving.scheduling.affinity import own_core
 from scannery.serving.telemetry.metrics import SharedSlots
 
-__all__ = ["Process", "Supervisor"]
+__all__ = ["Process", "Supervisor", "serve", "serve_encoders"]
 
 
 WORKER = "worker"
@@ -455,3 +462,34 @@ class Supervisor(Generic[ConfigT, SharedT]):
             self._signals.wait(min(left_s, 1.0))
             while (pid := ended()[0]) != 0:
                 self._generations.processes.pop(pid, None)
+
+
+def serve(
+    config: ServerConfig, *, workers: int = 1, ready: Callable[[str], object] = lambda address: None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return. Must be called from the main thread.
+
+    Args:
+        config: the options.
+        workers: number of serving processes; the calling process supervises them.
+        ready: called with the address once every process answers.
+
+    Raises:
+        ConfigError, BindError, IndexerError: the server cannot start.
+        ServingError: the workers cannot start; their own errors are in the log.
+
+    """
+    Supervisor(config, workers, ready, preload, run_server).run()
+
+
+def serve_encoders(
+    config: EncoderConfig, *, workers: int = 1, ready: Callable[[str], object] = lambda address: None
+) -> None:
+    """Serve encoders, as `serve` does indexes.
+
+    Raises:
+        ConfigError, BindError, EncoderUnavailableError, IndexerError: the encoders cannot be served.
+        ServingError: the workers cannot start; their own errors are in the log.
+
+    """
+    Supervisor(config, workers, ready, preload_encoders, run_encoder_server).run()

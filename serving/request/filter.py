@@ -7,7 +7,7 @@ Semantics, for a row and a condition on the attribute `a`:
   values equals an element.
 - Null as a value stands for "not set": `{"a": None}` is `{"a": {"$exists": false}}`.
 - A dynamic attribute takes values of any type. It matches values of the same kind only: string, number or boolean.
-  Strings that are times in ISO 8601 are compared as instants, and a timestamp with those only (datapoints/instants.py).
+  Strings that are times in ISO 8601 are compared as instants, and a timestamp with those only (text_values.py).
 - `$not` matches exactly the rows that its filter does not match, rows without the attribute included. So the tree
   writes `$ne` as `$not` of `$eq`, and `$nin` as `$not` of `$in`.
 - Order is numeric, by time, or for strings by Unicode code point.

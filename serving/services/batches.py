@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from scannery.serving.engine.query_vectors import query_vectors
-from scannery.serving.engine.rows.row_source import RowSource
+from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.search import search
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.request.filter import Node

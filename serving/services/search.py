@@ -22,7 +22,7 @@ from scannery.serving import limits
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.encoding.query_encoder import QueryEncoder
-from scannery.serving.engine.rows.row_source import RowSource
+from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.search import PreparedQuery, answers_of, explanation, search
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch, QueryPaths
 from scannery.serving.engine.wire_fields import framed

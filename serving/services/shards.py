@@ -16,7 +16,7 @@ from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.description import IndexCounts
 from scannery.serving.engine.hydrator import Hydrator
-from scannery.serving.engine.rows.row_source import RowSource
+from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.scanning.scan_result import ScanPages, ScanResult
 from scannery.serving.engine.value_counts import FieldCounts
 from scannery.serving.request.filter import Node

@@ -2,7 +2,7 @@
 
 Values are compared within their kind: strings with strings, numbers with numbers, booleans with booleans. Integers and
 floats are kept apart, so that each value comes back as it was written, and compared exactly: 2**53 + 1 is not 2.0**53.
-Strings that are times are compared as instants (instants.py); their spelling matters to $prefix and the like only.
+Strings that are times are compared as instants (text_values.py); their spelling matters to $prefix and the like only.
 
 Shapes: N rows of a segment, P values (those in lists included).
 """
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from scannery.indexer import Segment
 from scannery.indexer.datapoints.dynamic import DYNAMIC_COLUMN, DynamicValues, dynamic_values, timestamp_text
-from scannery.indexer.datapoints.instants import comparable_text, instants
+from scannery.indexer.datapoints.text_values import comparable_text, instants
 from scannery.serving.request.filter import MatchOperator, Truth
 from scannery.serving.snapshot.attribute_index import (
     NO_ROWS,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scannery.indexer import AlreadyExistsError, CorruptError, Store, StoreError
-from scannery.indexer.store import bucket_backend, conditional_puts, parts
+from scannery.indexer.store import bucket_backend
 from tests.buckets.servers import BUCKET, Fault, FaultyProxy, bucket_environment, faulty_proxy, started_server
 
 pytestmark = pytest.mark.system
@@ -29,7 +29,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.fixture
 def proxy(moto: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    monkeypatch.setattr(parts, "PART_BYTES", PART)
+    monkeypatch.setattr(bucket_backend, "PART_BYTES", PART)
     with faulty_proxy(moto) as running:
         for name, value in bucket_environment(running.server_port).items():
             monkeypatch.setenv(name, value)
@@ -118,7 +118,7 @@ def test_a_put_that_meets_its_own_first_attempt(proxy: FaultyProxy):
 
 
 def test_a_put_that_fails_for_long_is_an_error(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(conditional_puts, "RETRY_S", 0.5)
+    monkeypatch.setattr(bucket_backend, "RETRY_S", 0.5)
     store = opened()
     proxy.faults = [Fault("503", "PUT", times=1000)]
     with pytest.raises(StoreError, match="a: .*503"):

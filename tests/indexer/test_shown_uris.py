@@ -6,7 +6,7 @@ import pytest
 
 from scannery.indexer import Store
 from scannery.indexer.errors import StoreUriError
-from scannery.indexer.local.shown_uris import without_credentials
+from scannery.indexer.store.object_store import without_credentials
 
 
 @pytest.mark.parametrize(

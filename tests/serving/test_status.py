@@ -13,7 +13,7 @@ from scannery.client.transport.retries import error_from_status
 from scannery.indexer import errors as indexer_errors
 from scannery.runtime import errors as serving_errors
 from scannery.serving.status import status_for_callers, status_of
-from scannery.serving.transport.grpc.status_details import status_details
+from scannery.serving.transport.grpc.call_limits import status_details
 from scannery.v1.types_pb2 import ErrorDetail
 
 ERRORS = [

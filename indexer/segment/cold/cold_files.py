@@ -21,13 +21,13 @@ from scannery.indexer.errors import CorruptError
 from scannery.indexer.hashes import sorted_hashes
 from scannery.indexer.lexical.bm25 import WORD_COLUMNS
 from scannery.indexer.manifest import SegmentEntry
-from scannery.indexer.paging.page_index import find_pages, read_tail
 from scannery.indexer.planning.leaves import unpack_leaves
 from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS
 from scannery.indexer.segment import segment_files as files
+from scannery.indexer.segment.pages import find_pages, read_tail
 from scannery.indexer.segment.segment_writer import SEGMENT_KEY
 from scannery.indexer.store.object_store import ReadOnlyFile, Store
-from scannery.indexer.vectors.tie_order import write_ties
+from scannery.indexer.vectors.exact_search import write_ties
 from scannery.indexer.vectors.vector_files import no_vectors
 
 if TYPE_CHECKING:

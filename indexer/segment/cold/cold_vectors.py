@@ -28,8 +28,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from scannery.indexer.errors import CorruptError, StoreError
-from scannery.indexer.paging.page_decoding import decoded_page
-from scannery.indexer.paging.page_index import Pages
+from scannery.indexer.segment.pages import Pages, decoded_page
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.exact_search import unit_length
 

@@ -29,7 +29,7 @@ from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.query_vectors import members_of
 from scannery.serving.engine.remote.leaf_candidates import KeptCounts, LeafCandidates
 from scannery.serving.engine.remote.state_reader import StateReader
-from scannery.serving.engine.rows.row_source import RowSource
+from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.segment_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.engine.wire_fields import framed, varint

@@ -2,8 +2,8 @@
 
 A dynamic attribute may have a value of another type in each row. Numbers come before strings, and strings before
 booleans; with the greatest first this is reversed, too. Integers and floats are compared exactly: 2**53 + 1 is greater
-than 2.0**53. Strings that are times are compared as instants (instants.py). Lists and objects have no order: their rows
-come after those in both directions, and before the rows that do not have the attribute, or have null.
+than 2.0**53. Strings that are times are compared as instants (text_values.py). Lists and objects have no order: their
+rows come after those in both directions, and before the rows that do not have the attribute, or have null.
 
 Shapes: R rows of all segments, P values of one type.
 """
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer import DYNAMIC_COLUMN, Segment
 from scannery.indexer.datapoints.dynamic import DynamicValues, Kind, dynamic_values
-from scannery.indexer.datapoints.instants import comparable
+from scannery.indexer.datapoints.text_values import comparable
 from scannery.runtime.retry import Deadline
 from scannery.serving.request.filter import dynamic_name
 from scannery.serving.request.scan import RowOrder

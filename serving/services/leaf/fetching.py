@@ -28,7 +28,7 @@ from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.held_snapshots import HeldSnapshot, HeldSnapshots
 from scannery.serving.engine.hydrator import Hydrator
-from scannery.serving.engine.rows.row_source import LocalRows
+from scannery.serving.engine.row_source import LocalRows
 from scannery.serving.engine.scanning.scan_result import ScanResult, encoded_keys
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.engine.wire_fields import table_bytes

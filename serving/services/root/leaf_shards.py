@@ -17,7 +17,7 @@ from scannery.serving.engine.remote.leaf_candidates import KeptCounts
 from scannery.serving.engine.remote.leaf_rows import LeafRows
 from scannery.serving.engine.remote.leaf_scan import LeafScan
 from scannery.serving.engine.remote.state_reader import StateReader
-from scannery.serving.engine.rows.row_source import RowSource
+from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.scanning.scan_result import ScanPages
 from scannery.serving.engine.value_counts import FieldCounts, decoded, merged
 from scannery.serving.request.filter import Node, dynamic_name

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scannery.indexer.datapoints.dynamic import timestamp_text
-from scannery.indexer.datapoints.instants import comparable, comparable_text
+from scannery.indexer.datapoints.text_values import comparable, comparable_text
 
 UTC = dt.timezone.utc
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from scannery.indexer import Distance, exact_search
 from scannery.indexer.kernels import row_kernels
-from scannery.indexer.kernels.scoring import CHAINS, NARROW, WIDE
+from scannery.indexer.kernels.row_kernels import CHAINS, NARROW, WIDE
 from scannery.indexer.vectors import exact_search as exact
-from scannery.indexer.vectors.tie_order import BY_ROW
+from scannery.indexer.vectors.exact_search import BY_ROW
 
 DISTANCES: list[Distance] = ["dot", "squared_l2"]
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scannery.indexer import Analyser, LexicalSpec
-from scannery.indexer.lexical.word_places import word_places
-from scannery.indexer.lexical.words import words_of
+from scannery.indexer.lexical.words import word_places, words_of
 
 TEXTS = [
     "Volcanoes, don’t erupt: U.S.A 3.14",

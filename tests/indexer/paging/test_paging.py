@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from scannery.indexer import CorruptError
-from scannery.indexer.paging.page_decoding import decoded_page
-from scannery.indexer.paging.page_index import Pages, find_pages, read_struct, tail_of
+from scannery.indexer.segment.pages import Pages, decoded_page, find_pages, read_struct, tail_of
 
 
 def written(

@@ -18,7 +18,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from scannery.indexer import AlreadyExistsError, CorruptError, NotFoundError, Store, StoreError, StoreUriError
-from scannery.indexer.store import bucket_backend, object_store, parts
+from scannery.indexer.store import bucket_backend, object_store
 from scannery.indexer.store.bucket_backend import BucketBackend
 from tests.data import ROOT
 from tests.object_server import ObjectServer, object_server
@@ -30,7 +30,7 @@ MOST_RESUMES = 10  # of obstore, for one request
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
     monkeypatch.setattr(bucket_backend, "UPLOAD_BYTES", PART)
-    monkeypatch.setattr(parts, "PART_BYTES", PART)
+    monkeypatch.setattr(bucket_backend, "PART_BYTES", PART)
     with object_server(monkeypatch) as running:
         yield running
 
@@ -170,7 +170,7 @@ def test_a_file_is_fetched_in_the_memory_of_a_few_parts(monkeypatch, tmp_path):
     assert done.returncode == 0, done.stderr
     most_bytes = int(done.stdout) * 1024
     print(f"{most_bytes / 2**20:.0f} MiB more for an object of {size / 2**20:.0f} MiB")
-    assert most_bytes < 2 * parts.PARALLEL * parts.PART_BYTES
+    assert most_bytes < 2 * bucket_backend.PARALLEL * bucket_backend.PART_BYTES
     assert not list(Path(tmp_path).glob("**/object"))
 
 
@@ -249,13 +249,13 @@ def test_the_parts_of_a_process_are_bounded(monkeypatch):
         return memoryview(bytes(end - start))
 
     def read() -> int:
-        return sum(len(data) for _, data in parts.ordered_parts(fetch, 3, 1003))
+        return sum(len(data) for _, data in bucket_backend.ordered_parts(fetch, 3, 1003))
 
     failing = -1
-    monkeypatch.setattr(parts, "PART_BYTES", 10)
+    monkeypatch.setattr(bucket_backend, "PART_BYTES", 10)
     with ThreadPoolExecutor(12) as pool:
         assert list(pool.map(lambda _: read(), range(12))) == [1000] * 12
-        assert parts.PARALLEL < most <= parts.MOST_PARTS
+        assert bucket_backend.PARALLEL < most <= bucket_backend.MOST_PARTS
         failing = 503
         for outcome in [pool.submit(read) for _ in range(12)]:
             with pytest.raises(StoreError, match="no answer"):
@@ -263,6 +263,6 @@ def test_the_parts_of_a_process_are_bounded(monkeypatch):
         failing = -1
         assert list(pool.map(lambda _: read(), range(12))) == [1000] * 12
     # Readers that give up before the end leave their room to others.
-    for _ in range(parts.MOST_PARTS):
-        next(parts.ordered_parts(fetch, 0, 1000))
+    for _ in range(bucket_backend.MOST_PARTS):
+        next(bucket_backend.ordered_parts(fetch, 0, 1000))
     assert read() == 1000

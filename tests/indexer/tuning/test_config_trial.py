@@ -18,7 +18,7 @@ from scannery.indexer.tuning import config_trial
 from scannery.indexer.tuning.config_trial import SearchCost, affordable, choose_by_trial, sample_rows
 from scannery.indexer.tuning.held_out_queries import HeldOut, held_out_queries
 from scannery.indexer.tuning.recall_curve import measure_curves
-from scannery.indexer.vectors.tie_order import BY_ROW
+from scannery.indexer.vectors.exact_search import BY_ROW
 from tests.data import clustered, datapoints
 
 ROWS, LEAVES = 6000, 80

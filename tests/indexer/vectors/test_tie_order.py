@@ -10,8 +10,8 @@ import pytest
 
 from scannery.indexer import Store, open_index, parse_spec
 from scannery.indexer.tuning.settings_choice import SearchSettings
-from scannery.indexer.vectors import tie_order as module
-from scannery.indexer.vectors.tie_order import BY_ROW, Ties, find_twins, id_ranks, write_ties
+from scannery.indexer.vectors import exact_search as module
+from scannery.indexer.vectors.exact_search import BY_ROW, Ties, find_twins, id_ranks, write_ties
 from tests.data import datapoints
 from tests.served import publish_version
 

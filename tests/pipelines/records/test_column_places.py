@@ -13,7 +13,7 @@ import pytest
 
 import scannery
 from scannery.indexer import parse_spec
-from scannery.indexer.datapoints.columns.kinds import PLACES, ColumnKind, Place, kind_of, takes
+from scannery.indexer.datapoints.columns.converted import PLACES, ColumnKind, Place, kind_of, takes
 from scannery.indexer.datapoints.columns.plain import plain
 from scannery.pipelines.records.unit_rows import UnitRows, own_rows
 from scannery.pipelines.sources.batches import Batch

@@ -11,7 +11,7 @@ import pytest
 
 from scannery.runtime.errors import DeadlineError
 from scannery.runtime.retry import Deadline
-from scannery.serving.encoding.text_batcher import TextBatcher
+from scannery.serving.encoding.query_encoder import TextBatcher
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 
 NEVER = Deadline.after(None)

@@ -24,7 +24,7 @@ from scannery.pipelines import build
 from scannery.runtime.errors import DeadlineError
 from scannery.runtime.retry import Deadline
 from scannery.serving.encoding.reranker import BATCH_SENTENCES, SentenceVectors
-from scannery.serving.engine.highlighting.highlighter import with_snippets
+from scannery.serving.engine.highlighter import with_snippets
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.v1 import search_pb2
 from tests.data import datapoints

@@ -41,7 +41,7 @@ from scannery.runtime.retry import Deadline
 from scannery.serving.engine.hydrator import WrittenHits
 from scannery.serving.engine.lexical import analyser_of
 from scannery.serving.engine.query_vectors import members_of, query_for, query_vectors
-from scannery.serving.engine.rows.row_source import RowSource
+from scannery.serving.engine.row_source import RowSource
 from scannery.serving.engine.segment_search import QueryBatch
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.engine.wire_fields import framed

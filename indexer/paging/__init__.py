@@ -1,1 +1,0 @@
-"""Pages of Parquet files: where they are, and the vectors in them, read by ranges and without PyArrow."""
