@@ -56,25 +56,14 @@ NOT_RUN = {
     ("docs/quickstart.md", "scannery demo"): "tests/cli/test_demo.py runs it",
     ("docs/searching.md", "rerank=50"): "no cross-encoder is installed; tests/serving/engine has one",
     ("docs/searching.md", "Sparse({"): "needs vectors of a model for sparse retrieval",
-    (
-        "docs/import-export.md",
-        "gs://bucket/export",
-    ): "needs a bucket; tests/cli/test_export.py exports to folders",
-    (
-        "docs/import-export.md",
-        "./qdrant",
-    ): "needs other databases; tests/bridges/importers/test_import.py has them",
+    ("docs/import-export.md", "gs://bucket/export"): "needs a bucket; tests/cli/test_export.py exports to folders",
+    ("docs/import-export.md", "./qdrant"): "needs other databases; tests/bridges/importers/test_import.py has them",
     ("docs/serving.md", "gs://bucket/store"): "needs a bucket; tests/serving/process serves with workers",
     ("docs/serving.md", "--cold archive"): "needs a bucket; tests/serving/test_cold.py serves cold indexes",
-    (
-        "docs/live-updates.md",
-        "SCANNERY_LOG",
-    ): "needs a bucket and a database; tests/live/log has servers of PostgreSQL",
-    (
-        "docs/operations/serving.md",
-        "pip install",
-    ): "pip would change this environment; test_tracing.py traces",
-}
+    ("docs/live-updates.md",
+     "SCANNERY_LOG"): "needs a bucket and a database; tests/live/log has servers of PostgreSQL",
+    ("docs/operations/serving.md", "pip install"): "pip would change this environment; test_tracing.py traces",
+}  # fmt: skip
 """Blocks that are not run, by their page and a text in them, each with the reason."""
 
 SLOW = {
@@ -108,12 +97,7 @@ ELSEWHERE = {
 """Other pages with commands, each with the reason."""
 
 SHOWN = {
-    "docs/quickstart.md": (
-        "1 of 4 records would be refused",
-        "Books.csv line 3",
-        "Keeping bees",
-        "first railways",
-    ),
+    "docs/quickstart.md": ("1 of 4 records would be refused", "Books.csv line 3", "Keeping bees", "first railways"),
     "docs/documents.md": ("The coffee guide > Espresso", "thirty days"),
     "docs/fields.md": ("looked at all 2 records", "A pot for the stove."),
     "docs/collections.md": ("songs is at version 2", "target_recall: 0.98"),
@@ -132,7 +116,7 @@ SHOWN = {
     "docs/operations/serving.md": ("p99_ms",),
     "docs/operations/versions.md": ("podcasts: version 2", "version 3"),
     "README.md": ("operations: version 1", "Versions: show, verify"),
-}
+}  # fmt: skip
 """Texts that the commands of a page print."""
 
 

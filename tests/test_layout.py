@@ -41,20 +41,9 @@ MAY_IMPORT = {
     "pipelines": {"embed", "indexer", "runtime"},
     "evaluation": {"indexer", "pipelines"},
     "client": {"runtime", "v1"},
-    "bridges": {
-        "cli",
-        "client",
-        "embed",
-        "indexer",
-        "live",
-        "pipelines",
-        "runtime",
-        "serving",
-        "v1",
-        "vertex",
-    },
+    "bridges": {"cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1", "vertex"},
     "cli": {*(set(ROOMS) - {"bridges"}), "v1"},
-}
+}  # fmt: skip
 LAZY = {("client", "serving"), ("client", "indexer")}
 
 

@@ -337,16 +337,12 @@ def bridge(*prefixes: str, **methods: type) -> Bridge:
     return Bridge(http=apis, methods=unary)
 
 
-@pytest.mark.parametrize(
-    ("opened", "message"),
-    [
-        ({"a": bridge("/a/"), "b": bridge("/b/", "/a/")}, "b: /a/ is the front of another API, too"),
-        ({"a": bridge("/")}, "'/' is no front of paths"),
-        ({"a": bridge("a/")}, "'a/' is no front of paths"),
-        ({"a": bridge(C=StringValue), "b": bridge(C=StringValue)}, "another bridge has the method /a.B/C"),
-    ],
-    ids=["the same front", "all", "relative", "the same method"],
-)
+@pytest.mark.parametrize(("opened", "message"), [
+    ({"a": bridge("/a/"), "b": bridge("/b/", "/a/")}, "b: /a/ is the front of another API, too"),
+    ({"a": bridge("/")}, "'/' is no front of paths"),
+    ({"a": bridge("a/")}, "'a/' is no front of paths"),
+    ({"a": bridge(C=StringValue), "b": bridge(C=StringValue)}, "another bridge has the method /a.B/C"),
+], ids=["the same front", "all", "relative", "the same method"])  # fmt: skip
 def test_bridges_that_exclude_each_other_are_refused(opened: Mapping[str, Bridge], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Bridges(opened)

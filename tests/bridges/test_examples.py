@@ -45,24 +45,14 @@ def test_every_program_is_run_here_and_is_listed() -> None:
         assert len((PROGRAMS / name).read_text().splitlines()) <= 60
 
 
-@pytest.mark.parametrize(
-    ("name", "lines"),
-    [
-        (
-            "with_langchain.py",
-            [f"nearest: {BEES}", f"after page 7: {LAVA}", f"retrieved: {LAVA} (lava)"],
-        ),
-        (
-            "with_haystack.py",
-            [f"prompt: [bees] {BEES} Q: How do insects communicate?", "since 2023: ['lava', 'violins']"],
-        ),
-        ("with_llama_index.py", [f"nearest: {BEES}", f"since 2023: {VIOLINS}"]),
-        (
-            "with_beam_rag.py",
-            [f"how do insects communicate: {BEES} (bees)", f"what comes out of volcanoes: {LAVA} (lava)"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "lines"), [
+    ("with_langchain.py", [f"nearest: {BEES}", f"after page 7: {LAVA}", f"retrieved: {LAVA} (lava)"]),
+    ("with_haystack.py", [f"prompt: [bees] {BEES} Q: How do insects communicate?",
+     "since 2023: ['lava', 'violins']"]),
+    ("with_llama_index.py", [f"nearest: {BEES}", f"since 2023: {VIOLINS}"]),
+    ("with_beam_rag.py", [f"how do insects communicate: {BEES} (bees)",
+     f"what comes out of volcanoes: {LAVA} (lava)"]),
+])  # fmt: skip
 def test_a_framework_over_a_store_in_the_process(
     name: str, lines: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

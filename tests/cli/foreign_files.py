@@ -94,29 +94,15 @@ def german_spreadsheet(folder: Path) -> None:
 def pandas_csv(folder: Path) -> None:
     """Write hotel reviews by pandas' to_csv: its index as a nameless column, 7.0 beside NaN, True, lists as Python."""
     reviews = [
-        (
-            "Seaview Lodge",
-            "The balcony looks over the harbour, and gulls woke us at five. Breakfast was fresh fish.",
-            9,
-        ),
+        ("Seaview Lodge", "The balcony looks over the harbour, and gulls woke us at five. Breakfast was fresh fish.",
+         9),
         ("Station Hotel", "Trains rattle past the window all night. Bring ear plugs, or do not come.", 3),
-        (
-            "Alpine Hut",
-            "Bunk beds, no shower, but the sunrise over the glacier pays for every blister of the climb.",
-            8,
-        ),
-        (
-            "Grand Palace",
-            "Marble, chandeliers, and a bill to match. The pianist in the bar plays Gershwin.",
-            7,
-        ),
-        (
-            "Casa Verde",
-            "A garden with hammocks and a cook who explains each chilli before you burn your tongue.",
-            10,
-        ),
+        ("Alpine Hut", "Bunk beds, no shower, but the sunrise over the glacier pays for every blister of the climb.",
+         8),
+        ("Grand Palace", "Marble, chandeliers, and a bill to match. The pianist in the bar plays Gershwin.", 7),
+        ("Casa Verde", "A garden with hammocks and a cook who explains each chilli before you burn your tongue.", 10),
         ("Airport Inn", "Clean, cheap, and the shuttle leaves every ten minutes. Nothing to remember.", None),
-    ]
+    ]  # fmt: skip
     frame = pd.DataFrame(
         {
             "review_id": [f"r-{number}" for number in range(len(reviews))],

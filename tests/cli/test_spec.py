@@ -135,18 +135,12 @@ def test_long_texts_are_told_and_cut(tmp_path, capsys, spec):
     assert report["passages"][1]["tokens"] <= 128
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("image: 512", "named_vectors.image: must be a mapping such as `{dimensions: 512}`, got 512"),
-        ("title: some/model", "`{encoder: {model: some/model}}`, got 'some/model'"),
-        ("image:", "named_vectors.image: must be a mapping such as `{dimensions: 512}`, got None"),
-        (
-            "- image",
-            "named_vectors: must be a mapping such as `{title: {encoder: {model: all-MiniLM-L6-v2}}}`",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "meant"), [
+    ("image: 512", "named_vectors.image: must be a mapping such as `{dimensions: 512}`, got 512"),
+    ("title: some/model", "`{encoder: {model: some/model}}`, got 'some/model'"),
+    ("image:", "named_vectors.image: must be a mapping such as `{dimensions: 512}`, got None"),
+    ("- image", "named_vectors: must be a mapping such as `{title: {encoder: {model: all-MiniLM-L6-v2}}}`"),
+])  # fmt: skip
 def test_a_named_vector_that_is_no_mapping_is_told_with_the_mapping(tmp_path, capsys, given, meant):
     path = tmp_path / "named.yaml"
     path.write_text(f"index: talks\nsource: {{id: id, text: text}}\nnamed_vectors:\n  {given}\n")

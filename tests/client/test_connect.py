@@ -36,20 +36,13 @@ def test_servers(target: str) -> None:
     assert connect_config(target).target == target
 
 
-@pytest.mark.parametrize(
-    ("target", "endpoint", "authority"),
-    [
-        ("http://localhost:7077", Endpoint("localhost", 7077), "localhost:7077"),
-        ("HTTP://localhost:7077/", Endpoint("localhost", 7077), "localhost:7077"),
-        ("http://[::1]:80", Endpoint("::1", 80), "[::1]"),
-        ("https://search.example.com", Endpoint("search.example.com", 443, tls=True), "search.example.com"),
-        (
-            "https://search.example.com:80",
-            Endpoint("search.example.com", 80, tls=True),
-            "search.example.com:80",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("target", "endpoint", "authority"), [
+    ("http://localhost:7077", Endpoint("localhost", 7077), "localhost:7077"),
+    ("HTTP://localhost:7077/", Endpoint("localhost", 7077), "localhost:7077"),
+    ("http://[::1]:80", Endpoint("::1", 80), "[::1]"),
+    ("https://search.example.com", Endpoint("search.example.com", 443, tls=True), "search.example.com"),
+    ("https://search.example.com:80", Endpoint("search.example.com", 80, tls=True), "search.example.com:80"),
+])  # fmt: skip
 def test_servers_by_http(target: str, endpoint: Endpoint, authority: str) -> None:
     assert connect_config(target).target == endpoint
     assert endpoint.authority == authority

@@ -22,22 +22,13 @@ from tests.served import MINILM, connected, serving
 TITLE = {"encoder": {"model": MINILM, "dimensions": 32}}
 BODY = {"encoder": {"model": MINILM, "dimensions": 48}, "from": "text"}
 POINTS: list[Any] = [
-    {
-        "id": "bees",
-        "title": "Keeping bees",
-        "text": "Hives need care in winter.",
-        "vectors": {"image": [1, 0, 0]},
-        "attributes": {"year": 2024},
-    },
-    {
-        "id": "trains",
-        "title": "Winter railways",
-        "text": "Insects were found on the rails.",
-        "vectors": {"image": [0, 2, 0]},
-    },
+    {"id": "bees", "title": "Keeping bees", "text": "Hives need care in winter.", "vectors": {"image": [1, 0, 0]},
+     "attributes": {"year": 2024}},
+    {"id": "trains", "title": "Winter railways", "text": "Insects were found on the rails.",
+     "vectors": {"image": [0, 2, 0]}},
     {"id": "coffee", "title": "Espresso", "text": "Thirty seconds.", "attributes": {"year": 2023}},
     {"id": "bare"},
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

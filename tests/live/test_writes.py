@@ -654,12 +654,8 @@ NOT_UNICODE: dict[str, Any] = {
     "upserts[0].datapoint.title": lambda index: index.upsert([{**POINT, "title": LONE}]),
     "upserts[0].datapoint.text": lambda index: index.upsert([{**POINT, "text": LONE}]),
     "upserts[0].datapoint.payload_json": lambda index: index.upsert([{**POINT, "payload": [LONE]}]),
-    "upserts[0].datapoint.attributes.show": lambda index: index.upsert(
-        [{**POINT, "attributes": {"show": LONE}}]
-    ),
-    "upserts[0].datapoint.attributes.tags": lambda index: index.upsert(
-        [{**POINT, "attributes": {"tags": [LONE]}}]
-    ),
+    "upserts[0].datapoint.attributes.show": lambda index: index.upsert([{**POINT, "attributes": {"show": LONE}}]),
+    "upserts[0].datapoint.attributes.tags": lambda index: index.upsert([{**POINT, "attributes": {"tags": [LONE]}}]),
     "upserts[0].datapoint.attributes": lambda index: index.upsert([{**POINT, "attributes": {LONE: 1}}]),
     "where.show": lambda index: index.search(VECTOR, where={"show": LONE}),
     "where": lambda index: index.search(VECTOR, where={LONE: 1}),
@@ -669,7 +665,7 @@ NOT_UNICODE: dict[str, Any] = {
     "ids": lambda index: index.get([LONE]),
     "document_ids": lambda index: index.delete(document_ids=[LONE]),
     "request_id": lambda index: index.delete(["a"], request_id=LONE),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", NOT_UNICODE)

@@ -39,16 +39,10 @@ def test_random_operations_on_servers_that_are_killed() -> None:
     _succeed(run(max(100, repeated(300)), 1, processes=True))
 
 
-@pytest.mark.parametrize(
-    ("distance", "ops"),
-    [
-        ("dot", 40),
-        *(
-            pytest.param(distance, repeated(1000), marks=pytest.mark.long)
-            for distance in ("dot", "squared_l2", "cosine")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("distance", "ops"), [
+    ("dot", 40),
+    *(pytest.param(distance, repeated(1000), marks=pytest.mark.long) for distance in ("dot", "squared_l2", "cosine")),
+])  # fmt: skip
 def test_random_operations_on_segments_of_scann(distance: str, ops: int) -> None:
     config = config_of(5) | {"distance": distance, "shards": 1, "scann": True, "named": True}
     _succeed(replay(config, random_ops(distance, ops, {"merged": 2, "compacted": 2})))

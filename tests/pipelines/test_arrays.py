@@ -238,19 +238,15 @@ def embeddings_parquet(path: Path, kind: pa.DataType, vectors: np.ndarray) -> No
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pa.list_(pa.float32()),
-        pa.large_list(pa.float64()),
-        pa.list_(pa.float32(), 6),
-        pa.list_(pa.float64(), 6),
-        pa.list_(pa.float16(), 6),
-        pa.list_(pa.float16()),
-        pa.list_(pa.int8(), 6),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("kind", [
+    pa.list_(pa.float32()),
+    pa.large_list(pa.float64()),
+    pa.list_(pa.float32(), 6),
+    pa.list_(pa.float64(), 6),
+    pa.list_(pa.float16(), 6),
+    pa.list_(pa.float16()),
+    pa.list_(pa.int8(), 6),
+], ids=str)  # fmt: skip
 def test_parquet_of_other_origins(tmp_path, store, kind):
     width = {"halffloat": np.float16, "int8": np.int8}.get(str(kind.value_type), np.float32)
     vectors = (clustered(50, 6) * 4).astype(width)

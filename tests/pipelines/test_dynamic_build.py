@@ -188,17 +188,12 @@ def test_records_of_the_managed_service_keep_undeclared_namespaces(store: Store,
     record = {
         "id": "a",
         "embedding": [1.0] * DIMENSIONS,
-        "restricts": [
-            {"namespace": "color", "allow": ["red", "blue"], "deny": ["green"]},
-            {"namespace": "show", "allow": ["s"]},
-        ],
-        "numeric_restricts": [
-            {"namespace": "size", "value_int": 3},
-            {"namespace": "cost", "value_float": 3.0},
-        ],
+        "restricts": [{"namespace": "color", "allow": ["red", "blue"], "deny": ["green"]},
+         {"namespace": "show", "allow": ["s"]}],
+        "numeric_restricts": [{"namespace": "size", "value_int": 3}, {"namespace": "cost", "value_float": 3.0}],
         "crowding_tag": "tag",
         "more": {"x": 1},
-    }
+    }  # fmt: skip
     path = write("a.json", [record])
     run(store, path, spec={**SPEC, "source": {"format": "managed"}})
     with scannery.connect(str(store.uri)) as client:

@@ -30,16 +30,10 @@ GOLDEN = ROOT / "tests" / "indexer" / "golden"
 SPEC = {
     "index": "golden",
     "source": {"vector": "v", "text": "text"},
-    "attributes": {
-        "name": "string",
-        "tags": "string_list",
-        "number": "int",
-        "share": "float",
-        "even": "bool",
-        "day": "timestamp",
-    },
+    "attributes": {"name": "string", "tags": "string_list", "number": "int", "share": "float", "even": "bool",
+     "day": "timestamp"},
     "scann": {"exact_below_rows": 1000, "leaves": 20, "soar": True},
-}
+}  # fmt: skip
 
 
 def main() -> None:

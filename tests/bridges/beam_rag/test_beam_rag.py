@@ -177,18 +177,12 @@ def test_sparse_embeddings_and_images_are_kept(target: str) -> None:
         assert (point.text, point.vector) == ("only text", None)
 
 
-@pytest.mark.parametrize(
-    ("item", "options", "message"),
-    [
-        (EmbeddableItem(content=Content(image=b"bytes"), id="x"), {}, "neither an embedding nor text"),
-        (EmbeddableItem.from_text("a", id="x"), {"document_field": "source"}, "no metadata 'source'"),
-        (
-            EmbeddableItem(content=Content(text="a"), id="x", embedding=Embedding(dense_embedding=[1.0])),
-            {},
-            "must have 2 dimensions",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("item", "options", "message"), [
+    (EmbeddableItem(content=Content(image=b"bytes"), id="x"), {}, "neither an embedding nor text"),
+    (EmbeddableItem.from_text("a", id="x"), {"document_field": "source"}, "no metadata 'source'"),
+    (EmbeddableItem(content=Content(text="a"), id="x", embedding=Embedding(dense_embedding=[1.0])), {},
+     "must have 2 dimensions"),
+])  # fmt: skip
 def test_items_that_cannot_be_written_fail_the_pipeline(
     tmp_path: Path, item: EmbeddableItem, options: dict[str, Any], message: str
 ) -> None:

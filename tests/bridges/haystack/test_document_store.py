@@ -139,32 +139,17 @@ def test_orders_and_lists(mixed: ScanneryDocumentStore, operator: str, value: An
     assert mixed.count_documents_by_filter(filters) == len(ids(mixed.filter_documents(filters)))
 
 
-@pytest.mark.parametrize(
-    ("filters", "expected"),
-    [
-        ({"operator": "AND", "conditions": []}, {*VALUES, "missing"}),
-        ({"operator": "OR", "conditions": []}, set()),
-        ({"operator": "NOT", "conditions": []}, set()),
-        (
-            {
-                "operator": "NOT",
-                "conditions": [
-                    {
-                        "operator": "OR",
-                        "conditions": [
-                            {"field": "value", "operator": "==", "value": None},
-                            {"field": "meta.value", "operator": "in", "value": ["1", 1, True]},
-                        ],
-                    }
-                ],
-            },
-            {"more", "date", "later", "word"},
-        ),
-        ({"field": "id", "operator": "in", "value": ["int", "nobody"]}, {"int"}),
-        ({"field": "meta.id", "operator": "==", "value": "int"}, set()),
-        ({"field": "meta.never", "operator": "!=", "value": 1}, {*VALUES, "missing"}),
-    ],
-)
+@pytest.mark.parametrize(("filters", "expected"), [
+    ({"operator": "AND", "conditions": []}, {*VALUES, "missing"}),
+    ({"operator": "OR", "conditions": []}, set()),
+    ({"operator": "NOT", "conditions": []}, set()),
+    ({"operator": "NOT", "conditions": [{"operator": "OR", "conditions": [{"field": "value", "operator": "==",
+     "value": None}, {"field": "meta.value", "operator": "in", "value": ["1", 1, True]}]}]},
+     {"more", "date", "later", "word"}),
+    ({"field": "id", "operator": "in", "value": ["int", "nobody"]}, {"int"}),
+    ({"field": "meta.id", "operator": "==", "value": "int"}, set()),
+    ({"field": "meta.never", "operator": "!=", "value": 1}, {*VALUES, "missing"}),
+])  # fmt: skip
 def test_logic(mixed: ScanneryDocumentStore, filters: dict[str, Any], expected: set[str]):
     assert ids(mixed.filter_documents(filters)) == expected
 

@@ -82,31 +82,15 @@ def ids(documents: list[Document]) -> list[str]:
 
 
 BY_CONTENT: list[dict[str, Any]] = [
-    *(
-        {"field": "content", "operator": operator, "value": value}
-        for operator in ("==", "!=")
-        for value in ("Bees make honey.", "bees make honey.", "", None, "nothing", 3)
-    ),
-    *(
-        {"field": "content", "operator": operator, "value": value}
-        for operator in ("in", "not in")
-        for value in (["Wasps", "Bees make honey."], ["nothing"], [None, ""], [])
-    ),
-    {
-        "operator": "AND",
-        "conditions": [
-            {"field": "content", "operator": "==", "value": "Bees make honey."},
-            {"field": "meta.content:digest", "operator": "==", "value": "same"},
-        ],
-    },
-    {
-        "operator": "NOT",
-        "conditions": [
-            {"field": "content", "operator": "==", "value": "Wasps"},
-            {"field": "meta.length", "operator": ">=", "value": 0},
-        ],
-    },
-]
+    *({"field": "content", "operator": operator, "value": value} for operator in ("==",
+     "!=") for value in ("Bees make honey.", "bees make honey.", "", None, "nothing", 3)),
+    *({"field": "content", "operator": operator, "value": value} for operator in ("in",
+     "not in") for value in (["Wasps", "Bees make honey."], ["nothing"], [None, ""], [])),
+    {"operator": "AND", "conditions": [{"field": "content", "operator": "==", "value": "Bees make honey."},
+     {"field": "meta.content:digest", "operator": "==", "value": "same"}]},
+    {"operator": "NOT", "conditions": [{"field": "content", "operator": "==", "value": "Wasps"},
+     {"field": "meta.length", "operator": ">=", "value": 0}]},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("filters", BY_CONTENT, ids=str)

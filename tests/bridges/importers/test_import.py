@@ -162,22 +162,14 @@ class TestQdrant:
         source = tmp_path / "source"
         for options, message in (
             ((), "2 collections: 'one', 'two'; choose one by --collection NAME"),
-            (
-                ("--collection", "three"),
-                "--collection: there is no 'three' among the collections: 'one', 'two'",
-            ),
+            (("--collection", "three"), "--collection: there is no 'three' among the collections: 'one', 'two'"),
             (("--collection", "two"), "has no dense vectors, only sparse ones (s)"),
             (("--collection", "one"), "'Manhattan', which an index cannot; choose another by --distance"),
             (("--collection", "one", "--vector", "c"), "there is no 'c' among the vectors: 'a', 'b'"),
-            (
-                ("--collection", "one", "--vector", "a"),
-                "'Manhattan', which an index cannot; choose another by --distance",
-            ),
-            (
-                ("--collection", "one", "--vector", "b"),
-                "row '1': has no vector; --skip-invalid leaves such rows out",
-            ),
-        ):
+            (("--collection", "one", "--vector", "a"),
+             "'Manhattan', which an index cannot; choose another by --distance"),
+            (("--collection", "one", "--vector", "b"), "row '1': has no vector; --skip-invalid leaves such rows out"),
+        ):  # fmt: skip
             code, printed = run("qdrant", source, *options)
             assert code == 2 and message in printed
         report = run("qdrant", source, "--collection", "one", "--vector", "b", "--skip-invalid")

@@ -109,24 +109,15 @@ def test_a_batch_size_of_a_call_is_checked_and_other_arguments_are_not_ignored(s
         store.add_documents(FIRST, namespace="n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "count"),
-    [
-        ({}, 4),
-        ({"search_kwargs": {"k": 1}}, 1),
-        ({"search_kwargs": {"k": 3, "filter": {"source": "file-1"}}}, 2),
-        ({"search_type": "mmr"}, 4),
-        ({"search_type": "mmr", "search_kwargs": {"k": 2, "fetch_k": 5, "lambda_mult": 0.25}}, 2),
-        ({"search_type": "mmr", "search_kwargs": {"k": 3, "filter": {"source": "file-0"}}}, 3),
-        (
-            {
-                "search_type": "similarity_score_threshold",
-                "search_kwargs": {"score_threshold": 0.999, "k": 3},
-            },
-            1,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "count"), [
+    ({}, 4),
+    ({"search_kwargs": {"k": 1}}, 1),
+    ({"search_kwargs": {"k": 3, "filter": {"source": "file-1"}}}, 2),
+    ({"search_type": "mmr"}, 4),
+    ({"search_type": "mmr", "search_kwargs": {"k": 2, "fetch_k": 5, "lambda_mult": 0.25}}, 2),
+    ({"search_type": "mmr", "search_kwargs": {"k": 3, "filter": {"source": "file-0"}}}, 3),
+    ({"search_type": "similarity_score_threshold", "search_kwargs": {"score_threshold": 0.999, "k": 3}}, 1),
+])  # fmt: skip
 async def test_retrievers_of_each_kind(store: ScanneryVectorStore, arguments: dict[str, Any], count: int):
     store.add_documents(FIRST)
     retriever = store.as_retriever(**arguments)

@@ -126,20 +126,11 @@ def test_an_index_is_inserted_to_updated_refreshed_and_deleted_from(store: Scann
 FILTERS: list[tuple[MetadataFilters, set[str]]] = [
     (MetadataFilters(filters=[ExactMatchFilter(key="name", value="bees")]), {"bees"}),
     (MetadataFilters.from_dicts([{"key": "words", "value": 4, "operator": ">"}]), {"bees", "trains"}),
-    (
-        MetadataFilters.from_dicts(
-            [{"key": "name", "value": "cake"}, {"key": "words", "value": 8, "operator": "=="}],
-            condition=FilterCondition.OR,
-        ),
-        {"bees", "trains", "cake"},
-    ),
-    (
-        MetadataFilters(
-            filters=[MetadataFilter(key="name", operator=FilterOperator.IN, value=["cake", "trains"])]
-        ),
-        {"cake", "trains"},
-    ),
-]
+    (MetadataFilters.from_dicts([{"key": "name", "value": "cake"}, {"key": "words", "value": 8, "operator": "=="}],
+     condition=FilterCondition.OR), {"bees", "trains", "cake"}),
+    (MetadataFilters(filters=[MetadataFilter(key="name", operator=FilterOperator.IN, value=["cake", "trains"])]),
+     {"cake", "trains"}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["default", "hybrid", "mmr", "text_search"])

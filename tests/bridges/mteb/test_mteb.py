@@ -136,14 +136,10 @@ def test_a_service_is_a_model_of_mteb(target: str) -> None:
 
 def test_the_service_encodes_texts_and_cuts_them(tmp_path: Path) -> None:
     corpus = [
-        {
-            "id": "bees",
-            "title": "Bees",
-            "text": "make honey. " + "The river is long. " * 60 + "Insects of a hive.",
-        },
+        {"id": "bees", "title": "Bees", "text": "make honey. " + "The river is long. " * 60 + "Insects of a hive."},
         {"id": "trains", "title": None, "text": "Trains run on rails."},
         {"id": "empty", "title": "", "text": ""},
-    ]
+    ]  # fmt: skip
     queries = {"id": ["q", "r"], "text": ["a beehive", "railways"]}
     task = {
         "task_metadata": CranfieldTask.metadata,

@@ -132,42 +132,27 @@ def test_only_models_that_are_trained_for_it_give_fewer_dimensions(
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("fields", "status", "param", "code", "message"),
-    [
-        (
-            {"model": "gpt"},
-            404,
-            "model",
-            "model_not_found",
-            "there is no encoder with model 'gpt'; there is sentence",
-        ),
-        ({"model": ""}, 400, "model", None, "must be a string"),
-        ({"model": 7}, 400, "model", None, "must be a string"),
-        ({"input": []}, 400, "input", None, "input: must have 1 to 1000 items, got 0"),
-        ({"input": ["x"] * 1001}, 400, "input", None, "must have 1 to 1000 items, got 1001"),
-        ({"input": [1, 2, 3]}, 400, "input", None, "lists of tokens depend on a tokenizer of OpenAI"),
-        ({"input": [[1, 2], [3]]}, 400, "input", None, "lists of tokens depend on a tokenizer of OpenAI"),
-        ({"input": ["a", " "]}, 400, "input[1]", None, "input[1]: the text must not be empty"),
-        (
-            {"input": ["a", "x" * (2**20 + 1)]},
-            400,
-            "input[1]",
-            None,
-            "input[1]: the text must have at most 1048576",
-        ),
-        ({"input": "\ud800"}, 400, "input[0]", None, "is not valid Unicode"),
-        ({"input": None}, 400, "input", None, "must be a text or a list of texts"),
-        ({"input": {"text": "a"}}, 400, "input", None, "must be a text or a list of texts"),
-        ({"encoding_format": "int8"}, 400, "encoding_format", None, "must be float or base64"),
-        ({"encoding_format": ["float"]}, 400, "encoding_format", None, "must be float or base64"),
-        ({"dimensions": 0}, 400, "dimensions", None, "must be an integer from 1"),
-        ({"dimensions": True}, 400, "dimensions", None, "must be an integer from 1"),
-        ({"input_type": "image"}, 400, "input_type", None, "must be query or document"),
-        ({"index": "none"}, 404, "index", None, "there is no index 'none'"),
-        ({"stream": True}, 400, "stream", None, "there is no such field"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "status", "param", "code", "message"), [
+    ({"model": "gpt"}, 404, "model", "model_not_found", "there is no encoder with model 'gpt'; there is sentence"),
+    ({"model": ""}, 400, "model", None, "must be a string"),
+    ({"model": 7}, 400, "model", None, "must be a string"),
+    ({"input": []}, 400, "input", None, "input: must have 1 to 1000 items, got 0"),
+    ({"input": ["x"] * 1001}, 400, "input", None, "must have 1 to 1000 items, got 1001"),
+    ({"input": [1, 2, 3]}, 400, "input", None, "lists of tokens depend on a tokenizer of OpenAI"),
+    ({"input": [[1, 2], [3]]}, 400, "input", None, "lists of tokens depend on a tokenizer of OpenAI"),
+    ({"input": ["a", " "]}, 400, "input[1]", None, "input[1]: the text must not be empty"),
+    ({"input": ["a", "x" * (2**20 + 1)]}, 400, "input[1]", None, "input[1]: the text must have at most 1048576"),
+    ({"input": "\ud800"}, 400, "input[0]", None, "is not valid Unicode"),
+    ({"input": None}, 400, "input", None, "must be a text or a list of texts"),
+    ({"input": {"text": "a"}}, 400, "input", None, "must be a text or a list of texts"),
+    ({"encoding_format": "int8"}, 400, "encoding_format", None, "must be float or base64"),
+    ({"encoding_format": ["float"]}, 400, "encoding_format", None, "must be float or base64"),
+    ({"dimensions": 0}, 400, "dimensions", None, "must be an integer from 1"),
+    ({"dimensions": True}, 400, "dimensions", None, "must be an integer from 1"),
+    ({"input_type": "image"}, 400, "input_type", None, "must be query or document"),
+    ({"index": "none"}, 404, "index", None, "there is no index 'none'"),
+    ({"stream": True}, 400, "stream", None, "there is no such field"),
+])  # fmt: skip
 def test_errors_have_the_form_of_openai(
     http: Http, fields: dict[str, Any], status: int, param: str, code: str | None, message: str
 ) -> None:

@@ -15,7 +15,7 @@ from scannery.serving import Server
 from scannery.serving.config import VertexConfig
 from scannery.vertex.v1 import operations_pb2
 from scannery.vertex.v2 import collections_pb2, data_objects_pb2, search_pb2
-from tests.bridges.vertex.facade_client import PARENT, Caller, MessageT, facade
+from tests.bridges.vertex.facade_client import PARENT, Caller, facade
 
 V2 = "google.cloud.vectorsearch.v1"
 
@@ -37,43 +37,31 @@ def collection_name(id: str) -> str:
 class CollectionCaller(Caller):
     """Calls one server; requests are dicts."""
 
-    def ask(
-        self, method: str, request: Mapping[str, Any], kind: type[Message], answer: type[MessageT]
-    ) -> MessageT:
-        """Call a method: `VectorSearchService/GetCollection`."""
-        return self.call(f"/{V2}.{method}", ParseDict(dict(request), kind()), answer)
+    def ask(self, kind: type[Message], request: Mapping[str, Any]) -> Any:
+        """Send a request of a kind."""
+        return self.send(ParseDict(dict(request), kind()))
 
-    def operate(
-        self, method: str, request: Mapping[str, Any], kind: type[Message]
-    ) -> operations_pb2.Operation:
-        """Call a method of collections that returns an operation, and return that when it has ended."""
-        begun = self.ask(f"VectorSearchService/{method}", request, kind, operations_pb2.Operation)
-        return self.ended(begun.name)
+    def operate(self, kind: type[Message], request: Mapping[str, Any]) -> operations_pb2.Operation:
+        """Send a request whose answer is an operation, and return that when it has ended."""
+        return self.ended(self.ask(kind, request).name)
 
     def ended(self, name: str) -> operations_pb2.Operation:
         waiting = operations_pb2.WaitOperationRequest(name=name)
         while True:
-            operation = self.call(
-                "/google.longrunning.Operations/WaitOperation", waiting, operations_pb2.Operation
-            )
+            operation = self.send(waiting)
             if operation.done:
                 return operation
 
     def create(self, id: str, *, request_id: str = "", **fields: Any) -> operations_pb2.Operation:
         request = {"parent": PARENT, "collection_id": id, "collection": fields, "request_id": request_id}
-        return self.operate("CreateCollection", request, collections_pb2.CreateCollectionRequest)
+        return self.operate(collections_pb2.CreateCollectionRequest, request)
 
     def delete_collection(self, id: str, **fields: Any) -> operations_pb2.Operation:
         request = {"name": collection_name(id), **fields}
-        return self.operate("DeleteCollection", request, collections_pb2.DeleteCollectionRequest)
+        return self.operate(collections_pb2.DeleteCollectionRequest, request)
 
     def listed(self) -> list[str]:
-        answer = self.ask(
-            "VectorSearchService/ListCollections",
-            {"parent": PARENT},
-            collections_pb2.ListCollectionsRequest,
-            collections_pb2.ListCollectionsResponse,
-        )
+        answer = self.ask(collections_pb2.ListCollectionsRequest, {"parent": PARENT})
         return [each.name.rpartition("/")[2] for each in answer.collections]
 
     def write(self, id: str, objects: Mapping[str, Mapping[str, Any]]) -> list[data_objects_pb2.DataObject]:
@@ -82,51 +70,30 @@ class CollectionCaller(Caller):
             "parent": collection_name(id),
             "requests": [{"data_object_id": key, "data_object": dict(each)} for key, each in objects.items()],
         }
-        return list(
-            self.ask(
-                "DataObjectService/BatchCreateDataObjects",
-                request,
-                data_objects_pb2.BatchCreateDataObjectsRequest,
-                data_objects_pb2.BatchCreateDataObjectsResponse,
-            ).data_objects
-        )
+        return list(self.ask(data_objects_pb2.BatchCreateDataObjectsRequest, request).data_objects)
 
     def read(self, id: str, object_id: str) -> data_objects_pb2.DataObject:  # type: ignore[override]
         return self.ask(
-            "DataObjectService/GetDataObject",
-            {"name": f"{collection_name(id)}/dataObjects/{object_id}"},
-            data_objects_pb2.GetDataObjectRequest,
-            data_objects_pb2.DataObject,
+            data_objects_pb2.GetDataObjectRequest, {"name": f"{collection_name(id)}/dataObjects/{object_id}"}
         )
 
     def update(self, id: str, object_id: str, **fields: Any) -> data_objects_pb2.DataObject:
         data_object = {"name": f"{collection_name(id)}/dataObjects/{object_id}", **fields}
-        return self.ask(
-            "DataObjectService/UpdateDataObject",
-            {"data_object": data_object},
-            data_objects_pb2.UpdateDataObjectRequest,
-            data_objects_pb2.DataObject,
-        )
+        return self.ask(data_objects_pb2.UpdateDataObjectRequest, {"data_object": data_object})
 
     def delete_objects(self, id: str, etags: Mapping[str, str]) -> None:
-        from google.protobuf.empty_pb2 import Empty
 
         requests = [
             {"name": f"{collection_name(id)}/dataObjects/{key}", "etag": etag} for key, etag in etags.items()
         ]
         self.ask(
-            "DataObjectService/BatchDeleteDataObjects",
-            {"parent": collection_name(id), "requests": requests},
             data_objects_pb2.BatchDeleteDataObjectsRequest,
-            Empty,
+            {"parent": collection_name(id), "requests": requests},
         )
 
     def count(self, id: str) -> int:
         answer = self.ask(
-            "DataObjectSearchService/AggregateDataObjects",
-            {"parent": collection_name(id), "aggregate": "COUNT"},
-            search_pb2.AggregateDataObjectsRequest,
-            search_pb2.AggregateDataObjectsResponse,
+            search_pb2.AggregateDataObjectsRequest, {"parent": collection_name(id), "aggregate": "COUNT"}
         )
         return int(MessageToDict(answer.aggregate_results[0])["count"])
 
@@ -137,12 +104,7 @@ class CollectionCaller(Caller):
             "page_size": 1000,
             "output_fields": {"data_fields": ["*"], "vector_fields": ["*"]},
         }
-        answer = self.ask(
-            "DataObjectSearchService/QueryDataObjects",
-            request,
-            search_pb2.QueryDataObjectsRequest,
-            search_pb2.QueryDataObjectsResponse,
-        )
+        answer = self.ask(search_pb2.QueryDataObjectsRequest, request)
         found = {}
         for each in answer.data_objects:
             shown = MessageToDict(each)
@@ -150,21 +112,12 @@ class CollectionCaller(Caller):
         return found
 
     def search(self, id: str, **search: Any) -> list[tuple[str, float]]:
-        answer = self.ask(
-            "DataObjectSearchService/SearchDataObjects",
-            {"parent": collection_name(id), **search},
-            search_pb2.SearchDataObjectsRequest,
-            search_pb2.SearchDataObjectsResponse,
-        )
+        answer = self.ask(search_pb2.SearchDataObjectsRequest, {"parent": collection_name(id), **search})
         return [(each.data_object.name.rpartition("/")[2], each.distance) for each in answer.results]
 
     def operations(self) -> list[str]:
         """Return the operations of the location, as text."""
-        answer = self.call(
-            "/google.longrunning.Operations/ListOperations",
-            operations_pb2.ListOperationsRequest(name=PARENT),
-            operations_pb2.ListOperationsResponse,
-        )
+        answer = self.send(operations_pb2.ListOperationsRequest(name=PARENT))
         return [str(each) for each in answer.operations]
 
     def import_from(self, id: str, folder: Path, errors: Path, **places: Any) -> operations_pb2.Operation:
@@ -176,9 +129,8 @@ class CollectionCaller(Caller):
             "name": collection_name(id),
             "gcs_import": {"contents_uri": str(folder), "error_uri": str(errors), **places},
         }
-        method = "VectorSearchService/ImportDataObjects"
         kind = collections_pb2.ImportDataObjectsRequest
-        return self.ask(method, request, kind, operations_pb2.Operation).name
+        return self.ask(kind, request).name
 
     def export_to(self, id: str, folder: Path, **fields: Any) -> operations_pb2.Operation:
         request = {
@@ -186,7 +138,7 @@ class CollectionCaller(Caller):
             "gcs_destination": {"export_uri": str(folder), "format": "JSONL"},
             **fields,
         }
-        return self.operate("ExportDataObjects", request, collections_pb2.ExportDataObjectsRequest)
+        return self.operate(collections_pb2.ExportDataObjectsRequest, request)
 
 
 def dense(*values: float) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CollectionCalle
             )
         index = {"index_field": "v", "distance_metric": "COSINE_DISTANCE", "dense_scann": {}}
         request = {"parent": collection_name("many"), "index_id": "by-v", "index": index}
-        caller.operate("CreateIndex", request, collections_pb2.CreateIndexRequest)
+        caller.operate(collections_pb2.CreateIndexRequest, request)
     store = Store.open(folder / "store")
     train_small_segments(store)
     assert seal(store, "many") is not None
@@ -125,12 +125,7 @@ def test_the_ranker_is_the_cross_encoder_of_the_server(tmp_path: Path) -> None:
             "searches": [{"vector_search": search}],
             "combine": {"ranker": ranker},
         }
-        [answer] = caller.ask(
-            "DataObjectSearchService/BatchSearchDataObjects",
-            request,
-            search_pb2.BatchSearchDataObjectsRequest,
-            search_pb2.BatchSearchDataObjectsResponse,
-        ).results
+        [answer] = caller.ask(search_pb2.BatchSearchDataObjectsRequest, request).results
     texts = [f"{each['data']['title']}\n{each['data']['plot']}" for each in films.values()]
     scores = Reranker.load(model, device="cpu").scores(query, texts)
     expected = sorted(zip(films, scores.tolist(), strict=True), key=lambda item: -item[1])

@@ -20,16 +20,11 @@ from tests.object_server import object_server
 pytestmark = pytest.mark.system
 
 RECORDS: list[dict[str, Any]] = [
-    {
-        "id": "a",
-        "embedding": [1.0, 0.0, 0.5, -2.0],
-        "sparse_embedding": {"values": [0.5, 2.0], "dimensions": [3, 11]},
-        "restricts": [{"namespace": "color", "allow": ["red", "blue"], "deny": ["green"]}],
-        "numeric_restricts": [{"namespace": "year", "value_int": 2020}],
-        "crowding_tag": "group",
-    },
+    {"id": "a", "embedding": [1.0, 0.0, 0.5, -2.0], "sparse_embedding": {"values": [0.5, 2.0], "dimensions": [3, 11]},
+     "restricts": [{"namespace": "color", "allow": ["red", "blue"], "deny": ["green"]}],
+     "numeric_restricts": [{"namespace": "year", "value_int": 2020}], "crowding_tag": "group"},
     {"id": "b", "embedding": [0.25, 1.0, 0.0, 4.0]},
-]
+]  # fmt: skip
 ADDED = {"id": "c", "embedding": [0.0, 0.0, 1.0, 1.0]}
 
 

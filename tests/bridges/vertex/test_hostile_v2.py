@@ -20,7 +20,6 @@ from scannery.indexer import AlreadyExistsError
 from scannery.indexer.contents import ContentsRecord
 from scannery.pipelines.sources.managed.managed_contents import read_json_lines
 from scannery.runtime.errors import InvalidRequestError
-from scannery.vertex.v1 import operations_pb2
 from scannery.vertex.v2 import collections_pb2, search_pb2
 from tests.bridges.vertex.collection_client import (
     CollectionCaller,
@@ -54,10 +53,8 @@ def batch(
     caller: CollectionCaller, *searches: Any, **options: Any
 ) -> search_pb2.BatchSearchDataObjectsResponse:
     return caller.ask(
-        "DataObjectSearchService/BatchSearchDataObjects",
-        {"parent": collection_name("own"), "searches": searches, **options},
         search_pb2.BatchSearchDataObjectsRequest,
-        search_pb2.BatchSearchDataObjectsResponse,
+        {"parent": collection_name("own"), "searches": searches, **options},
     )
 
 
@@ -72,11 +69,11 @@ def test_what_is_kept_for_all_callers_is_small(caller: CollectionCaller) -> None
             caller.create("large", vector_schema=dimensions(v=2), **fields)
     update = {"collection": {"name": collection_name("own"), "labels": {"a": large}}, "update_mask": "labels"}
     with pytest.raises(grpc.RpcError, match="collection: must have at most 65536 bytes"):
-        caller.operate("UpdateCollection", update, collections_pb2.UpdateCollectionRequest)
+        caller.operate(collections_pb2.UpdateCollectionRequest, update)
     index = {"index_field": "v", "description": large}
     request = {"parent": collection_name("own"), "index_id": "i", "index": index}
     with pytest.raises(grpc.RpcError, match="index: must have at most 8192 bytes"):
-        caller.operate("CreateIndex", request, collections_pb2.CreateIndexRequest)
+        caller.operate(collections_pb2.CreateIndexRequest, request)
 
 
 def test_a_batch_of_searches_is_bounded_as_a_whole(
@@ -130,10 +127,8 @@ def test_places_that_become_links_before_an_operation_uses_them(tmp_path: Path) 
         export = {"export_uri": str(root / "export"), "format": "JSONL"}
         begun.append(
             caller.ask(
-                "VectorSearchService/ExportDataObjects",
-                {"name": collection_name("own"), "gcs_destination": export},
                 collections_pb2.ExportDataObjectsRequest,
-                operations_pb2.Operation,
+                {"name": collection_name("own"), "gcs_destination": export},
             ).name
         )
         (root / "in").rename(root / "before")

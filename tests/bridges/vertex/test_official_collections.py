@@ -286,19 +286,11 @@ def test_batches_are_all_or_nothing_and_name_the_field(clients: Clients, films: 
     for wrong, match in (
         ({"data": {"title": 5}}, r"requests\[1\].data_object.data.title: must be string"),
         ({"data": {"year": 5}}, r"requests\[1\].data_object.data.title: is required"),
-        (
-            {"data": {"title": "a"}, "vectors": {"plot": {"dense": {"values": [1.0]}}}},
-            r"requests\[1\].*plot: must have 8",
-        ),
-        (
-            {"data": {"title": "a"}, "vectors": {"other": {"dense": {"values": [1.0]}}}},
-            "must be a dense field",
-        ),
-        (
-            {"data": {"title": "a"}, "vectors": {"plot": {"dense": {"values": [float("nan")] * 8}}}},
-            r"requests\[1\]",
-        ),
-    ):
+        ({"data": {"title": "a"}, "vectors": {"plot": {"dense": {"values": [1.0]}}}},
+         r"requests\[1\].*plot: must have 8"),
+        ({"data": {"title": "a"}, "vectors": {"other": {"dense": {"values": [1.0]}}}}, "must be a dense field"),
+        ({"data": {"title": "a"}, "vectors": {"plot": {"dense": {"values": [float("nan")] * 8}}}}, r"requests\[1\]"),
+    ):  # fmt: skip
         with pytest.raises(exceptions.InvalidArgument, match=match):
             clients.objects.batch_create_data_objects(
                 {

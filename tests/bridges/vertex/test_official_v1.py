@@ -183,14 +183,10 @@ def test_raw_clients(address: str):
     )
     request = {
         "display_name": "raw",
-        "metadata": {
-            "config": {
-                "dimensions": 8,
-                "algorithmConfig": {"treeAhConfig": {"fractionLeafNodesToSearch": 0.05}},
-            }
-        },
+        "metadata": {"config": {"dimensions": 8,
+         "algorithmConfig": {"treeAhConfig": {"fractionLeafNodesToSearch": 0.05}}}},
         "index_update_method": "STREAM_UPDATE",
-    }
+    }  # fmt: skip
     created = indexes.create_index(parent=PARENT, index=request).result(timeout=60)
     config = dict(created.metadata)["config"]
     assert config["dimensions"] == 8.0

@@ -74,7 +74,7 @@ def overwrite(caller: Caller, index: str, folder: Path) -> operations_pb2.Operat
     """Begin to overwrite an index."""
     metadata = {"contentsDeltaUri": str(folder), "isCompleteOverwrite": True}
     given = index_pb2.Index(name=index, metadata=ParseDict(metadata, Value()))
-    return caller.begin("IndexService", "UpdateIndex", index_pb2.UpdateIndexRequest(index=given))
+    return caller.send(index_pb2.UpdateIndexRequest(index=given))
 
 
 Paused_t = tuple[Server, Caller, str, str, Paused]
@@ -235,7 +235,7 @@ def test_an_attribute_that_is_declared_meanwhile(served: Paused_t, tmp_path: Pat
         client.index(index.rpartition("/")[2]).alter(attributes={declared: "int"})
         reader.go_on.set()
         wait = operations_pb2.WaitOperationRequest(name=operation.name)
-        ended = caller.call("/google.longrunning.Operations/WaitOperation", wait, operations_pb2.Operation)
+        ended = caller.send(wait)
         if declared == "year":  # no filter would find the values of the new datapoints
             assert (ended.error.code, "'year'" in ended.error.message) == (6, True), ended
             assert everything(caller, endpoint) == ids("old")

@@ -18,7 +18,7 @@ from tests.bridges.vertex.collection_client import (
     collections_served,
     dimensions,
 )
-from tests.bridges.vertex.facade_client import ids_of, write_lines
+from tests.bridges.vertex.facade_client import INVALID, NOT_FOUND, ids_of, refused, write_lines
 
 PRODUCTS = {
     "p1": {"name": "Blue Denim Jacket", "description": "Warm and light", "brand": "Acme"},
@@ -85,12 +85,7 @@ def test_hybrid_searches_are_for_all_words_too(caller: CollectionCaller):
         "searches": [{"vector_search": vector}, {"text_search": words("Blue Jacket", "name")}],
         "combine": {"ranker": {"rrf": {"weights": [1.0, 1.0]}}},
     }
-    answer = caller.ask(
-        "DataObjectSearchService/BatchSearchDataObjects",
-        request,
-        search_pb2.BatchSearchDataObjectsRequest,
-        search_pb2.BatchSearchDataObjectsResponse,
-    )
+    answer = caller.ask(search_pb2.BatchSearchDataObjectsRequest, request)
     found = {each.data_object.name.rpartition("/")[2] for each in answer.results[0].results}
     assert found == {"p1", "p4", "p5"}
 
@@ -121,20 +116,16 @@ def test_lines_of_each_form_are_imported(
         assert list(read["words"].sparse.indices) == SPARSE["indices"]
 
 
-@pytest.mark.parametrize(
-    "vectors",
-    [
-        {"plot": "0.1,0.7"},
-        {"plot": [0.1, "a", 0.2]},
-        {"plot": [[0.1, 0.7, 0.2]]},
-        {"plot": {"vals": DENSE}},
-        {"plot": [0.1]},
-        {"plot": SPARSE},
-        {"words": DENSE},
-        {"plot": None},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("vectors", [
+    {"plot": "0.1,0.7"},
+    {"plot": [0.1, "a", 0.2]},
+    {"plot": [[0.1, 0.7, 0.2]]},
+    {"plot": {"vals": DENSE}},
+    {"plot": [0.1]},
+    {"plot": SPARSE},
+    {"words": DENSE},
+    {"plot": None},
+], ids=str)  # fmt: skip
 def test_lines_of_no_form_are_listed(caller: CollectionCaller, folder: Path, vectors: dict[str, Any]):
     source, errors = folder / "contents" / "wrong", folder / "contents" / "wrong-errors"
     for old in errors.glob("*"):
@@ -152,16 +143,11 @@ def test_a_sparse_field_has_an_index(caller: CollectionCaller):
 
     def create(id: str, field: str, **index: Any) -> None:
         request = {"parent": parent, "index_id": id, "index": {"index_field": field, **index}}
-        caller.operate("CreateIndex", request, collections_pb2.CreateIndexRequest)
+        caller.operate(collections_pb2.CreateIndexRequest, request)
 
     def metadata(**search: Any) -> search_pb2.SearchResponseMetadata:
         vector = {"search_field": "words", "sparse_vector": {"values": [2.0], "indices": [7]}, **search}
-        answer = caller.ask(
-            "DataObjectSearchService/SearchDataObjects",
-            {"parent": parent, "vector_search": vector},
-            search_pb2.SearchDataObjectsRequest,
-            search_pb2.SearchDataObjectsResponse,
-        )
+        answer = caller.ask(search_pb2.SearchDataObjectsRequest, {"parent": parent, "vector_search": vector})
         assert answer.results[0].distance == pytest.approx(3.0)
         return answer.search_response_metadata
 
@@ -180,17 +166,15 @@ def test_a_sparse_field_has_an_index(caller: CollectionCaller):
     ):
         with pytest.raises(grpc.RpcError, match=match) as caught:
             create("wrong", field, **index)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.code() is INVALID
     for hint, code in (
-        (f"{parent}/indexes/none", grpc.StatusCode.NOT_FOUND),
-        (f"{parent}/indexes/dense-index", grpc.StatusCode.INVALID_ARGUMENT),
+        (f"{parent}/indexes/none", NOT_FOUND),
+        (f"{parent}/indexes/dense-index", INVALID),
     ):
-        with pytest.raises(grpc.RpcError) as caught:
-            metadata(search_hint={"index_hint": {"name": hint}})
-        assert caught.value.code() is code
+        refused(code, metadata, search_hint={"index_hint": {"name": hint}})
     for id in ("sparse-index", "bare", "dense-index"):
         request = {"name": f"{parent}/indexes/{id}"}
-        caller.operate("DeleteIndex", request, collections_pb2.DeleteIndexRequest)
+        caller.operate(collections_pb2.DeleteIndexRequest, request)
 
 
 LINES = {

@@ -18,7 +18,16 @@ from scannery.bridges.vertex.shared.state import JsonDocument
 from scannery.bridges.vertex.v1.registry import DELETIONS, INDEXES
 from scannery.indexer import Store
 from scannery.vertex.v1 import endpoint_pb2, index_pb2
-from tests.bridges.vertex.facade_client import PARENT, V1, Caller, facade, write_lines
+from tests.bridges.vertex.facade_client import (
+    EXHAUSTED,
+    NOT_FOUND,
+    PARENT,
+    PRECONDITION,
+    Caller,
+    facade,
+    refused,
+    write_lines,
+)
 
 CONFIGS: tuple[dict[str, Any], ...] = (
     {"distanceMeasureType": "SQUARED_L2_DISTANCE", "algorithmConfig": {"bruteForceConfig": {}}},
@@ -36,30 +45,29 @@ class Site:
         self.state = JsonDocument(Store.open(folder / "store"))
 
     def get(self, name: str) -> index_pb2.Index:
-        path = f"/{V1}.IndexService/GetIndex"
-        return self.caller.call(path, index_pb2.GetIndexRequest(name=name), index_pb2.Index)
+        return self.caller.send(index_pb2.GetIndexRequest(name=name))
 
     def delete(self, name: str) -> None:
-        self.caller.begin("IndexService", "DeleteIndex", index_pb2.DeleteIndexRequest(name=name))
+        self.caller.send(index_pb2.DeleteIndexRequest(name=name))
 
     def update(self, index: index_pb2.Index, *paths: str) -> None:
         request = index_pb2.UpdateIndexRequest(index=index)
         request.update_mask.paths.extend(paths)
-        self.caller.begin("IndexService", "UpdateIndex", request)
+        self.caller.send(request)
 
     def names(self) -> list[str]:
         request = index_pb2.ListIndexesRequest(parent=PARENT)
-        listed = self.caller.call(f"/{V1}.IndexService/ListIndexes", request, index_pb2.ListIndexesResponse)
+        listed = self.caller.send(request)
         return [index.name for index in listed.indexes]
 
     def deploy(self, name: str) -> None:
         request = endpoint_pb2.CreateIndexEndpointRequest(parent=PARENT)
         request.index_endpoint.display_name = "e"
-        operation = self.caller.begin("IndexEndpointService", "CreateIndexEndpoint", request)
+        operation = self.caller.send(request)
         endpoint = self.caller.end(operation, endpoint_pb2.IndexEndpoint).name
         deployed = endpoint_pb2.DeployedIndex(id="d", index=name)
         deploy = endpoint_pb2.DeployIndexRequest(index_endpoint=endpoint, deployed_index=deployed)
-        self.caller.begin("IndexEndpointService", "DeployIndex", deploy)
+        self.caller.send(deploy)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +91,7 @@ def test_a_deletion_that_an_alias_refuses_loses_nothing(site: Site, config: dict
     site.client.alias("live", id)
     with pytest.raises(grpc.RpcError, match="has the aliases live") as caught:
         site.delete(made.name)
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert caught.value.code() is PRECONDITION
     assert site.get(made.name) == before
     site.client.delete_alias("live")
     site.delete(made.name)
@@ -98,9 +106,7 @@ def test_a_deletion_that_was_cut_short_is_done_again(site: Site):
     assert made.name not in site.names()
     other = made.name.replace("projects/p/", "projects/q/")
     for name in (other, f"{PARENT}/indexes/none"):
-        with pytest.raises(grpc.RpcError) as caught:
-            site.delete(name)
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        refused(NOT_FOUND, site.delete, name)
     site.delete(made.name)
     assert id not in site.state.read()[INDEXES]
 
@@ -111,7 +117,7 @@ def test_an_index_that_is_being_deleted_is_not_deployed(site: Site):
     site.state.change(lambda found: found.setdefault(DELETIONS, {}).update({id: time.time()}))
     with pytest.raises(grpc.RpcError, match="is being deleted") as caught:
         site.deploy(made.name)
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert caught.value.code() is PRECONDITION
     # A server that was killed in between does not keep it for ever.
     site.state.change(lambda found: found[DELETIONS].update({id: time.time() - 601}))
     site.deploy(made.name)
@@ -137,15 +143,13 @@ def test_with_too_many_operations_nothing_is_changed_or_left(site: Site, monkeyp
     write_lines(contents / "a.json", [{"id": "a", "embedding": [1, 0, 0, 0]}])
     metadata = ParseDict({"contentsDeltaUri": str(contents)}, Value())
     monkeypatch.setattr(operations, "MAX_RUNNING", 0)
-    with pytest.raises(grpc.RpcError) as caught:
-        site.update(
-            index_pb2.Index(name=made.name, description="new", metadata=metadata, etag=before.etag),
-            "description",
-            "metadata",
-        )
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    refused(
+        EXHAUSTED,
+        site.update,
+        index_pb2.Index(name=made.name, description="new", metadata=metadata, etag=before.etag),
+        "description",
+        "metadata",
+    )
     assert site.get(made.name) == before
-    with pytest.raises(grpc.RpcError) as caught:
-        site.caller.create_index(contents=contents)
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    refused(EXHAUSTED, site.caller.create_index, contents=contents)
     assert site.names() == names

@@ -19,7 +19,17 @@ from scannery.serving.catalog.server_catalog import LOOK_WAIT_S, ServerCatalog
 from scannery.vertex.v1 import endpoint_pb2, index_pb2, operations_pb2, private_pb2
 from scannery.vertex.v2 import collections_pb2
 from tests.bridges.vertex.collection_client import CollectionCaller, dense, dimensions
-from tests.bridges.vertex.facade_client import PARENT, V1, Caller, facade, ids_of, write_lines
+from tests.bridges.vertex.facade_client import (
+    NOT_FOUND,
+    PARENT,
+    PRECONDITION,
+    UNSUPPORTED,
+    Caller,
+    facade,
+    ids_of,
+    refused,
+    write_lines,
+)
 from tests.serving.process.test_supervisor import started
 
 pytestmark = pytest.mark.system
@@ -82,7 +92,7 @@ def test_every_worker_finds_at_once_what_one_has_just_made(callers: list[Caller]
         index = first.create_index().name
         for caller in callers:
             get = index_pb2.GetIndexRequest(name=index)
-            assert caller.call(f"/{V1}.IndexService/GetIndex", get, index_pb2.Index).name == index
+            assert caller.send(get).name == index
         endpoint = first.deploy(index, id)
         query = {"datapoint": {"feature_vector": [1, 2, 3, 4]}}
         for number, caller in enumerate(callers):
@@ -95,7 +105,7 @@ def test_every_worker_finds_at_once_what_one_has_just_made(callers: list[Caller]
             eventually(lambda: {*ids_of(caller.find(endpoint, query, id=id)[0])} == everything)  # noqa: B023
         listed = index_pb2.ListIndexesRequest(parent=PARENT)
         for caller in callers:
-            answer = caller.call(f"/{V1}.IndexService/ListIndexes", listed, index_pb2.ListIndexesResponse)
+            answer = caller.send(listed)
             assert index in [each.name for each in answer.indexes]
 
 
@@ -111,16 +121,14 @@ def test_an_index_that_another_has_made_is_waited_for_while_others_are_looked_fo
         assert isinstance(catalog, ServerCatalog)
         assert catalog._looks.acquire(timeout=60)
         threading.Timer(3 * LOOK_WAIT_S, catalog._looks.release).start()
-        assert caller.call(f"/{V1}.IndexService/GetIndex", get, index_pb2.Index).name == get.name
+        assert caller.send(get).name == get.name
 
 
 def test_writes_to_an_index_for_batches_are_refused_by_every_worker(callers: list[Caller]):
     for _ in range(3):
         index = callers[0].create_index(stream=False).name
         for caller in callers:
-            with pytest.raises(grpc.RpcError) as caught:
-                caller.upsert(index, [point("x")])
-            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            refused(PRECONDITION, caller.upsert, index, [point("x")])
 
 
 def test_every_worker_answers_for_an_operation_and_shows_its_result(
@@ -134,7 +142,7 @@ def test_every_worker_answers_for_an_operation_and_shows_its_result(
     assert operation.HasField("response"), operation.error
     for caller in callers:
         get = operations_pb2.GetOperationRequest(name=operation.name)
-        found = caller.call("/google.longrunning.Operations/GetOperation", get, operations_pb2.Operation)
+        found = caller.send(get)
         assert found == operation
         query = {"datapoint": {"feature_vector": [1, 2, 3, 4]}}
         eventually(lambda: ids_of(caller.find(endpoint, query, id="operation")[0]) == ["new"])  # noqa: B023
@@ -153,11 +161,9 @@ def test_what_one_worker_has_undeployed_no_worker_answers(callers: list[Caller])
         for caller in callers:
             caller.find(endpoint, query, id=id)
         request = endpoint_pb2.UndeployIndexRequest(index_endpoint=endpoint, deployed_index_id=id)
-        callers[0].begin("IndexEndpointService", "UndeployIndex", request)
+        callers[0].send(request)
         for caller in callers:
-            with pytest.raises(grpc.RpcError) as caught:
-                caller.find(endpoint, query, id=id)
-            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            refused(NOT_FOUND, caller.find, endpoint, query, id=id)
 
 
 def test_every_worker_knows_at_once_what_one_has_changed_of_a_collection(addresses: tuple[str, str, Path]):
@@ -176,7 +182,7 @@ def test_every_worker_knows_at_once_what_one_has_changed_of_a_collection(address
                 "index_id": f"i{attempt}",
                 "index": {"index_field": "v0", "dense_scann": {}},
             }
-            callers[0].operate("CreateIndex", request, collections_pb2.CreateIndexRequest)
+            callers[0].operate(collections_pb2.CreateIndexRequest, request)
             search = {"search_field": "v0", "vector": {"values": [1, 0]}}
             hint = {"index_hint": {"name": f"{parent}/indexes/i{attempt}"}}
             for caller in callers:
@@ -184,7 +190,7 @@ def test_every_worker_knows_at_once_what_one_has_changed_of_a_collection(address
 
             schema["properties"][f"p{attempt}"] = {"type": "integer"}
             change = {"collection": {"name": parent, "data_schema": schema}}
-            callers[0].operate("UpdateCollection", change, collections_pb2.UpdateCollectionRequest)
+            callers[0].operate(collections_pb2.UpdateCollectionRequest, change)
             for number, caller in enumerate(callers):
                 with pytest.raises(grpc.RpcError, match=f"data.p{attempt}: must be integer"):
                     caller.write("changing", {f"w{number}": {"data": {f"p{attempt}": "text"}}})
@@ -200,10 +206,7 @@ def test_the_private_endpoint_is_at_its_port_in_every_worker(
     for _ in range(CALLERS):
         with Connected(addresses[1]) as caller:
             eventually(lambda: [n.id for n in caller.match(request).neighbor] == ["a"])
-            with pytest.raises(grpc.RpcError) as caught:
-                caller.upsert(index, [point("b")])
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            refused(UNSUPPORTED, caller.upsert, index, [point("b")])
     get = endpoint_pb2.GetIndexEndpointRequest(name=endpoint)
-    path = f"/{V1}.IndexEndpointService/GetIndexEndpoint"
-    [deployed] = callers[1].call(path, get, endpoint_pb2.IndexEndpoint).deployed_indexes
+    [deployed] = callers[1].send(get).deployed_indexes
     assert deployed.private_endpoints.match_grpc_address == addresses[1].partition(":")[0]

@@ -150,25 +150,17 @@ def test_attributes_may_have_those_names(client: scannery.Client) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda c, i: i.delete({"show": "a"}), "ids: must be a list of ids.*where="),
-        (lambda c, i: i.get({"show": "a"}), "ids: must be a list of ids.*where="),
-        (lambda c, i: i.upsert([{"vector": VECTOR}]), r"upserts\[0\].datapoint.id: is required"),
-        (lambda c, i: i.upsert([{"id": n} for n in range(1001)]), "got 1001; upsert_many writes any number"),
-        (lambda c, i: list(i.scan(order_by="-")), "order_by: must be the name of an attribute"),
-        (lambda c, i: c.create_index("x"), "dimensions: is required for an index without an encoder"),
-        (
-            lambda c, i: c.create_index({"index": "x", "dimensions": 2}),
-            "spec.dimensions: is no key.*argument",
-        ),
-        (
-            lambda c, i: c.create_index("x", dimensions=2, attributes={"show": str}),
-            "spec.attributes.show: must be the name of a type, such as 'string'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda c, i: i.delete({"show": "a"}), "ids: must be a list of ids.*where="),
+    (lambda c, i: i.get({"show": "a"}), "ids: must be a list of ids.*where="),
+    (lambda c, i: i.upsert([{"vector": VECTOR}]), r"upserts\[0\].datapoint.id: is required"),
+    (lambda c, i: i.upsert([{"id": n} for n in range(1001)]), "got 1001; upsert_many writes any number"),
+    (lambda c, i: list(i.scan(order_by="-")), "order_by: must be the name of an attribute"),
+    (lambda c, i: c.create_index("x"), "dimensions: is required for an index without an encoder"),
+    (lambda c, i: c.create_index({"index": "x", "dimensions": 2}), "spec.dimensions: is no key.*argument"),
+    (lambda c, i: c.create_index("x", dimensions=2, attributes={"show": str}),
+     "spec.attributes.show: must be the name of a type, such as 'string'"),
+])  # fmt: skip
 def test_mistakes(
     client: scannery.Client, call: Callable[[scannery.Client, scannery.Index], object], message: str
 ) -> None:

@@ -226,24 +226,18 @@ def test_an_error_needs_no_message_and_no_details() -> None:
      (429, "unavailable"), (502, "unavailable"), (503, "unavailable"), (504, "unavailable"), (200, "unknown"),
      (302, "unknown"), (500, "unknown")],
 )  # fmt: skip
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        (b"<html>", "text/html"),
-        (b"", ""),
-        (b"{}", "application/json"),
-        (b"[1]", "application/json"),
-        (b'{"code": 5}', "application/json"),
-        (b'{"code": "internal", "message": 5}', "application/json"),
-        (
-            b'{"code": "internal", "details": [{"type": "scannery.v1.ErrorDetail", "value": "!"}]}',
-            "application/json",
-        ),
-        (b'{"code": "internal", "details": [{}]}', "application/json"),
-        (b"[" * 100_000, "application/json"),
-        (b"\xff", "application/json"),
-    ],
-)
+@pytest.mark.parametrize(("body", "kind"), [
+    (b"<html>", "text/html"),
+    (b"", ""),
+    (b"{}", "application/json"),
+    (b"[1]", "application/json"),
+    (b'{"code": 5}', "application/json"),
+    (b'{"code": "internal", "message": 5}', "application/json"),
+    (b'{"code": "internal", "details": [{"type": "scannery.v1.ErrorDetail", "value": "!"}]}', "application/json"),
+    (b'{"code": "internal", "details": [{}]}', "application/json"),
+    (b"[" * 100_000, "application/json"),
+    (b"\xff", "application/json"),
+])  # fmt: skip
 def test_what_is_no_answer_of_scannery_is_told_by_its_status(
     status: int, code: str, body: bytes, kind: str
 ) -> None:

@@ -66,13 +66,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Answering
     manifest = read_manifest(Store.open(store), "library", 1)
     leaf = AnsweringLeaf()
     leaf.states = [
-        At(
-            index="library",
-            index_id=manifest.index_id or "",
-            version=manifest.version,
-            sequence=manifest.log_sequence,
-        )
-    ]
+        At(index="library", index_id=manifest.index_id or "", version=manifest.version,
+         sequence=manifest.log_sequence),
+    ]  # fmt: skip
     with root_server(store, leaf.address) as root, grpc.insecure_channel(root.address) as channel:
         yield leaf, channel
     leaf.stop()

@@ -21,19 +21,14 @@ pytestmark = pytest.mark.system
 NAME = "passages"
 SPEC: dict[str, Any] = {
     "index": NAME,
-    "source": {
-        "id": "id",
-        "text": "text",
-        "title": "title",
-        "chunk": {"max_tokens": 32, "overlap_tokens": 0},
-    },
+    "source": {"id": "id", "text": "text", "title": "title", "chunk": {"max_tokens": 32, "overlap_tokens": 0}},
     "encoder": {"model": MINILM},
     "lexical": True,
     "dynamic": True,
     "attributes": {"show": "string"},
     "named_vectors": {"show": {"encoder": {"model": MINILM, "dimensions": 8}}},
     "shards": 4,
-}
+}  # fmt: skip
 TEXT = "Molten rock rises from deep below and cools at the surface of the sea. " * 6
 
 

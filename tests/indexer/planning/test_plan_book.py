@@ -134,19 +134,15 @@ def test_rows_in_the_caches_cost_less() -> None:
     assert dataclasses.replace(COSTS, row_bytes=1 << 20).exact(few, 1) == pytest.approx(few * COSTS.row_us)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        '{"row_us": 1',
-        "null",
-        "[" * 60_000,
-        json.dumps(dataclasses.asdict(COSTS) | {"row_bytes": 10**400}),
-        json.dumps(dataclasses.asdict(COSTS) | {"scan_us": "00000"}),
-        json.dumps(dataclasses.asdict(COSTS) | {"row_us": math.nan}),
-    ],
-    ids=["empty", "truncated", "null", "deep", "huge", "digits", "nan"],
-)
+@pytest.mark.parametrize("text", [
+    "",
+    '{"row_us": 1',
+    "null",
+    "[" * 60_000,
+    json.dumps(dataclasses.asdict(COSTS) | {"row_bytes": 10**400}),
+    json.dumps(dataclasses.asdict(COSTS) | {"scan_us": "00000"}),
+    json.dumps(dataclasses.asdict(COSTS) | {"row_us": math.nan}),
+], ids=["empty", "truncated", "null", "deep", "huge", "digits", "nan"])  # fmt: skip
 def test_a_damaged_file_has_no_costs(tmp_path: Path, text: str) -> None:
     file = CostFile(tmp_path)
     file.path.write_text(text)

@@ -25,18 +25,12 @@ def packed(data: bytes) -> str:
     return base64.b64encode(zstandard.compress(data)).decode()
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (packed(b"\0" * (80 << 20)), "has 83886080 bytes by its header; allowed are 0 to 67109"),
-        (base64.b64encode(zstandard.compress(b"x" * 1000)[:-3]).decode(), "does not decompress"),
-        ("not base64 at all", "does not decompress"),
-        (
-            base64.b64encode(zstandard.ZstdCompressor(write_content_size=False).compress(b"x")).decode(),
-            "header",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "problem"), [
+    (packed(b"\0" * (80 << 20)), "has 83886080 bytes by its header; allowed are 0 to 67109"),
+    (base64.b64encode(zstandard.compress(b"x" * 1000)[:-3]).decode(), "does not decompress"),
+    ("not base64 at all", "does not decompress"),
+    (base64.b64encode(zstandard.ZstdCompressor(write_content_size=False).compress(b"x")).decode(), "header"),
+])  # fmt: skip
 def test_what_does_not_fit_its_rows_is_refused(tmp_path: Path, text: str, problem: str):
     with pytest.raises(CorruptError, match=problem):
         unpack_assets(tmp_path, TABLE, {"ah_codebook.pb": text})

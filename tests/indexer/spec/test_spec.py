@@ -15,19 +15,14 @@ from tests.tools.generate_spec_docs import example_spec, keys_of, spec_page
 
 FULL: dict[str, Any] = {
     "index": "podcasts",
-    "source": {
-        "id": "id",
-        "text": "text",
-        "title": "title",
-        "chunk": {"max_tokens": 128, "overlap_tokens": 16},
-    },
+    "source": {"id": "id", "text": "text", "title": "title", "chunk": {"max_tokens": 128, "overlap_tokens": 16}},
     "encoder": {"model": "sentence-transformers/all-MiniLM-L6-v2"},
     "distance": "cosine",
     "attributes": {"show": "string", "speakers": "string_list", "published": "timestamp"},
     "lexical": True,
     "shards": "auto",
     "target_recall": 0.95,
-}
+}  # fmt: skip
 
 
 def changed(path: str, value: object) -> dict[str, Any]:
@@ -52,18 +47,10 @@ def test_the_documented_spec_is_read_as_written():
 
 MAPPED = {
     **FULL,
-    "source": {
-        "id": "meta.id",
-        "text": ["a", "b.c"],
-        "csv": {"delimiter": ";", "header": ["a"]},
-        "records": "items",
-    },
-    "attributes": {
-        "price": {"type": "float", "from": "Price (USD)", "decimal": ","},
-        "year": "int",
-        "kind": {"type": "string", "value": "x"},
-    },
-}
+    "source": {"id": "meta.id", "text": ["a", "b.c"], "csv": {"delimiter": ";", "header": ["a"]}, "records": "items"},
+    "attributes": {"price": {"type": "float", "from": "Price (USD)", "decimal": ","}, "year": "int",
+     "kind": {"type": "string", "value": "x"}},
+}  # fmt: skip
 
 
 @pytest.mark.system
@@ -91,73 +78,50 @@ def test_a_source_of_vectors_needs_no_encoder():
     assert spec.target_recall == 0.95
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "says", "field"),
-    [
-        ("distanse", "dot", "did you mean `distance`?", "distanse"),
-        ("source.chunk.max_token", 3, "did you mean `max_tokens`?", "source.chunk.max_token"),
-        ("encoder.modle", "x", "did you mean `model`?", "encoder.modle"),
-        ("source", None, "Field required", "source"),
-        ("zzz", 1, "valid keys: attributes, distance", "zzz"),
-        ("index", "Pod casts", "must match", "index"),
-        ("index", "../x", "must match", "index"),
-        ("index", None, "Field required", "index"),
-        ("distance", "euclid", "'cosine', 'dot' or 'squared_l2', got 'euclid'", "distance"),
-        ("shards", 0, "from 1 to 4096, got 0", "shards"),
-        ("shards", "many", "got 'many'", "shards"),
-        ("target_recall", 1.5, "less than or equal to 0.999, got 1.5", "target_recall"),
-        ("attributes.id", "string", "'id' is reserved", "attributes"),
-        ("attributes._leaf", "int", "must match", "attributes"),
-        ("attributes.year", "number", "got 'number'", "attributes.year"),
-        ("source.chunk.overlap_tokens", 64, "less than half of max_tokens (128), got 64", "source.chunk"),
-        ("source.format", "manged", "'managed', got 'manged'", "source.format"),
-        ("source.format", ["managed"], "'managed'", "source.format"),
-        ("source.format", "managed", "`text` cannot be set with `format: managed`, got 'text'", "source"),
-        ("source.vector", "v", "`chunk` needs `text` and no `vector`", "source"),
-        ("source.vector_bytes", "float32", "`vector_bytes` needs `vector`", "source"),
-        ("source.text", None, "needs `text`, `vector` or both", "source"),
-        ("encoder", None, "`encoder` is required", None),
-        ("encoder", "all-MiniLM-L6-v2", "such as `{model: all-MiniLM-L6-v2}`, got 'all", "encoder"),
-        ("source", "text", "such as `{id: id, text: text}`, got 'text'", "source"),
-        ("source.text", [], "a list of fields, or a template", "source.text"),
-        (
-            "source.csv",
-            {"delimiter": ";;"},
-            "must be one character or `tab`, got ';;'",
-            "source.csv.delimiter",
-        ),
-        ("source.csv", {"encoding": "utf-eight"}, "such as utf-8", "source.csv.encoding"),
-        ("source.csv", {"quot": '"'}, "did you mean `quote`?", "source.csv.quot"),
-        ("source.csv", {"delimiter": '"'}, "must differ", "source.csv"),
-        ("source.csv", {"header": ["a", "a"]}, "different names", "source.csv.header"),
-        ("attributes.year", "number", "did you mean `float`?", "attributes.year"),
-        ("attributes.year", {"type": "date"}, "did you mean `timestamp`?", "attributes.year.type"),
-        ("attributes.year", {"from": "x"}, "Field required", "attributes.year.type"),
-        ("attributes.year", {"type": "int", "frm": "x"}, "did you mean `from`?", "attributes.year.frm"),
-        (
-            "attributes.year",
-            {"type": "int", "split": ","},
-            "`split` is for type string_list",
-            "attributes.year",
-        ),
-        ("attributes.year", {"type": "int", "value": "3"}, "`value` must be of type int", "attributes.year"),
-        (
-            "attributes.year",
-            {"type": "int", "value": 3, "from": "x"},
-            "`value` excludes `from`",
-            "attributes.year",
-        ),
-        (
-            "attributes.Price (USD)",
-            "float",
-            'write `price: {type: float, from: "Price (USD)"}`',
-            "attributes",
-        ),
-        ("attributes.Größe", "int", 'write `grosse: {type: int, from: "Größe"}`', "attributes"),
-        ("attributes.title", "string", "`own_title: {type: string, from: title}`", "attributes"),
-        ("attribute_specs", {}, "unknown key `attribute_specs`", None),
-    ],
-)
+@pytest.mark.parametrize(("path", "value", "says", "field"), [
+    ("distanse", "dot", "did you mean `distance`?", "distanse"),
+    ("source.chunk.max_token", 3, "did you mean `max_tokens`?", "source.chunk.max_token"),
+    ("encoder.modle", "x", "did you mean `model`?", "encoder.modle"),
+    ("source", None, "Field required", "source"),
+    ("zzz", 1, "valid keys: attributes, distance", "zzz"),
+    ("index", "Pod casts", "must match", "index"),
+    ("index", "../x", "must match", "index"),
+    ("index", None, "Field required", "index"),
+    ("distance", "euclid", "'cosine', 'dot' or 'squared_l2', got 'euclid'", "distance"),
+    ("shards", 0, "from 1 to 4096, got 0", "shards"),
+    ("shards", "many", "got 'many'", "shards"),
+    ("target_recall", 1.5, "less than or equal to 0.999, got 1.5", "target_recall"),
+    ("attributes.id", "string", "'id' is reserved", "attributes"),
+    ("attributes._leaf", "int", "must match", "attributes"),
+    ("attributes.year", "number", "got 'number'", "attributes.year"),
+    ("source.chunk.overlap_tokens", 64, "less than half of max_tokens (128), got 64", "source.chunk"),
+    ("source.format", "manged", "'managed', got 'manged'", "source.format"),
+    ("source.format", ["managed"], "'managed'", "source.format"),
+    ("source.format", "managed", "`text` cannot be set with `format: managed`, got 'text'", "source"),
+    ("source.vector", "v", "`chunk` needs `text` and no `vector`", "source"),
+    ("source.vector_bytes", "float32", "`vector_bytes` needs `vector`", "source"),
+    ("source.text", None, "needs `text`, `vector` or both", "source"),
+    ("encoder", None, "`encoder` is required", None),
+    ("encoder", "all-MiniLM-L6-v2", "such as `{model: all-MiniLM-L6-v2}`, got 'all", "encoder"),
+    ("source", "text", "such as `{id: id, text: text}`, got 'text'", "source"),
+    ("source.text", [], "a list of fields, or a template", "source.text"),
+    ("source.csv", {"delimiter": ";;"}, "must be one character or `tab`, got ';;'", "source.csv.delimiter"),
+    ("source.csv", {"encoding": "utf-eight"}, "such as utf-8", "source.csv.encoding"),
+    ("source.csv", {"quot": '"'}, "did you mean `quote`?", "source.csv.quot"),
+    ("source.csv", {"delimiter": '"'}, "must differ", "source.csv"),
+    ("source.csv", {"header": ["a", "a"]}, "different names", "source.csv.header"),
+    ("attributes.year", "number", "did you mean `float`?", "attributes.year"),
+    ("attributes.year", {"type": "date"}, "did you mean `timestamp`?", "attributes.year.type"),
+    ("attributes.year", {"from": "x"}, "Field required", "attributes.year.type"),
+    ("attributes.year", {"type": "int", "frm": "x"}, "did you mean `from`?", "attributes.year.frm"),
+    ("attributes.year", {"type": "int", "split": ","}, "`split` is for type string_list", "attributes.year"),
+    ("attributes.year", {"type": "int", "value": "3"}, "`value` must be of type int", "attributes.year"),
+    ("attributes.year", {"type": "int", "value": 3, "from": "x"}, "`value` excludes `from`", "attributes.year"),
+    ("attributes.Price (USD)", "float", 'write `price: {type: float, from: "Price (USD)"}`', "attributes"),
+    ("attributes.Größe", "int", 'write `grosse: {type: int, from: "Größe"}`', "attributes"),
+    ("attributes.title", "string", "`own_title: {type: string, from: title}`", "attributes"),
+    ("attribute_specs", {}, "unknown key `attribute_specs`", None),
+])  # fmt: skip
 def test_a_wrong_spec_names_the_key(path: str, value: object, says: str, field: str | None):
     with pytest.raises(InvalidSpecError) as caught:
         parse_spec(changed(path, value))
@@ -165,34 +129,17 @@ def test_a_wrong_spec_names_the_key(path: str, value: object, says: str, field: 
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(
-    ("spec", "says", "field"),
-    [
-        ({"source": {"id": "id"}}, "needs `text`, `vector` or both, got neither", "source"),
-        (
-            {"source": {"text": "t"}, "lexical": True},
-            "For an index of words alone, add `vectors: optional`",
-            None,
-        ),
-        ({"source": {"id": "id"}, "vectors": "optional", "lexical": True}, "needs `source.text`", None),
-        (
-            {"source": {"id": "id"}, "vectors": "optional", "encoder": {"model": "m"}},
-            "`encoder` needs `source.text` or `source.vector`",
-            None,
-        ),
-        (
-            {"source": {"text": "t", "chunk": {}}, "vectors": "optional"},
-            "`source.chunk` needs `encoder`",
-            None,
-        ),
-        (
-            {"source": {"text": "t"}, "vectors": "optional", "search": {"mode": "dense"}},
-            "`search.mode: dense` needs `encoder`",
-            None,
-        ),
-        ({"source": {"text": "t"}, "vectors": "maybe"}, "'required' or 'optional', got 'maybe'", "vectors"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "says", "field"), [
+    ({"source": {"id": "id"}}, "needs `text`, `vector` or both, got neither", "source"),
+    ({"source": {"text": "t"}, "lexical": True}, "For an index of words alone, add `vectors: optional`", None),
+    ({"source": {"id": "id"}, "vectors": "optional", "lexical": True}, "needs `source.text`", None),
+    ({"source": {"id": "id"}, "vectors": "optional", "encoder": {"model": "m"}},
+     "`encoder` needs `source.text` or `source.vector`", None),
+    ({"source": {"text": "t", "chunk": {}}, "vectors": "optional"}, "`source.chunk` needs `encoder`", None),
+    ({"source": {"text": "t"}, "vectors": "optional", "search": {"mode": "dense"}},
+     "`search.mode: dense` needs `encoder`", None),
+    ({"source": {"text": "t"}, "vectors": "maybe"}, "'required' or 'optional', got 'maybe'", "vectors"),
+])  # fmt: skip
 def test_what_an_index_without_vectors_needs(spec: dict[str, Any], says: str, field: str | None):
     with pytest.raises(InvalidSpecError) as caught:
         parse_spec({"index": "x", **spec})

@@ -115,18 +115,10 @@ def test_a_process_of_the_version_before_keeps_new_columns(
         assert {name: list(vector) for name, vector in row.vectors.items()} == POINTS[what].get("vectors", {})
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "point"),
-    [
-        ({"attributes": {"added": "string"}}, ADDED["attribute"], {"attributes": {"added": "text"}}),
-        (
-            ADDED["named vector"],
-            {"named_vectors": {"added": {"dimensions": 4}}},
-            {"vectors": {"added": NAMED}},
-        ),
-    ],
-    ids=["attribute", "named vector"],
-)
+@pytest.mark.parametrize(("before", "after", "point"), [
+    ({"attributes": {"added": "string"}}, ADDED["attribute"], {"attributes": {"added": "text"}}),
+    (ADDED["named vector"], {"named_vectors": {"added": {"dimensions": 4}}}, {"vectors": {"added": NAMED}}),
+], ids=["attribute", "named vector"])  # fmt: skip
 def test_no_process_writes_for_columns_of_before_once_others_are_there(
     actor: Callable[[str], LocalActor], path: Path, before: Any, after: Any, point: Any
 ) -> None:

@@ -22,19 +22,11 @@ def test_a_folder(text: str) -> None:
     assert log_root_of(text) == Path(text).expanduser().absolute()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "mysql://u:secret@h/d",
-            "postgresq://u:secret@h/d",
-            "PostgreSQL://u:secret@h/d",
-            "postgres//u:secret@h/d",
-        ),
-        *("postgresql:/u:secret@h/d", "postgresql+psycopg://u:secret@h/d", "s3://secret/log"),
-        *("host=h dbname=d password=secret", "dbname=secret"),
-    ],
-)
+@pytest.mark.parametrize("text", [
+    *("mysql://u:secret@h/d", "postgresq://u:secret@h/d", "PostgreSQL://u:secret@h/d", "postgres//u:secret@h/d"),
+    *("postgresql:/u:secret@h/d", "postgresql+psycopg://u:secret@h/d", "s3://secret/log"),
+    *("host=h dbname=d password=secret", "dbname=secret"),
+])  # fmt: skip
 def test_what_is_meant_as_a_database_is_no_folder(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name would have the password, and what is written there no other machine would see."""
     monkeypatch.setenv("SCANNERY_LOG", text)

@@ -95,20 +95,13 @@ def test_a_name_can_be_added_and_old_datapoints_lack_it(path: Path, store: Store
         verify(store, "named")
 
 
-@pytest.mark.parametrize(
-    ("changes", "field", "what"),
-    [
-        ({"title": {"dimensions": 4, "distance": "dot"}}, "title", "cannot be changed, since it determines"),
-        ({"title": None}, "title", "cannot be removed"),
-        ({"new": {"distance": "dot"}}, "new", "needs `encoder` or `dimensions`"),
-        (
-            {"new": {"encoder": {"model": MINILM}, "from": "nothing"}},
-            "",
-            "must be title, text or a declared attribute",
-        ),
-        ({"new": {"encoder": {"model": "no/such-model"}}}, "new.encoder.model", "no/such-model"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "field", "what"), [
+    ({"title": {"dimensions": 4, "distance": "dot"}}, "title", "cannot be changed, since it determines"),
+    ({"title": None}, "title", "cannot be removed"),
+    ({"new": {"distance": "dot"}}, "new", "needs `encoder` or `dimensions`"),
+    ({"new": {"encoder": {"model": MINILM}, "from": "nothing"}}, "", "must be title, text or a declared attribute"),
+    ({"new": {"encoder": {"model": "no/such-model"}}}, "new.encoder.model", "no/such-model"),
+])  # fmt: skip
 def test_names_are_not_changed_or_removed(
     index: Named, changes: dict[str, Any], field: str, what: str
 ) -> None:

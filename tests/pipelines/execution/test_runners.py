@@ -164,22 +164,15 @@ def test_a_dask_cluster_that_loses_a_worker(store, write, tmp_path):
     assert_equal_to_local(store, path, report, tmp_path / "local")
 
 
-@pytest.mark.parametrize(
-    ("runner", "options", "words"),
-    [
-        ("portable", [], "--job_endpoint"),
-        ("flink", ["--environment_type=DOCKER"], "--flink_master"),
-        ("spark", [], "--spark_master_url"),
-        ("dataflow", ["--project=p"], "--region"),
-        ("dask", ["--dask_npartition_size=8"], "unknown option"),
-        (
-            "local",
-            ["--direct_num_worker=2", "--nonsense"],
-            "unknown option --direct_num_worker=2, --nonsense",
-        ),
-        ("dataflow", ["--project=p", "--region=r", "--temp_location=gs://b/t"], "cannot reach"),
-    ],
-)
+@pytest.mark.parametrize(("runner", "options", "words"), [
+    ("portable", [], "--job_endpoint"),
+    ("flink", ["--environment_type=DOCKER"], "--flink_master"),
+    ("spark", [], "--spark_master_url"),
+    ("dataflow", ["--project=p"], "--region"),
+    ("dask", ["--dask_npartition_size=8"], "unknown option"),
+    ("local", ["--direct_num_worker=2", "--nonsense"], "unknown option --direct_num_worker=2, --nonsense"),
+    ("dataflow", ["--project=p", "--region=r", "--temp_location=gs://b/t"], "cannot reach"),
+])  # fmt: skip
 def test_options_are_checked_before_anything_starts(store, write, runner, options, words):
     with pytest.raises(RunnerError, match=words):
         run(store, write("a.jsonl", vector_records(0, 3)), runner=runner, runner_options=options)

@@ -134,25 +134,14 @@ def test_which_machines_are_asked_for(runner, options, accelerator, expected):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("runner", "options", "accelerator", "words"),
-    [
-        (
-            "flink",
-            ["--flink_master=h:1"],
-            GPU,
-            "only the runner 'dataflow' has machines by stage, got 'flink'.*--until embed",
-        ),
-        (None, [], GPU, "got 'local'.*--until embed"),
-        ("dataflow", DATAFLOW, "nvidia-l4", "must be like type:"),
-        (
-            "dataflow",
-            [*DATAFLOW, "--dataflow_service_options=worker_accelerator=type:nvidia-l4;count:1"],
-            GPU,
-            "all stages",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("runner", "options", "accelerator", "words"), [
+    ("flink", ["--flink_master=h:1"], GPU,
+     "only the runner 'dataflow' has machines by stage, got 'flink'.*--until embed"),
+    (None, [], GPU, "got 'local'.*--until embed"),
+    ("dataflow", DATAFLOW, "nvidia-l4", "must be like type:"),
+    ("dataflow", [*DATAFLOW, "--dataflow_service_options=worker_accelerator=type:nvidia-l4;count:1"], GPU,
+     "all stages"),
+])  # fmt: skip
 def test_an_accelerator_that_no_stage_can_have(runner, options, accelerator, words):
     with pytest.raises(RunnerError, match=words) as caught:
         check_engine(runner, options, ["gs://bucket/store"], accelerator=accelerator)

@@ -44,22 +44,14 @@ def columns() -> dict[str, list[Any]]:
         "text_end": [5, None, (1 << 40) + 50],
         "time_start_s": [0.1, None],
         "time_end_s": [61.25, None],
-        "payload": [
-            '{"a":[1,2.5,null]}',
-            None,
-            '"a string"',
-            "null",
-            "[1]",
-            "12345678901234567890",
-            '{"é":"ü"}',
-        ],
+        "payload": ['{"a":[1,2.5,null]}', None, '"a string"', "null", "[1]", "12345678901234567890", '{"é":"ü"}'],
         "genre": ["noir", None, ""],
         "cast": [["Lotte", "Fritz"], [], None, ["[x]"]],
         "year": [1927, None, -(2**63), 2**63 - 1],
         "rating": [0.1, None, float("inf"), -float("inf"), 1e-300],
         "seen": [True, False, None],
         "released": [moment, None, dt.datetime(1, 1, 1, tzinfo=dt.timezone.utc)],
-    }
+    }  # fmt: skip
     return {name: [values[row % len(values)] for row in range(ROWS)] for name, values in cycle.items()} | {
         "document_id": [f"film {row // 7}" for row in range(ROWS)]
     }

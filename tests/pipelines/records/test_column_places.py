@@ -105,40 +105,23 @@ def test_numbers_in_json_that_no_float_can_hold_are_refused(place: str, number: 
 
 
 VALUES: Mapping[str, Mapping[str, Any]] = {
-    "timestamp": {
-        "timestamp[ns]": dt.datetime(2024, 3, 3, 0, 0, 0, 123456, dt.timezone.utc),
-        "timestamp[ns], before 1970": dt.datetime(1969, 12, 31, 23, 59, 59, 999999, dt.timezone.utc),
-        "run-end encoded times": dt.datetime(2024, 3, 3, 0, 0, 0, 123456, dt.timezone.utc),
-        "NaN": None,
-    },
-    "title": {
-        "timestamp[ns]": "2024-03-03T00:00:00.123456",
-        "dictionary of integers": "7",
-        "string view": "a",
-        "uuid": "5d760231-7a8d-49ce-9de8-6e7933ce50ef",
-        "bool8": "true",
-        "NaN": None,
-    },
+    "timestamp": {"timestamp[ns]": dt.datetime(2024, 3, 3, 0, 0, 0, 123456, dt.timezone.utc),
+     "timestamp[ns], before 1970": dt.datetime(1969, 12, 31, 23, 59, 59, 999999, dt.timezone.utc),
+     "run-end encoded times": dt.datetime(2024, 3, 3, 0, 0, 0, 123456, dt.timezone.utc), "NaN": None},
+    "title": {"timestamp[ns]": "2024-03-03T00:00:00.123456", "dictionary of integers": "7", "string view": "a",
+     "uuid": "5d760231-7a8d-49ce-9de8-6e7933ce50ef", "bool8": "true", "NaN": None},
     "template": {"timestamp[ns]": "a: 2024-03-03T00:00:00.123456", "NaN": "a:", "struct": REFUSED},
     "float": {"NaN": None, "infinity": float("inf"), "duration[ns]": 1.5, "float16": 1.5, "bool8": REFUSED},
     "int": {"uint64 beyond int64": REFUSED, "NaN": None, "dictionary of integers": 7},
     "payload": {"struct of nanoseconds": '{"at":"2024-03-03T00:00:00.123456"}', "map": '{"k":1}'},
-    "dynamic": {
-        "map of nanoseconds": '{"x":{"k":"2024-03-03T00:00:00.123456+00:00"}}',
-        "map of integers": '{"x":{"3":0.5}}',
-        "infinity": REFUSED,
-        "duration[ns]": '{"x":1.5}',
-        "binary": REFUSED,
-    },
-    "vector": {
-        "fixed-shape tensor": [1.0, 2.0],
-        "fixed-size list of float16": [1.0, 2.0],
-        "fixed-size list": [1.0, 2.0],
-    },
+    "dynamic": {"map of nanoseconds": '{"x":{"k":"2024-03-03T00:00:00.123456+00:00"}}',
+     "map of integers": '{"x":{"3":0.5}}', "infinity": REFUSED, "duration[ns]": '{"x":1.5}', "binary": REFUSED},
+    "vector": {"fixed-shape tensor": [1.0, 2.0], "fixed-size list of float16": [1.0, 2.0],
+     "fixed-size list": [1.0, 2.0]},
     "sparse vector": {"map of integers": "sparse"},
     "geo": {"struct": {"lat": 1.0, "lon": 2.0}},
     "string_list": {"list view": ["a"], "list of dictionaries": ["a"], "dictionary of lists": ["a"]},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("place", VALUES)

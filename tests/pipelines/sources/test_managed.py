@@ -22,15 +22,9 @@ SPEC: dict[str, Any] = {
     "index": "managed",
     "source": {"format": "managed"},
     "distance": "dot",
-    "attributes": {
-        "color": "string_list",
-        "color_deny": "string_list",
-        "shape": "string",
-        "size": "int",
-        "ratio": "float",
-        "crowding_tag": "string",
-    },
-}
+    "attributes": {"color": "string_list", "color_deny": "string_list", "shape": "string", "size": "int",
+     "ratio": "float", "crowding_tag": "string"},
+}  # fmt: skip
 ATTRIBUTES = parse_spec(SPEC).attributes
 FIELDS = Fields.of(parse_spec(SPEC))
 
@@ -60,16 +54,11 @@ AVRO: dict[str, Any] = {"type": "record", "name": "FeatureVector", "fields": [
 FULL: dict[str, Any] = {
     "id": "6",
     "embedding": [7.0, -8.125],
-    "restricts": [
-        {"namespace": "color", "allow": ["red", "blue"], "deny": ["purple"]},
-        {"namespace": "shape", "allow": ["square"]},
-    ],
-    "numeric_restricts": [
-        {"namespace": "size", "value_int": 3},
-        {"namespace": "ratio", "value_float": 0.125},
-    ],
+    "restricts": [{"namespace": "color", "allow": ["red", "blue"], "deny": ["purple"]},
+     {"namespace": "shape", "allow": ["square"]}],
+    "numeric_restricts": [{"namespace": "size", "value_int": 3}, {"namespace": "ratio", "value_float": 0.125}],
     "crowding_tag": "test",
-}
+}  # fmt: skip
 FULL_CSV = (
     "6,7,-8.125,crowding_tag=test,color=red,color=blue,color=!purple,shape=square,#size=3i,#ratio=0.125f"
 )

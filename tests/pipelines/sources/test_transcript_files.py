@@ -83,312 +83,67 @@ WHOLE = " ".join(text for _, _, text in TALK)
 LAYOUTS: dict[str, tuple[Any, str | None]] = {
     "openai-whisper": ({"text": WHOLE, "segments": SEGMENTS, "language": "en"}, None),
     "openai, verbose": ({"task": "transcribe", "duration": 249.0, "text": WHOLE, "segments": SEGMENTS}, None),
-    "openai, words": (
-        {"text": WHOLE, "words": [{"word": w, "start": s, "end": e} for w, s, e, _ in all_words()]},
-        None,
-    ),
-    "whisperx": (
-        {
-            "segments": [{**one, "speaker": f"SPEAKER_0{n}", "words": []} for n, one in enumerate(SEGMENTS)],
-            "word_segments": [],
-            "language": "en",
-        },
-        "SPEAKER_0{n}",
-    ),
-    "whisper.cpp": (
-        {
-            "systeminfo": "",
-            "model": {},
-            "result": {"language": "en"},
-            "transcription": [
-                {
-                    "timestamps": {"from": clock(s), "to": clock(e)},
-                    "offsets": {"from": int(s * 1000), "to": int(e * 1000)},
-                    "text": f" {t}",
-                }
-                for s, e, t in TALK
-            ],
-        },
-        None,
-    ),
-    "transformers": (
-        {
-            "text": WHOLE,
-            "chunks": [{"timestamp": [s, None if s > 200 else e], "text": t} for s, e, t in TALK],
-        },
-        None,
-    ),
-    "insanely fast": (
-        {
-            "speakers": [
-                {"speaker": f"SPEAKER_0{n}", "text": t, "timestamp": [s, e]}
-                for n, (s, e, t) in enumerate(TALK)
-            ],
-            "chunks": [{"timestamp": [s, e], "text": t} for s, e, t in TALK],
-            "text": WHOLE,
-        },
-        "SPEAKER_0{n}",
-    ),
-    "amazon": (
-        {
-            "jobName": "a",
-            "status": "COMPLETED",
-            "results": {"transcripts": [{"transcript": WHOLE}], "items": with_marks(aws_item)},
-        },
-        "spk_{n}",
-    ),
-    "amazon, segments": (
-        {
-            "jobName": "a",
-            "results": {
-                "transcripts": [{"transcript": WHOLE}],
-                "items": with_marks(aws_item),
-                "audio_segments": [
-                    {
-                        "id": n,
-                        "transcript": t,
-                        "start_time": f"{s}",
-                        "end_time": f"{e}",
-                        "speaker_label": f"spk_{n}",
-                    }
-                    for n, (s, e, t) in enumerate(TALK)
-                ],
-            },
-        },
-        "spk_{n}",
-    ),
-    "google": (
-        {
-            "results": [
-                {
-                    "alternatives": [
-                        {
-                            "transcript": t,
-                            "words": [
-                                {"startTime": f"{a}s", "endTime": f"{b}s", "word": w}
-                                for w, a, b in words(t, s, e)
-                            ],
-                        }
-                    ]
-                }
-                for s, e, t in TALK
-            ]
-        },
-        None,
-    ),
-    "google, speakers": (
-        {
-            "results": [
-                {
-                    "alternatives": [
-                        {
-                            "transcript": WHOLE,
-                            "words": [
-                                {"startTime": f"{s}s", "endTime": f"{e}s", "word": w, "speakerTag": n + 1}
-                                for w, s, e, n in all_words()
-                            ],
-                        }
-                    ]
-                }
-            ]
-        },
-        "Speaker {m}",
-    ),
-    "azure": (
-        {
-            "source": "a",
-            "combinedRecognizedPhrases": [],
-            "recognizedPhrases": [
-                {
-                    "offset": f"PT{s}S",
-                    "duration": f"PT{e - s}S",
-                    "offsetInTicks": s * 1e7,
-                    "durationInTicks": (e - s) * 1e7,
-                    "speaker": n + 1,
-                    "nBest": [{"confidence": 0.9, "display": t}],
-                }
-                for n, (s, e, t) in enumerate(TALK)
-            ],
-        },
-        "Speaker {m}",
-    ),
-    "azure, fast": (
-        {
-            "durationMilliseconds": 249000,
-            "combinedPhrases": [{"text": WHOLE}],
-            "phrases": [
-                {"offsetMilliseconds": int(s * 1000), "durationMilliseconds": int((e - s) * 1000), "text": t}
-                for s, e, t in TALK
-            ],
-        },
-        None,
-    ),
-    "deepgram": (
-        {
-            "metadata": {},
-            "results": {
-                "channels": [
-                    {
-                        "alternatives": [
-                            {
-                                "transcript": WHOLE,
-                                "words": [
-                                    {
-                                        "word": w.lower(),
-                                        "punctuated_word": w,
-                                        "start": s,
-                                        "end": e,
-                                        "speaker": n,
-                                    }
-                                    for w, s, e, n in all_words()
-                                ],
-                            }
-                        ]
-                    }
-                ]
-            },
-        },
-        "Speaker {n}",
-    ),
-    "deepgram, utterances": (
-        {
-            "results": {
-                "channels": [],
-                "utterances": [
-                    {"start": s, "end": e, "confidence": 0.9, "transcript": t, "speaker": n}
-                    for n, (s, e, t) in enumerate(TALK)
-                ],
-            }
-        },
-        "Speaker {n}",
-    ),
-    "assemblyai": (
-        {
-            "id": "x",
-            "status": "completed",
-            "text": WHOLE,
-            "audio_duration": 249,
-            "utterances": [
-                {
-                    "speaker": "ABC"[n],
-                    "text": t,
-                    "start": int(s * 1000),
-                    "end": int(e * 1000),
-                    "confidence": 0.9,
-                }
-                for n, (s, e, t) in enumerate(TALK)
-            ],
-        },
-        "Speaker {letter}",
-    ),
-    "assemblyai, words": (
-        {
-            "id": "x",
-            "text": WHOLE,
-            "words": [
-                {"text": w, "start": int(s * 1000), "end": int(e * 1000), "confidence": 0.9, "speaker": None}
-                for w, s, e, _ in all_words()
-            ],
-        },
-        None,
-    ),
-    "rev": (
-        {
-            "speakers": [{"id": n, "name": f"Jane {n}"} for n in range(3)],
-            "monologues": [rev_turn(n, *one) for n, one in enumerate(TALK)],
-        },
-        "Jane {n}",
-    ),
-    "podcasting 2.0": (
-        {
-            "version": "1.0.0",
-            "segments": [
-                {"speaker": f"Jane {n}", "startTime": s, "endTime": e, "body": t}
-                for n, (s, e, t) in enumerate(TALK)
-            ],
-        },
-        "Jane {n}",
-    ),
-    "podlove": (
-        {
-            "version": "1",
-            "transcripts": [
-                {
-                    "start": clock(s, "."),
-                    "start_ms": int(s * 1000),
-                    "end": clock(e, "."),
-                    "end_ms": int(e * 1000),
-                    "speaker": str(n),
-                    "voice": "",
-                    "text": t,
-                }
-                for n, (s, e, t) in enumerate(TALK)
-            ],
-        },
-        "Speaker {n}",
-    ),
-    "youtube": (
-        {
-            "wireMagic": "pb3",
-            "events": [
-                {"tStartMs": 0, "dDurationMs": 249000, "id": 1},
-                *(
-                    {
-                        "tStartMs": int(s * 1000),
-                        "dDurationMs": int((e - s) * 1000),
-                        "segs": [{"utf8": w + " "} for w in t.split()],
-                    }
-                    for s, e, t in TALK
-                ),
-                {"tStartMs": 250000, "aAppend": 1, "segs": [{"utf8": "\n"}]},
-            ],
-        },
-        None,
-    ),
+    "openai, words": ({"text": WHOLE, "words": [{"word": w, "start": s, "end": e} for w, s, e, _ in all_words()]},
+     None),
+    "whisperx": ({"segments": [{**one, "speaker": f"SPEAKER_0{n}", "words": []} for n, one in enumerate(SEGMENTS)],
+     "word_segments": [], "language": "en"}, "SPEAKER_0{n}"),
+    "whisper.cpp": ({"systeminfo": "", "model": {}, "result": {"language": "en"},
+     "transcription": [{"timestamps": {"from": clock(s), "to": clock(e)},
+     "offsets": {"from": int(s * 1000), "to": int(e * 1000)}, "text": f" {t}"} for s, e, t in TALK]}, None),
+    "transformers": ({"text": WHOLE, "chunks": [{"timestamp": [s, None if s > 200 else e],
+     "text": t} for s, e, t in TALK]}, None),
+    "insanely fast": ({"speakers": [{"speaker": f"SPEAKER_0{n}", "text": t,
+     "timestamp": [s, e]} for n, (s, e, t) in enumerate(TALK)], "chunks": [{"timestamp": [s, e],
+     "text": t} for s, e, t in TALK], "text": WHOLE}, "SPEAKER_0{n}"),
+    "amazon": ({"jobName": "a", "status": "COMPLETED", "results": {"transcripts": [{"transcript": WHOLE}],
+     "items": with_marks(aws_item)}}, "spk_{n}"),
+    "amazon, segments": ({"jobName": "a", "results": {"transcripts": [{"transcript": WHOLE}],
+     "items": with_marks(aws_item), "audio_segments": [{"id": n, "transcript": t, "start_time": f"{s}",
+     "end_time": f"{e}", "speaker_label": f"spk_{n}"} for n, (s, e, t) in enumerate(TALK)]}}, "spk_{n}"),
+    "google": ({"results": [{"alternatives": [{"transcript": t, "words": [{"startTime": f"{a}s", "endTime": f"{b}s",
+     "word": w} for w, a, b in words(t, s, e)]}]} for s, e, t in TALK]}, None),
+    "google, speakers": ({"results": [{"alternatives": [{"transcript": WHOLE,
+     "words": [{"startTime": f"{s}s", "endTime": f"{e}s", "word": w,
+     "speakerTag": n + 1} for w, s, e, n in all_words()]}]}]}, "Speaker {m}"),
+    "azure": ({"source": "a", "combinedRecognizedPhrases": [], "recognizedPhrases": [{"offset": f"PT{s}S",
+     "duration": f"PT{e - s}S", "offsetInTicks": s * 1e7, "durationInTicks": (e - s) * 1e7, "speaker": n + 1,
+     "nBest": [{"confidence": 0.9, "display": t}]} for n, (s, e, t) in enumerate(TALK)]}, "Speaker {m}"),
+    "azure, fast": ({"durationMilliseconds": 249000, "combinedPhrases": [{"text": WHOLE}],
+     "phrases": [{"offsetMilliseconds": int(s * 1000), "durationMilliseconds": int((e - s) * 1000),
+     "text": t} for s, e, t in TALK]}, None),
+    "deepgram": ({"metadata": {}, "results": {"channels": [{"alternatives": [{"transcript": WHOLE,
+     "words": [{"word": w.lower(), "punctuated_word": w, "start": s, "end": e,
+     "speaker": n} for w, s, e, n in all_words()]}]}]}}, "Speaker {n}"),
+    "deepgram, utterances": ({"results": {"channels": [], "utterances": [{"start": s, "end": e, "confidence": 0.9,
+     "transcript": t, "speaker": n} for n, (s, e, t) in enumerate(TALK)]}}, "Speaker {n}"),
+    "assemblyai": ({"id": "x", "status": "completed", "text": WHOLE, "audio_duration": 249,
+     "utterances": [{"speaker": "ABC"[n], "text": t, "start": int(s * 1000), "end": int(e * 1000),
+     "confidence": 0.9} for n, (s, e, t) in enumerate(TALK)]}, "Speaker {letter}"),
+    "assemblyai, words": ({"id": "x", "text": WHOLE, "words": [{"text": w, "start": int(s * 1000),
+     "end": int(e * 1000), "confidence": 0.9, "speaker": None} for w, s, e, _ in all_words()]}, None),
+    "rev": ({"speakers": [{"id": n, "name": f"Jane {n}"} for n in range(3)],
+     "monologues": [rev_turn(n, *one) for n, one in enumerate(TALK)]}, "Jane {n}"),
+    "podcasting 2.0": ({"version": "1.0.0", "segments": [{"speaker": f"Jane {n}", "startTime": s, "endTime": e,
+     "body": t} for n, (s, e, t) in enumerate(TALK)]}, "Jane {n}"),
+    "podlove": ({"version": "1", "transcripts": [{"start": clock(s, "."), "start_ms": int(s * 1000),
+     "end": clock(e, "."), "end_ms": int(e * 1000), "speaker": str(n), "voice": "",
+     "text": t} for n, (s, e, t) in enumerate(TALK)]}, "Speaker {n}"),
+    "youtube": ({"wireMagic": "pb3", "events": [{"tStartMs": 0, "dDurationMs": 249000, "id": 1},
+     *({"tStartMs": int(s * 1000), "dDurationMs": int((e - s) * 1000),
+     "segs": [{"utf8": w + " "} for w in t.split()]} for s, e, t in TALK),
+     {"tStartMs": 250000, "aAppend": 1, "segs": [{"utf8": "\n"}]}]}, None),
     "youtube-transcript-api": ([{"text": t, "start": s, "duration": e - s} for s, e, t in TALK], None),
-    "vosk": (
-        [
-            {
-                "result": [{"conf": 1.0, "word": w, "start": a, "end": b} for w, a, b in words(t, s, e)],
-                "text": t,
-            }
-            for s, e, t in TALK
-        ],
-        None,
-    ),
+    "vosk": ([{"result": [{"conf": 1.0, "word": w, "start": a, "end": b} for w, a, b in words(t, s, e)],
+     "text": t} for s, e, t in TALK], None),
     "speechmatics": ({"format": "2.9", "metadata": {}, "results": with_marks(speechmatics_item)}, "S{n}"),
-    "gladia": (
-        {
-            "id": "x",
-            "status": "done",
-            "result": {
-                "transcription": {
-                    "full_transcript": WHOLE,
-                    "utterances": [
-                        {"text": t, "start": s, "end": e, "speaker": n, "words": []}
-                        for n, (s, e, t) in enumerate(TALK)
-                    ],
-                }
-            },
-        },
-        "Speaker {n}",
-    ),
-    "elevenlabs": (
-        {
-            "language_code": "en",
-            "text": WHOLE,
-            "words": [
-                item
-                for w, s, e, n in all_words()
-                for item in (
-                    {"text": w, "start": s, "end": e, "type": "word", "speaker_id": f"speaker_{n}"},
-                    {"text": " ", "start": e, "end": e, "type": "spacing", "speaker_id": f"speaker_{n}"},
-                )
-            ],
-        },
-        "speaker_{n}",
-    ),
-}
+    "gladia": ({"id": "x", "status": "done", "result": {"transcription": {"full_transcript": WHOLE,
+     "utterances": [{"text": t, "start": s, "end": e, "speaker": n,
+     "words": []} for n, (s, e, t) in enumerate(TALK)]}}}, "Speaker {n}"),
+    "elevenlabs": ({"language_code": "en", "text": WHOLE,
+     "words": [item for w, s, e, n in all_words() for item in ({"text": w, "start": s, "end": e, "type": "word",
+     "speaker_id": f"speaker_{n}"}, {"text": " ", "start": e, "end": e, "type": "spacing",
+     "speaker_id": f"speaker_{n}"})]}, "speaker_{n}"),
+}  # fmt: skip
 """Tool: its JSON, and how the speaker of turn n is called."""
 
 

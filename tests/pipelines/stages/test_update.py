@@ -227,18 +227,12 @@ def test_new_attributes_are_null_in_older_rows(store, write):
     assert values_of(store, "n") == {f"d{i}": i for i in range(21)}
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"distance": "dot"}, "distance: the spec has dot, the index has cosine"),
-        ({"shards": 3}, "shards: the spec has 3, the index has 1"),
-        (
-            {"attributes": {"show": "string", "n": "float"}},
-            r"attributes\.n: the spec has float, the index has int",
-        ),
-        ({"attributes": {"n": "int"}}, r"attributes\.show: the index has it, and the spec has not"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"distance": "dot"}, "distance: the spec has dot, the index has cosine"),
+    ({"shards": 3}, "shards: the spec has 3, the index has 1"),
+    ({"attributes": {"show": "string", "n": "float"}}, r"attributes\.n: the spec has float, the index has int"),
+    ({"attributes": {"n": "int"}}, r"attributes\.show: the index has it, and the spec has not"),
+])  # fmt: skip
 def test_a_spec_that_does_not_mix_is_refused_unless_the_build_is_full(store, write, change, words):
     path = write("a.jsonl", vector_records(0, 9))
     run(store, path)

@@ -87,32 +87,20 @@ def test_blends_stand_beside_other_queries_in_a_batch(client: scannery.Client) -
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("distance", "blend", "field", "message"),
-    [
-        ("dot", Blend([]), "query.group.queries", "must have 1 to 64 items, got 0"),
-        ("dot", Blend([VECTORS_ND[0]] * 65), "query.group.queries", "must have 1 to 64 items, got 65"),
-        ("dot", Blend([VECTORS_ND[0]], [1, 2]), "query.group.weights", "one for each of 1 queries, got 2"),
-        ("dot", Blend([VECTORS_ND[0]], [0]), "query.group.weights", "must not all be 0"),
-        ("dot", Blend([VECTORS_ND[0]], [1e9]), r"query.group.weights[0]", "must be within ±1e+06, got 1e+09"),
-        ("dot", Blend([VECTORS_ND[0]], [float("nan")]), r"query.group.weights[0]", "must be finite"),
-        ("dot", Blend([[1.0, 2.0]]), r"query.group.queries[0]", "must have 8 dimensions, got 2"),
-        ("dot", Blend([Blend([VECTORS_ND[0]])]), r"query.group.queries[0]", "must not be a group itself"),
-        (
-            "cosine",
-            Blend([VECTORS_ND[0], VECTORS_ND[0] * 2], [1, -1]),
-            "query.group",
-            "cancel each other out",
-        ),
-        ("squared_l2", Blend([VECTORS_ND[0]], [-1]), "query.group.weights", "must have a sum above 0"),
-        (
-            "squared_l2",
-            Blend([np.full(DIMENSIONS, 1e15), np.full(DIMENSIONS, -1e15)], [1, -0.99999994]),
-            "query.group",
-            "its weights make a vector with components of 3.36e+22; must be finite and within ±1e+15",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("distance", "blend", "field", "message"), [
+    ("dot", Blend([]), "query.group.queries", "must have 1 to 64 items, got 0"),
+    ("dot", Blend([VECTORS_ND[0]] * 65), "query.group.queries", "must have 1 to 64 items, got 65"),
+    ("dot", Blend([VECTORS_ND[0]], [1, 2]), "query.group.weights", "one for each of 1 queries, got 2"),
+    ("dot", Blend([VECTORS_ND[0]], [0]), "query.group.weights", "must not all be 0"),
+    ("dot", Blend([VECTORS_ND[0]], [1e9]), r"query.group.weights[0]", "must be within ±1e+06, got 1e+09"),
+    ("dot", Blend([VECTORS_ND[0]], [float("nan")]), r"query.group.weights[0]", "must be finite"),
+    ("dot", Blend([[1.0, 2.0]]), r"query.group.queries[0]", "must have 8 dimensions, got 2"),
+    ("dot", Blend([Blend([VECTORS_ND[0]])]), r"query.group.queries[0]", "must not be a group itself"),
+    ("cosine", Blend([VECTORS_ND[0], VECTORS_ND[0] * 2], [1, -1]), "query.group", "cancel each other out"),
+    ("squared_l2", Blend([VECTORS_ND[0]], [-1]), "query.group.weights", "must have a sum above 0"),
+    ("squared_l2", Blend([np.full(DIMENSIONS, 1e15), np.full(DIMENSIONS, -1e15)], [1, -0.99999994]), "query.group",
+     "its weights make a vector with components of 3.36e+22; must be finite and within ±1e+15"),
+])  # fmt: skip
 def test_bad_blends_name_what_is_wrong(
     client: scannery.Client, distance: str, blend: Blend, field: str, message: str
 ) -> None:

@@ -49,15 +49,10 @@ COLUMNS: dict[str, list[Any]] = {
     "size": [0, -1, None, 2**63 - 1, -(2**63)],
     "ratio": [0.0, -0.5, None, 1e-300, float("inf")],
     "live": [True, False, None, True, False],
-    "at": [
-        dt.datetime(1, 1, 1, tzinfo=UTC),
-        dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
-        dt.datetime(1970, 1, 1, tzinfo=UTC),
-        dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
-        None,
-    ],
+    "at": [dt.datetime(1, 1, 1, tzinfo=UTC), dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+     dt.datetime(1970, 1, 1, tzinfo=UTC), dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), None],
     LONG_NAME: [1, 128, 300, None, -5],
-}
+}  # fmt: skip
 ROWS = 5
 VECTORS_ND = np.random.default_rng(0).standard_normal((ROWS, 3)).astype(np.float32)
 TABLE = datapoints(SPEC, VECTORS_ND, columns=COLUMNS)

@@ -254,14 +254,7 @@ def dense_fused(fusion: pb.Fusion, *names: str) -> Callable[[pb.SearchRequest], 
 
 THREE_D = np.ones(3, np.float32)
 WRONG: list[tuple[str, Any, dict[str, Any], Callable[[pb.SearchRequest], object], str, str]] = [
-    (
-        "unknown",
-        HOT,
-        {},
-        chosen(("titel", None)),
-        "vectors[0].name",
-        "its named vectors are: title, body, picture",
-    ),
+    ("unknown", HOT, {}, chosen(("titel", None)), "vectors[0].name", "its named vectors are: title, body, picture"),
     ("unnamed", HOT, {}, chosen(("body", None), ("", 1.0)), "vectors[1].name", "has no unnamed vector"),
     ("twice", HOT, {}, chosen(("body", None), ("body", 2.0)), "vectors[1].name", "is given twice"),
     ("zero", HOT, {}, chosen(("body", 0.0)), "vectors[0].weight", "must be above 0 and finite, got 0"),
@@ -269,28 +262,14 @@ WRONG: list[tuple[str, Any, dict[str, Any], Callable[[pb.SearchRequest], object]
     ("infinite", HOT, {}, chosen(("body", float("inf"))), "vectors[0].weight", "must be above 0"),
     ("many", HOT, {}, chosen(*[("body", 1.0)] * 18), "vectors", "at most 17 items, got 18"),
     ("words", HOT, {"mode": "lexical"}, chosen(("body", None)), "vectors", "the mode is lexical"),
-    (
-        "no encoder",
-        HOT,
-        {},
-        chosen(("picture", None)),
-        "query",
-        "vectors 'picture' of index 'told' have no encoder",
-    ),
+    ("no encoder", HOT, {}, chosen(("picture", None)), "query", "vectors 'picture' of index 'told' have no encoder"),
     ("one without", HOT, {}, chosen(("body", None), ("picture", None)), "query", "'picture' .* no encoder"),
     ("size", THREE_D, {}, chosen(("body", None)), "query", "must have 384"),
-    (
-        "sizes",
-        THREE_D,
-        {},
-        chosen(("body", 1.0), ("picture", 1.0)),
-        "query",
-        r"body: 384, picture: 3\), got 3",
-    ),
+    ("sizes", THREE_D, {}, chosen(("body", 1.0), ("picture", 1.0)), "query", r"body: 384, picture: 3\), got 3"),
     ("no size", np.ones(4), {}, chosen(), "query", r"one of .*title: 384, body: 384, picture: 3\), got 4"),
     ("alpha", HOT, {}, dense_fused(pb.Fusion(alpha=0.5), "body", "title"), "fusion.alpha", "for hybrid"),
     ("fusion", HOT, {}, dense_fused(pb.Fusion(), "body"), "fusion", "for hybrid"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

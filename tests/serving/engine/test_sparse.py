@@ -108,31 +108,18 @@ def test_words_and_weights_stand_beside_each_other_in_a_batch(indexes: dict[str,
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("query", "mode", "field", "message"),
-    [
-        (Sparse({}), "lexical", "query.sparse_vector", "must have 1 to 65536 entries, got 0"),
-        (
-            Sparse(dict.fromkeys(range(65537), 1.0)),
-            "lexical",
-            "query.sparse_vector",
-            "1 to 65536 entries, got 65537",
-        ),
-        (Sparse({-1: 1.0}), "lexical", "query.sparse_vector", "must have dimensions from 0 to 4294967295"),
-        (Sparse({2**32: 1.0}), "lexical", "query.sparse_vector", "must have dimensions from 0 to 4294967295"),
-        (Sparse({1: 0.0}), "lexical", "query.sparse_vector", "finite and not 0"),
-        (Sparse({1: 1e300}), "lexical", "query.sparse_vector", "finite and not 0"),
-        (Sparse({1: float("nan")}), "lexical", "query.sparse_vector", "must be finite"),
-        (Sparse({1: 1.0}), "dense", "query.sparse_vector", "is for lexical and hybrid search"),
-        (Sparse({1: 1.0}), "hybrid", "query", "needs a text, a vector or an id besides"),
-        (
-            Blend([Sparse({1: 1.0})]),
-            "lexical",
-            "query.group.queries[0].sparse_vector",
-            "cannot be part of a group",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("query", "mode", "field", "message"), [
+    (Sparse({}), "lexical", "query.sparse_vector", "must have 1 to 65536 entries, got 0"),
+    (Sparse(dict.fromkeys(range(65537), 1.0)), "lexical", "query.sparse_vector", "1 to 65536 entries, got 65537"),
+    (Sparse({-1: 1.0}), "lexical", "query.sparse_vector", "must have dimensions from 0 to 4294967295"),
+    (Sparse({2**32: 1.0}), "lexical", "query.sparse_vector", "must have dimensions from 0 to 4294967295"),
+    (Sparse({1: 0.0}), "lexical", "query.sparse_vector", "finite and not 0"),
+    (Sparse({1: 1e300}), "lexical", "query.sparse_vector", "finite and not 0"),
+    (Sparse({1: float("nan")}), "lexical", "query.sparse_vector", "must be finite"),
+    (Sparse({1: 1.0}), "dense", "query.sparse_vector", "is for lexical and hybrid search"),
+    (Sparse({1: 1.0}), "hybrid", "query", "needs a text, a vector or an id besides"),
+    (Blend([Sparse({1: 1.0})]), "lexical", "query.group.queries[0].sparse_vector", "cannot be part of a group"),
+])  # fmt: skip
 def test_bad_sparse_queries_name_what_is_wrong(
     indexes: dict[str, scannery.Index], query: Any, mode: Any, field: str, message: str
 ) -> None:

@@ -104,18 +104,13 @@ def test_parts_within_parts_are_counted() -> None:
 VALUES = field(number_of(Filter, "condition"), b"\x1a\x00" * 1_000_000)
 
 
-@pytest.mark.parametrize(
-    ("kind", "data"),
-    [
-        (SearchRequest, field(3, field(2, VALUES))),
-        (SearchRequest, field(3, field(2, field(number_of(Filter, "condition"), b"\x1a\x00" * 9_000))) * 2),
-        (SearchManyRequest, field(number_of(SearchManyRequest, "where_each"), VALUES)),
-        *(
-            (kind, field(number_of(kind, "where"), VALUES))
-            for kind in (CountRequest, FacetsRequest, ScanRequest, DeleteWhereRequest)
-        ),
-    ],
-)
+@pytest.mark.parametrize(("kind", "data"), [
+    (SearchRequest, field(3, field(2, VALUES))),
+    (SearchRequest, field(3, field(2, field(number_of(Filter, "condition"), b"\x1a\x00" * 9_000))) * 2),
+    (SearchManyRequest, field(number_of(SearchManyRequest, "where_each"), VALUES)),
+    *((kind, field(number_of(kind, "where"), VALUES)) for kind in (CountRequest, FacetsRequest, ScanRequest,
+     DeleteWhereRequest)),
+])  # fmt: skip
 def test_a_filter_has_a_limit_of_its_own(kind: type[Message], data: bytes) -> None:
     """A million values were decoded, while nobody else was answered, and refused by the parser of filters."""
     with pytest.raises(InvalidRequestError, match="a list of a filter 4096, another field 16384 values"):

@@ -59,20 +59,14 @@ def text_of(point: Datapoint, number: int) -> None:
     point.text = f"text {number}"
 
 
-@pytest.mark.parametrize(
-    "fill",
-    [
-        lambda point, _: setattr(point, "dynamic_json", '{"a": 1}'),
-        lambda point, _: setattr(point.attributes["a"], "json_value", '{"a": 1}'),
-        lambda point, _: setattr(point.attributes["at"], "json_value", '{"lat": 1, "lon": 2}'),
-        lambda point, _: setattr(point, "payload_json", '{"a": 1}'),
-        lambda point, _: point.sparse_vector.MergeFrom(
-            type(point.sparse_vector)(indices=[1, 2], values=[1, 2])
-        ),
-        text_of,
-    ],
-    ids=["dynamic_json", "json_value", "geo", "payload", "sparse", "text"],
-)
+@pytest.mark.parametrize("fill", [
+    lambda point, _: setattr(point, "dynamic_json", '{"a": 1}'),
+    lambda point, _: setattr(point.attributes["a"], "json_value", '{"a": 1}'),
+    lambda point, _: setattr(point.attributes["at"], "json_value", '{"lat": 1, "lon": 2}'),
+    lambda point, _: setattr(point, "payload_json", '{"a": 1}'),
+    lambda point, _: point.sparse_vector.MergeFrom(type(point.sparse_vector)(indices=[1, 2], values=[1, 2])),
+    text_of,
+], ids=["dynamic_json", "json_value", "geo", "payload", "sparse", "text"])  # fmt: skip
 def test_the_deadline_is_checked_between_datapoints(fill: Callable[[Datapoint, int], None]) -> None:
     request, ticks = request_of(100, fill), itertools.count()
     with pytest.raises(DeadlineError):

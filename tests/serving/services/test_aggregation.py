@@ -128,32 +128,21 @@ def test_a_list_with_a_value_twice_has_it_once(tmp_path: Path) -> None:
         assert index.attribute_stats("tags").types[0].values == 2
 
 
-@pytest.mark.parametrize(
-    ("ask", "field", "message"),
-    [
-        (lambda i: i.facets("yaer"), "attribute", "did you mean year"),
-        (lambda i: i.facets("id"), "attribute", "must not be id"),
-        (lambda i: i.facets(""), "attribute", "must be the name"),
-        (lambda i: i.facets("show", limit=0), "limit", "must be 1 to 10000, got 0"),
-        (lambda i: i.facets("show", limit=10_001), "limit", "must be 1 to 10000"),
-        (lambda i: i.facets("show", limit=1.5), "limit", "must be an integer"),
-        (lambda i: i.facets("show", {"yaer": 1}), "where.yaer", "did you mean year"),
-        (lambda i: i.attribute_stats("nothing"), "attribute", "no such attribute"),
-        (
-            lambda i: i.attribute_stats("year", quantiles=[0.5, 1.5]),
-            "quantiles[1]",
-            "must be 0 to 1, got 1.5",
-        ),
-        (lambda i: i.attribute_stats("year", quantiles=[math.nan]), "quantiles[0]", "must be 0 to 1"),
-        (
-            lambda i: i.attribute_stats("year", quantiles=[0.1] * 101),
-            "quantiles",
-            "at most 100 items, got 101",
-        ),
-        (lambda i: i.attribute_stats("year", quantiles="a"), "quantiles", "must be a list of numbers"),
-        (lambda i: i.count({"year": "soon"}), "where.year", "must be a 64-bit integer"),
-    ],
-)
+@pytest.mark.parametrize(("ask", "field", "message"), [
+    (lambda i: i.facets("yaer"), "attribute", "did you mean year"),
+    (lambda i: i.facets("id"), "attribute", "must not be id"),
+    (lambda i: i.facets(""), "attribute", "must be the name"),
+    (lambda i: i.facets("show", limit=0), "limit", "must be 1 to 10000, got 0"),
+    (lambda i: i.facets("show", limit=10_001), "limit", "must be 1 to 10000"),
+    (lambda i: i.facets("show", limit=1.5), "limit", "must be an integer"),
+    (lambda i: i.facets("show", {"yaer": 1}), "where.yaer", "did you mean year"),
+    (lambda i: i.attribute_stats("nothing"), "attribute", "no such attribute"),
+    (lambda i: i.attribute_stats("year", quantiles=[0.5, 1.5]), "quantiles[1]", "must be 0 to 1, got 1.5"),
+    (lambda i: i.attribute_stats("year", quantiles=[math.nan]), "quantiles[0]", "must be 0 to 1"),
+    (lambda i: i.attribute_stats("year", quantiles=[0.1] * 101), "quantiles", "at most 100 items, got 101"),
+    (lambda i: i.attribute_stats("year", quantiles="a"), "quantiles", "must be a list of numbers"),
+    (lambda i: i.count({"year": "soon"}), "where.year", "must be a 64-bit integer"),
+])  # fmt: skip
 def test_bad_input_is_named(
     indexes: list[Index], ask: Callable[[Index], Any], field: str, message: str
 ) -> None:

@@ -134,34 +134,19 @@ def test_many_places_are_found_as_by_a_search_of_all() -> None:
     assert index.size_bytes == 20_000 * (8 + 8 + 3 * 4 + 4)
 
 
-@pytest.mark.parametrize(
-    ("condition", "field", "message"),
-    [
-        (
-            {"$geo_radius": {"lat": 91, "lon": 0, "radius_m": 1}},
-            "$geo_radius.lat",
-            "-90 to 90 degrees, got 91",
-        ),
-        ({"$geo_radius": {"lat": 1, "lon": -181, "radius_m": 1}}, "$geo_radius.lon", "-180 to 180 degrees"),
-        ({"$geo_radius": {"lat": float("nan"), "lon": 0, "radius_m": 1}}, "$geo_radius.lat", "got nan"),
-        (
-            {"$geo_radius": {"lat": 1, "lon": 1, "radius_m": -1}},
-            "$geo_radius.radius_m",
-            "0 to 20100000 metres",
-        ),
-        ({"$geo_radius": {"lat": 1, "lon": 1, "radius_m": float("inf")}}, "$geo_radius.radius_m", "got inf"),
-        (
-            {"$geo_box": {"south": 2, "west": 0, "north": 1, "east": 1}},
-            "$geo_box.south",
-            "at most north (1), got 2",
-        ),
-        ({"$geo_box": {"south": 0, "west": 0, "north": 1, "east": 181}}, "$geo_box.east", "-180 to 180"),
-        ({"$prefix": "5"}, "$prefix", "is for strings, and 'at' is of type geo"),
-        ({"$contains": "5"}, "$contains", "is for lists"),
-        ({"$gt": 5}, "$gt", "$geo_radius and $geo_box"),
-        ("52,13", "", "$geo_radius and $geo_box"),
-    ],
-)
+@pytest.mark.parametrize(("condition", "field", "message"), [
+    ({"$geo_radius": {"lat": 91, "lon": 0, "radius_m": 1}}, "$geo_radius.lat", "-90 to 90 degrees, got 91"),
+    ({"$geo_radius": {"lat": 1, "lon": -181, "radius_m": 1}}, "$geo_radius.lon", "-180 to 180 degrees"),
+    ({"$geo_radius": {"lat": float("nan"), "lon": 0, "radius_m": 1}}, "$geo_radius.lat", "got nan"),
+    ({"$geo_radius": {"lat": 1, "lon": 1, "radius_m": -1}}, "$geo_radius.radius_m", "0 to 20100000 metres"),
+    ({"$geo_radius": {"lat": 1, "lon": 1, "radius_m": float("inf")}}, "$geo_radius.radius_m", "got inf"),
+    ({"$geo_box": {"south": 2, "west": 0, "north": 1, "east": 1}}, "$geo_box.south", "at most north (1), got 2"),
+    ({"$geo_box": {"south": 0, "west": 0, "north": 1, "east": 181}}, "$geo_box.east", "-180 to 180"),
+    ({"$prefix": "5"}, "$prefix", "is for strings, and 'at' is of type geo"),
+    ({"$contains": "5"}, "$contains", "is for lists"),
+    ({"$gt": 5}, "$gt", "$geo_radius and $geo_box"),
+    ("52,13", "", "$geo_radius and $geo_box"),
+])  # fmt: skip
 def test_areas_that_are_none_are_named(condition: Any, field: str, message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse_filter(build_filter({"at": condition}), PLACES)

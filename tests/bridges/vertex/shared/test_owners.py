@@ -20,7 +20,7 @@ from scannery.serving import SecurityConfig
 from scannery.serving.security.api_keys import KeyFile
 from scannery.vertex.v1 import endpoint_pb2 as pb
 from scannery.vertex.v1 import operations_pb2, private_pb2
-from tests.bridges.vertex.facade_client import PARENT, V1, Caller, facade
+from tests.bridges.vertex.facade_client import PARENT, Caller, facade
 
 SERVICE = "IndexEndpointService"
 NOT_FOUND, DENIED = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED
@@ -65,38 +65,28 @@ def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
         yield Tenants(folder, **callers)
 
 
-def called(caller: Caller, method: str, request: Message) -> Any:
-    """Return the answer of a method of endpoints, that of an operation as the operation."""
-    answer: Any = operations_pb2.Operation
-    if method == "ListIndexEndpoints":
-        answer = pb.ListIndexEndpointsResponse
-    elif method in ("GetIndexEndpoint", "UpdateIndexEndpoint"):
-        answer = pb.IndexEndpoint
-    return caller.call(f"/{V1}.{SERVICE}/{method}", request, answer)
-
-
 def created(caller: Caller, **fields: Any) -> str:
     given = pb.IndexEndpoint(display_name="an endpoint", **fields)
     request = pb.CreateIndexEndpointRequest(parent=PARENT, index_endpoint=given)
-    return caller.end(called(caller, "CreateIndexEndpoint", request), pb.IndexEndpoint).name
+    return caller.end(caller.send(request), pb.IndexEndpoint).name
 
 
 def deployed(caller: Caller, endpoint: str, index: str, id: str, **fields: Any) -> operations_pb2.Operation:
     given = pb.DeployedIndex(id=id, index=f"{PARENT}/indexes/{index}", **fields)
-    operation: operations_pb2.Operation = called(
-        caller, "DeployIndex", pb.DeployIndexRequest(index_endpoint=endpoint, deployed_index=given)
+    operation: operations_pb2.Operation = caller.send(
+        pb.DeployIndexRequest(index_endpoint=endpoint, deployed_index=given)
     )
     return operation
 
 
 def undeployed(caller: Caller, endpoint: str, id: str) -> operations_pb2.Operation:
     request = pb.UndeployIndexRequest(index_endpoint=endpoint, deployed_index_id=id)
-    operation: operations_pb2.Operation = called(caller, "UndeployIndex", request)
+    operation: operations_pb2.Operation = caller.send(request)
     return operation
 
 
 def listed(caller: Caller) -> list[str]:
-    answer = called(caller, "ListIndexEndpoints", pb.ListIndexEndpointsRequest(parent=PARENT, page_size=1000))
+    answer = caller.send(pb.ListIndexEndpointsRequest(parent=PARENT, page_size=1000))
     return [each.name for each in answer.index_endpoints]
 
 
@@ -133,13 +123,13 @@ def test_what_one_may_not_see_answers_as_what_does_not_exist(tenants: Tenants, m
         deployed(owner, endpoint, "b", id)
     if content == "two indexes":
         deployed(tenants.root, endpoint, "b", f"{id}_too")
-    expected = status(lambda: called(tenants.a, method, requests_for(NO_ENDPOINT, "a", id)[method]))
-    code, message = status(lambda: called(tenants.a, method, requests_for(endpoint, "a", id)[method]))
+    expected = status(lambda: tenants.a.send(requests_for(NO_ENDPOINT, "a", id)[method]))
+    code, message = status(lambda: tenants.a.send(requests_for(endpoint, "a", id)[method]))
     assert (code, message.replace(endpoint, NO_ENDPOINT)) == expected
     assert code is NOT_FOUND
     assert endpoint not in listed(tenants.a)
     for caller in (owner, tenants.root):
-        found = called(caller, "GetIndexEndpoint", pb.GetIndexEndpointRequest(name=endpoint))
+        found = caller.send(pb.GetIndexEndpointRequest(name=endpoint))
         assert found.display_name == "an endpoint"
         assert found.labels == {"secret": "label"}
         assert endpoint in listed(caller)
@@ -156,17 +146,17 @@ def test_who_sees_an_index_reads_the_endpoint_without_the_others(tenants: Tenant
         (tenants.both, ["shared_a", "shared_b"]),
         (tenants.root, ["shared_a", "shared_b"]),
     ):
-        found = called(caller, "GetIndexEndpoint", pb.GetIndexEndpointRequest(name=endpoint))
+        found = caller.send(pb.GetIndexEndpointRequest(name=endpoint))
         assert [each.id for each in found.deployed_indexes] == ids
         assert endpoint in listed(caller)
     requests = requests_for(endpoint, "a", "another")
     for method in ("UpdateIndexEndpoint", "DeleteIndexEndpoint", "DeployIndex"):
-        assert status(lambda: called(tenants.a, method, requests[method]))[0] is DENIED  # noqa: B023
+        assert status(lambda: tenants.a.send(requests[method]))[0] is DENIED  # noqa: B023
     # What is deployed there and hidden is as what is not.
     hidden = requests_for(endpoint, "a", "shared_b")
     for method in ("UndeployIndex", "MutateDeployedIndex"):
-        code, message = status(lambda: called(tenants.a, method, hidden[method]))  # noqa: B023
-        missing = status(lambda: called(tenants.a, method, requests[method]))  # noqa: B023
+        code, message = status(lambda: tenants.a.send(hidden[method]))  # noqa: B023
+        missing = status(lambda: tenants.a.send(requests[method]))  # noqa: B023
         assert (code, message.replace("shared_b", "another")) == missing
     # An index that is deployed cannot be deleted, so that those who administer it may undeploy it.
     undeployed(tenants.a, endpoint, "shared_a")
@@ -179,7 +169,7 @@ def test_the_owner_changes_and_deletes_an_endpoint(tenants: Tenants):
     deployed(tenants.a, endpoint, "a", "own")
     requests = requests_for(endpoint, "a", "own")
     for method in ("UpdateIndexEndpoint", "MutateDeployedIndex", "UndeployIndex", "DeleteIndexEndpoint"):
-        called(tenants.a, method, requests[method])
+        tenants.a.send(requests[method])
     assert endpoint not in listed(tenants.root)
 
 
@@ -214,14 +204,12 @@ def test_operations_are_for_those_who_see_what_they_are_about(tenants: Tenants):
         request = pb.CreateIndexEndpointRequest(
             parent=PARENT, index_endpoint=pb.IndexEndpoint(display_name="an endpoint")
         )
-        create = called(owner, "CreateIndexEndpoint", request)
+        create = owner.send(request)
         endpoint = create.name.rpartition("/operations/")[0]
         deploy = deployed(owner, endpoint, index, "of_operation")
-        mutate = called(
-            owner, "MutateDeployedIndex", requests_for(endpoint, index, "of_operation")["MutateDeployedIndex"]
-        )
+        mutate = owner.send(requests_for(endpoint, index, "of_operation")["MutateDeployedIndex"])
         undeploy = undeployed(owner, endpoint, "of_operation")
-        delete = called(owner, "DeleteIndexEndpoint", pb.DeleteIndexEndpointRequest(name=endpoint))
+        delete = owner.send(pb.DeleteIndexEndpointRequest(name=endpoint))
         return [(create, False), (deploy, True), (mutate, True), (undeploy, True), (delete, False)]
 
     for owner, index in ((tenants.b, "b"), (tenants.root, "b")):
@@ -237,20 +225,16 @@ def test_operations_are_for_those_who_see_what_they_are_about(tenants: Tenants):
                 assert (operation.name in names) is sees
                 for method in ("GetOperation", "WaitOperation", *([] if sees else ["DeleteOperation"])):
                     request = getattr(operations_pb2, f"{method}Request")(name=operation.name)
-                    path = f"/google.longrunning.Operations/{method}"
                     if sees:
-                        assert caller.call(path, request, operations_pb2.Operation).done
+                        assert caller.send(request).done
                     else:
-                        ask: Any = lambda: caller.call(path, request, operations_pb2.Operation)  # noqa: B023, E731
+                        ask: Any = lambda: caller.send(request)  # noqa: B023, E731
                         assert status(ask)[0] is NOT_FOUND
 
 
 def all_operations(caller: Caller) -> list[str]:
     request = operations_pb2.ListOperationsRequest(name=PARENT, page_size=1000)
-    path = "/google.longrunning.Operations/ListOperations"
-    return [
-        each.name for each in caller.call(path, request, operations_pb2.ListOperationsResponse).operations
-    ]
+    return [each.name for each in caller.send(request).operations]
 
 
 def test_what_earlier_releases_have_written_is_for_who_sees_all(tenants: Tenants):
@@ -263,7 +247,7 @@ def test_what_earlier_releases_have_written_is_for_who_sees_all(tenants: Tenants
     assert endpoint in listed(tenants.root)
     assert endpoint not in listed(tenants.a)
     request = pb.GetIndexEndpointRequest(name=endpoint)
-    assert status(lambda: called(tenants.a, "GetIndexEndpoint", request))[0] is NOT_FOUND
+    assert status(lambda: tenants.a.send(request))[0] is NOT_FOUND
 
 
 @pytest.mark.system
@@ -302,4 +286,4 @@ def test_a_caller_for_some_indexes_has_half_of_what_others_leave(
     assert status(create_many)[0] is EXHAUSTED
     assert (len(listed(tenants.root)) < before + 6) is (caller == "a")
     for name in set(listed(one)) - names:
-        called(one, "DeleteIndexEndpoint", pb.DeleteIndexEndpointRequest(name=name))
+        one.send(pb.DeleteIndexEndpointRequest(name=name))

@@ -23,19 +23,9 @@ SEARCH = search_pb2.SearchRequest(
     index="library", query=search_pb2.Query(vector=Vector(packed=np.ones(DIMENSIONS, "<f4").tobytes()))
 )
 RETRIES = {
-    "methodConfig": [
-        {
-            "name": [{}],
-            "retryPolicy": {
-                "maxAttempts": 5,
-                "initialBackoff": "0.01s",
-                "maxBackoff": "0.01s",
-                "backoffMultiplier": 1,
-                "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
-            },
-        }
-    ]
-}
+    "methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.01s",
+     "maxBackoff": "0.01s", "backoffMultiplier": 1, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -202,50 +202,28 @@ def test_json_that_is_not_the_request_is_refused(http: Http, body: bytes, field:
 INTEGERS = "must be an integer from -2147483648 to 2147483647"
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ('{"options": {"k": "five"}}', f'options.k: {INTEGERS}, got "five"'),
-        ('{"options": {"k": 5.5}}', f"options.k: {INTEGERS}, got 5.5"),
-        ('{"options": {"k": true}}', f"options.k: {INTEGERS}, got true"),
-        ('{"options": {"exact": "yes"}}', 'options.exact: must be true or false, got "yes"'),
-        ('{"options": {"targetRecall": {}}}', "options.targetRecall: must be a number, got an object"),
-        ('{"options": [1]}', "options: must be an object, got a list"),
-        ('{"options": {"returnFields": "a"}}', 'options.returnFields: must be a list, got "a"'),
-        (
-            '{"options": {"mode": "sparse"}}',
-            'options.mode: must be one of MODE_DENSE, MODE_LEXICAL, MODE_HYBRID, got "sparse"',
-        ),
-        ('{"query": {"vector": {"packed": 5}}}', "query.vector.packed: must be a string with base64, got 5"),
-        (
-            '{"query": {"vector": {"packed": "a"}}}',
-            'query.vector.packed: must be a string with base64, got "a"',
-        ),
-        (
-            '{"query": {"vector": {"values": [1, null]}}}',
-            "query.vector.values[1]: must be a number, got null",
-        ),
-        (
-            '{"query": {"vector": {"values": [1e400]}}}',
-            "query.vector.values[0]: must be a number, got Infinity",
-        ),
-        ('{"query": {"text": "a", "vector": {}}}', "query.vector: cannot be given together with text"),
-        ('{"index": "\\ud800"}', 'index: must be valid Unicode, got "\\ud800"'),
-        (
-            '{"options": {"where": {"condition": {"values": [{"stringValue": "a"}, {"timestampValue": "today"}]}}}}',
-            "options.where.condition.values[1].timestampValue: must be a time such as 2024-05-01T12:00:00Z, "
-            'got "today"',
-        ),
-        (
-            '{"index": "a", "options": {"k": 1, "k": 2}}',
-            "the body is not JSON: an object has the key 'k' twice",
-        ),
-        (
-            '{"options": {"targetRecall": 0.5, "target_recall": 0.6}}',
-            "options.target_recall: cannot be given together with targetRecall",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("body", "said"), [
+    ('{"options": {"k": "five"}}', f'options.k: {INTEGERS}, got "five"'),
+    ('{"options": {"k": 5.5}}', f"options.k: {INTEGERS}, got 5.5"),
+    ('{"options": {"k": true}}', f"options.k: {INTEGERS}, got true"),
+    ('{"options": {"exact": "yes"}}', 'options.exact: must be true or false, got "yes"'),
+    ('{"options": {"targetRecall": {}}}', "options.targetRecall: must be a number, got an object"),
+    ('{"options": [1]}', "options: must be an object, got a list"),
+    ('{"options": {"returnFields": "a"}}', 'options.returnFields: must be a list, got "a"'),
+    ('{"options": {"mode": "sparse"}}',
+     'options.mode: must be one of MODE_DENSE, MODE_LEXICAL, MODE_HYBRID, got "sparse"'),
+    ('{"query": {"vector": {"packed": 5}}}', "query.vector.packed: must be a string with base64, got 5"),
+    ('{"query": {"vector": {"packed": "a"}}}', 'query.vector.packed: must be a string with base64, got "a"'),
+    ('{"query": {"vector": {"values": [1, null]}}}', "query.vector.values[1]: must be a number, got null"),
+    ('{"query": {"vector": {"values": [1e400]}}}', "query.vector.values[0]: must be a number, got Infinity"),
+    ('{"query": {"text": "a", "vector": {}}}', "query.vector: cannot be given together with text"),
+    ('{"index": "\\ud800"}', 'index: must be valid Unicode, got "\\ud800"'),
+    ('{"options": {"where": {"condition": {"values": [{"stringValue": "a"}, {"timestampValue": "today"}]}}}}',
+     "options.where.condition.values[1].timestampValue: must be a time such as 2024-05-01T12:00:00Z, " 'got "today"'),
+    ('{"index": "a", "options": {"k": 1, "k": 2}}', "the body is not JSON: an object has the key 'k' twice"),
+    ('{"options": {"targetRecall": 0.5, "target_recall": 0.6}}',
+     "options.target_recall: cannot be given together with targetRecall"),
+])  # fmt: skip
 def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(http: Http, body: str, said: str) -> None:
     response = http.post(SEARCH, body.encode(), kind="application/json")
     assert response.code == "invalid_argument"

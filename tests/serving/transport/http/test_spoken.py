@@ -54,25 +54,17 @@ OFFERS: dict[str, Headers] = {
     "h2c of Ktor": [("Upgrade", "h2c"), ("HTTP2-Settings", ""), ("Connection", "HTTP2-Settings,upgrade")],
     "h2c, kept alive": [("connection", "keep-alive, Upgrade"), ("upgrade", "h2c"), SETTINGS],
     "two connections": [("connection", "Upgrade"), ("connection", "HTTP2-Settings"), ("upgrade", "h2c")],
-    "websocket": [
-        ("connection", "Upgrade"),
-        ("upgrade", "websocket"),
-        ("sec-websocket-version", "13"),
-        ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
-    ],
+    "websocket": [("connection", "Upgrade"), ("upgrade", "websocket"), ("sec-websocket-version", "13"),
+     ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ==")],
     "TLS": [("connection", "upgrade"), ("upgrade", "TLS/1.2, HTTP/1.1")],
     "two upgrades": [("connection", "upgrade"), ("upgrade", "a"), ("upgrade", "b/1")],
     "no upgrade named": [("connection", "upgrade")],
     "no connection named": [("upgrade", "h2c")],
-}
+}  # fmt: skip
 ROUTES: dict[str, tuple[str, str, Headers, bytes]] = {
     "search": ("POST", SEARCH, [JSON], BODY),
-    "search in chunks": (
-        "POST",
-        SEARCH,
-        [JSON, ("transfer-encoding", "chunked")],
-        b"5\r\n%b\r\n%x\r\n%b\r\n0\r\nx: a trailer\r\n\r\n" % (BODY[:5], len(BODY) - 5, BODY[5:]),
-    ),
+    "search in chunks": ("POST", SEARCH, [JSON, ("transfer-encoding", "chunked")],
+     b"5\r\n%b\r\n%x\r\n%b\r\n0\r\nx: a trailer\r\n\r\n" % (BODY[:5], len(BODY) - 5, BODY[5:])),
     "empty body": ("POST", SEARCH, [JSON], b""),
     "no body": ("POST", SEARCH, [JSON, ("content-length", "")], b""),
     "no such method": ("POST", "/nothing", [JSON], BODY),
@@ -89,7 +81,7 @@ ROUTES: dict[str, tuple[str, str, Headers, bytes]] = {
     "preflight": ("OPTIONS", SEARCH, [("origin", ORIGIN), ("access-control-request-method", "POST")], b""),
     "put": ("PUT", "/healthz", [], b""),
     "delete": ("DELETE", SEARCH, [], b""),
-}
+}  # fmt: skip
 
 
 def packet(route: str, headers: Headers = ()) -> bytes:
@@ -194,14 +186,10 @@ def test_http_1_0_stays_open_if_both_sides_say_so(http: Http, offer: Headers) ->
 def test_foreign_names_are_refused_in_any_version_and_form(http: Http) -> None:
     for request in (
         old(head("GET", "/healthz", [("connection", "keep-alive")], host="evil.example")),
-        old(
-            head(
-                "GET", "/healthz", [("connection", "keep-alive"), ("origin", "https://a.example")], host=None
-            )
-        ),
+        old(head("GET", "/healthz", [("connection", "keep-alive"), ("origin", "https://a.example")], host=None)),
         head("GET", "http://evil.example/healthz"),
         head("GET", "http://evil.example:7080/healthz"),
-    ):
+    ):  # fmt: skip
         http.send(request)
         assert http.response().status == 403, request
     http.send(head("GET", "http://localhost/healthz", host=None))
