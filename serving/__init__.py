@@ -76,8 +76,8 @@ _MODULES = {
     "Server": "process.server",
     "ServerConfig": "config",
     "maintain": "process.maintain",
-    "serve": "process.serve",
-    "serve_encoders": "process.serve",
+    "serve": "process.supervisor",
+    "serve_encoders": "process.supervisor",
 }
 """Names that are imported when they are first used (PEP 562): a search of a store in this process needs no server."""
 

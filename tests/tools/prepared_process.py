@@ -169,7 +169,7 @@ _IMPORTED = (
     "client",
     "pipelines.building",
     "serving.embedded",
-    "serving.process.serve",
+    "serving.process.supervisor",
     "serving.transport.http.server",
 )
 
