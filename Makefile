@@ -11,8 +11,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(CONSTRAINED) $(BIN)/python -m pip install --quiet setuptools wheel
 	$(CONSTRAINED) $(BIN)/python -m pip install --quiet --editable '.[dev]'
-	$(BIN)/python -m scannery.indexer.warm
-	$(BIN)/python -m scannery.embed.warm
+	$(BIN)/python -m scannery.cli.warm
 	touch $@
 
 demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.

@@ -77,7 +77,9 @@ def count_parts(kind: type[Message], data: bytes, most: int) -> int:
 def warm_up() -> None:
     """Compile the counter, so that no request waits for it."""
     with COMPILING:
-        _count_parts(np.zeros(0, np.uint8), np.zeros((1, 1), np.int64), np.zeros(1, bool), 1, 1, 1)
+        for data in (bytes(1), bytearray(1)):  # arrays that cannot be written are compiled for apart
+            data_B = np.frombuffer(data, np.uint8)
+            _count_parts(data_B, np.zeros((1, 1), np.int64), np.zeros(1, bool), 1, 1, 1)
 
 
 @lru_cache

@@ -70,7 +70,7 @@ def _make(folder: Path) -> None:
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(kernel, copy)
     first = Environment(declared_environment(folder / "first", ["scannery"], _installed(folder)), folder)
-    first.run("python -m scannery.indexer.warm; python -m scannery.embed.warm")
+    first.run("python -m scannery.cli.warm")
 
 
 def _built(project: Path, folder: Path) -> Path:
