@@ -116,22 +116,22 @@ class Connection:
     async def aclose(self) -> None:
         """Close the connections of the running event loop, and those that `close` closes."""
         with self._lock:
-            own = self._by_loop.pop(asyncio.get_running_loop(), None)
-        if own is not None:
-            await own.open.aclose()
+            loop_client = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if loop_client is not None:
+            await loop_client.open.aclose()
         await asyncio.to_thread(self.close)
 
     async def _async_client(self) -> AsyncClient:
         loop = asyncio.get_running_loop()
         with self._lock:
-            for other in [each for each in self._by_loop if each.is_closed()]:
-                del self._by_loop[other]
-            if (known := self._by_loop.get(loop)) is not None:
-                return known.client
+            for closed_loop in [each for each in self._by_loop if each.is_closed()]:
+                del self._by_loop[closed_loop]
+            if (loop_client := self._by_loop.get(loop)) is not None:
+                return loop_client.client
             assert self._client is not None
             client = aio.connect_beside(self._client, self._target, **self._connecting())
-            own = self._by_loop[loop] = _LoopClient(client, self._open(client, loop))
-        await anext(own.open)
+            new_client = self._by_loop[loop] = _LoopClient(client, self._open(client, loop))
+        await anext(new_client.open)
         return client
 
     async def _open(self, client: AsyncClient, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
@@ -144,7 +144,7 @@ class Connection:
             yield
         finally:
             # Without the lock: only this loop puts clients of its own there.
-            if (known := self._by_loop.get(loop)) is not None and known.client is client:
+            if (loop_client := self._by_loop.get(loop)) is not None and loop_client.client is client:
                 del self._by_loop[loop]
             if not self.is_store:
                 await client.close()
@@ -160,12 +160,12 @@ class Connection:
     def _warn_of_another_name(self, client: Client) -> None:
         """Log it if there is an index of nearly this name: a misspelt one would only be found empty."""
         # Names with another number are meant: `tenant-1`, `tenant-2`.
-        others = [info.name for info in client.indexes() if _letters(info.name) != _letters(self._name)]
-        for other in difflib.get_close_matches(self._name, others, n=1, cutoff=0.85):
+        names = [info.name for info in client.indexes() if _letters(info.name) != _letters(self._name)]
+        for name in difflib.get_close_matches(self._name, names, n=1, cutoff=0.85):
             _LOG.warning(
                 "there is no index %r, which is created when it is written; did you mean %r?",
                 self._name,
-                other,
+                name,
             )
 
     def _connecting(self) -> dict[str, Any]:

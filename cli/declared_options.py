@@ -31,15 +31,15 @@ def with_options(order: str, *configs: type) -> Callable[[FunctionT], FunctionT]
 
     def decorate(command: FunctionT) -> FunctionT:
         signature = inspect.signature(command, eval_str=True)
-        known = declared | {parameter.name: parameter for parameter in signature.parameters.values()}
-        parameters = [known[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in order.split()]
+        by_name = declared | {parameter.name: parameter for parameter in signature.parameters.values()}
+        parameters = [by_name[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in order.split()]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
-def configured(config: type[ConfigT], given: Mapping[str, Any], **others: Any) -> ConfigT:
+def configured(config: type[ConfigT], arguments: Mapping[str, Any], **fields_of_config: Any) -> ConfigT:
     """Return a configuration with the values of flags by their parameters, and other fields by their names.
 
     Raises:
@@ -47,7 +47,7 @@ def configured(config: type[ConfigT], given: Mapping[str, Any], **others: Any) -
 
     """
     try:
-        return config(**(option_values(config, given) | others))
+        return config(**(option_values(config, arguments) | fields_of_config))
     except ConfigError as error:
         option = declared_options(config).get(error.field or "")
         if option is None or not option[1].help:
@@ -56,13 +56,13 @@ def configured(config: type[ConfigT], given: Mapping[str, Any], **others: Any) -
         raise ConfigError(f"{flag}: {error.message.removeprefix(f'{field}: ')}", field=field) from error
 
 
-def option_values(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
+def option_values(config: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of options by their fields, from the values of flags by their parameters."""
     values = {}
     for name, (its, option) in declared_options(config).items():
         parameter = _parameter_name(name, option)
-        if option.help and parameter in given:
-            value = given[parameter]
+        if option.help and parameter in arguments:
+            value = arguments[parameter]
             values[name] = tuple(value or ()) if its.default == () else value
             if option.unit != 1:
                 values[name] *= option.unit

@@ -81,17 +81,25 @@ class EvaluationReport:
         """Return the pairs to compare: all of up to ALL_PAIRS, else the baseline or the best with each other one."""
         results = list(self.results)
         if self.baseline is None and len(results) <= ALL_PAIRS:
-            return [(one, other) for number, one in enumerate(results) for other in results[number + 1 :]]
+            return [
+                (first, second) for number, first in enumerate(results) for second in results[number + 1 :]
+            ]
         names = [result.name for result in results]
         first = self.best if self.baseline is None else results[names.index(self.baseline)]
-        return [(first, other) for other in results if other is not first]
+        return [(first, second) for second in results if second is not first]
 
     def swept_options(self) -> list[str]:
         """Return the options that differ between configurations, and the mode."""
         from scannery.evaluation.evaluate import SWEPT
 
-        names = [name for name in SWEPT if any(name in one.options for one in self.configurations)]
-        values = {name: {one.options.get(name) for one in self.configurations} for name in names}
+        names = [
+            name
+            for name in SWEPT
+            if any(name in configuration.options for configuration in self.configurations)
+        ]
+        values = {
+            name: {configuration.options.get(name) for configuration in self.configurations} for name in names
+        }
         return [name for name in names if name == "mode" or len(values[name]) > 1]
 
     def warnings(self) -> Iterator[str]:
@@ -132,8 +140,8 @@ def evaluation_json(report: EvaluationReport) -> dict[str, Any]:
             result.name: _result_json(result, configuration)
             for result, configuration in zip(report.results, report.configurations, strict=True)
         },
-        "comparisons": [_comparison_json(one, other) for one, other in report.pairs()],
-        "differences": [_difference_json(report, one, other) for one, other in report.pairs()],
+        "comparisons": [_comparison_json(first, second) for first, second in report.pairs()],
+        "differences": [_difference_json(report, first, second) for first, second in report.pairs()],
     }
 
 
@@ -146,35 +154,35 @@ def _result_json(result: Evaluation, configuration: Configuration) -> dict[str, 
     }
 
 
-def _comparison_json(one: Evaluation, other: Evaluation) -> dict[str, Any]:
+def _comparison_json(first: Evaluation, second: Evaluation) -> dict[str, Any]:
     from scannery.evaluation.evaluate import compare
 
     metrics = {
-        found.measure: {
-            **asdict(found.difference),
-            "better": found.better,
-            "worse": found.worse,
-            "equal": found.equal,
+        comparison.measure: {
+            **asdict(comparison.difference),
+            "better": comparison.better,
+            "worse": comparison.worse,
+            "equal": comparison.equal,
         }
-        for found in compare(one, other)
+        for comparison in compare(first, second)
     }
-    return {"modes": [one.name, other.name], "metrics": metrics}
+    return {"modes": [first.name, second.name], "metrics": metrics}
 
 
-def _difference_json(report: EvaluationReport, one: Evaluation, other: Evaluation) -> dict[str, Any]:
+def _difference_json(report: EvaluationReport, first: Evaluation, second: Evaluation) -> dict[str, Any]:
     from scannery.evaluation.evaluate import largest_differences
 
-    items = largest_differences(one, other, report.differences, measure=report.main_measure)
+    items = largest_differences(first, second, report.differences, measure=report.main_measure)
     queries = [
         {
             "id": item.query_id,
             "text": str(report.queries[item.query_id]),
-            one.name: item.one,
-            other.name: item.other,
+            first.name: item.one,
+            second.name: item.other,
         }
         for item in items
     ]
-    return {"modes": [one.name, other.name], "queries": queries}
+    return {"modes": [first.name, second.name], "queries": queries}
 
 
 def print_evaluation(report: EvaluationReport) -> None:
@@ -189,8 +197,8 @@ def print_evaluation(report: EvaluationReport) -> None:
     if pairs and by_pairs and report.derived is None:
         out.print()
         out.print(_comparisons(report))
-    for one, other in pairs[:ALL_PAIRS]:
-        _print_differences(out, report, one, other)
+    for first, second in pairs[:ALL_PAIRS]:
+        _print_differences(out, report, first, second)
     warnings = list(report.warnings())
     if warnings:
         out.print()
@@ -225,8 +233,8 @@ def _means(report: EvaluationReport, measures: Sequence[str], *, differences: bo
         table.add_column(measure, justify="right", no_wrap=True)
     first = report.pairs()[0][0] if differences else None
     if first is not None:
-        other = "best" if report.baseline is None else "baseline"
-        table.add_column(f"{report.main_measure} − {other}", justify="right", no_wrap=True)
+        base = "best" if report.baseline is None else "baseline"
+        table.add_column(f"{report.main_measure} − {base}", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     for configuration, result in zip(report.configurations, report.results, strict=True):
         cells = [_option_text(configuration.options.get(option)) for option in options]
@@ -249,9 +257,9 @@ def _mean_text(interval: Interval, *, alone: bool) -> str:
 def _difference_from(first: Evaluation, result: Evaluation, measure: str) -> str:
     from scannery.evaluation.measures import paired_bootstrap
 
-    found = paired_bootstrap(result.values[measure], first.values[measure])
-    mark = "" if found.excludes_zero else " ?"
-    return f"{found.mean:+.4f} ({found.low:+.3f} to {found.high:+.3f}){mark}"
+    difference = paired_bootstrap(result.values[measure], first.values[measure])
+    mark = "" if difference.excludes_zero else " ?"
+    return f"{difference.mean:+.4f} ({difference.low:+.3f} to {difference.high:+.3f}){mark}"
 
 
 def _comparisons(report: EvaluationReport) -> Table:
@@ -263,30 +271,38 @@ def _comparisons(report: EvaluationReport) -> Table:
     for name in (f"{report.main_measure}, first − second", "better", "worse", "equal"):
         table.add_column(name, justify="right")
     table.add_column("")
-    for one, other in report.pairs():
-        found = next(item for item in compare(one, other) if item.measure == report.main_measure)
-        counts = (f"{found.better:,}", f"{found.worse:,}", f"{found.equal:,}")
-        table.add_row(one.name, other.name, _difference_text(found), *counts, _verdict(found, one, other))
+    for first, second in report.pairs():
+        comparison = next(item for item in compare(first, second) if item.measure == report.main_measure)
+        counts = (f"{comparison.better:,}", f"{comparison.worse:,}", f"{comparison.equal:,}")
+        table.add_row(
+            first.name,
+            second.name,
+            _difference_text(comparison),
+            *counts,
+            _verdict(comparison, first, second),
+        )
     return table
 
 
-def _difference_text(found: Comparison) -> str:
-    interval = found.difference
+def _difference_text(comparison: Comparison) -> str:
+    interval = comparison.difference
     return f"{interval.mean:+.4f} ({interval.low:+.3f} to {interval.high:+.3f})"
 
 
-def _verdict(found: Comparison, one: Evaluation, other: Evaluation) -> str:
-    if not found.difference.excludes_zero:
+def _verdict(comparison: Comparison, first: Evaluation, second: Evaluation) -> str:
+    if not comparison.difference.excludes_zero:
         return "chance?"
-    return f"{(one if found.difference.mean > 0 else other).name} is better"
+    return f"{(first if comparison.difference.mean > 0 else second).name} is better"
 
 
-def _print_differences(out: Console, report: EvaluationReport, one: Evaluation, other: Evaluation) -> None:
+def _print_differences(out: Console, report: EvaluationReport, first: Evaluation, second: Evaluation) -> None:
     from scannery.evaluation.evaluate import largest_differences
 
-    items = largest_differences(one, other, report.differences, measure=report.main_measure)
+    items = largest_differences(first, second, report.differences, measure=report.main_measure)
     if items:
-        out.print(f"\nMost different {report.main_measure}, {one.name} against {other.name}:", markup=False)
+        out.print(
+            f"\nMost different {report.main_measure}, {first.name} against {second.name}:", markup=False
+        )
     for item in items:
         text = "".join(char if char.isprintable() else " " for char in str(report.queries[item.query_id]))
         out.print(
@@ -337,9 +353,11 @@ def check_plot(path: Path) -> None:
         typer.BadParameter: matplotlib is not installed, or does not know the file's ending.
 
     """
-    known = _figure().canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".") not in known:
-        raise typer.BadParameter(f"must end with one of {', '.join(known)}, got {path}", param_hint="--plot")
+    formats = _figure().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in formats:
+        raise typer.BadParameter(
+            f"must end with one of {', '.join(formats)}, got {path}", param_hint="--plot"
+        )
 
 
 def plot_evaluation(report: EvaluationReport, path: Path) -> None:
@@ -370,11 +388,11 @@ def plot_evaluation(report: EvaluationReport, path: Path) -> None:
 def _swept_number(configurations: Sequence[Configuration]) -> str | None:
     """Return the option whose numbers differ most often between configurations."""
     values: dict[str, set[Any]] = {}
-    for one in configurations:
-        for option, value in one.options.items():
+    for configuration in configurations:
+        for option, value in configuration.options.items():
             if isinstance(value, Number):
                 values.setdefault(option, set()).add(value)
-    swept = {option: len(found) for option, found in values.items() if len(found) > 1}
+    swept = {option: len(options_seen) for option, options_seen in values.items() if len(options_seen) > 1}
     return max(swept, key=lambda option: swept[option]) if swept else None
 
 
@@ -402,9 +420,9 @@ def _draw_side_by_side(axes: Any, report: EvaluationReport) -> None:
     intervals = [result.means[report.main_measure] for result in report.results]
     means = [interval.mean for interval in intervals]
     bounds = [[i.mean - i.low for i in intervals], [i.high - i.mean for i in intervals]]
-    places = range(len(means))
-    axes.errorbar(means, places, xerr=bounds, fmt="o", capsize=4)
-    axes.set_yticks(places, [result.name for result in report.results])
+    heights = range(len(means))
+    axes.errorbar(means, heights, xerr=bounds, fmt="o", capsize=4)
+    axes.set_yticks(heights, [result.name for result in report.results])
     axes.set(xlabel=report.main_measure, ylim=(len(means) - 0.5, -0.5))
 
 

@@ -48,12 +48,12 @@ def batched(
 ) -> list[Hits]:
     """Return the hits of any number of queries; `progress` gets the number of answered ones and of all."""
     size = max(1, min(BATCH, MOST_HITS // max(k, options.get("rerank") or 0, 1)))
-    found: list[Hits] = []
+    results: list[Hits] = []
     for start in range(0, len(queries), size):
-        found += index.search_many(list(queries[start : start + size]), k, **options)
+        results += index.search_many(list(queries[start : start + size]), k, **options)
         if progress is not None:
-            progress(len(found), len(queries))
-    return found
+            progress(len(results), len(queries))
+    return results
 
 
 def sampled_vectors(index: Index) -> list[np.ndarray]:
@@ -70,7 +70,7 @@ def sampled_vectors(index: Index) -> list[np.ndarray]:
     if not dimensions:
         raise typer.BadParameter(f"index {index.name!r} has no vectors")
     directions = np.random.default_rng(0).standard_normal((BATCH, dimensions)).astype(np.float32)
-    hits = [hit for found in index.search_many(directions, 10, fields=[], vectors=True) for hit in found]
+    hits = [hit for hits in index.search_many(directions, 10, fields=[], vectors=True) for hit in hits]
     distinct = list({hit.id: hit.vector for hit in hits if hit.vector is not None}.values())
     if not distinct:
         raise typer.BadParameter("the index is empty")
@@ -91,21 +91,23 @@ def window_of(index: Index, where: Any) -> Callable[[np.ndarray, int, int], Sequ
 def existing_ids(index: Index, ids: Sequence[str]) -> set[str]:
     """Return those of the ids that datapoints of the index have."""
     possible = [name for name in ids if _is_possible(name)]
-    found: set[str] = set()
+    present: set[str] = set()
     for start in range(0, len(possible), MOST_IDS):
         points = index.get(possible[start : start + MOST_IDS], fields=[])
-        found |= {point.id for point in points if point is not None}
-    return found
+        present |= {point.id for point in points if point is not None}
+    return present
 
 
 def existing_documents(index: Index, ids: Sequence[str]) -> set[str]:
     """Return those of the ids that documents of the index have."""
     possible = [name for name in ids if _is_possible(name)]
-    found: set[str] = set()
+    present: set[str] = set()
     for start in range(0, len(possible), MOST_IDS):
         part = possible[start : start + MOST_IDS]
-        found |= {point.document_id for point in index.scan(where={"document_id": {"$in": part}}, fields=[])}
-    return found
+        present |= {
+            point.document_id for point in index.scan(where={"document_id": {"$in": part}}, fields=[])
+        }
+    return present
 
 
 def _is_possible(name: str) -> bool:
@@ -140,13 +142,13 @@ class Searcher:
             del options["rerank"]
 
         def search(queries: Sequence[Query]) -> list[list[str]]:
-            asked = [asked_of(query, options["mode"]) for query in queries]
+            texts = [asked_of(query, options["mode"]) for query in queries]
             with counting_bar(configuration.name) as progress:
-                found = batched(
-                    self._client.index(name), asked, k, progress=progress, **self._options, **options
+                results = batched(
+                    self._client.index(name), texts, k, progress=progress, **self._options, **options
                 )
-            self.snapshots |= {(name, hits.version, hits.sequence) for hits in found}
-            return [[hit.id if self._passages else hit.document_id for hit in hits] for hits in found]
+            self.snapshots |= {(name, hits.version, hits.sequence) for hits in results}
+            return [[hit.id if self._passages else hit.document_id for hit in hits] for hits in results]
 
         return search
 

@@ -89,15 +89,15 @@ class JudgingSession:
             if key == "u":
                 step = self._undo()
                 if step is not None:
-                    places = [i for i, one in enumerate(tasks) if one.key == step.task.key]
-                    if not places:
+                    matches = [i for i, task in enumerate(tasks) if task.key == step.task.key]
+                    if not matches:
                         return step
-                    position = places[0]
+                    position = matches[0]
             else:
-                position += self._answer(task, key, left=len(tasks) - position)
+                position += self._answer(task, key, remaining=len(tasks) - position)
         return "next"
 
-    def _answer(self, task: Task, key: str, *, left: int) -> int:
+    def _answer(self, task: Task, key: str, *, remaining: int) -> int:
         """Do what a key says, and return the number of hits to go on by."""
         if key in LEVELS:
             self.file.add(task.query_id, task.name, int(key))
@@ -106,7 +106,7 @@ class JudgingSession:
             _say(key)
             return 1
         if key in ("s", "n"):
-            count = 1 if key == "s" else left
+            count = 1 if key == "s" else remaining
             self.skipped += count
             self.steps.append(Step(task, judged=False, skipped=count))
             _say("skipped" if key == "s" else "next query")

@@ -86,10 +86,10 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command that is to run, imported."""
-        name, command, rest = super().resolve_command(ctx, args)
+        name, command, arguments = super().resolve_command(ctx, args)
         if name is not None and (lazy := self.TABLE.get(name)) is not None and lazy.brief:
             ctx.with_resource(uncollected())
-        return name, self.commands[name] if name is not None else command, rest
+        return name, self.commands[name] if name is not None else command, arguments
 
 
 @contextmanager
@@ -104,11 +104,11 @@ def uncollected() -> Iterator[None]:
 
 def _loaded(name: str, lazy: LazyCommand) -> Any:
     module, _, attribute = lazy.place.partition(":")
-    found = getattr(import_module(module), attribute)
-    if isinstance(found, typer.Typer):
-        command: Any = typer.main.get_group(found)
+    target = getattr(import_module(module), attribute)
+    if isinstance(target, typer.Typer):
+        command: Any = typer.main.get_group(target)
         command.name = name
         return command
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name, no_args_is_help=lazy.no_args_is_help)(found)
+    app.command(name, no_args_is_help=lazy.no_args_is_help)(target)
     return typer.main.get_command(app)

@@ -40,10 +40,10 @@ class Latencies:
 
     def quantile(self, share: float) -> float:
         """Return the quantile `share` (0 to 1) in seconds; NaN without calls."""
-        wanted, seen = share * self.counts.total(), 0
+        target, seen = share * self.counts.total(), 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
-            if seen >= wanted:
+            if seen >= target:
                 return _LEAST_S * math.exp(bucket * _PRECISION)
         return math.nan
 
@@ -85,7 +85,7 @@ class Step:
 def run_step(
     target: str,
     index: str,
-    asked: Sequence[str] | int,
+    source: Sequence[str] | int,
     rate: float,
     seconds: float,
     *,
@@ -98,7 +98,7 @@ def run_step(
     Args:
         target: address of the server, HOST:PORT.
         index: name of the index.
-        asked: texts to search for, or the number of dimensions of random vectors.
+        source: texts to search for, or the number of dimensions of random vectors.
         rate: requests due per second, of all processes together.
         seconds: duration.
         k: hits per request.
@@ -108,7 +108,7 @@ def run_step(
     """
     # Separate processes, because gRPC must not be forked while it runs; not `multiprocessing`, whose child imports from
     # the current folder first.
-    job = {"target": target, "index": index, "asked": asked, "rate": rate / processes, "seconds": seconds, "k": k,
+    job = {"target": target, "index": index, "source": source, "rate": rate / processes, "seconds": seconds, "k": k,
            "timeout_s": timeout_s}  # fmt: skip
     with ThreadPoolExecutor(processes) as pool:
         parts = list(pool.map(lambda number: _sent({**job, "number": number}), range(processes)))
@@ -142,12 +142,12 @@ def _sent(job: Mapping[str, Any]) -> Step:
     )
     if done.returncode:
         raise RuntimeError(f"a sending process ended with status {done.returncode}")
-    found = json.loads(done.stdout)
-    if "error" in found:
-        raise getattr(errors, found["error"])(found["message"], field=found["field"])
-    step = Step(job["rate"], found["seconds"], failed=Counter(found["failed"]))
+    result = json.loads(done.stdout)
+    if "error" in result:
+        raise getattr(errors, result["error"])(result["message"], field=result["field"])
+    step = Step(job["rate"], result["seconds"], failed=Counter(result["failed"]))
     for part, name in ((step.latencies, "latencies"), (step.failures, "failures")):
-        part.counts.update({int(bucket): count for bucket, count in found[name].items()})
+        part.counts.update({int(bucket): count for bucket, count in result[name].items()})
     return step
 
 
@@ -157,21 +157,21 @@ def main() -> None:
 
     try:
         step = asyncio.run(_sending(**json.load(sys.stdin)))
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "seconds": step.seconds,
             "failed": step.failed,
             "latencies": step.latencies.counts,
             "failures": step.failures.counts,
         }
     except ScanneryError as error:
-        found = {"error": type(error).__name__, "message": error.message, "field": error.field}
-    json.dump(found, sys.stdout)
+        result = {"error": type(error).__name__, "message": error.message, "field": error.field}
+    json.dump(result, sys.stdout)
 
 
 async def _sending(
     target: str,
     index: str,
-    asked: Sequence[str] | int,
+    source: Sequence[str] | int,
     rate: float,
     seconds: float,
     k: int,
@@ -182,7 +182,7 @@ async def _sending(
     from scannery.client.errors import ScanneryError
 
     step, tasks = Step(rate, seconds), set()
-    queries = _queries(asked, number)
+    queries = _queries(source, number)
     options = remote_options()
     options["retries"] = False  # refusals and failures are to be counted
     async with aio.connect(target, timeout_s=timeout_s, **options) as client:
@@ -210,12 +210,12 @@ async def _sending(
     return step
 
 
-def _queries(asked: Sequence[str] | int, number: int) -> Sequence[Any]:
-    if isinstance(asked, int):
+def _queries(source: Sequence[str] | int, number: int) -> Sequence[Any]:
+    if isinstance(source, int):
         import numpy as np
 
-        return list(np.random.default_rng(number).standard_normal((1000, asked)).astype(np.float32))
-    shuffled = list(asked)
+        return list(np.random.default_rng(number).standard_normal((1000, source)).astype(np.float32))
+    shuffled = list(source)
     random.Random(number).shuffle(shuffled)
     return shuffled
 

@@ -128,8 +128,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         import apsw
 
         # The mutation log depends on SQLite's version (scannery.live.log.database).

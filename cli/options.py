@@ -183,26 +183,28 @@ TlsDevOption = Annotated[
 ]
 
 
-def vertex_config(models: list[str] | None, given: Mapping[str, Any], *, vertex: bool) -> VertexConfig | None:
+def vertex_config(
+    models: list[str] | None, arguments: Mapping[str, Any], *, vertex: bool
+) -> VertexConfig | None:
     """Return the configuration from the values of flags; None without --vertex."""
     from scannery.serving.config import VertexConfig
 
-    values = option_values(VertexConfig, given)
+    values = option_values(VertexConfig, arguments)
     if not vertex:
         for name, value in (values | {"model": models}).items():
             if value:
                 raise typer.BadParameter(f"--vertex-{name} needs --vertex")
         return None
     readers = _readers() if values["contents"] else {}
-    return configured(VertexConfig, given, models=_models(models or []), **readers)
+    return configured(VertexConfig, arguments, models=_models(models or []), **readers)
 
 
-def development_certificate(folder: str, **given: Any) -> dict[str, str]:
+def development_certificate(folder: str, **settings: Any) -> dict[str, str]:
     """Return the options of TLS with the certificate in a folder, which is made if it is absent or expires soon."""
     from scannery.serving.security.development_certificate import made_certificate
 
     for name in ("tls_cert", "tls_key", "behind_tls"):
-        if given[name]:
+        if settings[name]:
             raise typer.BadParameter(f"--tls-dev cannot be combined with --{name.replace('_', '-')}")
     certificate, key = made_certificate(folder)
     return {"tls_cert": str(certificate), "tls_key": str(key)}
@@ -215,9 +217,9 @@ def _readers() -> dict[str, Any]:
     return {"reader": read_contents, "object_reader": read_json_lines}
 
 
-def _models(given: list[str]) -> dict[str, str]:
+def _models(items: list[str]) -> dict[str, str]:
     models: dict[str, str] = {}
-    for item in given:
+    for item in items:
         name, equals, model = item.partition("=")
         if not (name and equals and model):
             raise typer.BadParameter(f"--vertex-model must be NAME=MODEL, got {item!r}")

@@ -43,9 +43,9 @@ def console() -> Console:
     """Return the console for text: as wide as the terminal, and `WIDE` elsewhere."""
     from rich.console import Console
 
-    found = Console(highlight=False)
-    if found.is_terminal or "COLUMNS" in os.environ:
-        return found
+    stream = Console(highlight=False)
+    if stream.is_terminal or "COLUMNS" in os.environ:
+        return stream
     return Console(highlight=False, width=WIDE)
 
 
@@ -57,7 +57,7 @@ def print_json(value: object) -> None:
 def json_text(value: object, *, indent: int | None = None) -> str:
     """Return a value as JSON; what controls a terminal is escaped, other characters are as they are."""
     text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _finite(value: Any) -> Any:
@@ -98,7 +98,7 @@ def hit_json(hit: Hit) -> dict[str, Any]:
     if hit.vector_scores:
         scores["vector_scores"] = hit.vector_scores
     snippet = {} if hit.snippet is None else {"snippet": _snippet_json(hit.snippet)}
-    return {"id": hit.id, "document_id": hit.document_id, **scores, **_rest(hit), **group, **snippet}
+    return {"id": hit.id, "document_id": hit.document_id, **scores, **_content(hit), **group, **snippet}
 
 
 def _snippet_json(snippet: Snippet) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def point_json(point: Datapoint) -> dict[str, Any]:
     vectors: dict[str, Any] = {} if point.vector is None else {"vector": point.vector.tolist()}
     if point.vectors:
         vectors["vectors"] = {name: vector.tolist() for name, vector in point.vectors.items()}
-    return {"id": point.id, "document_id": point.document_id, **_rest(point), **vectors}
+    return {"id": point.id, "document_id": point.document_id, **_content(point), **vectors}
 
 
 def print_hits(hits: Hits) -> None:
@@ -253,7 +253,7 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _rest(point: Datapoint) -> dict[str, Any]:
+def _content(point: Datapoint) -> dict[str, Any]:
     optional = {
         "title": point.title,
         "text": point.text,

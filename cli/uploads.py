@@ -116,10 +116,10 @@ def _read_file(file: str, spec: IndexSpec, more: frozenset[str]) -> Iterator[Fil
         spec = spec.model_copy(update={"source": spec.source.model_copy(update={"format": "auto"})})
     fields = Fields.of(spec)
     fields = dataclasses.replace(fields, names=fields.names | more)
-    for found in arrange(find_files([file]), spec.source, fields):
-        for part in split_file(found, PART_BYTES):
+    for arranged in arrange(find_files([file]), spec.source, fields):
+        for part in split_file(arranged, PART_BYTES):
             for item in read_part(part, fields):
-                yield _found(item) if isinstance(item, Record) else _failed(item)
+                yield _file_record(item) if isinstance(item, Record) else _failed(item)
 
 
 def _read_stdin() -> Iterator[FileRecord]:
@@ -129,18 +129,18 @@ def _read_stdin() -> Iterator[FileRecord]:
     for number, line in enumerate(sys.stdin, 1):
         if line.strip():
             item = json_record(line.encode("utf-8", "surrogateescape"), "standard input", number)
-            yield _found(item) if isinstance(item, Record) else _failed(item)
+            yield _file_record(item) if isinstance(item, Record) else _failed(item)
 
 
-def _found(record: Record) -> FileRecord:
-    return FileRecord(*_place(record), dict(record.fields))
+def _file_record(record: Record) -> FileRecord:
+    return FileRecord(*_source(record), dict(record.fields))
 
 
 def _failed(letter: DeadLetter) -> FileRecord:
-    return FileRecord(*_place(letter), None, letter.message)
+    return FileRecord(*_source(letter), None, letter.message)
 
 
-def _place(item: Record | DeadLetter) -> tuple[str, int]:
+def _source(item: Record | DeadLetter) -> tuple[str, int]:
     name = item.source.removeprefix(f"{Path.cwd().as_posix()}/")
     if item.line is not None:
         return f"{name}, line", item.line
@@ -149,7 +149,7 @@ def _place(item: Record | DeadLetter) -> tuple[str, int]:
 
 IN_FLIGHT = 4
 _OF_SERVER = (UnavailableError, DeadlineExceededError, InternalError)
-_PLACE = re.compile(r"upserts\[([0-9]+)\](\.datapoint)?[.:]? ?")
+_PREFIX = re.compile(r"upserts\[([0-9]+)\](\.datapoint)?[.:]? ?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,9 @@ class UploadReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        refused = [{"place": one.place, "id": one.id, "error": one.problem} for one in self.failures]
+        refused = [
+            {"place": failure.place, "id": failure.id, "error": failure.problem} for failure in self.failures
+        ]
         return {
             "datapoints": self.datapoints,
             "written": self.written,
@@ -235,27 +237,28 @@ class Upload:
             )
         except ScanneryError as error:
             raise self._explained(error) from error
-        for one in done.failed:
-            if isinstance(one.error, _OF_SERVER):  # the record is not the cause: it may be written later
+        for outcome in done.failed:
+            if isinstance(outcome.error, _OF_SERVER):  # the record is not the cause: it may be written later
                 typer.echo(f"{done.written:,} rows were written", err=True)
-                raise one.error
+                raise outcome.error
         failures = [
-            Failure(self._places.of(one.position), one.id, _problem(one.error)) for one in done.failed
+            Failure(self._places.of(outcome.position), outcome.id, _problem(outcome.error))
+            for outcome in done.failed
         ]
         count = len(self._places) - len(failures)
         return UploadReport(count, done.written, done.sequence, failures, self._ignored())
 
     def update(self) -> UploadReport:
         """Change fields of existing datapoints; raises as `upsert`."""
-        points, written, sequence = self._points(), 0, 0
+        points, count, sequence = self._points(), 0, 0
         while part := list(itertools.islice(points, self._batch)):
             try:
                 done = self._index.update(part)
             except ScanneryError as error:
                 raise self._explained(error, first=len(self._places) - len(part)) from error
-            written, sequence = written + done.written, done.sequence
+            count, sequence = count + done.written, done.sequence
             self._note(self._done + len(part))
-        return UploadReport(self._done, written, sequence, (), self._ignored())
+        return UploadReport(self._done, count, sequence, (), self._ignored())
 
     def _points(self) -> Iterator[Any]:
         columns = {f"vectors.{name}" for name in self._spec.named_vectors}
@@ -282,13 +285,13 @@ class Upload:
 
     def _explained(self, error: ScanneryError, first: int = 0) -> ScanneryError:
         """Return an error with the place of its record."""
-        found = _PLACE.match(error.field or "") or _PLACE.match(error.message)
+        match = _PREFIX.match(error.field or "") or _PREFIX.match(error.message)
         typer.echo(f"{self._done:,} datapoints were written", err=True)
-        if found is None:
+        if match is None:
             return error
-        place = self._places.of(first + int(found[1]))
+        location = self._places.of(first + int(match[1]))
         return type(error)(
-            f"{place}: {_problem(error)}", field=error.field, retry_after_s=error.retry_after_s
+            f"{location}: {_problem(error)}", field=error.field, retry_after_s=error.retry_after_s
         )
 
 
@@ -302,16 +305,16 @@ def identifiers(index: Index, file: str) -> list[Any]:
     from scannery.indexer.datapoints.field_mapping import FieldMapping
 
     _, spec = _reader_of(index)
-    own = FieldMapping.of(spec).fields["id"]
-    found = []
+    field = FieldMapping.of(spec).fields["id"]
+    identifiers = []
     for record in read_records([file], spec, frozenset({"id"})):
         fields = record.record or {}
-        value = own.value(fields)
+        value = field.value(fields)
         identifier = fields.get("id") if value is None else value
         if record.record is None or identifier is None:
             raise InvalidArgumentError(f"{record.place}: {record.problem or 'has no id'}")
-        found.append(identifier)
-    return found
+        identifiers.append(identifier)
+    return identifiers
 
 
 _EXPORTED = frozenset({"embedding", "sparse", "_spoken"})
@@ -329,7 +332,7 @@ def _read_html(point: Any) -> Any:
 
 
 def _problem(error: ScanneryError) -> str:
-    return _PLACE.sub("", error.message, count=1)
+    return _PREFIX.sub("", error.message, count=1)
 
 
 def _reader_of(index: Index) -> tuple[RecordReader | None, IndexSpec]:
@@ -359,18 +362,18 @@ def answer_queries(index: Index, file: str, k: int, options: SearchOptions) -> N
 
     """
     ids: list[str] = []
-    asked = failed = 0
+    answered = failed = 0
     for answer in index.search_each(_queries(file, ids), k, errors="return", **options):
-        line: dict[str, Any] = {"id": ids[asked]}
+        line: dict[str, Any] = {"id": ids[answered]}
         if isinstance(answer, ScanneryError):
             failed += 1
             line["error"] = answer.message
         else:
             line |= {"version": answer.version, "hits": [hit_json(hit) for hit in answer]}
         typer.echo(json_text(line))
-        asked += 1
+        answered += 1
     if failed:
-        typer.echo(f"{failed:,} of {asked:,} queries failed", err=True)
+        typer.echo(f"{failed:,} of {answered:,} queries failed", err=True)
         raise typer.Exit(PARTIAL)
 
 

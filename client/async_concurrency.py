@@ -49,7 +49,7 @@ class AsyncTasks:
 
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, limit: int) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:

@@ -53,10 +53,10 @@ class Tasks:
 
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, limit: int) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
-        self._pool = ThreadPoolExecutor(most, "scannery-bulk")
+        self._pool = ThreadPoolExecutor(limit, "scannery-bulk")
 
     def __enter__(self) -> Self:
         return self

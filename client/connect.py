@@ -165,8 +165,8 @@ def _check_is_folder(target: str) -> None:
         )
 
 
-def _is_count(value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+def _is_count(value: object, maximum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= maximum
 
 
 def _is_text(target: object) -> bool:

@@ -159,7 +159,7 @@ def fitted_batches(lengths_N: np.ndarray, buckets: Sequence[Bucket], step_tokens
         step_tokens: fixed cost of a batch, as the number of tokens that take the same time.
 
     """
-    rows_S, widths_S = (np.array([getattr(one, name) for one in buckets]) for name in ("rows", "width"))
+    rows_S, widths_S = (np.array([getattr(bucket, name) for bucket in buckets]) for name in ("rows", "width"))
     costs_S = rows_S * widths_S + step_tokens
     order_N = np.argsort(-lengths_N, kind="stable")
     sorted_N = np.maximum(lengths_N[order_N], 1)

@@ -275,9 +275,9 @@ class Encoder:
 
         # One of each kind: to make one parses the vocabulary, and a build asks for each of its units.
         with self._lock:
-            known = self._chunkers.get((max_tokens, overlap_tokens, headings))
-            if known is None:
-                known = self._chunkers[max_tokens, overlap_tokens, headings] = chunker_for(
+            chunker = self._chunkers.get((max_tokens, overlap_tokens, headings))
+            if chunker is None:
+                chunker = self._chunkers[max_tokens, overlap_tokens, headings] = chunker_for(
                     self.fingerprint.model,
                     self.tokenizer_json,
                     self.passage_tokens,
@@ -286,7 +286,7 @@ class Encoder:
                     prompt=self.fingerprint.document_prompt,
                     headings=headings,
                 )
-            return known
+            return chunker
 
     def plan_widths(self, texts: Sequence[str]) -> tuple[int, ...]:
         """Return the widths, in tokens, for encoders on XLA of a corpus of which `texts` are a sample, as documents.

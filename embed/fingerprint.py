@@ -73,9 +73,9 @@ class Fingerprint:
             InvalidModelError: a field is missing.
 
         """
-        known = {f.name for f in fields(cls)}
-        values = {key: value for key, value in data.items() if key in known}
-        if missing := sorted(known - {"query_prompt", "document_prompt"} - values.keys()):
+        names = {f.name for f in fields(cls)}
+        values = {key: value for key, value in data.items() if key in names}
+        if missing := sorted(names - {"query_prompt", "document_prompt"} - values.keys()):
             raise InvalidModelError(f"encoder fingerprint lacks {', '.join(missing)}", field=missing[0])
         return cls(**{**values, "modules": tuple(values["modules"])})
 
@@ -116,10 +116,10 @@ def require_files(expected: Fingerprint, weights_sha256: str, config_sha256: str
         FingerprintMismatchError: they differ; the message names the differing hashes.
 
     """
-    found = {"weights_sha256": weights_sha256, "config_sha256": config_sha256}
+    hashes = {"weights_sha256": weights_sha256, "config_sha256": config_sha256}
     different = [
         f"{name} {_shown(getattr(expected, name))} vs {_shown(value)}"
-        for name, value in found.items()
+        for name, value in hashes.items()
         if getattr(expected, name) != value
     ]
     if different:
@@ -148,8 +148,8 @@ def weight_files(path: Path) -> list[Path]:
     """Return the weight files that loading `path` reads: safetensors, or the pickled files if there are none."""
     for pattern in ("*.safetensors", "pytorch_model*.bin"):
         # Checkpoints of other frameworks in the same folder are not read.
-        if found := sorted(p for p in path.glob(pattern) if not p.name.startswith("adapter")):
-            return found
+        if weights := sorted(p for p in path.glob(pattern) if not p.name.startswith("adapter")):
+            return weights
     return []
 
 

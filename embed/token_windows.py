@@ -57,20 +57,20 @@ def prepared(
     """Return problems by row, the tokens of each text (of "" for a row with a problem), and the seconds it took."""
     started = time.perf_counter()
     problems = _problems(texts)
-    found = tokens.prepare(
+    batch = tokens.prepare(
         ["" if row in problems else text for row, text in enumerate(texts)] if problems else texts
     )
-    items, lengths_N, _ = found
-    most = device.longest_tokens
-    too_long = [] if most is None else np.flatnonzero(lengths_N > most).tolist()
+    items, lengths_N, _ = batch
+    longest = device.longest_tokens
+    too_long = [] if longest is None else np.flatnonzero(lengths_N > longest).tolist()
     if too_long:
         [empty], [length], _ = tokens.prepare([""])
         for row in too_long:
             problems[row] = (
-                f"has {lengths_N[row]} tokens; {device.name} takes at most {most} (max_tokens cuts texts off)"
+                f"has {lengths_N[row]} tokens; {device.name} takes at most {longest} (max_tokens cuts texts off)"
             )
             items[row], lengths_N[row] = empty, length
-    return problems, found, time.perf_counter() - started
+    return problems, batch, time.perf_counter() - started
 
 
 def _problems(texts: Sequence[str]) -> dict[int, str]:

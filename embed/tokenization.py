@@ -102,10 +102,10 @@ class FastTokens:
         """Return an instance whose batches have the layout of `probe`, a batch of the model's preprocessing."""
         tokenizer = model.tokenizer
         # A copy: the library reconfigures the model's own tokenizer in every call, so threads cannot share it.
-        own = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
-        own.no_padding()
+        tokenizer_copy = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+        tokenizer_copy.no_padding()
         return cls(
-            own,
+            tokenizer_copy,
             prompt=prompt or "",
             pad_id=int(tokenizer.pad_token_id or 0),
             pad_left=tokenizer.padding_side == "left",
@@ -131,26 +131,26 @@ class FastTokens:
         cut: list[int] = []
         for at in range(0, len(texts), TEXTS_PER_CALL):
             # In parts: the tokenizer's own results take a hundred bytes per token.
-            own = texts[at : at + TEXTS_PER_CALL]
-            if (made := self._prepare_in_bulk(own)) is not None:
+            block = texts[at : at + TEXTS_PER_CALL]
+            if (made := self._prepare_in_bulk(block)) is not None:
                 ids += made[0]
                 cut += made[1]
                 continue
-            part = [self._prefix(text) for text in own]
+            part = [self._prefix(text) for text in block]
             encodings = self._tokenizer.encode_batch_fast(part)
             ids += [np.array(encoding.ids, np.int32) for encoding in encodings]
-            cut += map(self._cut_off, own, part, encodings)
+            cut += map(self._cut_off, block, part, encodings)
         lengths_N = np.fromiter(map(len, ids), np.int64, len(ids))
         return TokenizedTexts(ids, lengths_N, np.array(cut, np.int64))
 
     def of_one(self, text: str) -> list[int] | None:
         """Return the tokens of one short text of printable ASCII, with special tokens; None: ask `prepare`."""
         words = self._plain_words
-        found = None if words is None else words.ids(self._prompt + text)
-        if found is None or len(found) + self._special_tokens > self._max_tokens:
+        tokens = None if words is None else words.ids(self._prompt + text)
+        if tokens is None or len(tokens) + self._special_tokens > self._max_tokens:
             return None
         front, back = self._specials
-        return [*front, *found, *back]
+        return [*front, *tokens, *back]
 
     @cached_property
     def _plain_words(self) -> PlainWords | None:
@@ -158,25 +158,25 @@ class FastTokens:
 
     def _prepare_in_bulk(self, texts: Sequence[str]) -> tuple[list[np.ndarray], list[int]] | None:
         """Return the ids of each text and the number of tokens cut off; None if the library must tokenise them."""
-        most = PREFIX_CHARS_PER_TOKEN * self._max_tokens - len(self._prompt)
-        if not self._truncates_right or max(map(len, texts), default=0) > most:
+        max_chars = PREFIX_CHARS_PER_TOKEN * self._max_tokens - len(self._prompt)
+        if not self._truncates_right or max(map(len, texts), default=0) > max_chars:
             return None
-        found = self._bulk.encode([self._prompt + text for text in texts] if self._prompt else texts)
-        if found is None:
+        encoded = self._bulk.encode([self._prompt + text for text in texts] if self._prompt else texts)
+        if encoded is None:
             return None
-        kept_B = np.minimum(np.diff(found.bounds_B1), max(0, self._max_tokens - self._special_tokens))
-        cut_B = np.diff(found.bounds_B1) - kept_B
+        kept_B = np.minimum(np.diff(encoded.bounds_B1), max(0, self._max_tokens - self._special_tokens))
+        cut_B = np.diff(encoded.bounds_B1) - kept_B
         front, back = self._specials
         ends_B = np.cumsum(kept_B + len(front) + len(back))
         starts_B = ends_B - kept_B - len(front) - len(back)
         ids_N = np.empty(int(ends_B[-1]) if len(ends_B) else 0, np.int32)
-        for place, number in enumerate(front):
-            ids_N[starts_B + place] = number
-        for place, number in enumerate(back):
-            ids_N[ends_B - len(back) + place] = number
+        for offset, number in enumerate(front):
+            ids_N[starts_B + offset] = number
+        for offset, number in enumerate(back):
+            ids_N[ends_B - len(back) + offset] = number
         inside = np.arange(int(kept_B.sum())) - np.repeat(np.cumsum(kept_B) - kept_B, kept_B)
-        ids_N[np.repeat(starts_B + len(front), kept_B) + inside] = found.ids_N[
-            np.repeat(found.bounds_B1[:-1], kept_B) + inside
+        ids_N[np.repeat(starts_B + len(front), kept_B) + inside] = encoded.ids_N[
+            np.repeat(encoded.bounds_B1[:-1], kept_B) + inside
         ]
         bounds = zip(starts_B.tolist(), ends_B.tolist(), strict=True)
         return [ids_N[start:end] for start, end in bounds], cut_B.tolist()
@@ -201,9 +201,9 @@ class FastTokens:
         # An empty row attends to one token: attention over no token gives NaN.
         mask_BT[len(items) :, -1 if self._pad_left else 0] = 1
         for row, ids in enumerate(items):
-            place = slice(bucket.width - len(ids), None) if self._pad_left else slice(len(ids))
-            ids_BT[row, place] = ids
-            mask_BT[row, place] = 1
+            columns = slice(bucket.width - len(ids), None) if self._pad_left else slice(len(ids))
+            ids_BT[row, columns] = ids
+            mask_BT[row, columns] = 1
         arrays = {"input_ids": ids_BT, "attention_mask": mask_BT, "token_type_ids": np.zeros_like(mask_BT)}
         features = {name: torch.from_numpy(arrays[name]) for name in self._names}
         if self.mask_is_optional and not bucket.fixed and mask_BT.all():
@@ -216,9 +216,9 @@ class FastTokens:
         if kept < self._max_tokens:
             return 0
         # The tokenizer keeps what it cut off, as parts of at most `max_tokens` with special tokens of their own.
-        rest = sum(len(part) - self._special_tokens for part in encoding.overflowing)
+        dropped = sum(len(part) - self._special_tokens for part in encoding.overflowing)
         behind = max(0, len(self._prompt) + len(text) - len(prefix))
-        return rest + round(behind * (kept + rest) / max(1, len(prefix)))
+        return dropped + round(behind * (kept + dropped) / max(1, len(prefix)))
 
     def _prefix(self, text: str) -> str:
         text = self._prompt + text

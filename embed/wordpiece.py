@@ -102,11 +102,11 @@ class WordPiece:
             return None
         codes_C = np.frombuffer(joined.encode("utf-32-le"), np.uint32)
         kinds_C = self._kinds[codes_C]
-        least, most = (kinds_C.min(), kinds_C.max()) if len(kinds_C) else (REMOVED, REMOVED)
+        least, highest = (kinds_C.min(), kinds_C.max()) if len(kinds_C) else (REMOVED, REMOVED)
         if least == UNKNOWN:
             self._learn(np.unique(codes_C[kinds_C == UNKNOWN]))
-            most = self._kinds[codes_C].max()
-        if most == UNSAFE:
+            highest = self._kinds[codes_C].max()
+        if highest == UNSAFE:
             return None
         return self._tokens(codes_C, np.cumsum([0, *map(len, texts)]))
 
@@ -150,10 +150,10 @@ class WordPiece:
         words = [word for word, _ in split(normalized)]
         if not words:
             return SPACE, ""
-        [*others, word] = words
+        [*singles, word] = words
         # Unicode sorts combining marks that follow each other. An unassigned character may be one in a later version.
         reordered = any(unicodedata.combining(c) or unicodedata.category(c) == "Cn" for c in char + word)
-        if others or reordered or "\x00" in word:  # the kernel ends an expansion with 0
+        if singles or reordered or "\x00" in word:  # the kernel ends an expansion with 0
             return UNSAFE, ""
         if normalized == f" {word} " and len(word) == 1:  # an ideograph
             return ALONE, word
@@ -166,7 +166,7 @@ class WordPiece:
     def _agrees(self, texts: Sequence[str]) -> bool:
         """Return whether ids and offsets are the library's."""
         return all(
-            (found := self.encode([text])) is not None and _same(self._tokenizer, text, found)
+            (encoded := self.encode([text])) is not None and _same(self._tokenizer, text, encoded)
             for text in texts
         )
 
@@ -221,13 +221,13 @@ PROBES = (
 )  # fmt: skip
 
 
-def _same(tokenizer: Any, text: str, found: WordTokens) -> bool:
+def _same(tokenizer: Any, text: str, encoded: WordTokens) -> bool:
     tokenizer = type(tokenizer).from_str(tokenizer.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    offsets = [*zip(found.starts_N.tolist(), found.ends_N.tolist(), strict=True)]
-    return bool(encoding.ids == found.ids_N.tolist() and encoding.offsets == offsets)
+    offsets = [*zip(encoded.starts_N.tolist(), encoded.ends_N.tolist(), strict=True)]
+    return bool(encoding.ids == encoded.ids_N.tolist() and encoding.offsets == offsets)
 
 
 def _is_bert(description: dict[str, Any]) -> bool:
@@ -311,14 +311,14 @@ class PlainWords:
         for name in self._added:
             if name in text:
                 return None
-        vocabulary, found = self._vocabulary, list[int]()
+        vocabulary, numbers = self._vocabulary, list[int]()
         for word in _WORDS(text.lower() if self._lowers else text):
             number = vocabulary.get(word)
             if number is not None and len(word) <= self._longest:
-                found.append(number)
+                numbers.append(number)
             else:
-                found += self._pieces(word)
-        return found
+                numbers += self._pieces(word)
+        return numbers
 
     def _pieces(self, word: str) -> list[int]:
         """Return the longest entries of the vocabulary that make up a word, one after the other."""
@@ -339,7 +339,7 @@ class PlainWords:
     def _agrees(self, tokenizer: Any) -> bool:
         """Return whether the tokens of some texts are the library's."""
         return all(
-            found is None or found == tokenizer.encode(text, add_special_tokens=False).ids
+            numbers is None or numbers == tokenizer.encode(text, add_special_tokens=False).ids
             for text in _PROBES
-            for found in (self.ids(text),)
+            for numbers in (self.ids(text),)
         )

@@ -77,7 +77,7 @@ def _child(node: int, code: int, table: np.ndarray, children: np.ndarray) -> Any
 @_compiled
 def _write_word(
     letters: np.ndarray,
-    places: np.ndarray,
+    positions: np.ndarray,
     count: int,
     table: np.ndarray,
     children: np.ndarray,
@@ -99,9 +99,9 @@ def _write_word(
             if accepted[node] >= 0:
                 best, end = accepted[node], i + 1
         if best < 0:  # no piece fits: the whole word is unknown
-            ids_N[first], starts_N[first], ends_N[first] = unknown, places[0], places[count - 1] + 1
+            ids_N[first], starts_N[first], ends_N[first] = unknown, positions[0], positions[count - 1] + 1
             return first + 1
-        ids_N[at], starts_N[at], ends_N[at] = best, places[done], places[end - 1] + 1
+        ids_N[at], starts_N[at], ends_N[at] = best, positions[done], positions[end - 1] + 1
         at += 1
         done = end
     return at
@@ -142,7 +142,7 @@ def tokenize(  # noqa: PLR0912  one loop over the characters, since a call for e
             size += 3
     ids_N, starts_N, ends_N = np.empty(size, np.int32), np.empty(size, np.int64), np.empty(size, np.int64)
     bounds_B1 = np.zeros(len(ends_B1), np.int64)
-    letters, places = np.empty(longest + 8, np.int32), np.empty(longest + 8, np.int64)
+    letters, positions = np.empty(longest + 8, np.int32), np.empty(longest + 8, np.int64)
     at = 0
     for text in range(len(ends_B1) - 1):
         begin, end = ends_B1[text], ends_B1[text + 1]
@@ -159,7 +159,7 @@ def tokenize(  # noqa: PLR0912  one loop over the characters, since a call for e
                 elif count:
                     at = _write_word(
                         letters,
-                        places,
+                        positions,
                         count,
                         table,
                         children,
@@ -172,23 +172,23 @@ def tokenize(  # noqa: PLR0912  one loop over the characters, since a call for e
                     )
                 count = 0
                 if kind == ALONE:
-                    letters[0], places[0] = mapped[codes_C[i]], i - begin
+                    letters[0], positions[0] = mapped[codes_C[i]], i - begin
                     at = _write_word(
-                        letters, places, 1, table, children, accepted, unknown, ids_N, starts_N, ends_N, at
+                        letters, positions, 1, table, children, accepted, unknown, ids_N, starts_N, ends_N, at
                     )
                 continue
-            one = mapped[codes_C[i]]
+            code = mapped[codes_C[i]]
             if count == 0:
                 first = i - begin
             last = i - begin
             for part in range(4):
-                letter = one if one >= 0 else longer[-one - 1, part]
+                letter = code if code >= 0 else longer[-code - 1, part]
                 if letter == 0:
                     break
                 if count <= longest:
-                    letters[count], places[count] = letter, i - begin
+                    letters[count], positions[count] = letter, i - begin
                 count += 1
-                if one >= 0:
+                if code >= 0:
                     break
         bounds_B1[text + 1] = at
     return ids_N[:at].copy(), starts_N[:at].copy(), ends_N[:at].copy(), bounds_B1

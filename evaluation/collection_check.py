@@ -70,10 +70,10 @@ def check_collection(
     """
     judgements = judgements_of(lines)
     documents = list(dict.fromkeys(line.document_id for line in lines if line.query_id in queries))
-    known = set(existing(documents))
-    unknown = [name for name in documents if name not in known]
-    asked = {name: levels for name, levels in judgements.items() if name in queries}
-    relevant = [name for levels in asked.values() for name, level in levels.items() if level > 0]
+    present = set(existing(documents))
+    unknown = [name for name in documents if name not in present]
+    judged_queries = {name: levels for name, levels in judgements.items() if name in queries}
+    relevant = [name for levels in judged_queries.values() for name, level in levels.items() if level > 0]
     texts = [query.text for query in queries.values() if query.text is not None]
     return CollectionCheck(
         judgements=sum(map(len, judgements.values())),
@@ -83,7 +83,7 @@ def check_collection(
         queries_without_relevant=sum(not _has_relevant(judgements, name) for name in queries),
         unknown_queries=tuple(name for name in judgements if name not in queries),
         unknown_documents=tuple(unknown),
-        unknown_relevant=sum(name not in known for name in relevant),
+        unknown_relevant=sum(name not in present for name in relevant),
         same_texts=len(texts) - len(set(texts)),
     )
 

@@ -76,32 +76,34 @@ def read_answers(file: str | Path) -> list[OtherAnswer]:
         CollectionError: the file is empty, or a line has another form; the message names the line.
 
     """
-    found = [
+    answers = [
         OtherAnswer(
-            str(number) if one.id is None else one.id,
-            one.query,
-            _hits_of(one.place, one.fields.get("hits")),
-            _filter_of(one.place, one.fields.get("where")),
+            str(number) if record.id is None else record.id,
+            record.query,
+            _hits_of(record.place, record.fields.get("hits")),
+            _filter_of(record.place, record.fields.get("where")),
         )
-        for number, one in enumerate(query_records(file, also=("hits", "where")), 1)
+        for number, record in enumerate(query_records(file, also=("hits", "where")), 1)
     ]
-    if not found:
+    if not answers:
         raise CollectionError(f"answers: {file} is empty", field="answers")
-    return found
+    return answers
 
 
 def compare(answers: Sequence[AnsweredQuery], k: int) -> Comparison:
     """Return the comparison of at least one answered query; at most k hits of each answer count."""
-    same_Q = np.array([_same(one.theirs[:k], one.ours[:k]) for one in answers])
-    order = [int(place) for place in np.argsort(same_Q, kind="stable") if same_Q[place] < 1]
+    same_Q = np.array([_same(answer.theirs[:k], answer.ours[:k]) for answer in answers])
+    order = [int(position) for position in np.argsort(same_Q, kind="stable") if same_Q[position] < 1]
     return Comparison(
         k=k,
         queries=len(answers),
         same=interval_of(same_Q),
-        same_first=float(np.mean([list(one.theirs[:1]) == list(one.ours[:1]) for one in answers])),
-        their_recall=interval_of(np.array([_share(one.exact[:k], one.theirs[:k]) for one in answers])),
-        our_recall=interval_of(np.array([_share(one.exact[:k], one.ours[:k]) for one in answers])),
-        different=[(answers[place].id, float(same_Q[place])) for place in order[:LISTED]],
+        same_first=float(np.mean([list(answer.theirs[:1]) == list(answer.ours[:1]) for answer in answers])),
+        their_recall=interval_of(
+            np.array([_share(answer.exact[:k], answer.theirs[:k]) for answer in answers])
+        ),
+        our_recall=interval_of(np.array([_share(answer.exact[:k], answer.ours[:k]) for answer in answers])),
+        different=[(answers[position].id, float(same_Q[position])) for position in order[:LISTED]],
     )
 
 
@@ -111,25 +113,25 @@ def _same(theirs: Sequence[str], ours: Sequence[str]) -> float:
     return _share(theirs, ours[: len(theirs)])
 
 
-def _share(wanted: Sequence[str], found: Sequence[str]) -> float:
-    return len(set(wanted) & set(found)) / len(set(wanted)) if wanted else 1.0
+def _share(reference: Sequence[str], result: Sequence[str]) -> float:
+    return len(set(reference) & set(result)) / len(set(reference)) if reference else 1.0
 
 
-def _hits_of(place: str, value: Any) -> list[str]:
+def _hits_of(location: str, value: Any) -> list[str]:
     listed = value if isinstance(value, list) else [None]
     hits = [hit.get("id") if isinstance(hit, Mapping) else hit for hit in listed]
     if not all(isinstance(hit, (str, int)) and not isinstance(hit, bool) for hit in hits):
         raise CollectionError(
-            f"answers: {place}: `hits` must be a list of ids, or of objects with `id`, got {value!r:.80}",
+            f"answers: {location}: `hits` must be a list of ids, or of objects with `id`, got {value!r:.80}",
             field="answers",
         )
     return [str(hit) for hit in hits]
 
 
-def _filter_of(place: str, value: Any) -> Mapping[str, Any] | None:
+def _filter_of(location: str, value: Any) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, Mapping):
         raise CollectionError(
-            f"answers: {place}: `where` must be an object, got {value!r:.80}", field="answers"
+            f"answers: {location}: `where` must be an object, got {value!r:.80}", field="answers"
         )
     return value
 
@@ -148,11 +150,11 @@ def pool(rankings: Iterable[Sequence[HitT]], key: Callable[[HitT], str], *, seed
         seed: the same seed and keys give the same order, so that judging can go on where it stopped.
 
     """
-    found: dict[str, HitT] = {}
+    hit_of: dict[str, HitT] = {}
     for hits in rankings:
         for hit in hits:
-            found.setdefault(key(hit), hit)
+            hit_of.setdefault(key(hit), hit)
     # Sorted first, so that the order does not depend on the order of the searches.
-    names = sorted(found)
+    names = sorted(hit_of)
     random.Random(seed).shuffle(names)
-    return [found[name] for name in names]
+    return [hit_of[name] for name in names]

@@ -151,60 +151,62 @@ def evaluate(
         raise CollectionError(
             "qrels: no query has a relevant document; do the ids of both files match?", field="qrels"
         )
-    wanted = default_measures(k) if measures is None else measures
+    chosen_measures = default_measures(k) if measures is None else measures
     measuring_engine()  # a missing package should show before the searches, not after them
-    asked = [queries[name] for name in judged]
-    return [_evaluated(name, search, asked, judged, wanted) for name, search in searches.items()]
+    judged_queries = [queries[name] for name in judged]
+    return [
+        _evaluated(name, search, judged_queries, judged, chosen_measures) for name, search in searches.items()
+    ]
 
 
 def _evaluated(
     name: str,
     search: Search[QueryT],
-    asked: Sequence[QueryT],
+    judged_queries: Sequence[QueryT],
     judged: Judgements,
     measures: Sequence[Measure],
 ) -> Evaluation:
     started = time.perf_counter()
-    found = search(asked)
+    results = search(judged_queries)
     seconds = time.perf_counter() - started
     return Evaluation(
         name=name,
         query_ids=tuple(judged),
-        values=measured_values(measures, judged, found),
-        found=tuple(map(tuple, found)),
+        values=measured_values(measures, judged, results),
+        found=tuple(map(tuple, results)),
         seconds=seconds,
     )
 
 
-def compare(one: Evaluation, other: Evaluation) -> list[Comparison]:
+def compare(first: Evaluation, second: Evaluation) -> list[Comparison]:
     """Return the differences in each measure of two configurations that were asked the same queries."""
-    found = []
-    for measure, one_Q in one.values.items():
-        gaps_Q = one_Q - other.values[measure]
+    comparisons = []
+    for measure, one_Q in first.values.items():
+        gaps_Q = one_Q - second.values[measure]
         better, worse = int((gaps_Q > 0).sum()), int((gaps_Q < 0).sum())
-        found.append(
+        comparisons.append(
             Comparison(
                 measure=measure,
-                difference=paired_bootstrap(one_Q, other.values[measure]),
+                difference=paired_bootstrap(one_Q, second.values[measure]),
                 better=better,
                 worse=worse,
                 equal=len(gaps_Q) - better - worse,
             )
         )
-    return found
+    return comparisons
 
 
 def largest_differences(
-    one: Evaluation, other: Evaluation, count: int, *, measure: str = MAIN_MEASURE
+    first: Evaluation, second: Evaluation, count: int, *, measure: str = MAIN_MEASURE
 ) -> list[Difference]:
     """Return the `count` queries with the largest differences in the measure, largest first."""
-    gaps_Q = np.abs(one.values[measure] - other.values[measure])
+    gaps_Q = np.abs(first.values[measure] - second.values[measure])
     order = np.argsort(-gaps_Q, kind="stable")[:count]
     return [
         Difference(
-            query_id=one.query_ids[i],
-            one=float(one.values[measure][i]),
-            other=float(other.values[measure][i]),
+            query_id=first.query_ids[i],
+            one=float(first.values[measure][i]),
+            other=float(second.values[measure][i]),
         )
         for i in order.tolist()
         if gaps_Q[i] > 0
@@ -306,8 +308,8 @@ class Configuration:
 
     def without(self, option: str) -> str:
         """Return the name without one option: configurations with equal ones make a line of a plot."""
-        given = f"{option}={_text(self.options.get(option))}"
-        return " ".join(part for part in self.name.split(" ") if part != given)
+        setting = f"{option}={_text(self.options.get(option))}"
+        return " ".join(part for part in self.name.split(" ") if part != setting)
 
 
 def parse_sweep(text: str) -> tuple[str, list[Any]]:
@@ -322,8 +324,8 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
     if name not in SWEPT or not equals:
         raise ValueError(f"must be NAME=VALUES, with a name of {', '.join(SWEPT)}, got {text!r:.80}")
     parts = [part.strip() for part in values.split(",") if part.strip()]
-    found = [value for part in parts for value in _values(name, part)]
-    distinct = list(dict.fromkeys(found))
+    all_values = [value for part in parts for value in _values(name, part)]
+    distinct = list(dict.fromkeys(all_values))
     if not distinct or len(distinct) > MOST_VALUES:
         raise ValueError(f"{name} must have 1 to {MOST_VALUES} values, got {len(distinct)}")
     return name, distinct
@@ -341,16 +343,16 @@ def combine(fixed: Mapping[str, Any], sweeps: Mapping[str, Sequence[Any]]) -> li
 
     """
     names = [name for name in SWEPT if name in sweeps]
-    found: dict[str, Configuration] = {}
+    configurations: dict[str, Configuration] = {}
     for values in itertools.product(*(sweeps[name] for name in names)):
         swept = _relevant(dict(zip(names, values, strict=True)))
         name = " ".join(_label(option, value) for option, value in swept.items())
         options = _relevant({**fixed, **swept})
         set_options = {key: value for key, value in options.items() if value is not None}
-        found.setdefault(name, Configuration(name=name, options=set_options))
-    if len(found) > MOST_VALUES:
-        raise ValueError(f"at most {MOST_VALUES} configurations, these sweeps make {len(found)}")
-    return list(found.values())
+        configurations.setdefault(name, Configuration(name=name, options=set_options))
+    if len(configurations) > MOST_VALUES:
+        raise ValueError(f"at most {MOST_VALUES} configurations, these sweeps make {len(configurations)}")
+    return list(configurations.values())
 
 
 def _relevant(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,17 +89,17 @@ def read_queries(path: str | Path) -> dict[str, Query]:
     """
     queries: dict[str, Query] = {}
     hashed: set[str] = set()
-    for place, given, query, _ in query_records(path):
-        if given is None and query.text is None:
-            raise _wrong("queries", place, "needs `_id`, a string, where there is no text")
-        identifier = query_id_of(f"{query}") if given is None else given
+    for location, explicit_id, query, _ in query_records(path):
+        if explicit_id is None and query.text is None:
+            raise _wrong("queries", location, "needs `_id`, a string, where there is no text")
+        identifier = query_id_of(f"{query}") if explicit_id is None else explicit_id
         # A search log repeats its queries; those with equal texts have one id, and are one query.
-        if given is None and identifier in hashed:
+        if explicit_id is None and identifier in hashed:
             continue
         if identifier in queries:
-            raise _wrong("queries", place, f"the id {identifier!r} occurs twice")
+            raise _wrong("queries", location, f"the id {identifier!r} occurs twice")
         queries[identifier] = query
-        hashed |= {identifier} if given is None else set()
+        hashed |= {identifier} if explicit_id is None else set()
     if not queries:
         raise CollectionError(f"queries: {path} is empty", field="queries")
     return queries
@@ -121,8 +121,8 @@ def read_recall_queries(path: str | Path) -> list[str | np.ndarray]:
         InputNotFoundError, CollectionError: as `read_queries`.
 
     """
-    found = [one.query for one in query_records(path)]
-    queries = [one.vector if one.vector is not None else one.text or "" for one in found]
+    records = [record.query for record in query_records(path)]
+    queries = [record.vector if record.vector is not None else record.text or "" for record in records]
     if not queries:
         raise CollectionError(f"queries: {path} is empty", field="queries")
     return queries
@@ -154,51 +154,51 @@ def read_judgement_lines(path: str | Path) -> list[Judgement]:
         CollectionError: the file has no judgements, or a line has none of the forms; the message names the line.
 
     """
-    found: list[Judgement] = []
-    for place, line in _lines(Path(path), "qrels"):
+    judgements: list[Judgement] = []
+    for location, line in _lines(Path(path), "qrels"):
         if line.lstrip().startswith("{"):
-            found.append(_judgement_in_json(place, line))
+            judgements.append(_judgement_in_json(location, line))
             continue
         cells = line.split("\t") if line.count("\t") >= 2 else line.split()
         cells = [cell.strip() for cell in cells]
-        if not found and cells[0].lower() in _QUERY_KEYS:  # the header
+        if not judgements and cells[0].lower() in _QUERY_KEYS:  # the header
             continue
         if len(cells) not in (3, 4):
-            raise _wrong("qrels", place, f"must have 3 or 4 columns, got {len(cells)}")
-        found.append(Judgement(cells[0], cells[-2], _level(place, cells[-1])))
-    if not found:
+            raise _wrong("qrels", location, f"must have 3 or 4 columns, got {len(cells)}")
+        judgements.append(Judgement(cells[0], cells[-2], _level(location, cells[-1])))
+    if not judgements:
         raise CollectionError(f"qrels: {path} has no judgements", field="qrels")
-    return found
+    return judgements
 
 
-def _judgement_in_json(place: str, line: str) -> Judgement:
-    record = _object("qrels", place, line)
+def _judgement_in_json(location: str, line: str) -> Judgement:
+    record = _object("qrels", location, line)
     values = []
     for keys in (_QUERY_KEYS, _DOCUMENT_KEYS, _LEVEL_KEYS):
         value = _first(record, *keys)
         if value is None:
-            raise _wrong("qrels", place, f"needs one of {', '.join(keys)}")
+            raise _wrong("qrels", location, f"needs one of {', '.join(keys)}")
         values.append(str(value))
-    return Judgement(values[0], values[1], _level(place, values[2]))
+    return Judgement(values[0], values[1], _level(location, values[2]))
 
 
-def _level(place: str, text: str) -> int:
+def _level(location: str, text: str) -> int:
     try:
         number = float(text)
         if number == int(number):
             return int(number)
     except (ValueError, OverflowError):
         pass
-    raise _wrong("qrels", place, f"the score must be an integer, got {text!r:.80}")
+    raise _wrong("qrels", location, f"the score must be an integer, got {text!r:.80}")
 
 
-def _object(field: str, place: str, line: str) -> dict[str, Any]:
+def _object(field: str, location: str, line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise _wrong(field, place, f"is not JSON: {error}") from error
+        raise _wrong(field, location, f"is not JSON: {error}") from error
     if not isinstance(record, dict):
-        raise _wrong(field, place, f"must be a JSON object, got {type(record).__name__}")
+        raise _wrong(field, location, f"must be a JSON object, got {type(record).__name__}")
     return record
 
 
@@ -214,8 +214,8 @@ def _lines(path: Path, field: str) -> list[tuple[str, str]]:
     return [(f"{path}, line {number}", line) for number, line in lines if line.strip()]
 
 
-def _wrong(field: str, place: str, what: str) -> CollectionError:
-    return CollectionError(f"{field}: {place}: {what}", field=field)
+def _wrong(field: str, location: str, what: str) -> CollectionError:
+    return CollectionError(f"{field}: {location}: {what}", field=field)
 
 
 Format = Literal["beir", "trec", "jsonl"]
@@ -334,7 +334,7 @@ class JudgementFile:
             begins = [_HEADER, '{"query-id": ']
             # A line of TREC begins with an id; then the name of the file tells.
             is_own = self._format == "trec" or any(
-                one.startswith(last) or last.startswith(one) for one in begins
+                begin.startswith(last) or last.startswith(begin) for begin in begins
             )
         elif before != _HEADER.encode():
             with tempfile.NamedTemporaryFile() as lines:
@@ -485,9 +485,9 @@ def sample_passages(
     picker = random.Random(seed)
     # The largest offset that a search takes is 10,000.
     last = max(0, min(rows - _WINDOW, 10_000))
-    found: dict[str, Passage] = {}
+    passages: dict[str, Passage] = {}
     tries = _TRIES * count // _WINDOW + 1
-    while tries and len(found) < count:
+    while tries and len(passages) < count:
         vector_D = generator.standard_normal(dimensions).astype(np.float32)
         hits = window(vector_D, picker.randint(0, last), _WINDOW)
         if not hits and last:  # a filter allows fewer rows than the index has
@@ -496,8 +496,8 @@ def sample_passages(
         tries -= 1
         for hit in hits:
             if hit.text and hit.text.strip():
-                found.setdefault(hit.document_id, hit)
-    return list(found.values())[:count]
+                passages.setdefault(hit.document_id, hit)
+    return list(passages.values())[:count]
 
 
 def _title(passage: Passage) -> str:

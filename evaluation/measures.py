@@ -92,8 +92,8 @@ def parse_measures(names: Sequence[str]) -> list[Measure]:
         CollectionError: there is no measure of that name.
 
     """
-    found = {measure.name: measure for measure in map(_parsed, names)}
-    return list(found.values())
+    measures = {measure.name: measure for measure in map(_parsed, names)}
+    return list(measures.values())
 
 
 def _parsed(text: str) -> Measure:
@@ -110,25 +110,25 @@ def _parsed(text: str) -> Measure:
 def measured_values(
     measures: Sequence[Measure],
     judged: Mapping[str, Mapping[str, int]],
-    found: Sequence[Sequence[str]],
+    rankings: Sequence[Sequence[str]],
 ) -> dict[str, np.ndarray]:
     """Return, by the name of each measure, the value of each query: float64 (Q,).
 
     Args:
         measures: to compute.
         judged: levels by document, by query.
-        found: ids of the hits of each query, best first, in the order of `judged`.
+        rankings: ids of the hits of each query, best first, in the order of `judged`.
 
     Raises:
         MissingPackageError: `ir_measures` is not installed.
 
     """
     calculate, parse = measuring_engine()
-    depth = max((len(documents) for documents in found), default=0) or 1
+    depth = max((len(documents) for documents in rankings), default=0) or 1
     # Ranks as scores, because trec_eval orders equal scores by its own rule.
     run = {
         name: {document: -float(rank) for rank, document in enumerate(documents)}
-        for name, documents in zip(judged, found, strict=True)
+        for name, documents in zip(judged, rankings, strict=True)
     }
     names: dict[Any, list[str]] = {}
     for measure in measures:
@@ -136,7 +136,7 @@ def measured_values(
             names.setdefault(parse(_theirs(measure, depth)), []).append(measure.name)
     positions = {name: position for position, name in enumerate(judged)}
     values = {
-        measure.name: _judged_shares(measure.cutoff, judged, found)
+        measure.name: _judged_shares(measure.cutoff, judged, rankings)
         if measure.family == "judged"
         else np.zeros(len(judged))
         for measure in measures
@@ -148,10 +148,10 @@ def measured_values(
 
 
 def _judged_shares(
-    cutoff: int | None, judged: Mapping[str, Mapping[str, int]], found: Sequence[Sequence[str]]
+    cutoff: int | None, judged: Mapping[str, Mapping[str, int]], rankings: Sequence[Sequence[str]]
 ) -> np.ndarray:
     shares = []
-    for levels, documents in zip(judged.values(), found, strict=True):
+    for levels, documents in zip(judged.values(), rankings, strict=True):
         first = documents[:cutoff]
         shares.append(sum(name in levels for name in first) / len(first) if first else 0.0)
     return np.array(shares)

@@ -66,27 +66,27 @@ def measure_served_recall(
 
     """
     started = time.perf_counter()
-    found = search(queries)
+    answers = search(queries)
     between = time.perf_counter()
     truth = exact(queries)
-    recalls_Q = np.array([recall_of(one, other) for one, other in zip(found, truth, strict=True)])
+    recalls_Q = np.array([recall_of(scores, exact) for scores, exact in zip(answers, truth, strict=True)])
     return RecallReport(
         k=k,
         queries=len(queries),
         recall=interval_of(recalls_Q),
         worst=float(recalls_Q.min()),
-        short=sum(len(one) < len(other.scores) for one, other in zip(found, truth, strict=True)),
+        short=sum(len(scores) < len(exact.scores) for scores, exact in zip(answers, truth, strict=True)),
         seconds=between - started,
         exact_seconds=time.perf_counter() - between,
     )
 
 
-def recall_of(found: Sequence[float], truth: Truth) -> float:
+def recall_of(scores: Sequence[float], truth: Truth) -> float:
     """Return the share of the true hits found: a hit counts if its score reaches that of the last true hit."""
     if not truth.scores:
         return 1.0
     reach = float(score_to_reach(np.array([truth.scores]), truth.magnitude)[0, 0])
-    return min(len(truth.scores), sum(score >= reach for score in found)) / len(truth.scores)
+    return min(len(truth.scores), sum(score >= reach for score in scores)) / len(truth.scores)
 
 
 def near_vectors(vectors_ND: np.ndarray, *, seed: int = 1) -> np.ndarray:

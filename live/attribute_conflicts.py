@@ -36,10 +36,10 @@ def attribute_of_other_type(
 
     """
     columns = attribute_columns(spec)
-    wanted = {name: columns[name] for name in names}
+    kinds = {name: columns[name] for name in names}
     for entry in live.log_entries(manifest.log_sequence):
         rows = decode(entry.data, sequence=entry.sequence).rows
-        for name, kind in wanted.items():
+        for name, kind in kinds.items():
             if rows.num_rows and name in rows.column_names and rows.schema.field(name).type != kind:
                 return name
     return None

@@ -68,9 +68,9 @@ class LeafIndex(LiveIndex[SnapshotT]):
         """
         recent = self._recent
         assert recent is not None
-        found = recent.snapshot(sequence, time.monotonic())
-        if found is not None:
-            return found
+        snapshot = recent.snapshot(sequence, time.monotonic())
+        if snapshot is not None:
+            return snapshot
         if sequence > recent.end:
             wait_s = min(deadline.remaining_s, LOG_WAIT_S)
             if self._log is None:  # a root has just written the first mutation
@@ -82,10 +82,10 @@ class LeafIndex(LiveIndex[SnapshotT]):
         if not self._making.acquire(timeout=min(deadline.remaining_s, TIMEOUT_MAX)):
             raise DeadlineError("the deadline passed while other mutations were applied")
         try:
-            found = recent.made(sequence, time.monotonic())
-            if found is not None and recent.newest is not self._state:
+            snapshot = recent.made(sequence, time.monotonic())
+            if snapshot is not None and recent.newest is not self._state:
                 self._publish(recent.newest)
-            return found
+            return snapshot
         finally:
             self._making.release()
 

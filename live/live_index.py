@@ -162,8 +162,8 @@ class LiveIndex(Generic[SnapshotT]):
 
     def is_of(self, manifest: Manifest) -> bool:
         """Return whether a version belongs to this index, and not to another one that took its name."""
-        known = self._state.manifest.index_id
-        return not self.replaced and (known is None or known == manifest.index_id)
+        index_id = self._state.manifest.index_id
+        return not self.replaced and (index_id is None or index_id == manifest.index_id)
 
     def retire(self) -> None:
         """Refuse further writes: another index has taken the name, and readers would never see them."""
@@ -201,11 +201,11 @@ class LiveIndex(Generic[SnapshotT]):
             self._behind = True  # until applying succeeds: `changed` reports each change once
             state = self._apply_log(self._state)
             self._behind = False
-            found = state is not self._state
-            if found:
+            changed = state is not self._state
+            if changed:
                 self._publish(state)
             self._problem = ""
-            return found
+            return changed
         except LogGapError:
             self._note_superseded(self._state.manifest.version)
             return False
@@ -234,8 +234,8 @@ class LiveIndex(Generic[SnapshotT]):
         if self._log is None:
             wait_s = min(deadline.remaining_s, threading.TIMEOUT_MAX)
             with self._waiting():
-                found = self._look_again(wait_s)
-            if not found:
+                changed = self._look_again(wait_s)
+            if not changed:
                 raise DeadlineError("the deadline passed while the log of the index was looked for")
         self.catch_up(wait_s=wait_s, now=True)
         if self.snapshot.sequence < sequence:
@@ -275,12 +275,12 @@ class LiveIndex(Generic[SnapshotT]):
         while state.sequence < sequence:
             deadline.check()
             entries = log.read(state.sequence) if log is not None else ()
-            wanted = [entry for entry in entries if entry.sequence <= sequence]
-            if not wanted:
+            applied = [entry for entry in entries if entry.sequence <= sequence]
+            if not applied:
                 raise LogGapError(
                     f"the log of index {index.manifest.index!r} does not have mutation {sequence}"
                 )
-            state = state_after(state, wanted)
+            state = state_after(state, applied)
         return self._snapshot_of(state)
 
     def without_rows(self, index: OpenIndex, sequence: int) -> SnapshotT:
@@ -292,7 +292,7 @@ class LiveIndex(Generic[SnapshotT]):
         if not prepared.needs_state:
             return self._submit(blind_upsert(prepared, request), deadline)
         return self._written(
-            lambda own: self._rows.named(named_by(prepared, own), own, deadline),
+            lambda local: self._rows.named(named_by(prepared, local), local, deadline),
             lambda view: upsert_in(view, prepared, request),
             deadline,
         )
@@ -301,7 +301,7 @@ class LiveIndex(Generic[SnapshotT]):
         """Delete; return when that is durable and visible here. Raises as `Writer.submit`."""
         named = NamedRows(ids=deletion.ids, document_ids=deletion.document_ids, whole=False)
         return self._written(
-            lambda own: self._rows.named(named, own, deadline),
+            lambda local: self._rows.named(named, local, deadline),
             lambda view: deletion_in(view, deletion, request),
             deadline,
         )
@@ -312,7 +312,7 @@ class LiveIndex(Generic[SnapshotT]):
         A batch without any such datapoint writes nothing, and is answered with the last sequence.
         """
         answer = self._written(
-            lambda own: self._rows.matching(write.wanted, own, deadline),
+            lambda local: self._rows.matching(write.wanted, local, deadline),
             lambda view: filtered_in(view, write, request, deadline),
             deadline,
         )
@@ -325,10 +325,10 @@ class LiveIndex(Generic[SnapshotT]):
         Raises as the rows are read.
         """
 
-        def count(own: LiveState) -> tuple[int, int]:
-            return self._rows.count(write.wanted, own, deadline), own.sequence
+        def count(local: LiveState) -> tuple[int, int]:
+            return self._rows.count(write.wanted, local, deadline), local.sequence
 
-        return self._read(count, lambda found: found)
+        return self._read(count, lambda result: result)
 
     def mark_columns(self, deadline: Deadline) -> None:
         """Tell the log of the columns of the open version: no process writes for those before, once this returns.

@@ -17,7 +17,7 @@ __all__ = ["LogFollower"]
 
 BUSY_S = 0.003
 """Seconds between two looks while something is being written. One look costs 5 µs, however many logs there are."""
-REST = 8
+PAUSE_RATIO = 8
 MAX_REST_S = 0.02
 """Most seconds of rest. After it applied something, it rests for `REST` times the seconds that took, at most
 `MAX_REST_S`: under many writes it applies several batches at once, which costs little more than one, and leaves queries
@@ -72,7 +72,7 @@ class LogFollower(PeriodicTask):
             index.followed_at_s = float("-inf") if again else now_s
         if any(has_new):
             self._active_at_s = now_s
-            return min(MAX_REST_S, max(BUSY_S, REST * (now_s - started_s)))
+            return min(MAX_REST_S, max(BUSY_S, PAUSE_RATIO * (now_s - started_s)))
         return BUSY_S if now_s - self._active_at_s < IDLE_AFTER_S else IDLE_S
 
     def stop(self) -> None:

@@ -151,8 +151,8 @@ def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveSt
     )
     runs = [Run(run.segment, _without(run.segment, run.alive, net)) for run in state.runs]
     # The ids of all new rows die first: a row may have moved here from another shard, or to another one.
-    own = net if state.shards is None else _of_shards(net, state.shards, state.manifest.shards)
-    runs += _new_runs(own, state.manifest.spec)
+    local = net if state.shards is None else _of_shards(net, state.shards, state.manifest.shards)
+    runs += _new_runs(local, state.manifest.spec)
     return replace(
         state,
         alive=alive,
@@ -203,46 +203,46 @@ def _with_revision(rows: pa.Table, sequence: int) -> pa.Table:
 
 def _mixed_effect(mutations: Sequence[tuple[int, Mutation]]) -> NetEffect:
     """Return the net effect of mutations that remove rows, or write a row twice."""
-    places: dict[str, int] = {}
+    row_of: dict[str, int] = {}
     document_of: dict[int, str] = {}
     gone: dict[str, None] = {}
     documents: dict[str, None] = {}
     tables, first = [], 0
     for sequence, mutation in mutations:
         for identifier in mutation.removed_ids:
-            places.pop(identifier, None)
+            row_of.pop(identifier, None)
             gone[identifier] = None
         if mutation.removed_documents:
-            _remove_documents(places, document_of, mutation.removed_documents)
+            _remove_documents(row_of, document_of, mutation.removed_documents)
             documents.update(dict.fromkeys(mutation.removed_documents))
         rows = mutation.rows
         if rows.num_rows:
             for row, identifier in enumerate(mutation.ids, first):
-                places[identifier] = row
+                row_of[identifier] = row
             names = rows.column("document_id").to_pylist()
             document_of.update(enumerate(names, first))
             tables.append(_with_revision(rows, sequence))
             first += rows.num_rows
             gone.update(dict.fromkeys(mutation.ids))
     ids = list(gone)
-    return NetEffect(_kept_rows(tables, places, mutations), ids, id_hashes(ids), list(documents))
+    return NetEffect(_kept_rows(tables, row_of, mutations), ids, id_hashes(ids), list(documents))
 
 
-def _remove_documents(places: dict[str, int], document_of: dict[int, str], removed: Iterable[str]) -> None:
-    wanted = set(removed)
-    for identifier in [name for name, row in places.items() if document_of[row] in wanted]:
-        del places[identifier]
+def _remove_documents(row_of: dict[str, int], document_of: dict[int, str], removed: Iterable[str]) -> None:
+    documents = set(removed)
+    for identifier in [name for name, row in row_of.items() if document_of[row] in documents]:
+        del row_of[identifier]
 
 
 def _kept_rows(
-    tables: list[pa.Table], places: dict[str, int], mutations: Sequence[tuple[int, Mutation]]
+    tables: list[pa.Table], row_of: dict[str, int], mutations: Sequence[tuple[int, Mutation]]
 ) -> pa.Table:
     if not tables:
         return mutations[0][1].rows.slice(0, 0)
     table = pa.concat_tables(tables)
-    if len(places) == table.num_rows:
+    if len(row_of) == table.num_rows:
         return table
-    return table.take(pa.array(sorted(places.values()), pa.int64()))
+    return table.take(pa.array(sorted(row_of.values()), pa.int64()))
 
 
 def _without(segment: Segment, alive: AllowedRows | None, net: NetEffect) -> AllowedRows | None:

@@ -175,14 +175,14 @@ class TextVectors:
             DeadlineError: the deadline passed.
 
         """
-        known = self._vectors.setdefault(name, {})
+        cache = self._vectors.setdefault(name, {})
         first: dict[str, int] = {}
         for number, text in enumerate(texts):
-            if text is not None and text not in known:
+            if text is not None and text not in cache:
                 first.setdefault(text, number)
         if first:
             self._encode_new(name, first, path_of)
-        return [None if text is None else known[text] for text in texts]
+        return [None if text is None else cache[text] for text in texts]
 
     def known(self, name: str, texts: Sequence[str | None], path_of: PathOf) -> list[np.ndarray | None]:
         """Return vectors that were encoded before.
@@ -191,26 +191,26 @@ class TextVectors:
             OverloadedError: one was not: another write has just changed the text.
 
         """
-        known = self._vectors.get(name, {})
+        cache = self._vectors.get(name, {})
         for number, text in enumerate(texts):
-            if text is not None and text not in known:
+            if text is not None and text not in cache:
                 raise OverloadedError(
                     f"{path_of(number)}: another write has just changed it", retry_after_s=RETRY_S
                 )
-        return [None if text is None else known[text] for text in texts]
+        return [None if text is None else cache[text] for text in texts]
 
     def _encode_new(self, name: str, first: Mapping[str, int], path_of: PathOf) -> None:
         """Encode texts; `first` has the number of each."""
         from scannery.embed.errors import InvalidTextError
 
-        texts, known = [*first], self._vectors[name]
+        texts, cache = [*first], self._vectors[name]
         manifest = self._manifest.of_vectors(name)
         encoder = self._encoders.encoder_of(manifest, field=path_of(first[texts[0]])).documents
         for start in range(0, len(texts), ENCODE_AT_ONCE):
             self._deadline.check()
             some = texts[start : start + ENCODE_AT_ONCE]
             try:
-                known |= zip(some, encoder.encode_documents(some), strict=True)
+                cache |= zip(some, encoder.encode_documents(some), strict=True)
             except InvalidTextError as error:
                 path = path_of(first[some[error.index]])
                 raise InvalidRequestError.at(path, f"cannot be encoded: {error}") from error
@@ -250,15 +250,15 @@ def encode_changes(
     made: list[dict[str, np.ndarray | None]] = [{} for _ in changes]
     for name in manifest.spec.named_encoders:
         column = manifest.spec.text_field(name)
-        own = [
+        numbers = [
             number for number, item in enumerate(changes) if name in item.encoded and column in item.values
         ]
-        paths = [_path(changes[number], _field(manifest.spec, name)) for number in own]
-        texts = [_text(changes[number].values[column]) for number in own]
-        for number, vector in zip(own, vectors.encode(name, texts, paths.__getitem__), strict=True):
+        paths = [_path(changes[number], _field(manifest.spec, name)) for number in numbers]
+        texts = [_text(changes[number].values[column]) for number in numbers]
+        for number, vector in zip(numbers, vectors.encode(name, texts, paths.__getitem__), strict=True):
             made[number][name] = vector
     digests = named_digests(manifest)
-    return tuple(_with_vectors(item, own, digests) for item, own in zip(changes, made, strict=True))
+    return tuple(_with_vectors(item, replaced, digests) for item, replaced in zip(changes, made, strict=True))
 
 
 def encode_again(table: pa.Table, item: PartialUpdate, spec: IndexSpec, vectors_of: VectorsOf) -> pa.Table:
@@ -380,12 +380,12 @@ def _with_passages(
     if not encoded_N.all():
         tables.append(conformed(rows.filter(pa.array(~encoded_N)), schema))
     if encoded_N.any():
-        own = numbers_N[encoded_N]
+        encoded_rows = numbers_N[encoded_N]
         passages, counts = _encoded(
-            rows.filter(pa.array(encoded_N)), own.tolist(), manifest, encoders, deadline
+            rows.filter(pa.array(encoded_N)), encoded_rows.tolist(), manifest, encoders, deadline
         )
         tables.append(passages)
-        numbers.append(np.repeat(own, counts))
+        numbers.append(np.repeat(encoded_rows, counts))
     # Without a vector, a datapoint is a whole document.
     removed = rows.filter(pa.array(~present_N)).column("id").to_pylist() if spec.source.chunk else ()
     return pa.concat_tables(tables), np.concatenate(numbers), tuple(removed)
@@ -407,16 +407,16 @@ def _encoded(
     for start in range(0, len(texts), ENCODE_AT_ONCE):
         deadline.check()
         some = slice(start, start + ENCODE_AT_ONCE)
-        own = [cut(text, chunker, title) for text, title in zip(texts[some], titles[some], strict=True)]
-        repeated += _check_repetition(documents[some], numbers[some], [*map(len, own)], repeated)
-        found, problems = encode_passages(titles[some], own, encoder.documents, chunker)
+        cuts = [cut(text, chunker, title) for text, title in zip(texts[some], titles[some], strict=True)]
+        repeated += _check_repetition(documents[some], numbers[some], [*map(len, cuts)], repeated)
+        new_vectors, problems = encode_passages(titles[some], cuts, encoder.documents, chunker)
         for number, problem in zip(numbers[some], problems, strict=True):
             if problem is not None:
                 raise InvalidRequestError.at(
                     f"upserts[{number}].datapoint.text", f"cannot be encoded: {problem}"
                 )
-        passages += own
-        vectors += found
+        passages += cuts
+        vectors += new_vectors
     columns, counts = passage_columns(titles, passages), [*map(len, passages)]
     return passage_rows(documents, counts, columns, np.concatenate(vectors), manifest.spec), counts
 

@@ -103,14 +103,14 @@ class RecentStates(Generic[SnapshotT]):
             CorruptError, FormatError: a record cannot be read, or does not fit the version.
 
         """
-        found = self.snapshot(sequence, now_s)
-        if found is not None or sequence > self.end:
-            return found
+        snapshot = self.snapshot(sequence, now_s)
+        if snapshot is not None or sequence > self.end:
+            return snapshot
         sequences = list(self._kept)
-        place = bisect_right(sequences, sequence)
-        if not place:
+        position = bisect_right(sequences, sequence)
+        if not position:
             return None
-        before = self._kept[sequences[place - 1]].state
+        before = self._kept[sequences[position - 1]].state
         state = state_after(before, self._after(before.sequence, sequence))
         made = self._make(state)
         self._keep(_KeptState(state, made, now_s, _added_bytes(before, state)))
@@ -139,18 +139,18 @@ class RecentStates(Generic[SnapshotT]):
         ]
         # The last old state is what states between it and the next one are made from.
         dropped = set(old[:-1])
-        left = [sequence for sequence in sequences if sequence not in dropped]
-        while len(left) > MAX_STATES or (
-            len(left) > 2 and self._bytes_besides_newest(left) > MAX_STATE_BYTES
+        remaining = [sequence for sequence in sequences if sequence not in dropped]
+        while len(remaining) > MAX_STATES or (
+            len(remaining) > 2 and self._bytes_besides_newest(remaining) > MAX_STATE_BYTES
         ):
             # Every second one, which can be made again from the one before it: the first and the newest stay.
-            del left[1:-1:2]
-            self._measure(left)
-        self._forget_before(left[0])
-        while self._bytes > MAX_RECORD_BYTES and len(left) > 1:
-            del left[0]
-            self._forget_before(left[0])
-        self._kept = {sequence: self._kept[sequence] for sequence in left}
+            del remaining[1:-1:2]
+            self._measure(remaining)
+        self._forget_before(remaining[0])
+        while self._bytes > MAX_RECORD_BYTES and len(remaining) > 1:
+            del remaining[0]
+            self._forget_before(remaining[0])
+        self._kept = {sequence: self._kept[sequence] for sequence in remaining}
 
     def _bytes_besides_newest(self, sequences: Sequence[int]) -> int:
         """Return the memory of some states that the newest, the last of them, does not share."""
@@ -173,5 +173,5 @@ class RecentStates(Generic[SnapshotT]):
 
 def _added_bytes(before: LiveState, state: LiveState) -> int:
     """Return the memory of what a state has and the one before it does not: a part lives in successive states."""
-    known = before.part_bytes
-    return sum(size for part, size in state.part_bytes.items() if part not in known)
+    old_parts = before.part_bytes
+    return sum(size for part, size in state.part_bytes.items() if part not in old_parts)

@@ -78,10 +78,10 @@ def unsealed_change(
 
     """
     home = log_home(store, manifest.index, log_root)
-    if not home.writable and (known := registered(store, manifest.index)) is not None:
+    if not home.writable and (registration := registered(store, manifest.index)) is not None:
         raise WrongLogError(
-            f"the log of index {manifest.index!r} is {known.where}; pass its place with --log, or the live updates "
-            "that are not sealed would be missing"
+            f"the log of index {manifest.index!r} is {registration.where}; pass its place with --log, or the live "
+            "updates that are not sealed would be missing"
         )
     log = checked_log(home, manifest)
     if log is None:
@@ -94,12 +94,16 @@ def unsealed_change(
 
 def change_of(log: MutationLog, manifest: Manifest) -> UnsealedChange | None:
     """Return what an open log changes in a version; None if it changes nothing. Raises as `MutationLog.read`."""
-    found: list[tuple[int, Mutation]] = []
-    while entries := log.read(found[-1][0] if found else manifest.log_sequence):
-        found += mutations_of(entries, manifest)
-    if not found:
+    mutations: list[tuple[int, Mutation]] = []
+    while entries := log.read(mutations[-1][0] if mutations else manifest.log_sequence):
+        mutations += mutations_of(entries, manifest)
+    if not mutations:
         return None
-    net = net_effect(found)
+    net = net_effect(mutations)
     return UnsealedChange(
-        ids=net.ids, documents=net.documents, rows=net.rows, mutations=len(found), sequence=found[-1][0]
+        ids=net.ids,
+        documents=net.documents,
+        rows=net.rows,
+        mutations=len(mutations),
+        sequence=mutations[-1][0],
     )

@@ -129,12 +129,18 @@ def build(
         allowed = spec.source.max_dead_letters if max_dead_letters is None else max_dead_letters
         parts, limit = cut_input(files, spec, progress, _memory(mode, files, store, spec.index))
         engine = _engine(spec, runner, runner_options, accelerator)
-        given = None if queries is None else read_queries(queries, engine.encoder)
+        recall_queries = None if queries is None else read_queries(queries, engine.encoder)
         clock.lap("plan")
         for attempt in range(1, ATTEMPTS + 1):
             job = dataclasses.replace(
                 plan_job(
-                    spec, store, parts, engine.encoders, given, parent, "full" if mode == "full" else "upsert"
+                    spec,
+                    store,
+                    parts,
+                    engine.encoders,
+                    recall_queries,
+                    parent,
+                    "full" if mode == "full" else "upsert",
                 ),
                 newer_than=None if parent is None or parent.log_sequence <= began_at else began_at,
                 log_after=began_at,

@@ -111,10 +111,10 @@ def compact(
 def _shards_to_compact(manifest: Manifest) -> tuple[int, ...]:
     """Return the shards with deleted rows, or with several segments with vectors, or several without."""
     counts = Counter((entry.shard, entry.vectors) for entry in manifest.segments)
-    found = {
+    shards = {
         entry.shard for entry in manifest.segments if entry.deleted or counts[entry.shard, entry.vectors] > 1
     }
-    return tuple(sorted(found))
+    return tuple(sorted(shards))
 
 
 def _compacted(

@@ -90,14 +90,14 @@ class DeadLetter:
 
     def summary(self) -> str:
         """Return file, position and problem on one line of at most 300 characters."""
-        place = (
+        location = (
             f", line {self.line}"
             if self.line is not None
             else f", row {self.row}"
             if self.row is not None
             else ""
         )
-        what = " ".join(f"{self.source}{place}: {self.message}".split())
+        what = " ".join(f"{self.source}{location}: {self.message}".split())
         return what if len(what) <= SUMMARY_CHARACTERS else what[: SUMMARY_CHARACTERS - 1] + "…"
 
     @classmethod
@@ -113,12 +113,12 @@ def json_lines(letters: Iterable[DeadLetter]) -> bytes:
 
 def first_of_each_reason(lines: bytes) -> dict[str, str]:
     """Return the summary of the first dead letter of each reason in the content of a file."""
-    found: dict[str, str] = {}
+    examples: dict[str, str] = {}
     for line in lines.splitlines():
         letter = DeadLetter.from_json(line.decode())
-        if letter.reason not in found:
-            found[letter.reason] = letter.summary()
-    return found
+        if letter.reason not in examples:
+            examples[letter.reason] = letter.summary()
+    return examples
 
 
 def excerpt_of(record: object) -> str:

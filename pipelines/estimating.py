@@ -220,18 +220,20 @@ def chosen_machines(
         ModeError: the name is unknown, or a figure is not positive.
 
     """
-    given = passages_per_s is not None or price_per_h is not None
-    if name is None and not given:
+    has_figures = passages_per_s is not None or price_per_h is not None
+    if name is None and not has_figures:
         return tuple(MACHINES.values())
     if name is not None and name not in MACHINES:
         raise ModeError(f"machine must be one of {', '.join(MACHINES)}, got {name!r}", field="machine")
     for field, value in (("passages_per_s", passages_per_s), ("price_per_h", price_per_h)):
         if value is not None and not 0 < value < math.inf:
             raise ModeError(f"{field} must be a positive number, got {value:g}", field=field)
-    known = MACHINES[name or "cpu-bf16"]
-    own = {"passages_per_s": passages_per_s, "price_per_h": price_per_h}
-    changed: dict[str, Any] = {field: value for field, value in own.items() if value is not None}
-    return (dataclasses.replace(known, **changed, basis="G" if passages_per_s is not None else known.basis),)
+    machine = MACHINES[name or "cpu-bf16"]
+    figures = {"passages_per_s": passages_per_s, "price_per_h": price_per_h}
+    changed: dict[str, Any] = {field: value for field, value in figures.items() if value is not None}
+    return (
+        dataclasses.replace(machine, **changed, basis="G" if passages_per_s is not None else machine.basis),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,8 +257,8 @@ def _flops(folder: Path) -> float | None:
     """Return the operations for one token, from the number and width of a transformer's layers."""
     for path in (folder / "config.json", *sorted(folder.glob("*/config.json"))):
         try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-            return 2.0 * 12 * int(known["num_hidden_layers"]) * int(known["hidden_size"]) ** 2
+            config = json.loads(path.read_text(encoding="utf-8"))
+            return 2.0 * 12 * int(config["num_hidden_layers"]) * int(config["hidden_size"]) ** 2
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None

@@ -94,10 +94,10 @@ def new_job(
     tuning queries if they were encoded by the same encoder.
     """
     spec = with_analyser(spec, parent.spec if parent is not None and mode == "upsert" else None)
-    known = None if parent is None else queries_of(parent)
+    parent_queries = None if parent is None else queries_of(parent)
     if queries is None and parent is not None and _same_space(parent, dimensions, fingerprint):
-        queries = known
-    rewritten = parent is not None and (needs_rewriting(spec, parent) or queries != known)
+        queries = parent_queries
+    rewritten = parent is not None and (needs_rewriting(spec, parent) or queries != parent_queries)
     recipe = {
         "source": spec.source.model_dump(exclude={"max_errors"}),
         "attributes": spec.model_dump(mode="json", include={"attributes", "attribute_specs"})["attributes"],
@@ -135,10 +135,10 @@ def new_job(
 
 def _named_recipe(spec: IndexSpec, name: str, info: NamedVectorsInfo) -> dict[str, Any]:
     """Return what the vectors of a name depend on besides the input."""
-    own = spec.named_vectors[name]
+    vectors = spec.named_vectors[name]
     return {
-        "vector": own.vector,
-        "distance": own.distance,
+        "vector": vectors.vector,
+        "distance": vectors.distance,
         "dimensions": info.dimensions,
         "encoder": info.encoder and info.encoder["digest"],
         "text": spec.text_field(name) if info.encoder else None,
@@ -155,7 +155,7 @@ def build_id(job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, Sh
 
 def _same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | None) -> bool:
     """Return whether vectors of these dimensions and this encoder can be in one index with those of a version."""
-    digests = [(known or {}).get("digest") for known in (fingerprint, parent.encoder)]
+    digests = [(encoder or {}).get("digest") for encoder in (fingerprint, parent.encoder)]
     return dimensions == parent.dimensions and digests[0] == digests[1]
 
 
@@ -179,6 +179,6 @@ def _fingerprint(encoder: PlannedEncoder | None, parent: Manifest | None) -> dic
     """Return the encoder's fingerprint; the index's record of it if the digests are equal, whatever the model name."""
     if encoder is None:
         return None
-    known = parent.encoder if parent is not None else None
-    same = known is not None and known.get("digest") == encoder.fingerprint.digest
-    return known if same else encoder.fingerprint.to_dict()
+    fingerprint = parent.encoder if parent is not None else None
+    same = fingerprint is not None and fingerprint.get("digest") == encoder.fingerprint.digest
+    return fingerprint if same else encoder.fingerprint.to_dict()

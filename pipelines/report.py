@@ -222,9 +222,9 @@ class BuildReport:
         errors_allowed: bool,
     ) -> BuildReport:
         """Return the report of a build from its record and its manifest."""
-        own = {field.name for field in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)}
         recall = manifest.recall if manifest.dimensions else None
-        taken = {name: value for name, value in record.statistics.items() if name in own}
+        taken = {name: value for name, value in record.statistics.items() if name in names}
         return cls(**taken | {
             "index": manifest.index,
             "store": store,
@@ -259,8 +259,8 @@ class BuildReport:
         seconds: Mapping[str, float],
     ) -> BuildReport:
         """Return the report of a build that stopped after embedding."""
-        own = {field.name for field in dataclasses.fields(cls)}
-        taken = {name: value for name, value in record.statistics.items() if name in own}
+        names = {field.name for field in dataclasses.fields(cls)}
+        taken = {name: value for name, value in record.statistics.items() if name in names}
         return cls(**taken | {
             "index": job.index,
             "store": job.store_uri,

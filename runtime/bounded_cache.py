@@ -37,13 +37,13 @@ class BoundedCache(Generic[KeyT, ValueT]):
     def find(self, key: KeyT) -> ValueT | None:
         """Return the value of a key, None if there is none."""
         with self._lock:
-            found = self._values.get(key)
-            if found is None:
+            entry = self._values.get(key)
+            if entry is None:
                 self.misses += 1
                 return None
             self._values.move_to_end(key)
             self.hits += 1
-            return found[0]
+            return entry[0]
 
     def keep(self, key: KeyT, value: ValueT, size_bytes: int) -> None:
         """Keep a value, if there is none of this key; `size_bytes` is what key and value take."""
@@ -59,10 +59,10 @@ class BoundedCache(Generic[KeyT, ValueT]):
         """Count a value that has grown since it was kept; nothing happens if it is not there any more."""
         size_bytes += ENTRY_BYTES
         with self._lock:
-            known = self._values.get(key)
-            if known is not None and known[1] != size_bytes:
-                self._values[key] = (known[0], size_bytes)
-                self.size_bytes += size_bytes - known[1]
+            entry = self._values.get(key)
+            if entry is not None and entry[1] != size_bytes:
+                self._values[key] = (entry[0], size_bytes)
+                self.size_bytes += size_bytes - entry[1]
                 self._drop()
 
     def _drop(self) -> None:

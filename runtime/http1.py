@@ -96,11 +96,11 @@ class ResponseParser:
 
     def _repeated(self, data: bytes) -> Response | None:
         """Return a whole response whose head differs from the last one's in nothing but the length; None for others."""
-        known = self._known
-        if not data.startswith(known):
+        head = self._known
+        if not data.startswith(head):
             return None
-        end = data.find(_HEAD_END, len(known), len(known) + _MAX_DIGITS + len(_HEAD_END))
-        length, start = data[len(known) : end], end + len(_HEAD_END)
+        end = data.find(_HEAD_END, len(head), len(head) + _MAX_DIGITS + len(_HEAD_END))
+        length, start = data[len(head) : end], end + len(_HEAD_END)
         if end < 0 or not length.isdigit() or start + int(length) != len(data):
             return None
         return Response(200, {**self._known_headers, b"content-length": length}, data[start:], True)
@@ -171,8 +171,10 @@ def call_head(path: str, host: str, metadata: Sequence[tuple[str, str]]) -> byte
         ValueError: a value cannot be sent; the message begins with its name.
 
     """
-    own = (("host", host), ("content-type", "application/proto"), ("connect-protocol-version", "1"))
-    return "".join([f"POST {path} HTTP/1.1\r\n", *(_header(*pair) for pair in (*own, *metadata))]).encode()
+    headers = (("host", host), ("content-type", "application/proto"), ("connect-protocol-version", "1"))
+    return "".join(
+        [f"POST {path} HTTP/1.1\r\n", *(_header(*pair) for pair in (*headers, *metadata))]
+    ).encode()
 
 
 def call_request(head: bytes, body: bytes, timeout_ms: int) -> bytes:

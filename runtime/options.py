@@ -43,10 +43,10 @@ def option(
     panel: str | None = None,
     unit: int = 1,
     least: float = 0,
-    most: float = math.inf,
+    maximum: float = math.inf,
 ) -> T:
     """Return a dataclass field with this default that is an option; see `Option` for the others."""
-    declared = Option(help, flag, metavar, panel, unit, least, most)
+    declared = Option(help, flag, metavar, panel, unit, least, maximum)
     return field(default=default, metadata={"option": declared})
 
 

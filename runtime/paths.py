@@ -27,24 +27,24 @@ def make_absolute(config: Any, *fields: str) -> None:
 
 def placed_model(model: str, folder: Path) -> str:
     """Return a model as it is found from any folder: a local one by its absolute path, others by their name."""
-    place = folder / Path(model).expanduser()
-    return str(place) if model.startswith((".", "~")) or place.is_dir() else model
+    path = folder / Path(model).expanduser()
+    return str(path) if model.startswith((".", "~")) or path.is_dir() else model
 
 
-def overlap(one: str, other: str) -> bool:
+def overlap(path: str, other_path: str) -> bool:
     """Return whether one of two places is, or is in, the other: paths, with links followed, or URIs.
 
     An empty one is nowhere.
     """
-    if not one or not other:
+    if not path or not other_path:
         return False
-    first, second = _parts(one), _parts(other)
+    first, second = _parts(path), _parts(other_path)
     shared = min(len(first), len(second))
     return first[:shared] == second[:shared]
 
 
-def _parts(place: str) -> tuple[str, ...]:
-    local = unquote(urlsplit(place).path) if place.startswith("file://") else place
+def _parts(path: str) -> tuple[str, ...]:
+    local = unquote(urlsplit(path).path) if path.startswith("file://") else path
     if "://" in local:
         return tuple(part for part in local.split("/") if part)
     return Path(local).expanduser().resolve().parts

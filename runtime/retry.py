@@ -87,7 +87,7 @@ class RetryState(Backoff):
 
         The same error as before is logged at debug level only.
         """
-        problem = f"{what}: {_told(error)}"
+        problem = f"{what}: {_message(error)}"
         level = logging.DEBUG if problem == self.problem else logging.ERROR
         expected = isinstance(error, (CodedError, OSError))
         # The chain of causes holds frames, and these may hold open segments: only the log gets it.
@@ -117,7 +117,7 @@ class RetryState(Backoff):
             self.succeeded()
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, CodedError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

@@ -137,12 +137,12 @@ class SharedTable:
         mark = _mark(name)
         with self._locked():
             names = self._names.tolist()
-            wanted = mark if mark in names else 0
-            if wanted not in names:
+            label = mark if mark in names else 0
+            if label not in names:
                 return None
-            place = names.index(wanted)
-            self._names[place] = mark
-            return place
+            slot = names.index(label)
+            self._names[slot] = mark
+            return slot
 
     def release(self, name: str) -> None:
         """Free the place of a name, whose word becomes 0; without effect if it has none."""
@@ -153,33 +153,33 @@ class SharedTable:
                 self.words[names.index(mark)] = 0
                 self._names[names.index(mark)] = 0
 
-    def write(self, process: int, place: int, tag: int, numbers: Sequence[float]) -> None:
+    def write(self, process: int, slot: int, tag: int, numbers: Sequence[float]) -> None:
         """Replace the numbers of a process, which belong to a state of the word.
 
         Args:
             process: its number, below `processes`.
-            place: of the name.
+            slot: of the name.
             tag: the word, not 0.
             numbers: at most NUMBERS.
 
         """
         row = self._row.pack(tag, *numbers, *([0.0] * (NUMBERS - len(numbers))))
-        start = self._start(process, place)
+        start = self._start(process, slot)
         self._rows[start : start + self._row_bytes] = row + _CHECKSUM.pack(zlib.crc32(row))
 
-    def read(self, place: int, tag: int) -> list[tuple[float, ...]]:
+    def read(self, slot: int, tag: int) -> list[tuple[float, ...]]:
         """Return the numbers of all processes that belong to a state of the word."""
-        found = []
+        rows = []
         for each in range(self.processes):
-            start = self._start(each, place)
+            start = self._start(each, slot)
             data = self._rows[start : start + self._row_bytes]
             row = data[: self._row.size]
             # A row that is just being written, or that a killed process wrote in part, has another checksum.
             if _CHECKSUM.pack(zlib.crc32(row)) == data[self._row.size :]:
-                written, *numbers = self._row.unpack(row)
-                if written == tag:
-                    found.append(tuple(numbers))
-        return found
+                row_tag, *numbers = self._row.unpack(row)
+                if row_tag == tag:
+                    rows.append(tuple(numbers))
+        return rows
 
     @property
     def _row_bytes(self) -> int:
@@ -194,8 +194,8 @@ class SharedTable:
             finally:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
-    def _start(self, process: int, place: int) -> int:
-        return (process * NAMES + place) * self._row_bytes
+    def _start(self, process: int, slot: int) -> int:
+        return (process * NAMES + slot) * self._row_bytes
 
 
 def _mark(name: str) -> int:

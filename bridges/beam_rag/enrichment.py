@@ -90,10 +90,10 @@ class ScanneryVectorSearch(EnrichmentSourceHandler[Any, Any]):
 
         """
         items = request if isinstance(request, list) else [request]
-        found: dict[int, Hits] = {}
+        hits_of: dict[int, Hits] = {}
         for where, numbers in self._by_restriction(items):
-            found |= zip(numbers, self._search([items[number] for number in numbers], where), strict=True)
-        return [(item, self._answer(found[number])) for number, item in enumerate(items)]
+            hits_of |= zip(numbers, self._search([items[number] for number in numbers], where), strict=True)
+        return [(item, self._answer(hits_of[number])) for number, item in enumerate(items)]
 
     def join_fn(self, left: EmbeddableItem, right: dict[str, list[Any]]) -> EmbeddableItem:
         """Return an item with what was found for it."""

@@ -75,9 +75,11 @@ def query_of(item: EmbeddableItem, mode: str, *, encodes: bool) -> QueryLike:
 def fields_of(hit: Hit) -> dict[str, Any]:
     """Return what a hit has of an item: `content`, `metadata`, `index`, `image`; without what it lacks."""
     payload = hit.payload if isinstance(hit.payload, dict) else {}
-    found = {"content": hit.text, "metadata": to_metadata(hit.attributes)}
-    return {**found, **{name: payload[name] for name in ("index", "image") if name in payload}}
+    chunk_fields = {"content": hit.text, "metadata": to_metadata(hit.attributes)}
+    return {**chunk_fields, **{name: payload[name] for name in ("index", "image") if name in payload}}
 
 
 def _weights(dimensions: list[int], weights: list[float]) -> dict[int, float]:
-    return {int(one): float(weight) for one, weight in zip(dimensions, weights, strict=True) if weight}
+    return {
+        int(dimension): float(weight) for dimension, weight in zip(dimensions, weights, strict=True) if weight
+    }

@@ -106,8 +106,8 @@ class ScanneryDocumentStore(MetadataQueries):
 
         """
         key = None if self._api_key is None else self._api_key.to_dict()
-        written: dict[str, Any] = default_to_dict(self, **{**self._arguments, "api_key": key})
-        return written
+        state: dict[str, Any] = default_to_dict(self, **{**self._arguments, "api_key": key})
+        return state
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
@@ -159,37 +159,43 @@ class ScanneryDocumentStore(MetadataQueries):
             ValueError: this is no list of documents.
 
         """
-        given, index = checked_documents(documents), self._connection.index()
+        checked, index = checked_documents(documents), self._connection.index()
         if policy is DuplicatePolicy.SKIP:
-            known = [each for ids in pages(one.id for one in given) for each in index.get(ids, fields=[])]
-            absent = absent_points(self._points(given, if_absent=True), known)
+            stored = [
+                each
+                for ids in pages(document.id for document in checked)
+                for each in index.get(ids, fields=[])
+            ]
+            absent = absent_points(self._points(checked, if_absent=True), stored)
             return skipping(index.upsert_many(absent, batch_size=self._batch_size, errors="return"))
-        points = self._points(given, if_absent=policy is not DuplicatePolicy.OVERWRITE)
+        points = self._points(checked, if_absent=policy is not DuplicatePolicy.OVERWRITE)
         try:
             index.upsert_many(points, batch_size=self._batch_size)
         except ScanneryError as error:
             raise_duplicate(error)
             raise
-        return len(given)
+        return len(checked)
 
     async def write_documents_async(
         self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
     ) -> int:
         """Do the same as `write_documents`."""
-        given, index = checked_documents(documents), await self._connection.aindex()
+        checked, index = checked_documents(documents), await self._connection.aindex()
         if policy is DuplicatePolicy.SKIP:
-            known = [
-                each for ids in pages(one.id for one in given) for each in await index.get(ids, fields=[])
+            stored = [
+                each
+                for ids in pages(document.id for document in checked)
+                for each in await index.get(ids, fields=[])
             ]
-            absent = absent_points(self._points(given, if_absent=True), known)
+            absent = absent_points(self._points(checked, if_absent=True), stored)
             return skipping(await index.upsert_many(absent, batch_size=self._batch_size, errors="return"))
-        points = self._points(given, if_absent=policy is not DuplicatePolicy.OVERWRITE)
+        points = self._points(checked, if_absent=policy is not DuplicatePolicy.OVERWRITE)
         try:
             await index.upsert_many(points, batch_size=self._batch_size)
         except ScanneryError as error:
             raise_duplicate(error)
             raise
-        return len(given)
+        return len(checked)
 
     def delete_documents(self, document_ids: list[str]) -> None:
         """Delete documents by id; those that are not there are no error."""

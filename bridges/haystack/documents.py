@@ -28,13 +28,13 @@ _FIELDS = ("title", "time_start_s", "time_end_s")
 
 def checked_documents(documents: object) -> list[Document]:
     """Return the documents; ValueError if this is no list of them."""
-    given = (
+    iterable = (
         documents if isinstance(documents, Iterable) and not isinstance(documents, (str, bytes)) else [None]
     )
-    found = list(given)
-    if not all(isinstance(each, Document) for each in found):
+    listed = list(iterable)
+    if not all(isinstance(each, Document) for each in listed):
         raise ValueError("documents: must be a list of Documents")
-    return found
+    return listed
 
 
 def point(document: Document, *, sparse: bool, dynamic: bool, if_absent: bool) -> dict[str, Any]:
@@ -109,9 +109,9 @@ def _unpacked(payload: dict[str, Any]) -> dict[str, Any]:
 _CONDITION = re.compile(r"\.condition(\.if_absent)?$")
 
 
-def absent_points(points: Iterable[dict[str, Any]], known: Iterable[Datapoint | None]) -> Iterator[Any]:
+def absent_points(points: Iterable[dict[str, Any]], stored: Iterable[Datapoint | None]) -> Iterator[Any]:
     """Yield the points whose id is not known; of equal ids the first one."""
-    seen = {each.id for each in known if each is not None}
+    seen = {each.id for each in stored if each is not None}
     for point in points:
         if point["id"] not in seen:
             seen.add(point["id"])

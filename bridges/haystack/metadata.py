@@ -139,13 +139,13 @@ def _listed(facets: Facets) -> list[Any]:
 
 def _distinct(points: Iterable[Datapoint], name: str) -> list[Any]:
     """Return the distinct scalars of an attribute, those in lists included."""
-    found: dict[tuple[type, Any], Any] = {}
+    distinct: dict[tuple[type, Any], Any] = {}
     for point in points:
         value = _value(point.attributes, name)
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, (str, int, float)):
-                found[type(each), each] = each
-    return list(found.values())
+                distinct[type(each), each] = each
+    return list(distinct.values())
 
 
 def _read(name: str) -> list[str] | None:

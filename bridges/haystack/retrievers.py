@@ -29,7 +29,7 @@ class _Retriever:
         filter_policy: str | FilterPolicy = FilterPolicy.REPLACE,
         return_embedding: bool = False,
         search_options: dict[str, Any] | None = None,
-        **own: Any,
+        **arguments: Any,
     ) -> None:
         if not isinstance(document_store, ScanneryDocumentStore):
             raise TypeError(
@@ -43,11 +43,11 @@ class _Retriever:
         )
         self.return_embedding = return_embedding
         self.search_options = dict(search_options or {})
-        self._own = own
+        self._own = arguments
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the retriever, and those of its store."""
-        written: dict[str, Any] = default_to_dict(
+        state: dict[str, Any] = default_to_dict(
             self,
             document_store=self.document_store.to_dict(),
             filters=self.filters,
@@ -57,7 +57,7 @@ class _Retriever:
             search_options=self.search_options,
             **self._own,
         )
-        return written
+        return state
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:

@@ -126,21 +126,21 @@ def _is_of(extra: str, marker: Marker) -> bool:
     return marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
 
 
-def chosen(given: str | None, names: Collection[str], *, what: str, option: str) -> str:
+def chosen(name: str | None, names: Collection[str], *, what: str, option: str) -> str:
     """Return the name that was given, or the only one there is; PeerError lists them otherwise.
 
     Args:
-        given: the value of the option; None: not given.
+        name: the value of the option; None: not given.
         names: those that there are.
         what: they are, in the plural.
         option: names one.
 
     """
     shown = ", ".join(map(repr, sorted(names)[:MAX_SHOWN])) or "none"
-    if given is not None:
-        if given not in names:
-            raise PeerError(f"{option}: there is no {given!r:.80} among the {what}: {shown}")
-        return given
+    if name is not None:
+        if name not in names:
+            raise PeerError(f"{option}: there is no {name!r:.80} among the {what}: {shown}")
+        return name
     if len(names) == 1:
         return next(iter(names))
     if not names:
@@ -148,11 +148,11 @@ def chosen(given: str | None, names: Collection[str], *, what: str, option: str)
     raise PeerError(f"the source has {len(names)} {what}: {shown}; choose one by {option} NAME")
 
 
-def vector_columns(given: str | None, columns: Sequence[str]) -> list[str]:
+def vector_columns(column: str | None, columns: Sequence[str]) -> list[str]:
     """Return the columns of vectors to import: the one that was given, else all; PeerError if there are none."""
-    if given is None and len(columns) > 1:
+    if column is None and len(columns) > 1:
         return [*columns]
-    return [chosen(given, columns, what="vector columns", option="--vector")]
+    return [chosen(column, columns, what="vector columns", option="--vector")]
 
 
 def names_in_index(names: Sequence[str]) -> dict[str, str]:
@@ -169,13 +169,13 @@ def names_in_index(names: Sequence[str]) -> dict[str, str]:
             f"the source has {len(names)} vectors, and an index at most {MAX_NAMED_VECTORS} names; choose one by "
             "--vector NAME"
         )
-    found: dict[str, str] = {}
+    index_names: dict[str, str] = {}
     for name in names:
-        own = name if VECTOR_NAME.fullmatch(name) else _as_name(name)
-        while own in found.values():
-            own = f"{own[:60]}_2"
-        found[name] = own
-    return found
+        index_name = name if VECTOR_NAME.fullmatch(name) else _as_name(name)
+        while index_name in index_names.values():
+            index_name = f"{index_name[:60]}_2"
+        index_names[name] = index_name
+    return index_names
 
 
 def _as_name(text: str) -> str:
@@ -185,35 +185,41 @@ def _as_name(text: str) -> str:
 
 def rename_notes(names: Mapping[str, str]) -> list[str]:
     """Return a note for each vector that an index calls otherwise than its source."""
-    return [f"the vector {name!r} is called {own!r}" for name, own in names.items() if name != own]
+    return [
+        f"the vector {name!r} is called {index_name!r}"
+        for name, index_name in names.items()
+        if name != index_name
+    ]
 
 
-def distance_of(found: str | None, known: Mapping[str, Distance], given: Distance | None) -> Distance:
+def distance_of(
+    peer_distance: str | None, distances: Mapping[str, Distance], override: Distance | None
+) -> Distance:
     """Return the distance that was given, or that of a name of the system's own; PeerError if there is none."""
-    if given is not None:
-        return given
-    if found is None:
+    if override is not None:
+        return override
+    if peer_distance is None:
         raise PeerError(
             "the source does not tell its distance; name it by --distance cosine, dot or squared_l2"
         )
-    if found not in known:
+    if peer_distance not in distances:
         raise PeerError(
-            f"the source compares vectors by {found!r}, which an index cannot; choose another by --distance cosine, "
-            "dot or squared_l2, which changes the order of hits"
+            f"the source compares vectors by {peer_distance!r}, which an index cannot; choose another by --distance "
+            "cosine, dot or squared_l2, which changes the order of hits"
         )
-    return known[found]
+    return distances[peer_distance]
 
 
 def record_problem(record: PeerRecord, collection: PeerCollection) -> str | None:
     """Return what is wrong with the vectors of a row; None: nothing."""
     if not collection.named:
         return vector_problem(record.vector, collection.dimensions, collection.distance)
-    given = [("", record.vector, PeerVectors(collection.dimensions, collection.distance))]
-    given += [(f"{name!r}: ", record.vectors[name], collection.named[name]) for name in record.vectors]
-    present = [each for each in given if each[1] is not None]
-    problems = ((name, vector_problem(vector, *own)) for name, vector, own in present)
-    found = next((f"{name}{problem}" for name, problem in problems if problem is not None), None)
-    return found if present else "has no vector"
+    vectors = [("", record.vector, PeerVectors(collection.dimensions, collection.distance))]
+    vectors += [(f"{name!r}: ", record.vectors[name], collection.named[name]) for name in record.vectors]
+    present = [each for each in vectors if each[1] is not None]
+    problems = ((name, vector_problem(vector, *shape)) for name, vector, shape in present)
+    message = next((f"{name}{problem}" for name, problem in problems if problem is not None), None)
+    return message if present else "has no vector"
 
 
 def vector_problem(vector_D: np.ndarray | None, dimensions: int, distance: Distance) -> str | None:

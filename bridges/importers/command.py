@@ -117,21 +117,21 @@ def import_(
     )
     with (
         connected(target, store, timeout_s=timeout, create=True) as client,
-        open_peer(peer, source, options) as found,
+        open_peer(peer, source, options) as peer_collection,
         counting_bar("importing") as bar,
     ):
-        total = found.rows or 0
+        total = peer_collection.rows or 0
         progress = None if bar is None else lambda read: bar(read, total)
-        report = import_collection(client, index, found, settings, progress)
+        report = import_collection(client, index, peer_collection, settings, progress)
     print_json(asdict(report)) if as_json else _print(report)
     if report.left_out:
         raise typer.Exit(PARTIAL)
 
 
-def _models(given: list[str]) -> dict[str, str]:
+def _models(items: list[str]) -> dict[str, str]:
     """Return the models by the names of vectors; "" is the unnamed one."""
     models: dict[str, str] = {}
-    for item in given:
+    for item in items:
         # A model may be a path, which may have a `=`.
         name, equals, model = item.partition("=")
         key, value = (name, model) if equals and "/" not in name else ("", item)

@@ -101,9 +101,9 @@ def _readable(faiss: Any, index: Any) -> tuple[_Vectors, np.ndarray | None]:
     return _Vectors(index, owner), ids
 
 
-def _ids(file: str | None, own: np.ndarray | None, rows: int) -> Sequence[str]:
+def _ids(file: str | None, stored_ids: np.ndarray | None, rows: int) -> Sequence[str]:
     if file is None:
-        return [str(each) for each in (range(rows) if own is None else own.tolist())]
+        return [str(each) for each in (range(rows) if stored_ids is None else stored_ids.tolist())]
     if file.endswith(".npy"):
         ids = [as_identifier(each) for each in np.load(file, allow_pickle=False).tolist()]
     else:

@@ -41,7 +41,7 @@ def open_lancedb(source: str, options: PeerOptions, _: ExitStack) -> PeerCollect
     name = chosen(options.collection, names, what="tables", option="--collection")
     table = lancedb.connect(source).open_table(name)
     sizes = {field.name: field.type.list_size for field in table.schema if _is_vector(field.type)}
-    wanted = vector_columns(options.vector, list(sizes))
+    selected = vector_columns(options.vector, list(sizes))
     columns = list(table.schema.names)
     identifier = options.id or ("id" if "id" in columns else None)
     if identifier not in columns:
@@ -50,18 +50,18 @@ def open_lancedb(source: str, options: PeerOptions, _: ExitStack) -> PeerCollect
             f"{', '.join(columns)}"
         )
     notes: list[str] = []
-    vectors = {each: PeerVectors(sizes[each], _distance(table, each, options, notes)) for each in wanted}
-    if others := [each for each in sizes if each not in wanted]:
-        notes.append(f"other vectors are left out: {', '.join(others)}")
-    unnamed = wanted[0] if len(wanted) == 1 else None
-    own_names = names_in_index([each for each in wanted if each != unnamed])
-    own = PeerVectors(0, "cosine") if unnamed is None else vectors[unnamed]
+    vectors = {each: PeerVectors(sizes[each], _distance(table, each, options, notes)) for each in selected}
+    if unselected := [each for each in sizes if each not in selected]:
+        notes.append(f"other vectors are left out: {', '.join(unselected)}")
+    unnamed = selected[0] if len(selected) == 1 else None
+    own_names = names_in_index([each for each in selected if each != unnamed])
+    unnamed_vectors = PeerVectors(0, "cosine") if unnamed is None else vectors[unnamed]
     return PeerCollection(
         name=name,
-        dimensions=own.dimensions,
-        distance=own.distance,
+        dimensions=unnamed_vectors.dimensions,
+        distance=unnamed_vectors.distance,
         rows=table.count_rows(),
-        records=lambda size: _records(table, unnamed, own_names, str(identifier), others, size),
+        records=lambda size: _records(table, unnamed, own_names, str(identifier), unselected, size),
         named={own_names[each]: vectors[each] for each in own_names},
         notes=[*notes, *rename_notes(own_names)],
     )
@@ -91,19 +91,24 @@ def _metric(table: Any, vector: str) -> str | None:
 
 
 def _records(
-    table: Any, unnamed: str | None, names: Mapping[str, str], identifier: str, others: list[str], size: int
+    table: Any,
+    unnamed: str | None,
+    names: Mapping[str, str],
+    identifier: str,
+    unselected: list[str],
+    size: int,
 ) -> Iterator[list[PeerRecord]]:
-    left_out = {unnamed, *names, identifier, *others}
+    left_out = {unnamed, *names, identifier, *unselected}
     for batch in table.search().to_batches(size):
         fields = [name for name in batch.schema.names if name not in left_out and not name.startswith("_row")]
         rows = batch.select(fields).to_pylist() if fields else [{}] * batch.num_rows
         ids = batch.column(identifier).to_pylist()
-        own = [None] * batch.num_rows if unnamed is None else _vectors(batch.column(unnamed))
+        vectors = [None] * batch.num_rows if unnamed is None else _vectors(batch.column(unnamed))
         named = {own_name: _vectors(batch.column(name)) for name, own_name in names.items()}
         yield [
             PeerRecord(
                 as_identifier(ids[row]),
-                own[row],
+                vectors[row],
                 json_value(rows[row]),
                 vectors={name: vector for name, each in named.items() if (vector := each[row]) is not None},
             )

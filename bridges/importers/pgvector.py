@@ -72,37 +72,39 @@ def open_pgvector(source: str, options: PeerOptions, stack: ExitStack) -> PeerCo
     vectors = {name for name, (kind, _) in kinds.items() if kind in ("vector", "halfvec")}
     if not vectors:
         raise PeerError(f"table {table} has no dense vectors (columns of the type vector or halfvec)")
-    wanted = vector_columns(options.vector, [name for name in kinds if name in vectors])
+    chosen_columns = vector_columns(options.vector, [name for name in kinds if name in vectors])
     identifier = _identifier(connection, table, options.id, list(kinds))
-    others = [
+    unselected = [
         name
         for name, (kind, _) in kinds.items()
-        if name not in wanted and kind in ("vector", "halfvec", "sparsevec", "bit")
+        if name not in chosen_columns and kind in ("vector", "halfvec", "sparsevec", "bit")
     ]
     sql, quoted = psycopg.sql, psycopg.sql.SQL(table)  # of the catalog, which quotes it
-    found = {name: _vectors(connection, sql, table, name, kinds[name][1], options) for name in wanted}
-    unnamed = wanted[0] if len(wanted) == 1 else None
-    own_names = names_in_index([name for name in wanted if name != unnamed])
+    vectors_of = {
+        name: _vectors(connection, sql, table, name, kinds[name][1], options) for name in chosen_columns
+    }
+    unnamed = chosen_columns[0] if len(chosen_columns) == 1 else None
+    own_names = names_in_index([name for name in chosen_columns if name != unnamed])
     [(rows,)] = connection.execute(sql.SQL("select count(*) from {}").format(quoted)).fetchall()
-    columns = [name for name in kinds if name not in (identifier, *wanted, *others)]
+    columns = [name for name in kinds if name not in (identifier, *chosen_columns, *unselected)]
     selected = [
         sql.Identifier(identifier),
-        *(sql.SQL("{}::real[]").format(sql.Identifier(name)) for name in wanted),
+        *(sql.SQL("{}::real[]").format(sql.Identifier(name)) for name in chosen_columns),
         *map(sql.Identifier, columns),
     ]
     query = sql.SQL("select {} from {} order by {}").format(
         sql.SQL(", ").join(selected), quoted, sql.Identifier(identifier)
     )
-    own = PeerVectors(0, "cosine") if unnamed is None else found[unnamed]
-    notes = [f"other vectors are left out: {', '.join(others)}"] if others else []
-    names = [own_names.get(name) for name in wanted]
+    unnamed_vectors = PeerVectors(0, "cosine") if unnamed is None else vectors_of[unnamed]
+    notes = [f"other vectors are left out: {', '.join(unselected)}"] if unselected else []
+    names = [own_names.get(name) for name in chosen_columns]
     return PeerCollection(
         name=table,
-        dimensions=own.dimensions,
-        distance=own.distance,
+        dimensions=unnamed_vectors.dimensions,
+        distance=unnamed_vectors.distance,
         rows=rows,
         records=lambda size: _records(connection, query, names, columns, size),
-        named={own_name: found[name] for name, own_name in own_names.items()},
+        named={own_name: vectors_of[name] for name, own_name in own_names.items()},
         notes=[*notes, *rename_notes(own_names)],
     )
 
@@ -115,8 +117,8 @@ def _vectors(
     query = sql.SQL("select vector_dims({}) from {} where {} is not null limit 1").format(
         column, quoted, column
     )
-    found = connection.execute(query).fetchone()
-    dimensions = declared if declared > 0 else found[0] if found else 0
+    row = connection.execute(query).fetchone()
+    dimensions = declared if declared > 0 else row[0] if row else 0
     if dimensions < 1:
         raise PeerError(f"table {table} has no vectors in the column {name!r}")
     operators = [
@@ -130,9 +132,9 @@ def _vectors(
     return PeerVectors(dimensions, distance)
 
 
-def _identifier(connection: Any, table: str, given: str | None, columns: list[str]) -> str:
-    if given is not None:
-        return chosen(given, columns, what="columns", option="--id")
+def _identifier(connection: Any, table: str, column: str | None, columns: list[str]) -> str:
+    if column is not None:
+        return chosen(column, columns, what="columns", option="--id")
     key = [name for (name,) in connection.execute(_KEY, (table,))]
     if len(key) != 1:
         raise PeerError(
@@ -153,15 +155,15 @@ def _records(
 
 
 def _record(identifier: object, names: list[str | None], columns: list[str], values: list[Any]) -> PeerRecord:
-    found = {
+    vectors_of = {
         name: np.asarray(vector, np.float32)
         for name, vector in zip(names, values, strict=False)
         if vector is not None
     }
-    rest = zip(columns, values[len(names) :], strict=True)
+    cells = zip(columns, values[len(names) :], strict=True)
     return PeerRecord(
         as_identifier(identifier),
-        found.get(None),
-        json_value(dict(rest)),
-        vectors={name: vector for name, vector in found.items() if name is not None},
+        vectors_of.get(None),
+        json_value(dict(cells)),
+        vectors={name: vector for name, vector in vectors_of.items() if name is not None},
     )

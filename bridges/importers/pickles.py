@@ -58,13 +58,13 @@ def only_plain_pickles(
 
     """
     _add_hook()
-    token, own = _SOURCE.set(source), library.pickle
+    token, original = _SOURCE.set(source), library.pickle
     loads = partial(plain_value, source=source, classes=classes)
     library.pickle = SimpleNamespace(loads=loads, dumps=pickle.dumps)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        library.pickle = own  # type: ignore[attr-defined]
+        library.pickle = original  # type: ignore[attr-defined]
         _SOURCE.reset(token)
 
 
@@ -178,10 +178,10 @@ class _Reader(_Unpickler):
         self.stack.append(function.call(*arguments))
 
     def load_newobj(self) -> None:
-        arguments, own = self.stack.pop(), self.stack.pop()
-        if not isinstance(own, _Class) or arguments != ():
+        arguments, target = self.stack.pop(), self.stack.pop()
+        if not isinstance(target, _Class) or arguments != ():
             raise TypeError("what is made must be of a class, without arguments")
-        self.stack.append(_Unbuilt(own.build))
+        self.stack.append(_Unbuilt(target.build))
 
     def load_setitem(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
@@ -267,10 +267,10 @@ def _built(constructor: Callable[..., Any], state: dict[str, Any]) -> Any:
     return constructor(**state.get("__dict__", state))
 
 
-def _instance(own: Any, _: Any, state: Any) -> _Unbuilt:
-    if not isinstance(own, _Class) or state is not None:
+def _instance(target: Any, _: Any, state: Any) -> _Unbuilt:
+    if not isinstance(target, _Class) or state is not None:
         raise TypeError("what is made must be of a class, without a state")
-    return _Unbuilt(own.build)
+    return _Unbuilt(target.build)
 
 
 def _bytes(data: Any = b"") -> bytes:
@@ -298,8 +298,8 @@ def _dtype(name: str, *_: Any) -> _Unbuilt:
 
 
 def _ordered(name: str, state: Any) -> np.dtype[Any]:
-    _, order, *rest = state
-    if order not in ("<", ">", "|", "=") or any(each not in (None, -1, 0) for each in rest):
+    _, order, *tail = state
+    if order not in ("<", ">", "|", "=") or any(each not in (None, -1, 0) for each in tail):
         raise ValueError("arrays must be of numbers")
     dtype: np.dtype[Any] = np.dtype(order + name)
     return dtype

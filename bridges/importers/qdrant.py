@@ -46,30 +46,30 @@ def open_qdrant(source: str, options: PeerOptions, stack: ExitStack) -> PeerColl
     if not params:
         raise PeerError(f"collection {name!r} has no dense vectors, only sparse ones ({', '.join(sparse)})")
     notes = [f"sparse vectors are left out: {', '.join(sorted(sparse))}"] if sparse else []
-    wanted = _wanted(name, params, options, notes)
-    if any(_distance(each) == "Cosine" for each in wanted.values()):
+    usable = _usable(name, params, options, notes)
+    if any(_distance(each) == "Cosine" for each in usable.values()):
         notes.append("servers of Qdrant keep vectors for cosine with length 1, and so they are imported")
     vectors = {
         vector: PeerVectors(each.size, distance_of(_distance(each), DISTANCES, options.distance))
-        for vector, each in wanted.items()
+        for vector, each in usable.items()
     }
     # The only vector is the one without a name in an index, as is Qdrant's own one without a name.
     unnamed = next(iter(vectors)) if len(vectors) == 1 else UNNAMED
     own_names = names_in_index([vector for vector in vectors if vector != unnamed])
-    own = vectors.get(unnamed, PeerVectors(0, "cosine"))
-    asked = True if UNNAMED in vectors else list(vectors)
+    unnamed_vectors = vectors.get(unnamed, PeerVectors(0, "cosine"))
+    vector_names = True if UNNAMED in vectors else list(vectors)
     return PeerCollection(
         name=name,
-        dimensions=own.dimensions,
-        distance=own.distance,
+        dimensions=unnamed_vectors.dimensions,
+        distance=unnamed_vectors.distance,
         rows=client.count(name, exact=True).count,
-        records=lambda size: _records(client, name, unnamed, own_names, asked, size),
+        records=lambda size: _records(client, name, unnamed, own_names, vector_names, size),
         named={own_names[vector]: vectors[vector] for vector in own_names},
         notes=[*notes, *rename_notes(own_names)],
     )
 
 
-def _wanted(name: str, params: Any, options: PeerOptions, notes: list[str]) -> dict[str, Any]:
+def _usable(name: str, params: Any, options: PeerOptions, notes: list[str]) -> dict[str, Any]:
     """Return the parameters of the vectors to import, by name; notes tell which are left out."""
     if not isinstance(params, dict):
         if options.vector:
@@ -82,14 +82,14 @@ def _wanted(name: str, params: Any, options: PeerOptions, notes: list[str]) -> d
             vector: params[vector]
             for vector in [chosen(options.vector, list(params), what="vectors", option="--vector")]
         }
-    wanted = {vector: each for vector, each in params.items() if each.multivector_config is None}
-    if not wanted:
+    usable = {vector: each for vector, each in params.items() if each.multivector_config is None}
+    if not usable:
         raise PeerError(
             f"collection {name!r} has several vectors for each point, which an index cannot search"
         )
-    if left_out := sorted(params.keys() - wanted.keys()):
+    if left_out := sorted(params.keys() - usable.keys()):
         notes.append(f"vectors of which a point has several are left out: {', '.join(left_out)}")
-    return wanted
+    return usable
 
 
 def _distance(params: Any) -> str:
@@ -109,7 +109,7 @@ def _client(source: str) -> Any:
 
 
 def _records(
-    client: Any, name: str, unnamed: str, names: Mapping[str, str], wanted: bool | list[str], size: int
+    client: Any, name: str, unnamed: str, names: Mapping[str, str], vector_names: bool | list[str], size: int
 ) -> Iterator[list[PeerRecord]]:
     offset = None
     while True:
@@ -118,7 +118,7 @@ def _records(
             limit=size,
             offset=offset,
             with_payload=True,
-            with_vectors=wanted,
+            with_vectors=vector_names,
         )
         yield [_record(point, unnamed, names) for point in points]
         if offset is None:
@@ -126,12 +126,16 @@ def _records(
 
 
 def _record(point: Any, unnamed: str, names: Mapping[str, str]) -> PeerRecord:
-    given = point.vector if isinstance(point.vector, dict) else {UNNAMED: point.vector}
+    vectors = point.vector if isinstance(point.vector, dict) else {UNNAMED: point.vector}
     return PeerRecord(
         as_identifier(point.id),
-        _vector(given.get(unnamed)),
+        _vector(vectors.get(unnamed)),
         json_value(point.payload or {}),
-        vectors={own: _array(given[name]) for name, own in names.items() if given.get(name) is not None},
+        vectors={
+            index_name: _array(vectors[name])
+            for name, index_name in names.items()
+            if vectors.get(name) is not None
+        },
     )
 
 

@@ -118,16 +118,20 @@ def _opened(
 
 def _check(info: IndexInfo, collection: PeerCollection) -> None:
     """Raise PeerError if the vectors of a collection do not fit an index."""
-    own, given = (info.dimensions, info.distance), (collection.dimensions, collection.distance)
-    if own != given and (collection.dimensions or info.dimensions):
+    existing, imported = (info.dimensions, info.distance), (collection.dimensions, collection.distance)
+    if existing != imported and (collection.dimensions or info.dimensions):
         raise PeerError(
-            f"index {info.name!r} has {own[0]} dimensions and {own[1]}, the collection {given[0]} and {given[1]}; "
-            "choose another --index"
+            f"index {info.name!r} has {existing[0]} dimensions and {existing[1]}, the collection "
+            f"{imported[0]} and {imported[1]}; choose another --index"
         )
     for name, vectors in collection.named.items():
-        found = info.named_vectors.get(name)
-        if found is None or (found.dimensions, found.distance) != vectors:
-            has = "no such vector" if found is None else f"{found.dimensions} dimensions and {found.distance}"
+        vector_info = info.named_vectors.get(name)
+        if vector_info is None or (vector_info.dimensions, vector_info.distance) != vectors:
+            has = (
+                "no such vector"
+                if vector_info is None
+                else f"{vector_info.dimensions} dimensions and {vector_info.distance}"
+            )
             raise PeerError(
                 f"vectors {name!r}: index {info.name!r} has {has}, the collection {vectors.dimensions} dimensions and "
                 f"{vectors.distance}; choose another --index"
@@ -141,8 +145,8 @@ def _spec(name: str, collection: PeerCollection, settings: ImportSettings) -> di
         raise PeerError(f"--encoder: the source has no vector {vector!r}: {', '.join(collection.named)}")
     vector_field = {"vector": "vector"} if collection.dimensions else {}
     named = {
-        vector: {"distance": own.distance, **_made(own.dimensions, settings.encoders.get(vector))}
-        for vector, own in collection.named.items()
+        vector: {"distance": vectors.distance, **_made(vectors.dimensions, settings.encoders.get(vector))}
+        for vector, vectors in collection.named.items()
     }
     return {
         "index": name,
@@ -192,8 +196,8 @@ class _Rows:
     def _present(self, ids: list[str]) -> set[str]:
         if not self._check or not ids:
             return set()
-        known = self._index.get(ids, fields=[], timeout_s=self._settings.timeout_s)
-        return {point.id for point in known if point is not None}
+        stored = self._index.get(ids, fields=[], timeout_s=self._settings.timeout_s)
+        return {point.id for point in stored if point is not None}
 
     def _is_valid(self, record: PeerRecord) -> bool:
         problem = record_problem(record, self._collection)
@@ -209,17 +213,17 @@ class _Rows:
     def _point(self, record: PeerRecord) -> NewDatapoint:
         payload, text = dict(record.payload), record.text
         if self._settings.text is not None:
-            found = payload.pop(self._settings.text, None)
-            text = None if found is None else str(found)
+            content = payload.pop(self._settings.text, None)
+            text = None if content is None else str(content)
         point: NewDatapoint = {"id": record.id, "vector": record.vector}
         if record.vectors:
             point["vectors"] = record.vectors
         if text:
             point["text"] = text
         if self._settings.payload == "attributes":
-            rest = {name: payload.pop(name) for name in [*payload] if not _can_be_attribute(name)}
+            remainder = {name: payload.pop(name) for name in [*payload] if not _can_be_attribute(name)}
             point.update({"attributes": payload} if payload else {})
-            payload = rest
+            payload = remainder
         point.update({"payload": payload} if payload else {})
         return point
 

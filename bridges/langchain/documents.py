@@ -51,10 +51,10 @@ def document(point: Datapoint) -> Document:
 
 def scored_document(hit: Hit) -> Document:
     """Return a hit as a document with its scores in the metadata, except under keys that the metadata have."""
-    found = document(hit)
+    result = document(hit)
     for name, value in stated(hit, _SCORES).items():
-        found.metadata.setdefault(name, value)
-    return found
+        result.metadata.setdefault(name, value)
+    return result
 
 
 def checked_ids(ids: Iterable[str | None] | None, count: int) -> list[str]:
@@ -64,10 +64,10 @@ def checked_ids(ids: Iterable[str | None] | None, count: int) -> list[str]:
         ValueError: there is another number of them.
 
     """
-    given = [None] * count if ids is None else list(ids)
-    if len(given) != count:
-        raise ValueError(f"ids: must be one for each text, got {len(given)} ids and {count} texts")
-    return [str(uuid.uuid4()) if each is None else each for each in given]
+    all_ids = [None] * count if ids is None else list(ids)
+    if len(all_ids) != count:
+        raise ValueError(f"ids: must be one for each text, got {len(all_ids)} ids and {count} texts")
+    return [str(uuid.uuid4()) if each is None else each for each in all_ids]
 
 
 def points(
@@ -83,9 +83,9 @@ def points(
 
     """
     metadata = repeat(None, len(texts)) if metadatas is None else list(metadatas)
-    for name, given in (("metadatas", metadata), ("embedding", vectors)):
-        if isinstance(given, Sequence) and len(given) != len(texts):
-            raise ValueError(f"{name}: must be one for each text, got {len(given)} for {len(texts)} texts")
+    for name, column in (("metadatas", metadata), ("embedding", vectors)):
+        if isinstance(column, Sequence) and len(column) != len(texts):
+            raise ValueError(f"{name}: must be one for each text, got {len(column)} for {len(texts)} texts")
     embedded = repeat(None) if vectors is None else vectors
     for text, values, identifier, vector in zip(texts, metadata, ids, embedded, strict=False):
         point = {"id": identifier, "text": text, "attributes": to_attributes(values or {})}

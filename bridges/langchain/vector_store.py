@@ -107,14 +107,14 @@ class ScanneryVectorStore(VectorStore):
         _check_known(kwargs)
         batch_size = self._batch_of(batch_size)
         texts = list(texts)
-        known = checked_ids(ids, len(texts))
+        checked = checked_ids(ids, len(texts))
         if texts:
             vectors = None if self.embedding is None else self.embedding.embed_documents(texts)
-            batch = points(texts, metadatas, known, vectors)
+            batch = points(texts, metadatas, checked, vectors)
             index = self._connection.index()
             self._check_encodes()
             index.upsert_many(batch, batch_size=batch_size)
-        return known
+        return checked
 
     async def aadd_texts(
         self,
@@ -129,14 +129,14 @@ class ScanneryVectorStore(VectorStore):
         _check_known(kwargs)
         batch_size = self._batch_of(batch_size)
         texts = list(texts)
-        known = checked_ids(ids, len(texts))
+        checked = checked_ids(ids, len(texts))
         if texts:
             vectors = None if self.embedding is None else await self.embedding.aembed_documents(texts)
-            batch = points(texts, metadatas, known, vectors)
+            batch = points(texts, metadatas, checked, vectors)
             index = await self._connection.aindex()
             self._check_encodes()
             await index.upsert_many(batch, batch_size=batch_size)
-        return known
+        return checked
 
     def delete(self, ids: Sequence[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents by id, or with `filter` those that it allows; without either, all of them.
@@ -161,14 +161,14 @@ class ScanneryVectorStore(VectorStore):
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Return the documents with these ids, in their order, without those that are not there."""
         index = self._connection.index()
-        found = [point for page in pages(ids) for point in index.get(page)]
-        return [document(point) for point in found if point is not None]
+        points_of_ids = [point for page in pages(ids) for point in index.get(page)]
+        return [document(point) for point in points_of_ids if point is not None]
 
     async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Do the same as `get_by_ids`."""
         index = await self._connection.aindex()
-        found = [point for page in pages(ids) for point in await index.get(page)]
-        return [document(point) for point in found if point is not None]
+        points_of_ids = [point for page in pages(ids) for point in await index.get(page)]
+        return [document(point) for point in points_of_ids if point is not None]
 
     def similarity_search_with_score(
         self, query: str, k: int = 4, **kwargs: Any
@@ -422,11 +422,11 @@ class ScanneryRetriever(BaseRetriever):
         return [scored_document(hit) for hit in await self.vectorstore.ahits(query, **self._options(kwargs))]
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        own = {
+        defaults = {
             "k": self.k,
             "mode": self.mode,
             "alpha": self.alpha,
             "rerank": self.rerank,
             "filter": self.filter,
         }
-        return {**own, **self.search_kwargs, **kwargs}
+        return {**defaults, **self.search_kwargs, **kwargs}

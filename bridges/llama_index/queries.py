@@ -75,10 +75,10 @@ def where_of(filters: MetadataFilters | None) -> Where:
 
 def all_of(parts: Sequence[Where]) -> Where:
     """Return a filter that allows what all of its parts allow."""
-    wanted = [part for part in parts if part]
-    if not wanted:
+    nonempty = [part for part in parts if part]
+    if not nonempty:
         return {}
-    return wanted[0] if len(wanted) == 1 else {"$and": wanted}
+    return nonempty[0] if len(nonempty) == 1 else {"$and": nonempty}
 
 
 def among(name: str, values: Sequence[Any]) -> Where:
@@ -86,18 +86,18 @@ def among(name: str, values: Sequence[Any]) -> Where:
     return {name: {"$in": list(values)}} if values else NOTHING
 
 
-def _condition(one: MetadataFilter) -> Where:
-    name = REF_DOC_ID if one.key in _REF_DOC_IDS else attribute_name(one.key)
-    operator, value = one.operator, one.value
+def _condition(item: MetadataFilter) -> Where:
+    name = REF_DOC_ID if item.key in _REF_DOC_IDS else attribute_name(item.key)
+    operator, value = item.operator, item.value
     if operator == FilterOperator.IS_EMPTY:
         return {"$or": [{name: {"$empty": True}}, {name: ""}]}
     if operator in _LISTS:
         if not isinstance(value, list):
-            raise ValueError(f"filters: {one.key} {operator.value!r} needs a list, got {value!r:.80}")
+            raise ValueError(f"filters: {item.key} {operator.value!r} needs a list, got {value!r:.80}")
         return _LISTS[operator](name, value)
     if isinstance(value, list):
         raise ValueError(
-            f"filters: {one.key} {operator.value!r} needs one value, got a list; use 'in' or 'all'"
+            f"filters: {item.key} {operator.value!r} needs one value, got a list; use 'in' or 'all'"
         )
     if operator in (FilterOperator.EQ, FilterOperator.NE):
         equal: Where = among(name, _equal([value]))
@@ -133,7 +133,7 @@ _LISTS: dict[FilterOperator, Callable[[str, list[Any]], Where]] = {
 
 
 _CONTENT, _TYPE = "_node_content", "_node_type"
-_OWN = (_CONTENT, _TYPE, "document_id", "doc_id", REF_DOC_ID)
+_NODE_KEYS = (_CONTENT, _TYPE, "document_id", "doc_id", REF_DOC_ID)
 
 
 def point_of(node: BaseNode, *, embedded: bool) -> NewDatapoint:
@@ -144,12 +144,12 @@ def point_of(node: BaseNode, *, embedded: bool) -> NewDatapoint:
         embedded: whether the node's embedding is its vector; else the index encodes its text.
 
     """
-    known = node_to_metadata_dict(node, remove_text=True, flat_metadata=False)
-    attributes = to_attributes({key: value for key, value in known.items() if key not in _OWN})
+    node_fields = node_to_metadata_dict(node, remove_text=True, flat_metadata=False)
+    attributes = to_attributes({key: value for key, value in node_fields.items() if key not in _NODE_KEYS})
     point: NewDatapoint = {
         "id": node.node_id,
         "attributes": attributes,
-        "payload": {_CONTENT: known[_CONTENT], _TYPE: known[_TYPE]},
+        "payload": {_CONTENT: node_fields[_CONTENT], _TYPE: node_fields[_TYPE]},
     }
     if text := node.get_content(metadata_mode=MetadataMode.NONE):
         point["text"] = text
@@ -192,12 +192,12 @@ class Search:
 
 
 def search_of(
-    asked: VectorStoreQuery, options: Mapping[str, Any], sparse: SparseEncoder | None, *, encodes: bool
+    store_query: VectorStoreQuery, options: Mapping[str, Any], sparse: SparseEncoder | None, *, encodes: bool
 ) -> Search:
     """Return the search for a query.
 
     Args:
-        asked: the query.
+        store_query: the query.
         options: further options of `Index.search`, by name.
         sparse: makes sparse vectors of queries; None: words are searched instead.
         encodes: whether the index makes vectors of texts by itself.
@@ -207,40 +207,48 @@ def search_of(
 
     """
     # A filter among the options and those of the query must both allow a node: one may keep tenants apart.
-    if where := all_of([options.get("where") or {}, _where(asked)]):
+    if where := all_of([options.get("where") or {}, _where(store_query)]):
         options = {**options, "where": where}
-    if asked.mode in _BY_WORDS:
-        words = _words(asked)
-        if sparse is None or asked.mode == _MODES.TEXT_SEARCH:
-            return Search(words, asked.sparse_top_k or asked.similarity_top_k, {"mode": "lexical", **options})
+    if store_query.mode in _BY_WORDS:
+        words = _words(store_query)
+        if sparse is None or store_query.mode == _MODES.TEXT_SEARCH:
+            return Search(
+                words,
+                store_query.sparse_top_k or store_query.similarity_top_k,
+                {"mode": "lexical", **options},
+            )
         weights = Sparse(sparse_weights(sparse, [words])[0])
-        return Search(weights, asked.sparse_top_k or asked.similarity_top_k, {"mode": "lexical", **options})
-    query = _dense(asked, encodes=encodes)
-    if asked.mode == _MODES.HYBRID:
-        words = _words(asked)
-        both = Words(words, query) if sparse is None else Sparse(sparse_weights(sparse, [words])[0], query)
-        alpha = {} if asked.alpha is None else {"alpha": asked.alpha}
         return Search(
-            both, asked.hybrid_top_k or asked.similarity_top_k, {"mode": "hybrid", **alpha, **options}
+            weights, store_query.sparse_top_k or store_query.similarity_top_k, {"mode": "lexical", **options}
         )
-    if asked.mode == _MODES.DEFAULT:
-        return Search(query, asked.similarity_top_k, {"mode": "dense", **options})
-    if asked.mode == _MODES.MMR:
-        least = max(MIN_MMR_CANDIDATES, MMR_CANDIDATES * asked.similarity_top_k)
+    query = _dense(store_query, encodes=encodes)
+    if store_query.mode == _MODES.HYBRID:
+        words = _words(store_query)
+        both = Words(words, query) if sparse is None else Sparse(sparse_weights(sparse, [words])[0], query)
+        alpha = {} if store_query.alpha is None else {"alpha": store_query.alpha}
+        return Search(
+            both,
+            store_query.hybrid_top_k or store_query.similarity_top_k,
+            {"mode": "hybrid", **alpha, **options},
+        )
+    if store_query.mode == _MODES.DEFAULT:
+        return Search(query, store_query.similarity_top_k, {"mode": "dense", **options})
+    if store_query.mode == _MODES.MMR:
+        least = max(MIN_MMR_CANDIDATES, MMR_CANDIDATES * store_query.similarity_top_k)
         return Search(query, least, {"mode": "dense", "return_vectors": True, **options})
-    known = ", ".join(mode.value for mode in (*_BY_WORDS, _MODES.DEFAULT, _MODES.HYBRID, _MODES.MMR))
-    raise ValueError(f"query.mode: must be one of {known}, got {asked.mode.value!r}")
+    modes = ", ".join(mode.value for mode in (*_BY_WORDS, _MODES.DEFAULT, _MODES.HYBRID, _MODES.MMR))
+    raise ValueError(f"query.mode: must be one of {modes}, got {store_query.mode.value!r}")
 
 
 def diverse(
-    query_D: Sequence[float], hits: Sequence[Hit], wanted: int, threshold: float | None
+    query_D: Sequence[float], hits: Sequence[Hit], count: int, threshold: float | None
 ) -> VectorStoreQueryResult:
     """Return hits chosen by maximal marginal relevance, which is each one's similarity.
 
     Args:
         query_D: vector of the query.
         hits: the candidates, with their vectors.
-        wanted: number of hits.
+        count: number of hits.
         threshold: 1: only similarity to the query counts, 0: only difference from those chosen before; None: 0.5.
 
     """
@@ -251,7 +259,7 @@ def diverse(
     similarities, ids = get_top_k_mmr_embeddings(
         list(query_D),
         vectors,
-        similarity_top_k=wanted,
+        similarity_top_k=count,
         embedding_ids=list(by_id),
         mmr_threshold=threshold,
     )
@@ -271,30 +279,30 @@ def sparse_weights(sparse: SparseEncoder, texts: list[str]) -> list[dict[int, fl
     """Return the weights by dimension of each text; those of 0 are left out."""
     dimensions, weights = sparse(texts)
     return [
-        {int(one): float(weight) for one, weight in zip(each, own, strict=True) if weight}
-        for each, own in zip(dimensions, weights, strict=True)
+        {int(dimension): float(weight) for dimension, weight in zip(each, row, strict=True) if weight}
+        for each, row in zip(dimensions, weights, strict=True)
     ]
 
 
-def _where(asked: VectorStoreQuery) -> Any:
+def _where(query: VectorStoreQuery) -> Any:
     # Retrievers send an empty list for "all nodes" where the store has the texts.
     named = [
         among(name, values)
-        for name, values in (("id", asked.node_ids), (REF_DOC_ID, asked.doc_ids))
+        for name, values in (("id", query.node_ids), (REF_DOC_ID, query.doc_ids))
         if values
     ]
-    return all_of([where_of(asked.filters), *named])
+    return all_of([where_of(query.filters), *named])
 
 
-def _words(asked: VectorStoreQuery) -> str:
-    if not asked.query_str:
-        raise ValueError(f"query.query_str: is required in mode {asked.mode.value!r}")
-    return str(asked.query_str)
+def _words(query: VectorStoreQuery) -> str:
+    if not query.query_str:
+        raise ValueError(f"query.query_str: is required in mode {query.mode.value!r}")
+    return str(query.query_str)
 
 
-def _dense(asked: VectorStoreQuery, *, encodes: bool) -> QueryLike:
-    query: QueryLike | None = (asked.query_str or None) if encodes else asked.query_embedding
+def _dense(store_query: VectorStoreQuery, *, encodes: bool) -> QueryLike:
+    query: QueryLike | None = (store_query.query_str or None) if encodes else store_query.query_embedding
     if query is None:
         name = "query_str" if encodes else "query_embedding"
-        raise ValueError(f"query.{name}: is required in mode {asked.mode.value!r}")
+        raise ValueError(f"query.{name}: is required in mode {store_query.mode.value!r}")
     return query

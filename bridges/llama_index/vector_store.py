@@ -132,7 +132,7 @@ class ScanneryVectorStore(BasePydanticVectorStore):
         """
         points = self._points(nodes)
         if points:
-            with _told():
+            with _translated_errors():
                 index = self.client
             index.upsert_many(points)
         return [node.node_id for node in nodes]
@@ -141,7 +141,7 @@ class ScanneryVectorStore(BasePydanticVectorStore):
         """As `add`."""
         points = self._points(nodes)
         if points:
-            with _told():
+            with _translated_errors():
                 index = await self._connection.aindex()
             await index.upsert_many(points)
         return [node.node_id for node in nodes]
@@ -190,14 +190,14 @@ class ScanneryVectorStore(BasePydanticVectorStore):
     ) -> list[BaseNode]:
         """Return the nodes with some of these ids that the filters allow, without embeddings; by default, all nodes."""
         try:
-            found = {
+            by_id = {
                 point.id: point
                 for where in _chosen(node_ids, filters, default=_ALL)
                 for point in self.client.scan(where=where)
             }
         except _NoDimensionsError:
             return []
-        return [node_of(found[name]) for name in (found if node_ids is None else node_ids) if name in found]
+        return [node_of(by_id[name]) for name in (by_id if node_ids is None else node_ids) if name in by_id]
 
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
@@ -207,12 +207,12 @@ class ScanneryVectorStore(BasePydanticVectorStore):
             index = await self._connection.aindex()
         except _NoDimensionsError:
             return []
-        found = {
+        by_id = {
             point.id: point
             for where in _chosen(node_ids, filters, default=_ALL)
             async for point in index.scan(where=where)
         }
-        return [node_of(found[name]) for name in (found if node_ids is None else node_ids) if name in found]
+        return [node_of(by_id[name]) for name in (by_id if node_ids is None else node_ids) if name in by_id]
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """Return the best nodes for a query, best first, in one of these modes.
@@ -271,14 +271,14 @@ class ScanneryVectorStore(BasePydanticVectorStore):
     def _points(self, nodes: Sequence[BaseNode]) -> list[NewDatapoint]:
         points = [point_of(node, embedded=not self._encodes) for node in nodes]
         if self._new_index.dimensions is None:
-            found = (len(point["vector"]) for point in points if "vector" in point)
-            self._new_index.dimensions = next(found, None)
+            sizes = (len(point["vector"]) for point in points if "vector" in point)
+            self._new_index.dimensions = next(sizes, None)
         if self.sparse_doc_fn is not None:
             texts = [point for point in points if "text" in point]
             weights = sparse_weights(self.sparse_doc_fn, [point["text"] for point in texts])
-            for point, own in zip(texts, weights, strict=True):
-                if own:
-                    point["sparse_vector"] = own
+            for point, row in zip(texts, weights, strict=True):
+                if row:
+                    point["sparse_vector"] = row
         return points
 
     def _delete(self, filters: Iterable[Where]) -> None:
@@ -298,7 +298,7 @@ class ScanneryVectorStore(BasePydanticVectorStore):
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     """Say to those who add nodes what a new index needs."""
     try:
         yield

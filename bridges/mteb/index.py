@@ -97,19 +97,21 @@ class ScanneryIndex:
             raise ValueError("nothing was added; call add_documents first")
         queries_QD, k = _array(embeddings), min(top_k, MAX_K)
         if top_ranked is None:
-            found = list(self._index.search_each(queries_QD, k, **self._options, fields=[]))
-            return [self._scores(hits) for hits in found], [[int(hit.id) for hit in hits] for hits in found]
+            hit_lists = list(self._index.search_each(queries_QD, k, **self._options, fields=[]))
+            return [self._scores(hits) for hits in hit_lists], [
+                [int(hit.id) for hit in hits] for hits in hit_lists
+            ]
         numbers = {name: str(number) for number, name in enumerate(self._ids)}
         scores: list[list[float]] = []
-        places: list[list[int]] = []
+        ranks: list[list[int]] = []
         for query, vector_D in enumerate(queries_QD):
             ranked = [numbers[name] for name in top_ranked.get((query_idx_to_id or {})[query], ())]
             if not ranked:
                 warnings.warn(f"there are no ranked documents for query {query}", stacklevel=2)
             hits = Hits() if not ranked else self._among(vector_D, ranked, k)
             scores.append(self._scores(hits))
-            places.append([ranked.index(hit.id) for hit in hits])
-        return scores, places
+            ranks.append([ranked.index(hit.id) for hit in hits])
+        return scores, ranks
 
     def clear(self) -> None:
         """Drop the index."""

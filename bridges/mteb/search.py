@@ -59,8 +59,8 @@ class ScannerySearch:
     def mteb_model_meta(self) -> ModelMeta:
         """The name under which mteb keeps results: the model, and how it is searched."""
         model = (self._encoder or "words").rpartition("/")[2]
-        how = "" if self._mode is None else f"-{self._mode}"
-        named = {"name": f"scannery/{model}{how}", "revision": _version(), "framework": []}
+        suffix = "" if self._mode is None else f"-{self._mode}"
+        named = {"name": f"scannery/{model}{suffix}", "revision": _version(), "framework": []}
         return ModelMeta.create_empty(named)
 
     def index(self, corpus: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, **kwargs: Any) -> None:
@@ -101,7 +101,7 @@ class ScannerySearch:
         if "chunk" in self._create:
             options["max_per_group"] = 1
         k = min(top_k, MAX_K)
-        found: Iterator[Hits] | list[Hits] = (
+        results: Iterator[Hits] | list[Hits] = (
             self._index.search_each(texts, k, **options)
             if top_ranked is None
             else [
@@ -110,7 +110,8 @@ class ScannerySearch:
             ]
         )
         ranked = {
-            name: {hit.document_id: hit.score for hit in hits} for name, hits in zip(ids, found, strict=True)
+            name: {hit.document_id: hit.score for hit in hits}
+            for name, hits in zip(ids, results, strict=True)
         }
         if not self._keep:
             self._client.drop_index(self._index.name, missing_ok=True)

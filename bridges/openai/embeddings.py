@@ -116,13 +116,13 @@ class _Embeddings:
         return request
 
     def answer(self, response: bytes) -> bytes:
-        found = pb.EmbedResponse.FromString(response)
-        vectors_ND = np.frombuffer(found.vectors.packed, "<f4").reshape(-1, found.vectors.dimensions)
+        reply = pb.EmbedResponse.FromString(response)
+        vectors_ND = np.frombuffer(reply.vectors.packed, "<f4").reshape(-1, reply.vectors.dimensions)
         data = [
             {"object": "embedding", "index": number, "embedding": self._encoded(vector_D)}
             for number, vector_D in enumerate(vectors_ND)
         ]
-        usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+        usage = {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens}
         return _json({"object": "list", "data": data, "model": self._model, "usage": usage})
 
     def _encoded(self, vector_D: np.ndarray) -> str | list[float]:
@@ -146,8 +146,8 @@ class _Models:
     def answer(self, response: bytes) -> bytes:
         encoders = pb.ListEncodersResponse.FromString(response).encoders
         models = {
-            one.model: {"id": one.model, "object": "model", "created": 0, "owned_by": "scannery"}
-            for one in encoders
+            encoder.model: {"id": encoder.model, "object": "model", "created": 0, "owned_by": "scannery"}
+            for encoder in encoders
         }
         if not self._name:
             return _json({"object": "list", "data": list(models.values())})
@@ -170,18 +170,18 @@ def _body(data: bytes) -> dict[str, Any]:
     return body
 
 
-def _input(given: object) -> list[str]:
-    texts = [given] if isinstance(given, str) else given
+def _input(value: object) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list):
         raise InvalidRequestError("input: must be a text or a list of texts", field="input")
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidRequestError(_TOKENS, field="input")
-        place = f"input[{number}]"
+        field_path = f"input[{number}]"
         if not text.strip():
-            raise InvalidRequestError.at(place, "the text must not be empty")
+            raise InvalidRequestError.at(field_path, "the text must not be empty")
         if text != _valid(text):
-            raise InvalidRequestError.at(place, "is not valid Unicode")
+            raise InvalidRequestError.at(field_path, "is not valid Unicode")
     return texts
 
 

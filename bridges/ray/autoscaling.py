@@ -80,10 +80,10 @@ def wanted_rows(rows: int, demand: float, limits: Limits) -> int:
     target = limits.target_load
     if demand <= rows * target * (1 + TOLERANCE):
         # With this many rows the load would not rise above the target, so that none is added again.
-        wanted = min(rows, math.ceil(demand / target - 1e-9))
+        target_rows = min(rows, math.ceil(demand / target - 1e-9))
     else:
-        wanted = min(math.ceil(demand / target - 1e-9), rows * _MOST_GROWTH)
-    return min(max(wanted, limits.min_rows), limits.max_rows)
+        target_rows = min(math.ceil(demand / target - 1e-9), rows * _MOST_GROWTH)
+    return min(max(target_rows, limits.min_rows), limits.max_rows)
 
 
 class Scaling:
@@ -104,13 +104,13 @@ class Scaling:
             demand: as `wanted_rows`.
 
         """
-        wanted = wanted_rows(rows, demand, self._limits)
-        self._wanted.append((now_s, wanted))
+        target_rows = wanted_rows(rows, demand, self._limits)
+        self._wanted.append((now_s, target_rows))
         since_s = now_s - self._limits.shrink_after_s
         while len(self._wanted) > 1 and self._wanted[1][0] <= since_s:
             self._wanted.popleft()
-        if wanted >= rows:
-            return wanted
+        if target_rows >= rows:
+            return target_rows
         long_enough = self._wanted[0][0] <= since_s
         return rows - 1 if long_enough and max(each for _, each in self._wanted) < rows else rows
 
@@ -264,12 +264,12 @@ class _Follower:
 
 def shape_of(slots: Iterable[Slot]) -> Shape | None:
     """Return the shape of what runs; None: nothing, or several numbers of groups, of which one is on its way."""
-    found = list(slots)
-    groups = {slot.team.groups for slot in found if slot.team != ROOTS}
-    roots = [slot.row for slot in found if slot.team == ROOTS]
+    slot_list = list(slots)
+    groups = {slot.team.groups for slot in slot_list if slot.team != ROOTS}
+    roots = [slot.row for slot in slot_list if slot.team == ROOTS]
     if len(groups) != 1 or not roots:
         return None
-    rows = 1 + max(slot.row for slot in found if slot.team != ROOTS)
+    rows = 1 + max(slot.row for slot in slot_list if slot.team != ROOTS)
     return Shape(groups=groups.pop(), rows=rows, roots=1 + max(roots))
 
 
@@ -294,12 +294,12 @@ class _Load:
 
     def measured(self, groups: int, seconds: float) -> float | None:
         """Return the average demand of some seconds; None: it was not known at any time."""
-        found, end_s = [], time.monotonic() + seconds
+        demands, end_s = [], time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             time.sleep(min(left_s, _SAMPLE_EVERY_S))
             if (demand := demand_of(self._groups.statuses(), groups)) is not None:
-                found.append(demand)
-        return sum(found) / len(found) if found else None
+                demands.append(demand)
+        return sum(demands) / len(demands) if demands else None
 
     def close(self) -> None:
         """Close the connections."""

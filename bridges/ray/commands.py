@@ -104,7 +104,7 @@ def autoscale(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time in which new leaves have to serve.", min=1)
     ] = 300.0,
-    **given: Any,
+    **settings: Any,
 ) -> None:  # fmt: skip
     """Add and remove rows of a cluster on Ray with its load, until SIGTERM or Ctrl-C."""
     from scannery.bridges.ray.autoscaling import Autoscaling, Limits, follow_load
@@ -114,7 +114,7 @@ def autoscale(
     )
     config = Autoscaling(
         ray=ray, name=name, limits=limits, every_s=every, timeout_s=timeout,
-        **option_values(LeavesConfig, given),
+        **option_values(LeavesConfig, settings),
     )  # fmt: skip
     raise typer.Exit(follow_load(config))
 

@@ -61,8 +61,8 @@ class Slot:
     @classmethod
     def named(cls, name: str) -> Slot | None:
         """Return the slot of a name; None: it is the name of something else."""
-        found = _SLOT.fullmatch(name)
-        return cls(_team(found), int(found["row"])) if found else None
+        match = _SLOT.fullmatch(name)
+        return cls(_team(match), int(match["row"])) if match else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +102,12 @@ def placement_name(cluster: str, team: Team, rows: Iterable[int]) -> str:
 def placement_of(cluster: str, name: str) -> tuple[Team, Sequence[int]] | None:
     """Return team and rows of a placement group, by its name; None: it is none of this cluster."""
     head = f"scannery/{cluster}/"
-    found = _PLACEMENT.fullmatch(name.removeprefix(head)) if name.startswith(head) else None
-    return (_team(found), [int(row) for row in found["rows"].split("-")]) if found else None
+    match = _PLACEMENT.fullmatch(name.removeprefix(head)) if name.startswith(head) else None
+    return (_team(match), [int(row) for row in match["rows"].split("-")]) if match else None
 
 
-def _team(found: re.Match[str]) -> Team:
-    return Team(int(found["groups"] or 0), int(found["group"] or 0))
+def _team(match: re.Match[str]) -> Team:
+    return Team(int(match["groups"] or 0), int(match["group"] or 0))
 
 
 class PlacementGroups:
@@ -125,21 +125,21 @@ class PlacementGroups:
 
     def of(self, team: Team, rows: Sequence[int], cpus: float) -> list[tuple[Any, Sequence[int]]]:
         """Return placement groups with places for all rows of a team, each with its rows; what is absent is made."""
-        found = [
+        groups = [
             (self._ray.util.get_placement_group(table["name"]), reserved)
             for table, reserved in self._tables(team)
             if set(rows) & set(reserved)
         ]
-        free = {row for _, reserved in found for row in reserved}
+        free = {row for _, reserved in groups for row in reserved}
         if new := [row for row in rows if row not in free]:
-            found.append((self._reserve(team, new, cpus), new))
-        return found
+            groups.append((self._reserve(team, new, cpus), new))
+        return groups
 
     def check(self, cpus: Mapping[Team, float]) -> None:
         """Raise ConfigError if other processors are reserved for each process of a team, which may not run yet."""
-        for team, wanted in cpus.items():
+        for team, needed in cpus.items():
             for table, _ in self._tables(team):
-                _check_cpus(team, table, wanted)
+                _check_cpus(team, table, needed)
 
     def release(self, running: Iterable[Slot]) -> None:
         """Give back the places of which nothing runs any more."""
@@ -178,12 +178,12 @@ class PlacementGroups:
 
     def _tables(self, team: Team | None = None) -> list[tuple[dict[str, Any], Sequence[int]]]:
         """Return what Ray knows of the placement groups of a team, or of all, each with its rows."""
-        found = []
+        tables = []
         for table in self._ray.util.placement_group_table().values():
             placed = placement_of(self._cluster, table["name"])
             if table["state"] != "REMOVED" and placed is not None and team in (None, placed[0]):
-                found.append((table, placed[1]))
-        return found
+                tables.append((table, placed[1]))
+        return tables
 
 
 def _check_cpus(team: Team, table: dict[str, Any], cpus: float) -> None:
@@ -214,8 +214,8 @@ class Turn:
 
     def check(self) -> None:
         """Raise UnavailableError if `down` has taken the turn."""
-        found = _holder(self._ray, self._cluster)
-        if found is None or found._actor_id != self._actor._actor_id:  # handles do not compare
+        holder = _holder(self._ray, self._cluster)
+        if holder is None or holder._actor_id != self._actor._actor_id:  # handles do not compare
             raise UnavailableError(f"another command ends the cluster {self._cluster}", retry_after_s=1)
 
 
@@ -234,8 +234,8 @@ def turn(ray: Any, cluster: str, *, take: bool = False) -> Iterator[Turn]:
     """
     end_s = time.monotonic() + _WAIT_S
     while (actor := _made(ray, cluster)) is None:
-        if take and (found := _holder(ray, cluster)) is not None:
-            ray.kill(found, no_restart=True)
+        if take and (holder := _holder(ray, cluster)) is not None:
+            ray.kill(holder, no_restart=True)
         if time.monotonic() > end_s:
             raise UnavailableError(f"another command changes the cluster {cluster}", retry_after_s=5)
         time.sleep(_TRY_EVERY_S)

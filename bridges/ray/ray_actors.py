@@ -61,13 +61,13 @@ class ServerActor:
     def __init__(self, slot: str, options: ServeOptions) -> None:
         import ray
 
-        found = Slot.named(slot)
-        assert found is not None
+        actor_slot = Slot.named(slot)
+        assert actor_slot is not None
         self._options, self._retired = options, False
         self._node = ray.get_runtime_context().get_node_id()
-        self._file = LeavesFile() if found.team == ROOTS else None
+        self._file = LeavesFile() if actor_slot.team == ROOTS else None
         self._process = ServerProcess(
-            ["--store", options.store, *_role(found, self._file), *options.arguments],
+            ["--store", options.store, *_role(actor_slot, self._file), *options.arguments],
             host=ray.util.get_node_ip_address(), port=options.port,
             environment={LOG_VARIABLE: options.log} if options.log else {},
         )  # fmt: skip
@@ -141,10 +141,10 @@ class _Leaves:
 
         names = [name for name in ray.util.list_named_actors() if _is_leaf(name)]
         self._known = {name: address for name, address in self._known.items() if name in names}
-        asked = {name: reference for name in names if (reference := self._asked(name)) is not None}
-        if asked:
-            ray.wait(list(asked.values()), num_returns=len(asked), timeout=_ANSWER_WITHIN_S)
-        for name, reference in asked.items():
+        calls = {name: reference for name in names if (reference := self._asked(name)) is not None}
+        if calls:
+            ray.wait(list(calls.values()), num_returns=len(calls), timeout=_ANSWER_WITHIN_S)
+        for name, reference in calls.items():
             self._note(name, reference)
         return sorted(address for address in self._known.values() if address)
 

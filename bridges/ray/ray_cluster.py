@@ -30,7 +30,7 @@ _FAILED_STARTS = 3
 SETTLE_S = 8.0
 """Time in which a root uses the leaves that its file has: it reads each five seconds, and asks new leaves."""
 _STOP_WITHIN_S = 60.0
-_OTHERS = ("", "local")
+_LOCAL_ADDRESSES = ("", "local")
 """What Ray takes for a new Ray of its own, which would end with the command."""
 
 
@@ -49,7 +49,7 @@ class RayCluster:
             UnavailableError: Ray is not there.
 
         """
-        if address in _OTHERS:
+        if address in _LOCAL_ADDRESSES:
             raise ConfigError(f"ray: must be an address or `auto`, got {address!r}", field="ray")
         _check_reachable(address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -77,10 +77,10 @@ class RayCluster:
     ) -> dict[Slot, ActorState | None]:
         """Return what runs, by slot; None: it waits for a node, starts again, or has not answered in time."""
         handles = {slot: self._actor(slot) for slot in (self._slots() if slots is None else slots)}
-        asked = {slot: handle.state.remote() for slot, handle in handles.items() if handle is not None}
-        if asked:
-            self._ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
-        return {slot: self._answer(asked.get(slot)) for slot in handles}
+        calls = {slot: handle.state.remote() for slot, handle in handles.items() if handle is not None}
+        if calls:
+            self._ray.wait(list(calls.values()), num_returns=len(calls), timeout=within_s)
+        return {slot: self._answer(calls.get(slot)) for slot in handles}
 
     def up(
         self,
@@ -108,22 +108,22 @@ class RayCluster:
         end_s = time.monotonic() + timeout_s
         with turn(self._ray, self._name) as mine:
             before = self.states()
-            wanted = _Expectation(leaf, root, end_s, mine)
-            wanted.check_options(before)
-            self._places.check({slot.team: wanted.options(slot.team).cpus for slot in shape.slots()})
+            expectation = _Expectation(leaf, root, end_s, mine)
+            expectation.check_options(before)
+            self._places.check({slot.team: expectation.options(slot.team).cpus for slot in shape.slots()})
             self._retire([slot for slot in before if slot in shape.slots()], retired=False)
             for slots, options in ((shape.leaves(), leaf), (shape.root_slots(), root)):
                 absent = [slot for slot in slots if slot not in before]
                 report(f"{len(absent)} of {len(slots)} {_kind(slots[0].team)} to be started")
                 self._create(absent, options)
-                self._wait(slots, wanted)
+                self._wait(slots, expectation)
             surplus = sorted(before.keys() - set(shape.slots()))
             if surplus:
                 # New leaves must be known before old ones go.
-                self._wait_for_roots(shape, wanted)
+                self._wait_for_roots(shape, expectation)
                 report(f"{len(surplus)} to be ended: {', '.join(map(str, surplus))}")
                 self._retire([slot for slot in surplus if slot.team != ROOTS], retired=True)
-                self._wait_for_roots(shape, wanted)
+                self._wait_for_roots(shape, expectation)
                 self._end(surplus)
             self._places.release(self._slots())
 
@@ -140,8 +140,8 @@ class RayCluster:
         return len(ended)
 
     def _slots(self) -> list[Slot]:
-        found = (Slot.named(name) for name in self._ray.util.list_named_actors())
-        return sorted(slot for slot in found if slot is not None)
+        slots = (Slot.named(name) for name in self._ray.util.list_named_actors())
+        return sorted(slot for slot in slots if slot is not None)
 
     def _actor(self, slot: Slot) -> Any:
         try:
@@ -175,12 +175,12 @@ class RayCluster:
         )  # fmt: skip
         self._created[slot] = actor.remote(str(slot), options)
 
-    def _wait(self, slots: Sequence[Slot], wanted: _Expectation) -> None:
+    def _wait(self, slots: Sequence[Slot], expectation: _Expectation) -> None:
         """Return when all serve."""
         while True:
-            wanted.turn.check()
+            expectation.turn.check()
             states = self.states(slots)
-            wanted.check_options(states)
+            expectation.check_options(states)
             _check_starts(states)
             for slot, state in states.items():
                 if state is None and self._actor(slot) is None:
@@ -188,7 +188,7 @@ class RayCluster:
             missing = [str(slot) for slot, state in states.items() if state is None or not state.address]
             if not missing:
                 return
-            wanted.pause(f"not serving yet: {', '.join(missing)}; Ray goes on trying")
+            expectation.pause(f"not serving yet: {', '.join(missing)}; Ray goes on trying")
 
     def _end_of(self, slot: Slot) -> str:
         """Return why an actor ended for ever, as far as Ray says."""
@@ -200,10 +200,10 @@ class RayCluster:
             return str(error).strip().splitlines()[-1]
         return "Ray does not say why"
 
-    def _wait_for_roots(self, shape: Shape, wanted: _Expectation) -> None:
+    def _wait_for_roots(self, shape: Shape, expectation: _Expectation) -> None:
         """Return when roots ask those leaves of the shape that serve, and none that is retired."""
         while True:
-            wanted.turn.check()
+            expectation.turn.check()
             states = self.states()
             leaves = {state.address for slot, state in states.items() if slot in shape.leaves() and state}
             roots = [slot for slot in states if slot in shape.root_slots()]
@@ -212,14 +212,14 @@ class RayCluster:
             if not behind:
                 time.sleep(SETTLE_S)
                 return
-            wanted.pause(f"not known yet to {', '.join(behind)}: the leaves that have changed")
+            expectation.pause(f"not known yet to {', '.join(behind)}: the leaves that have changed")
 
     def _retire(self, slots: Sequence[Slot], *, retired: bool) -> None:
         """Have roots leave these leaves, or use them again."""
         handles = [self._actor(slot) for slot in slots if slot.team != ROOTS]
-        asked = [handle.retire.remote(retired) for handle in handles if handle is not None]
-        if asked:
-            self._ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_WITHIN_S)
+        calls = [handle.retire.remote(retired) for handle in handles if handle is not None]
+        if calls:
+            self._ray.wait(calls, num_returns=len(calls), timeout=_ANSWER_WITHIN_S)
 
     def _end(self, slots: Sequence[Slot]) -> None:
         """Let running requests end, then end the processes and their actors."""

@@ -164,6 +164,6 @@ class _OutputReader:
                 with suppress(OSError):  # the disk of the log is full
                     sys.stderr.write(line)
                 self.last.append(line.strip())
-                if not self.served and (found := _SERVING.search(line)):
+                if not self.served and (match := _SERVING.search(line)):
                     self.served = True
-                    self._serves(found[1])
+                    self._serves(match[1])

@@ -37,11 +37,11 @@ def count(
 ) -> None:
     """Print the number of datapoints, or of those that a filter allows."""
     with connected(target, store, timeout_s=timeout) as client:
-        found = client.index(index).count(parsed_json(where, "--where"))
+        total = client.index(index).count(parsed_json(where, "--where"))
     if as_json:
-        print_json({"count": found})
+        print_json({"count": total})
     else:
-        typer.echo(found)
+        typer.echo(total)
 
 
 def facets(
@@ -56,12 +56,12 @@ def facets(
 ) -> None:
     """Print the values of an attribute with their numbers of datapoints, the most frequent first."""
     with connected(target, store, timeout_s=timeout) as client:
-        found = client.index(index).facets(attribute, parsed_json(where, "--where"), limit=limit)
+        counts = client.index(index).facets(attribute, parsed_json(where, "--where"), limit=limit)
     if as_json:
-        values = [{"value": _plain(facet.value), "count": facet.count} for facet in found]
-        print_json({"facets": values, "distinct": found.distinct, "missing": found.missing})
+        values = [{"value": _plain(facet.value), "count": facet.count} for facet in counts]
+        print_json({"facets": values, "distinct": counts.distinct, "missing": counts.missing})
     else:
-        _print_facets(found)
+        _print_facets(counts)
 
 
 def attribute_stats(
@@ -81,50 +81,52 @@ def attribute_stats(
 ) -> None:
     """Print the number of distinct values of an attribute, the least, the greatest, and quantiles."""
     with connected(target, store, timeout_s=timeout) as client:
-        asked = client.index(index)
-        found = asked.attribute_stats(attribute, parsed_json(where, "--where"), quantiles=quantile or [0.5])
+        handle = client.index(index)
+        stats = handle.attribute_stats(attribute, parsed_json(where, "--where"), quantiles=quantile or [0.5])
     if as_json:
-        print_json(_stats_json(found))
+        print_json(_stats_json(stats))
     else:
-        _print_stats(found)
+        _print_stats(stats)
 
 
-def _print_facets(found: Facets) -> None:
-    width = max((len(f"{facet.count:,}") for facet in found), default=0)
-    for facet in found:
+def _print_facets(facets: Facets) -> None:
+    width = max((len(f"{facet.count:,}") for facet in facets), default=0)
+    for facet in facets:
         typer.echo(f"{facet.count:>{width},}  {_shown(facet.value)}")
-    more = f" ({len(found):,} printed)" if len(found) < found.distinct else ""
-    typer.echo(f"{found.distinct:,} values{more}; {found.missing:,} datapoints without one.")
+    more = f" ({len(facets):,} printed)" if len(facets) < facets.distinct else ""
+    typer.echo(f"{facets.distinct:,} values{more}; {facets.missing:,} datapoints without one.")
 
 
-def _print_stats(found: AttributeStats) -> None:
+def _print_stats(stats: AttributeStats) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    shares = list(found.types[0].quantiles) if found.types else []
+    shares = list(stats.types[0].quantiles) if stats.types else []
     table = Table("type", "values", "distinct", "min", *(f"{share:g}" for share in shares), "max")
-    for one in found.types:
-        values = (one.min, *one.quantiles.values(), one.max)
+    for values_of_type in stats.types:
+        values = (values_of_type.min, *values_of_type.quantiles.values(), values_of_type.max)
         cells = ("" if value is None else escape(_shown(value)) for value in values)
-        table.add_row(one.type, f"{one.values:,}", f"{one.distinct:,}", *cells)
-    if found.types:
+        table.add_row(
+            values_of_type.type, f"{values_of_type.values:,}", f"{values_of_type.distinct:,}", *cells
+        )
+    if stats.types:
         console().print(table)
-    typer.echo(f"{found.rows:,} datapoints with a value, {found.missing:,} without one.")
+    typer.echo(f"{stats.rows:,} datapoints with a value, {stats.missing:,} without one.")
 
 
-def _stats_json(found: AttributeStats) -> dict[str, object]:
+def _stats_json(stats: AttributeStats) -> dict[str, object]:
     types = [
         {
-            "type": one.type,
-            "values": one.values,
-            "distinct": one.distinct,
-            "min": _plain(one.min),
-            "max": _plain(one.max),
-            "quantiles": {f"{share:g}": _plain(value) for share, value in one.quantiles.items()},
+            "type": values_of_type.type,
+            "values": values_of_type.values,
+            "distinct": values_of_type.distinct,
+            "min": _plain(values_of_type.min),
+            "max": _plain(values_of_type.max),
+            "quantiles": {f"{share:g}": _plain(value) for share, value in values_of_type.quantiles.items()},
         }
-        for one in found.types
+        for values_of_type in stats.types
     ]
-    return {"rows": found.rows, "missing": found.missing, "distinct": found.distinct, "types": types}
+    return {"rows": stats.rows, "missing": stats.missing, "distinct": stats.distinct, "types": types}
 
 
 def _shown(value: object) -> str:

@@ -44,19 +44,19 @@ def bench_serve(
     as_json: JsonOption = False,
 ) -> None:
     """Send requests at fixed rates and report latencies. Without --rate, double it until the server falls behind."""
-    asked: list[str] | int
+    source: list[str] | int
     if queries is not None:
-        asked = [line for line in queries.read_text().splitlines() if line.strip()]
-        if not asked:
+        source = [line for line in queries.read_text().splitlines() if line.strip()]
+        if not source:
             raise typer.BadParameter(f"--queries: {queries} has no query")
     else:
-        asked = _dimensions(target, index, timeout)
-        if not asked:
+        source = _dimensions(target, index, timeout)
+        if not source:
             raise typer.BadParameter(f"index {index!r} has no unnamed vector; give texts with --queries")
     steps = []
     for each in rate or _ramp():
         steps.append(
-            run_step(target, index, asked, each, seconds, k=k, processes=processes, timeout_s=timeout)
+            run_step(target, index, source, each, seconds, k=k, processes=processes, timeout_s=timeout)
         )
         if not as_json:
             typer.echo(_line(steps[-1]), err=True)

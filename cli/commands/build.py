@@ -44,7 +44,7 @@ def build(
             "--input", metavar="URI...", help="File, folder or pattern, here or in gs://, s3://, az://."
         ),
     ] = None,
-    rest: Annotated[
+    extra: Annotated[
         list[str] | None, typer.Argument(metavar="[-- RUNNER OPTIONS]", help="Options for the runner.")
     ] = None,
     mode: Annotated[
@@ -149,7 +149,7 @@ def build(
         "--price-per-hour": price_per_hour,
     }
     _check_figures(figures, plan=plan, deletes=bool(deletes))
-    more_inputs, runner_options = _split(rest or [])
+    more_inputs, runner_options = _split(extra or [])
     # Imported late: Beam and the encoder take seconds, which `scannery --help` should not wait for.
     with uncollected():
         from scannery.indexer.local.needless_imports import leave_needless_imports_out
@@ -240,10 +240,10 @@ def _until(name: str | None) -> Literal["embed"] | None:
 
 def _check_figures(figures: Mapping[str, object], *, plan: bool, deletes: bool) -> None:
     """Refuse options of a plan without one, figures that are not positive, and deletions, which no plan estimates."""
-    given = [option for option, value in figures.items() if value is not None]
-    if given and not plan:
+    names = [option for option, value in figures.items() if value is not None]
+    if names and not plan:
         raise typer.BadParameter(
-            f"{', '.join(given)}: only with --plan; a build takes machines from --runner"
+            f"{', '.join(names)}: only with --plan; a build takes machines from --runner"
         )
     if plan and deletes:
         raise typer.BadParameter("--delete: not with --plan, which estimates the work for the input")
@@ -252,10 +252,10 @@ def _check_figures(figures: Mapping[str, object], *, plan: bool, deletes: bool) 
             raise typer.BadParameter(f"{option} must be a positive number, got {value:g}")
 
 
-def _split(rest: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split(extra: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return further values of --input (the shell expands `--input *.jsonl`), and the runner's options."""
-    first = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
-    return list(rest[:first]), list(rest[first:])
+    first = next((i for i, word in enumerate(extra) if word.startswith("-")), len(extra))
+    return list(extra[:first]), list(extra[first:])
 
 
 def _deletes(values: Sequence[str]) -> list[str]:
@@ -368,8 +368,10 @@ def _warnings(report: BuildReport) -> Iterator[str]:
             "not in their vectors. `source: {chunk: {max_tokens: 128}}` cuts texts into passages instead"
         )
     for name, near in report.missing_fields.items():
-        others = f"; the records have {', '.join(report.unused_fields)}" if report.unused_fields else ""
-        hint = f"; did you mean {' or '.join(f'`{other}`' for other in near)}?" if near else others
+        hint_of_fields = (
+            f"; the records have {', '.join(report.unused_fields)}" if report.unused_fields else ""
+        )
+        hint = f"; did you mean {' or '.join(f'`{field}`' for field in near)}?" if near else hint_of_fields
         yield f"no record has a value in the field `{name}`, which the spec names{hint}"
     if report.converted:
         names = "; ".join(f"{name} ({count:,})" for name, count in report.converted.items())
@@ -412,9 +414,9 @@ def _facts(report: BuildReport, records: str) -> Iterator[tuple[str, str]]:
     if report.recall is not None:
         whole = "" if report.whole_recall is None else f", of the whole index {report.whole_recall:.3f}"
         yield "recall@10", f"{report.recall:.3f}{whole}, target {report.target_recall}"
-    for name, own in report.named_vectors.items():
-        embedded = f", {own.embedded:,} texts embedded" if own.embedded else ""
-        yield "vectors", f"{name}: {own.vectors:,}{embedded}, recall@10 {own.recall:.3f}"
+    for name, vectors in report.named_vectors.items():
+        embedded = f", {vectors.embedded:,} texts embedded" if vectors.embedded else ""
+        yield "vectors", f"{name}: {vectors.vectors:,}{embedded}, recall@10 {vectors.recall:.3f}"
     if report.alpha is not None:
         measured = f", measured with {report.alpha_questions} questions made from passages"
         yield "hybrid", f"alpha {report.alpha:g}{measured if report.alpha_questions else ''}"

@@ -91,7 +91,7 @@ def status(
         float, typer.Option(metavar="SECONDS", help="Time in which leaves have to answer.", min=0)
     ] = 3.0,
     as_json: JsonOption = False,
-    **given: Any,
+    **settings: Any,
 ) -> None:
     """Show groups, leaves, indexes and load; ends with 1 if a group has no leaf that is ready."""
     from scannery.serving.leaves.groups import LeafGroups
@@ -101,24 +101,24 @@ def status(
     processes = import_module(_RAY).running(ray, name) if ray else None
     if processes is not None and not (leaves := processes.target):
         _tell_unserved(processes, as_json=as_json)
-    groups = LeafGroups(configured(LeavesConfig, given, target=leaves))
+    groups = LeafGroups(configured(LeavesConfig, settings, target=leaves))
     try:
         _wait(groups, timeout)
-        ready, problems, found = groups.ready, list(groups.problems), groups.statuses()
+        ready, problems, leaves_seen = groups.ready, list(groups.problems), groups.statuses()
         count = _number_of(groups)
     finally:
         groups.close()
-    indexes = indexes_of(leaf for leaf in found if leaf.groups == count)
-    problems += [f"group {group}/{count} has no leaf that is ready" for group in _missing(found, count)]
+    indexes = indexes_of(leaf for leaf in leaves_seen if leaf.groups == count)
+    problems += [f"group {group}/{count} has no leaf that is ready" for group in _missing(leaves_seen, count)]
     problems += disagreements(indexes, count)
-    problems += unopened(leaf for leaf in found if leaf.groups == count)
+    problems += unopened(leaf for leaf in leaves_seen if leaf.groups == count)
     if as_json:
-        told = _as_json(found, indexes, problems, ready=ready, groups=count)
-        print_json(told | ({"processes": processes.as_json()} if processes is not None else {}))
+        report = _as_json(leaves_seen, indexes, problems, ready=ready, groups=count)
+        print_json(report | ({"processes": processes.as_json()} if processes is not None else {}))
     else:
         if processes is not None:
             console().print(processes.table())
-        _print(found, indexes, problems)
+        _print(leaves_seen, indexes, problems)
     if not ready:
         raise typer.Exit(NO)
 
@@ -135,14 +135,14 @@ def indexes_of(leaves: Iterable[LeafInfo]) -> list[IndexStatus]:
 
 def disagreements(indexes: Iterable[IndexStatus], groups: int) -> list[str]:
     """Return what differs between the leaves that are ready; versions do so for a moment after each new one."""
-    found = []
+    problems = []
     for index in indexes:
         lacking = [str(group) for group in range(groups) if group not in index.versions]
         if lacking:
-            found.append(f"index {index.name}: no leaf of group {', '.join(lacking)} has it open")
+            problems.append(f"index {index.name}: no leaf of group {', '.join(lacking)} has it open")
         if len({version for versions in index.versions.values() for version in versions}) > 1:
-            found.append(f"index {index.name}: leaves have different versions: {_versions(index)}")
-    return found
+            problems.append(f"index {index.name}: leaves have different versions: {_versions(index)}")
+    return problems
 
 
 def unopened(leaves: Iterable[LeafInfo]) -> list[str]:
@@ -176,8 +176,8 @@ def _tell_unserved(processes: Any, *, as_json: bool) -> NoReturn:
     """Show processes of which no leaf serves, and end."""
     problem = "no leaf of this cluster serves"
     if as_json:
-        told = _as_json([], [], [problem], ready=False, groups=0)
-        print_json(told | {"processes": processes.as_json()})
+        report = _as_json([], [], [problem], ready=False, groups=0)
+        print_json(report | {"processes": processes.as_json()})
     else:
         console().print(processes.table())
         console().print(problem)
@@ -189,8 +189,8 @@ def _wait(groups: LeafGroups, timeout_s: float) -> None:
     end_s = time.monotonic() + timeout_s
     groups.start(timeout_s)
     while time.monotonic() < end_s:
-        found = groups.statuses()
-        if found and all(leaf.ready or leaf.problem for leaf in found):
+        statuses = groups.statuses()
+        if statuses and all(leaf.ready or leaf.problem for leaf in statuses):
             groups.catch_up(timeout_s)
             return
         time.sleep(_POLL_S)

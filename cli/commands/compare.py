@@ -53,10 +53,10 @@ def compare(
 
     theirs = comparison.read_answers(answers)
     with connected(target, store, timeout_s=timeout) as client:
-        asked = client.index(index)
-        ids = sorted({hit for one in theirs for hit in one.hits})
-        missing = sorted(set(ids) - existing_ids(asked, ids))
-        report = comparison.compare(_answered(asked, theirs, k, target_recall), k)
+        handle = client.index(index)
+        ids = sorted({hit for answer in theirs for hit in answer.hits})
+        missing = sorted(set(ids) - existing_ids(handle, ids))
+        report = comparison.compare(_answered(handle, theirs, k, target_recall), k)
     if as_json:
         print_json({"index": index, **asdict(report), "ids": len(ids), "missing": missing})
     else:
@@ -71,28 +71,28 @@ def _answered(
     ours = _ids_of(index, theirs, k, target_recall=target_recall)
     exact = _ids_of(index, theirs, k, exact=True)
     return [
-        AnsweredQuery(one.id, one.hits, *found)
-        for one, found in zip(theirs, zip(ours, exact, strict=True), strict=True)
+        AnsweredQuery(answer.id, answer.hits, *hits)
+        for answer, hits in zip(theirs, zip(ours, exact, strict=True), strict=True)
     ]
 
 
 def _ids_of(index: Index, theirs: Sequence[OtherAnswer], k: int, **options: Any) -> list[list[str]]:
     """Return the ids of the hits of each query; queries with equal filters are asked together."""
-    found: list[list[str]] = [[] for _ in theirs]
+    ids: list[list[str]] = [[] for _ in theirs]
     groups: dict[str, list[int]] = {}
-    for place, one in enumerate(theirs):
-        groups.setdefault(json.dumps(one.where, sort_keys=True), []).append(place)
-    for places in groups.values():
-        queries = [_asked(theirs[place]) for place in places]
-        where = theirs[places[0]].where
+    for number, answer in enumerate(theirs):
+        groups.setdefault(json.dumps(answer.where, sort_keys=True), []).append(number)
+    for numbers in groups.values():
+        queries = [_query(theirs[number]) for number in numbers]
+        where = theirs[numbers[0]].where
         answers = batched(index, queries, k, where=where, fields=[], mode="dense", **options)
-        for place, hits in zip(places, answers, strict=True):
-            found[place] = [hit.id for hit in hits]
-    return found
+        for number, hits in zip(numbers, answers, strict=True):
+            ids[number] = [hit.id for hit in hits]
+    return ids
 
 
-def _asked(one: OtherAnswer) -> Any:
-    return one.query.text if one.query.vector is None else one.query.vector
+def _query(answer: OtherAnswer) -> Any:
+    return answer.query.text if answer.query.vector is None else answer.query.vector
 
 
 def _print_comparison(report: Comparison, ids: int, missing: Sequence[str]) -> None:

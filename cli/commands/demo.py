@@ -60,13 +60,13 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Build a bundled sample corpus of 300 podcast episodes, serve it, and ask it questions."""
-    asked = [Question(question=text, expect=(), within=k) for text in ask or ()]
+    chosen = [Question(question=text, expect=(), within=k) for text in ask or ()]
     with _store(store, keep=keep) as folder:
         report = _build(folder, quiet=as_json)
         if not as_json:
             _print_report(report)
         with _served(folder, report.index) as (index, address):
-            answers = _ask(index, asked or [item for item in questions() if item.demo], k)
+            answers = _ask(index, chosen or [item for item in questions() if item.demo], k)
         if as_json:
             print_json(_as_json(report, answers))
             return
@@ -116,11 +116,11 @@ def _served(store: Path, name: str) -> Iterator[tuple[Index, str]]:
         yield client.index(name), server.address
 
 
-def _ask(index: Index, asked: Sequence[Question], k: int) -> list[Answer]:
+def _ask(index: Index, chosen: Sequence[Question], k: int) -> list[Answer]:
     # The first query loads the encoder, and the first filter compiles a kernel. Both happen once per server, so they
     # are left out of the questions' times.
     index.search("warm up", k=1, where={"minutes": {"$gte": 30}})
-    return [_answer(index, question, k) for question in asked]
+    return [_answer(index, question, k) for question in chosen]
 
 
 def _answer(index: Index, question: Question, k: int) -> Answer:
@@ -177,11 +177,11 @@ def _shared(question: Question, hit: Hit) -> list[str]:
 
 
 def _print_lesson(answers: Sequence[Answer]) -> None:
-    found = [answer for answer in answers if answer.hits]
-    unmatched = sum(not _shared(answer.question, answer.hits[0]) for answer in found)
+    answered = [answer for answer in answers if answer.hits]
+    unmatched = sum(not _shared(answer.question, answer.hits[0]) for answer in answered)
     if unmatched:
         _console.print(
-            f"{unmatched} of {len(found)} first hits have no word in common with their question: they were found by "
+            f"{unmatched} of {len(answered)} first hits have no word in common with their question: they were found by "
             "meaning,\nand a search for the words alone would have missed them.\n",
             soft_wrap=True,
         )

@@ -20,7 +20,7 @@ __all__ = ["encoder"]
     SecurityConfig,
 )
 def encoder(
-    workers: options.WorkersOption = "1", log_json: options.LogJsonOption = False, **given: Any
+    workers: options.WorkersOption = "1", log_json: options.LogJsonOption = False, **settings: Any
 ) -> None:
     """Encode texts until SIGTERM or Ctrl-C, for `serve --encoder` and for callers of EmbeddingService."""
     with uncollected():
@@ -30,5 +30,5 @@ def encoder(
         from scannery.serving import serve_encoders
 
     options.become_server(log_json)
-    config = configured(EncoderConfig, given, security=configured(SecurityConfig, given))
+    config = configured(EncoderConfig, settings, security=configured(SecurityConfig, settings))
     serve_encoders(config, workers=options.worker_count(workers), ready=options.announce)

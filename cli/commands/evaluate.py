@@ -115,16 +115,16 @@ def evaluate(
     files.check()
     filtered = parsed_json(where, "--where")
     with connected(target, store, timeout_s=timeout) as client:
-        asked = client.index(index)
-        collection = _collection(asked, queries, qrels, derive, filtered, passages=passages)
+        handle = client.index(index)
+        collection = _collection(handle, queries, qrels, derive, filtered, passages=passages)
         fixed = {"alpha": alpha, "fusion": fusion, "rerank": rerank, "k": k, "target_recall": target_recall}
-        configurations = _configurations(asked, collection.queries, mode, fixed, sweep or [])
+        configurations = _configurations(handle, collection.queries, mode, fixed, sweep or [])
         _check_baseline(baseline, configurations)
         searcher = Searcher(client, index, passages=passages, where=filtered)
         existing = existing_ids if passages else existing_documents
-        check = check_collection(collection.queries, collection.lines, lambda ids: existing(asked, ids))
+        check = check_collection(collection.queries, collection.lines, lambda ids: existing(handle, ids))
         results = evaluated(
-            {one.name: searcher.search_of(one) for one in configurations},
+            {configuration.name: searcher.search_of(configuration) for configuration in configurations},
             collection.queries,
             collection.judgements,
             k=k,
@@ -141,12 +141,12 @@ def evaluate(
         baseline=baseline,
         differences=differences,
     )
-    written = files.write(report)
+    paths = files.write(report)
     if as_json:
-        print_json({**evaluation_json(report), "files": written})
+        print_json({**evaluation_json(report), "files": paths})
     else:
         print_evaluation(report)
-        for path in written:
+        for path in paths:
             typer.echo(f"wrote {path}")
 
 
@@ -174,23 +174,23 @@ class OutputFiles:
         """Write the files, and return their names."""
         from scannery.evaluation.evaluate import run_paths, write_per_query, write_run
 
-        written: list[Path] = []
+        outputs: list[Path] = []
         if self.run is not None:
             paths = run_paths(self.run, [result.name for result in report.results])
             changed = max(write_run(paths[result.name], result) for result in report.results)
             if changed:
                 typer.echo(f"warning: {changed:,} ids have blanks, which are %20 in the run", err=True)
-            written += paths.values()
+            outputs += paths.values()
         if self.per_query is not None:
             texts = {name: str(query) for name, query in report.queries.items()}
             write_per_query(self.per_query, report.results, texts)
-            written.append(self.per_query)
+            outputs.append(self.per_query)
         if self.plot is not None:
             from scannery.cli.evaluation_report import plot_evaluation
 
             plot_evaluation(report, self.plot)
-            written.append(self.plot)
-        return list(map(str, written))
+            outputs.append(self.plot)
+        return list(map(str, outputs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,11 +230,14 @@ def _collection(
 def _derived(index: Index, count: int, where: Any, *, passages: bool) -> JudgedQueries:
     from scannery.evaluation.judgements import Judgement, Query
 
-    found = derived_queries(index, count, where)
+    derived = derived_queries(index, count, where)
     return JudgedQueries(
-        queries={one.query_id: Query(one.text) for one in found},
-        lines=[Judgement(one.query_id, one.passage_id if passages else one.document_id, 1) for one in found],
-        derived=found[0].source,
+        queries={query.query_id: Query(query.text) for query in derived},
+        lines=[
+            Judgement(query.query_id, query.passage_id if passages else query.document_id, 1)
+            for query in derived
+        ],
+        derived=derived[0].source,
     )
 
 
@@ -262,33 +265,33 @@ def _modes(
     if mode is None and swept is None:
         return possible_modes(index, queries)
     names = swept if mode is None else list(dict.fromkeys(name.strip() for name in (mode or "").split(",")))
-    known = get_args(Mode)
+    modes = get_args(Mode)
     for name in names or ():
-        if name not in known:
-            raise typer.BadParameter(f"--mode must be one or more of {', '.join(known)}, got {name!r}")
-    return [name for name in known if name in (names or ())]
+        if name not in modes:
+            raise typer.BadParameter(f"--mode must be one or more of {', '.join(modes)}, got {name!r}")
+    return [name for name in modes if name in (names or ())]
 
 
-def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
+def _check_names(option: str, names: Sequence[str], allowed: Sequence[str]) -> None:
     for name in names:
-        if name not in known:
-            raise ValueError(f"{option} must be one or more of {', '.join(known)}, got {name!r}")
+        if name not in allowed:
+            raise ValueError(f"{option} must be one or more of {', '.join(allowed)}, got {name!r}")
 
 
 def _check_baseline(baseline: str | None, configurations: Sequence[Configuration]) -> None:
-    names = [one.name for one in configurations]
+    names = [configuration.name for configuration in configurations]
     if baseline is not None and baseline not in names:
         raise typer.BadParameter(
             f"must be one of {'; '.join(names)}, got {baseline!r}", param_hint="--baseline"
         )
 
 
-def _measures(given: str | None, configurations: Sequence[Configuration]) -> list[Measure]:
+def _measures(text: str | None, configurations: Sequence[Configuration]) -> list[Measure]:
     from scannery.evaluation.measures import default_measures, parse_measures
 
-    if given is not None:
-        return parse_measures([name for name in given.split(",") if name.strip()])
-    depths = {one.options["k"] for one in configurations}
+    if text is not None:
+        return parse_measures([name for name in text.split(",") if name.strip()])
+    depths = {configuration.options["k"] for configuration in configurations}
     # Where k is swept, the hits beyond a fixed cutoff are what the sweep is about.
     return (
         default_measures(depths.pop())

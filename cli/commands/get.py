@@ -34,11 +34,11 @@ def get(
     """Print the datapoints that exist; ends with an error if some do not."""
     with connected(target, store, timeout_s=timeout) as client:
         points = client.index(index).get(ids, vectors=vectors and as_json, fields=fields or None)
-    found = [point for point in points if point is not None]
+    points_present = [point for point in points if point is not None]
     if as_json:
-        print_json([point_json(point) for point in found])
+        print_json([point_json(point) for point in points_present])
     else:
-        print_points(found)
+        print_points(points_present)
     missing = [identifier for identifier, point in zip(ids, points, strict=True) if point is None]
     if missing:
         raise NotFoundError(f"index {index!r} has no datapoint {', '.join(map(repr, missing))}")

@@ -46,7 +46,7 @@ def judge(
             help="Judgements, which are added to: .jsonl, .trec (TREC), or another name (BEIR).",
         ),
     ],
-    place: Annotated[
+    location: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[STORE] [INDEX]", help="In place of --store and --index.", show_default=False
@@ -73,14 +73,14 @@ def judge(
     """Judge the hits of queries in a terminal: one key for each, saved at once, and continued where it stopped."""
     from scannery.evaluation.judgements import JudgementFile, read_queries
 
-    index, target, store = _place(place or [], index, target, store)
+    index, target, store = _location(location or [], index, target, store)
     filtered = parsed_json(where, "--where")
     with connected(target, store, timeout_s=timeout) as client:
-        asked = client.index(index)
+        handle = client.index(index)
         if derive is not None and not queries.exists():
-            _write_derived(queries, asked, derive, filtered)
-        wanted = read_queries(queries)
-        pools = Pools(index=asked, queries=wanted, depth=depth, where=filtered, passages=passages)
+            _write_derived(queries, handle, derive, filtered)
+        query_texts = read_queries(queries)
+        pools = Pools(index=handle, queries=query_texts, depth=depth, where=filtered, passages=passages)
         with JudgementFile(output) as file:
             if file.repaired:
                 typer.echo(f"warning: {output} ended with an unfinished line, which was removed", err=True)
@@ -135,17 +135,17 @@ class Pools:
         return hit.id if self.passages else hit.document_id
 
 
-def _place(
-    place: Sequence[str], index: str | None, target: str | None, store: str | None
+def _location(
+    location: Sequence[str], index: str | None, target: str | None, store: str | None
 ) -> tuple[str, str | None, str | None]:
     """Return index, target and store, from options or from the arguments STORE INDEX."""
-    left = list(place)
-    if left and store is None and target is None:
-        store = left.pop(0)
-    if left and index is None:
-        index = left.pop(0)
-    if left:
-        raise typer.BadParameter(f"give at most STORE and INDEX, and each once; got also {' '.join(left)!r}")
+    words = list(location)
+    if words and store is None and target is None:
+        store = words.pop(0)
+    if words and index is None:
+        index = words.pop(0)
+    if words:
+        raise typer.BadParameter(f"give at most STORE and INDEX, and each once; got also {' '.join(words)!r}")
     if index is None:
         raise typer.BadParameter("give --index NAME, or the arguments STORE INDEX")
     return index, target, store
@@ -162,7 +162,9 @@ def _judge(pools: Pools, file: JudgementFile) -> Summary:
         judgements=sum(map(len, file.judgements.values())),
         queries=len(pools.queries),
         queries_with_judgements=sum(map(bool, levels)),
-        queries_with_relevant=sum(any(level > 0 for level in one.values()) for one in levels),
+        queries_with_relevant=sum(
+            any(level > 0 for level in levels_of_query.values()) for levels_of_query in levels
+        ),
         queries_without_hits=empty,
     )
 
@@ -178,8 +180,8 @@ def _judge_all(pools: Pools, file: JudgementFile, session: JudgingSession) -> in
         tasks = pools.tasks(position + 1, query_id, modes)
         if not tasks:
             empty.add(query_id)
-        known = file.judgements.get(query_id, {})
-        after = session.judge([task for task in tasks if task.name not in known], start)
+        judged = file.judgements.get(query_id, {})
+        after = session.judge([task for task in tasks if task.name not in judged], start)
         if after == "quit":
             break
         # An undone step is of an earlier query, which is shown again.
@@ -193,9 +195,9 @@ def _write_derived(path: Path, index: Index, count: int, where: Any) -> None:
         raise typer.BadParameter("derived queries are JSON lines: name it .jsonl", param_hint="--queries")
     lines = [
         json.dumps(
-            {"_id": one.query_id, "text": one.text, "derived_from": one.document_id}, ensure_ascii=False
+            {"_id": query.query_id, "text": query.text, "derived_from": query.document_id}, ensure_ascii=False
         )
-        for one in derived_queries(index, count, where)
+        for query in derived_queries(index, count, where)
     ]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     typer.echo(f"wrote {len(lines):,} queries to {path}; replace them by your users' where you can", err=True)

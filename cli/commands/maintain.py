@@ -28,7 +28,7 @@ def maintain(
         typer.Option("--once", help="Seal all mutations, merge what is due, collect garbage, and end."),
     ] = False,
     log_json: options.LogJsonOption = False,
-    **given: Any,
+    **settings: Any,
 ) -> None:
     """Seal, merge and collect garbage as it becomes due, until SIGTERM or Ctrl-C; several processes may run."""
     with uncollected():
@@ -39,7 +39,7 @@ def maintain(
         from scannery.serving.process.maintain import maintain_once
 
     options.become_server(log_json)
-    config = configured(MaintainConfig, given, store=store, log=log or os.environ.get(LOG_VARIABLE, ""))
+    config = configured(MaintainConfig, settings, store=store, log=log or os.environ.get(LOG_VARIABLE, ""))
     if once:
         before = signal.signal(signal.SIGTERM, _exit)
         try:

@@ -52,14 +52,14 @@ def recall(
 
     options = {"where": parsed_json(where, "--where"), "fields": [], "mode": "dense"}
     with connected(target, store, timeout_s=timeout) as client:
-        asked = client.index(index)
-        wanted: Sequence[str | np.ndarray] = (
-            read_recall_queries(queries) if queries is not None else sampled_vectors(asked)
+        handle = client.index(index)
+        query_list: Sequence[str | np.ndarray] = (
+            read_recall_queries(queries) if queries is not None else sampled_vectors(handle)
         )
         report = measure_served_recall(
-            _scores_of(asked, k, target_recall=target_recall, **options),
-            _truth_of(asked, k, **options),
-            wanted,
+            _scores_of(handle, k, target_recall=target_recall, **options),
+            _truth_of(handle, k, **options),
+            query_list,
             k,
         )
     if as_json:
@@ -72,7 +72,7 @@ def _scores_of(
     index: Index, k: int, **options: Any
 ) -> Callable[[Sequence[str | np.ndarray]], list[list[float]]]:
     def search(queries: Sequence[str | np.ndarray]) -> list[list[float]]:
-        return [[hit.score for hit in found] for found in batched(index, queries, k, **options)]
+        return [[hit.score for hit in hits] for hits in batched(index, queries, k, **options)]
 
     return search
 
@@ -91,10 +91,10 @@ def _truth_of(index: Index, k: int, **options: Any) -> Callable[[Sequence[str | 
 
     def search(queries: Sequence[str | np.ndarray]) -> list[Truth]:
         # Rounding errors grow with the length of the vectors.
-        found = batched(index, queries, k, exact=True, vectors=True, **options)
+        results = batched(index, queries, k, exact=True, vectors=True, **options)
         return [
             Truth([hit.score for hit in hits], magnitude(query, hits))
-            for query, hits in zip(queries, found, strict=True)
+            for query, hits in zip(queries, results, strict=True)
         ]
 
     return search

@@ -149,14 +149,14 @@ def search(
     if vectors is not None:
         options["vectors"] = _choices(vectors)
     if queries is not None:
-        if any(given is not None for given in (query, also, like, vector, sparse, weights)):
+        if any(value is not None for value in (query, also, like, vector, sparse, weights)):
             raise typer.BadParameter(
                 "--queries cannot be combined with QUERY, --also, --like, --vector, --sparse, --weights"
             )
         with connected(target, store, timeout_s=timeout) as client:
             answer_queries(client.index(index), queries, k, options)
         return
-    asked = _query(
+    what = _query(
         [*([query] if query is not None else []), *(also or [])],
         like or [],
         parsed_json(vector, "--vector"),
@@ -164,16 +164,16 @@ def search(
         parsed_json(sparse, "--sparse"),
     )
     with connected(target, store, timeout_s=timeout) as client:
-        hits = client.index(index).search(asked, k, **options)
+        hits = client.index(index).search(what, k, **options)
     if as_json:
         explained = {"explanation": asdict(hits.explanation)} if hits.explanation else {}
-        found = {
+        body = {
             "index": index,
             "version": hits.version,
             "mode": hits.mode,
             "hits": [hit_json(hit) for hit in hits],
         }
-        print_json(found | explained)
+        print_json(body | explained)
     else:
         print_hits(hits)
         if hits.explanation:

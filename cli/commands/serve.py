@@ -57,7 +57,7 @@ def serve(
     vertex: options.VertexOption = False,
     vertex_model: options.ModelOption = None,
     tls_dev: options.TlsDevOption = "",
-    **given: Any,
+    **settings: Any,
 ) -> None:
     """Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart."""
     with uncollected():
@@ -67,20 +67,20 @@ def serve(
         from scannery.serving import serve as run
 
     options.become_server(log_json)
-    if not encoder and any(option_values(RemoteConfig, given).values()):
+    if not encoder and any(option_values(RemoteConfig, settings).values()):
         raise typer.BadParameter("--encoder-key and --encoder-ca need --encoder")
-    if not leaves and any(option_values(LeavesConfig, given).values()):
+    if not leaves and any(option_values(LeavesConfig, settings).values()):
         raise typer.BadParameter("--leaves-key, --leaves-ca and --leaves-cert need --leaves")
     if tls_dev:
-        given |= options.development_certificate(tls_dev, **given)
+        settings |= options.development_certificate(tls_dev, **settings)
     config = configured(
         ServerConfig,
-        given,
+        settings,
         store=store,
-        leaves=configured(LeavesConfig, given, target=leaves) if leaves else None,
-        security=configured(SecurityConfig, given),
+        leaves=configured(LeavesConfig, settings, target=leaves) if leaves else None,
+        security=configured(SecurityConfig, settings),
         log=log or os.environ.get(LOG_VARIABLE, ""),
-        encoder=configured(RemoteConfig, given, address=encoder) if encoder else None,
-        vertex=options.vertex_config(vertex_model, given, vertex=vertex),
+        encoder=configured(RemoteConfig, settings, address=encoder) if encoder else None,
+        vertex=options.vertex_config(vertex_model, settings, vertex=vertex),
     )
     run(config, workers=options.worker_count(workers), ready=options.announce)

@@ -23,7 +23,7 @@ _Inputs = Annotated[
     list[str] | None,
     typer.Option("--input", metavar="URI...", help="File, folder or pattern, as `scannery build` takes it."),
 ]
-_Rest = Annotated[list[str] | None, typer.Argument(metavar="[URI...]", hidden=True)]
+_Extra = Annotated[list[str] | None, typer.Argument(metavar="[URI...]", hidden=True)]
 _Records = Annotated[int, typer.Option("--records", min=1, max=100_000, help="Most records to look at.")]
 
 
@@ -55,11 +55,11 @@ def init(
     from scannery.pipelines.profiling.sample import init_sample
 
     sample, source = init_sample(data, records)
-    given = {"id": id, "text": text, "title": title}
+    mapping = {"id": id, "text": text, "title": title}
     draft = draft_spec(
         sample,
         data,
-        given={role: path for role, path in given.items() if path is not None},
+        overrides={role: path for role, path in mapping.items() if path is not None},
         encoder=encoder,
         source=source,
         path=output.name if str(output) != "-" else "spec.yaml",
@@ -86,7 +86,7 @@ def init(
 def check(
     spec: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The spec to check.")],
     inputs: _Inputs = None,
-    rest: _Rest = None,
+    extra: _Extra = None,
     records: _Records = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
@@ -106,7 +106,7 @@ def check(
         else:
             console().print(f"[red]✗[/red] {escape(error.message)}", soft_wrap=True)
         raise typer.Exit(NO) from None
-    files = [*(inputs or []), *(rest or [])]
+    files = [*(inputs or []), *(extra or [])]
     if not files:
         if as_json:
             print_json({"valid": True, "good": True})

@@ -127,7 +127,7 @@ def _indexes(now: Sample) -> Table:
         "effective target",
     )
     for labels, version in sorted(now.get("scannery_index_version", {}).items()):
-        rows, memory, up, hits, wanted = (
+        rows, memory, up, hits, lookups = (
             now.get(name, {}).get(labels, 0.0)
             for name in (
                 "scannery_index_rows",
@@ -143,7 +143,7 @@ def _indexes(now: Sample) -> Table:
             f"{rows:,.0f}",
             f"{memory:,.0f}",
             f"{up:.0f} workers",
-            f"{hits / wanted:.3f} of {wanted:,.0f}" if wanted else "–",
+            f"{hits / lookups:.3f} of {lookups:,.0f}" if lookups else "–",
             _with_error(now, labels),
             _effective(now, labels),
         )
@@ -166,11 +166,11 @@ def _effective(now: Sample, labels: tuple[tuple[str, str], ...]) -> str:
 
 def _quantile(counts: list[tuple[float, float]], share: float) -> float:
     """Return a quantile of a cumulative histogram, interpolated linearly within its bucket."""
-    wanted, low, below = share * counts[-1][1], 0.0, 0.0
+    target, low, below = share * counts[-1][1], 0.0, 0.0
     for bound, count in counts:
-        if count >= wanted:
+        if count >= target:
             high = bound if bound != float("inf") else low
-            return low + (high - low) * (wanted - below) / max(1.0, count - below)
+            return low + (high - low) * (target - below) / max(1.0, count - below)
         low, below = bound, count
     return low
 

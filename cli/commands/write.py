@@ -150,11 +150,11 @@ def delete(
         raise typer.BadParameter("--ids and --documents cannot both be standard input")
     deleted = sequence = 0
     with connected(target, store, timeout_s=timeout) as client:
-        asked = client.index(index)
-        single = [*(ids or []), *_read_ids(asked, ids_file)]
-        whole = [*(document or []), *_read_ids(asked, documents_file)]
-        for some, others in _batches(single, whole):
-            done = asked.delete(some, document_ids=others)
+        handle = client.index(index)
+        single = [*(ids or []), *_read_ids(handle, ids_file)]
+        whole = [*(document or []), *_read_ids(handle, documents_file)]
+        for some, documents_part in _batches(single, whole):
+            done = handle.delete(some, document_ids=documents_part)
             deleted, sequence = deleted + done.deleted, done.sequence
     if as_json:
         print_json({"deleted": deleted, "sequence": sequence})
@@ -175,17 +175,17 @@ def _delete_where(
 ) -> None:
     condition = parsed_json(where, "--where")
     with connected(target, store, timeout_s=timeout) as client:
-        asked = client.index(index)
+        handle = client.index(index)
         if dry_run or not yes:
             _confirm(
-                asked.delete(where=condition, dry_run=True).deleted,
+                handle.delete(where=condition, dry_run=True).deleted,
                 "deleted",
                 dry_run=dry_run,
                 as_json=as_json,
             )
         if dry_run:
             return
-        done = asked.delete(where=condition, progress=_report)
+        done = handle.delete(where=condition, progress=_report)
     _print_done(done.deleted, done.sequence, "deleted", as_json=as_json)
 
 
@@ -199,7 +199,7 @@ def update(
             help='Filter, such as {"year": {"$gte": 2020}}; {} changes all datapoints.',
         ),
     ],
-    given: Annotated[
+    assignments: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
@@ -224,16 +224,16 @@ def update(
     """
     condition = parsed_json(where, "--where")
     with connected(target, store, timeout_s=timeout) as client:
-        asked = client.index(index)
-        kinds = asked.stats().attributes if given else {}
-        attributes: dict[str, Any] = dict(_assignment(text, kinds) for text in given or ())
+        handle = client.index(index)
+        kinds = handle.stats().attributes if assignments else {}
+        attributes: dict[str, Any] = dict(_assignment(text, kinds) for text in assignments or ())
         attributes |= dict.fromkeys(unset or ())
         if dry_run or not yes:
-            count = asked.update(where=condition, attributes=attributes, dry_run=True).written
+            count = handle.update(where=condition, attributes=attributes, dry_run=True).written
             _confirm(count, "changed", dry_run=dry_run, as_json=as_json)
         if dry_run:
             return
-        done = asked.update(where=condition, attributes=attributes, progress=_report)
+        done = handle.update(where=condition, attributes=attributes, progress=_report)
     _print_done(done.written, done.sequence, "changed", as_json=as_json)
 
 

@@ -67,10 +67,10 @@ async def search_batches(
         async with AsyncTasks(in_flight) as tasks:
             waiting.extend(tasks.start(answered, part) for part in islice(parts, in_flight))
             while waiting:
-                found = await tasks.result(waiting.popleft())
+                results = await tasks.result(waiting.popleft())
                 waiting.extend(tasks.start(answered, part) for part in islice(parts, 1))
-                report(len(found))
-                for hits in found:
+                report(len(results))
+                for hits in results:
                     yield hits
 
 
@@ -122,7 +122,7 @@ async def write_all(
                 if reader is None and has_foreign(part):
                     reader = await reader_of()
                 for batch in [part] if reader is None else read_batch(part, reader):
-                    while must_wait(batch, [other for other, _ in waiting], in_flight):
+                    while must_wait(batch, [ahead for ahead, _ in waiting], in_flight):
                         await settle()
                     task = tasks.start(_outcomes, write, batch.points, batch.first, halves=errors == "return")
                     waiting.append((batch, task))

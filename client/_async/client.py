@@ -54,11 +54,11 @@ class AsyncClient:
 
     async def indexes(self) -> Indexes:
         """Return the indexes there are, by name, without their segments and specs."""
-        found, token = await self._run(calls.list_indexes(""))
+        infos, token = await self._run(calls.list_indexes(""))
         while token:
             page, token = await self._run(calls.list_indexes(token))
-            found += page
-        return Indexes(found)
+            infos += page
+        return Indexes(infos)
 
     async def create_index(
         self,

@@ -177,9 +177,9 @@ class AsyncIndex(AsyncWrites):
         )
 
         async def read(at: str | None) -> ScanPage:
-            known = self._client._sequences.get(self.name, 0)
+            sequence = self._client._sequences.get(self.name, 0)
             page = await self._client._run(
-                calls.scan_page(request, at, min_sequence=known, timeout_s=timeout_s)
+                calls.scan_page(request, at, min_sequence=sequence, timeout_s=timeout_s)
             )
             request.index = page.index_name or self.name  # an alias may be moved while the scan runs
             return page

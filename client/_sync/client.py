@@ -55,11 +55,11 @@ class Client:
 
     def indexes(self) -> Indexes:
         """Return the indexes there are, by name, without their segments and specs."""
-        found, token = self._run(calls.list_indexes(""))
+        infos, token = self._run(calls.list_indexes(""))
         while token:
             page, token = self._run(calls.list_indexes(token))
-            found += page
-        return Indexes(found)
+            infos += page
+        return Indexes(infos)
 
     def create_index(
         self,

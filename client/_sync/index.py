@@ -176,8 +176,8 @@ class Index(Writes):
         )
 
         def read(at: str | None) -> ScanPage:
-            known = self._client._sequences.get(self.name, 0)
-            page = self._client._run(calls.scan_page(request, at, min_sequence=known, timeout_s=timeout_s))
+            sequence = self._client._sequences.get(self.name, 0)
+            page = self._client._run(calls.scan_page(request, at, min_sequence=sequence, timeout_s=timeout_s))
             request.index = page.index_name or self.name  # an alias may be moved while the scan runs
             return page
 

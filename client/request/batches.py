@@ -99,7 +99,9 @@ def read_batch(batch: WriteBatch, reader: RecordReader) -> list[WriteBatch]:
 
 def must_wait(batch: WriteBatch, under_way: Sequence[WriteBatch], in_flight: int) -> bool:
     """Return whether another batch must end first: calls may overtake each other, writes of one id must not."""
-    return len(under_way) >= in_flight or any(not batch.ids.isdisjoint(other.ids) for other in under_way)
+    return len(under_way) >= in_flight or any(
+        not batch.ids.isdisjoint(previous.ids) for previous in under_way
+    )
 
 
 def size_of(items: object) -> int | None:
@@ -110,12 +112,12 @@ def size_of(items: object) -> int | None:
 
 
 def _check_sizes(batch_size: int, in_flight: int, errors: Errors) -> None:
-    for name, value, most in (
+    for name, value, maximum in (
         ("batch_size", batch_size, MAX_BATCH),
         ("in_flight", in_flight, MAX_IN_FLIGHT),
     ):
-        if not 1 <= value <= most:
-            raise InvalidArgumentError(f"{name}: must be 1 to {most}, got {value!r:.40}", field=name)
+        if not 1 <= value <= maximum:
+            raise InvalidArgumentError(f"{name}: must be 1 to {maximum}, got {value!r:.40}", field=name)
     if errors not in ("raise", "return"):
         raise InvalidArgumentError(f"errors: must be 'raise' or 'return', got {errors!r:.40}", field="errors")
 
@@ -135,14 +137,14 @@ def _cut_writes(points: Iterable[Any], size: int, first: int = 0) -> Iterator[Wr
     ids: set[str] = set()
     batch_bytes = 0
     for point in points:
-        own, point_bytes = _ids(point), _bytes_of(point)
+        point_ids, point_bytes = _ids(point), _bytes_of(point)
         is_full = len(batch) >= size or batch_bytes + point_bytes > MAX_BATCH_BYTES
-        if batch and (is_full or not ids.isdisjoint(own)):
+        if batch and (is_full or not ids.isdisjoint(point_ids)):
             yield WriteBatch(batch, first, frozenset(ids))
             first += len(batch)
             batch, ids, batch_bytes = [], set(), 0
         batch.append(point)
-        ids |= own
+        ids |= point_ids
         batch_bytes += point_bytes
     if batch:
         yield WriteBatch(batch, first, frozenset(ids))

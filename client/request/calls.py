@@ -151,15 +151,15 @@ def get(
     timeout_s: float | None = None,
 ) -> Call[search_pb2.GetRequest, search_pb2.GetResponse, list[Datapoint | None]]:
     """Return the call for datapoints by id."""
-    wanted = _identifiers(ids, "ids")
+    identifiers = _identifiers(ids, "ids")
     request = search_pb2.GetRequest(
         index=index,
-        ids=wanted,
+        ids=identifiers,
         return_fields=build_fields(fields),
         return_vector=checked_return(vectors),
         min_sequence=min_sequence,
     )
-    return Call(GET, request, lambda response: parse_get(wanted, response), timeout_s)
+    return Call(GET, request, lambda response: parse_get(identifiers, response), timeout_s)
 
 
 @refuses_surrogates

@@ -43,9 +43,9 @@ Send: TypeAlias = Callable[[Call[Any, Any, FilteredBatch]], FilteredBatch]
 """Sends the call of a batch."""
 
 
-def check_alone(**others: object) -> None:
+def check_alone(**arguments: object) -> None:
     """Refuse arguments that make no sense with `where`; InvalidArgumentError names the first one."""
-    for name, value in others.items():
+    for name, value in arguments.items():
         if value is not None and value != ():
             raise InvalidArgumentError(f"{name}: cannot be given together with where", field=name)
 

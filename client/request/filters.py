@@ -30,14 +30,14 @@ _SYNONYMS = {"latitude": "lat", "longitude": "lon", "lng": "lon"}
 
 def _radius(operand: object, path: str) -> list[pb.Value]:
     """Return the centre and the radius in metres."""
-    given = _numbers(operand, ("lat", "lon", "radius_m"), path)
-    return [_place(given["lat"], given["lon"]), pb.Value(float_value=given["radius_m"])]
+    numbers = _numbers(operand, ("lat", "lon", "radius_m"), path)
+    return [_location(numbers["lat"], numbers["lon"]), pb.Value(float_value=numbers["radius_m"])]
 
 
 def _box(operand: object, path: str) -> list[pb.Value]:
     """Return the south-west and the north-east corner."""
-    given = _numbers(operand, ("south", "west", "north", "east"), path)
-    return [_place(given["south"], given["west"]), _place(given["north"], given["east"])]
+    numbers = _numbers(operand, ("south", "west", "north", "east"), path)
+    return [_location(numbers["south"], numbers["west"]), _location(numbers["north"], numbers["east"])]
 
 
 GEO_OPERATORS: dict[str, tuple[pb.Operator.ValueType, Callable[[object, str], list[pb.Value]]]] = {
@@ -47,7 +47,7 @@ GEO_OPERATORS: dict[str, tuple[pb.Operator.ValueType, Callable[[object, str], li
 """The operator, and what makes its values; raises InvalidArgumentError."""
 
 
-def _place(latitude: float, longitude: float) -> pb.Value:
+def _location(latitude: float, longitude: float) -> pb.Value:
     return pb.Value(geo_value=pb.GeoPoint(latitude=latitude, longitude=longitude))
 
 

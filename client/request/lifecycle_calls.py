@@ -57,9 +57,9 @@ def build_spec(
         InvalidArgumentError: it is neither a name nor a mapping, or cannot be JSON.
 
     """
-    given = {name: value for name, value in parts.items() if value is not None}
+    settings = {name: value for name, value in parts.items() if value is not None}
     if isinstance(spec, str):
-        made: dict[str, Any] = {"index": spec, **given}
+        made: dict[str, Any] = {"index": spec, **settings}
         if dimensions or sparse or any(made.get(name) for name in ("encoder", "lexical", "named_vectors")):
             made.setdefault("vectors", "optional")
     elif isinstance(spec, Mapping):
@@ -68,7 +68,7 @@ def build_spec(
                 "spec.dimensions: is no key of a spec; give it as an argument: create_index(…, dimensions=…)",
                 field="spec.dimensions",
             )
-        made = {**spec, **given}
+        made = {**spec, **settings}
     else:
         raise InvalidArgumentError(
             f"spec: must be a mapping with the keys of SPEC.yaml, or a name, got {spec!r:.80}", field="spec"

@@ -32,18 +32,18 @@ VectorChoices: TypeAlias = str | Sequence[str] | Mapping[str, float]
 _COLUMN = "vectors."
 
 
-def build_named_spec(given: object, field: str) -> dict[str, Any]:
+def build_named_spec(vectors: object, field: str) -> dict[str, Any]:
     """Return `named_vectors` as the spec has them.
 
     Raises:
         InvalidArgumentError: a value is neither a model, a number of dimensions nor a mapping.
 
     """
-    if not isinstance(given, Mapping):
+    if not isinstance(vectors, Mapping):
         raise _invalid(
-            field, f"must be a mapping of names to models, dimensions or mappings, got {given!r:.80}"
+            field, f"must be a mapping of names to models, dimensions or mappings, got {vectors!r:.80}"
         )
-    return {str(name): _named_spec(value, f"{field}.{name}") for name, value in given.items()}
+    return {str(name): _named_spec(value, f"{field}.{name}") for name, value in vectors.items()}
 
 
 def _named_spec(value: object, field: str) -> dict[str, Any]:
@@ -67,25 +67,25 @@ def _named_spec(value: object, field: str) -> dict[str, Any]:
     return {"dimensions": dimensions}
 
 
-def build_choices(given: object, field: str = "vectors") -> list[VectorChoice]:
+def build_choices(choices: object, field: str = "vectors") -> list[VectorChoice]:
     """Return the messages for the vectors that a search compares; the server checks names and weights.
 
     Raises:
         InvalidArgumentError: it is none of the kinds of `VectorChoices`.
 
     """
-    if isinstance(given, str):
-        return [VectorChoice(name=given)]
-    if isinstance(given, Mapping):
+    if isinstance(choices, str):
+        return [VectorChoice(name=choices)]
+    if isinstance(choices, Mapping):
         return [
             VectorChoice(name=_name(name, field), weight=_weight(weight, f"{field}[{i}].weight"))
-            for i, (name, weight) in enumerate(given.items())
+            for i, (name, weight) in enumerate(choices.items())
         ]
-    if not isinstance(given, Iterable) or isinstance(given, (bytes, bytearray)):
+    if not isinstance(choices, Iterable) or isinstance(choices, (bytes, bytearray)):
         raise _invalid(
-            field, f"must be a name, a list of names or a mapping of names to weights, got {given!r:.80}"
+            field, f"must be a name, a list of names or a mapping of names to weights, got {choices!r:.80}"
         )
-    return [VectorChoice(name=_name(name, f"{field}[{i}]")) for i, name in enumerate(given)]
+    return [VectorChoice(name=_name(name, f"{field}[{i}]")) for i, name in enumerate(choices)]
 
 
 def _name(name: object, field: str) -> str:
@@ -107,18 +107,18 @@ def checked_return(vectors: object) -> bool:
     return bool(vectors)
 
 
-def build_vectors(given: object, field: str) -> dict[str, Vector]:
+def build_vectors(vectors: object, field: str) -> dict[str, Vector]:
     """Return the messages for the named vectors of a datapoint; a name whose vector is None is left out.
 
     Raises:
         InvalidArgumentError: names the vector that is none.
 
     """
-    if not isinstance(given, Mapping):
-        raise _invalid(field, f"must be a mapping of names to vectors, got {given!r:.80}")
+    if not isinstance(vectors, Mapping):
+        raise _invalid(field, f"must be a mapping of names to vectors, got {vectors!r:.80}")
     return {
         _name(name, field): Vector(packed=packed_vector(vector, f"{field}.{name}"))
-        for name, vector in given.items()
+        for name, vector in vectors.items()
         if vector is not None
     }
 
@@ -150,9 +150,9 @@ def with_vectors(row: dict[str, Any]) -> dict[str, Any]:
     columns = [name for name in row if name.startswith(_COLUMN)]
     if not columns:
         return row
-    rest = {name: value for name, value in row.items() if name not in columns}
+    columns_kept = {name: value for name, value in row.items() if name not in columns}
     named = {name.removeprefix(_COLUMN): row[name] for name in columns}
-    return {**rest, "vectors": {**(rest.get("vectors") or {}), **named}}
+    return {**columns_kept, "vectors": {**(columns_kept.get("vectors") or {}), **named}}
 
 
 def _invalid(path: str, what: str) -> InvalidArgumentError:

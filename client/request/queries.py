@@ -496,7 +496,7 @@ def _order(order_by: Any) -> pb.OrderBy:
     return pb.OrderBy(field=order_by.removeprefix("-"), descending=order_by.startswith("-"))
 
 
-def _count(value: Any, field: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= most:
-        raise InvalidArgumentError(f"{field}: must be {least} to {most}, got {value!r:.80}", field=field)
+def _count(value: Any, field: str, least: int, maximum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= maximum:
+        raise InvalidArgumentError(f"{field}: must be {least} to {maximum}, got {value!r:.80}", field=field)
     return int(value)

@@ -105,19 +105,19 @@ class RecordReader:
             return record
         form = self.form_of(record)
         mapping = self._exported if form == "exported" else self._source
-        known = DATAPOINT_KEYS if form == "datapoint" else mapping.names | {_MADE_AGAIN}
+        keys = DATAPOINT_KEYS if form == "datapoint" else mapping.names | {_MADE_AGAIN}
         more = self._more if form == "source" else frozenset()
         takes = mapping.is_other if form != "datapoint" else lambda _: False
         if form == "source" and self._extra != "ignore":
-            unknown = record.keys() - known - more
+            unknown = record.keys() - keys - more
             lost = {name for name in unknown if not takes(str(name))} if self._extra is None else set()
             peers = unknown if unknown <= _OF_PEERS.keys() else lost & _OF_PEERS.keys()
             if hint := _peer_hint(record, peers):
                 last = "" if self._extra else "; upsert_many with extra='ignore' takes the table as it is"
                 return RefusedRecord(_identifier(record, mapping), hint + last)
-        if extra := {name for name in record.keys() - known - more if not takes(str(name))}:
+        if extra := {name for name in record.keys() - keys - more if not takes(str(name))}:
             if self._extra == "refuse" or form == "datapoint":
-                return _refused(record, str(min(extra, key=str)), known | more, form)
+                return _refused(record, str(min(extra, key=str)), keys | more, form)
             self.ignored.update(map(str, extra))
         return record if form == "datapoint" else self._made(record, mapping, more)
 
@@ -137,10 +137,10 @@ class RecordReader:
         if isinstance(point.get("payload"), str):
             # Files hold payloads as JSON in text, too.
             point["payload"] = _parsed(point["payload"])
-        given = {name: record[name] for name in more if record.get(name) is not None}
-        if "vectors" in given and isinstance(given["vectors"], Mapping):
-            given["vectors"] = {**point.get("vectors", {}), **given["vectors"]}
-        return point | given
+        extras = {name: record[name] for name in more if record.get(name) is not None}
+        if "vectors" in extras and isinstance(extras["vectors"], Mapping):
+            extras["vectors"] = {**point.get("vectors", {}), **extras["vectors"]}
+        return point | extras
 
 
 _OF_PEERS: dict[str, tuple[str, type | tuple[type, ...]]] = {
@@ -182,19 +182,19 @@ def _mappings(spec: Mapping[str, Any]) -> tuple[FieldMapping, FieldMapping, list
         from scannery.indexer.datapoints.named_vectors import vector_column
         from scannery.indexer.spec.spec_files import parse_spec
 
-    own = parse_spec(spec)
-    sparse = {"sparse_vector": "sparse"} if own.source.sparse_vector else {}
-    exported: dict[str, Any] = {"index": own.index, "source": {"format": "datapoints", **sparse}}
-    attributes = {"attributes": dict(own.attributes), "dynamic": own.dynamic}
+    parsed = parse_spec(spec)
+    sparse = {"sparse_vector": "sparse"} if parsed.source.sparse_vector else {}
+    exported: dict[str, Any] = {"index": parsed.index, "source": {"format": "datapoints", **sparse}}
+    attributes = {"attributes": dict(parsed.attributes), "dynamic": parsed.dynamic}
     # Of exported vectors, only the names are needed.
-    named = {name: {"dimensions": 1} for name in own.named_vectors}
+    named = {name: {"dimensions": 1} for name in parsed.named_vectors}
     exported |= {**attributes, "named_vectors": named}
-    contents = ["text", "embedding", *map(vector_column, own.named_vectors)]
-    return FieldMapping.of(own), FieldMapping.of(parse_spec(exported)), contents
+    contents = ["text", "embedding", *map(vector_column, parsed.named_vectors)]
+    return FieldMapping.of(parsed), FieldMapping.of(parse_spec(exported)), contents
 
 
-def _refused(record: Mapping[str, Any], key: str, known: frozenset[str], form: Form) -> RefusedRecord:
-    names = sorted(name for name in known if not name.startswith("_"))
+def _refused(record: Mapping[str, Any], key: str, allowed: frozenset[str], form: Form) -> RefusedRecord:
+    names = sorted(name for name in allowed if not name.startswith("_"))
     near = difflib.get_close_matches(key, names, 1, 0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"it can have {', '.join(names)}"
     what = {"datapoint": "a datapoint", "source": "a record by the spec", "exported": "an exported row"}[form]
@@ -202,8 +202,8 @@ def _refused(record: Mapping[str, Any], key: str, known: frozenset[str], form: F
 
 
 def _identifier(record: Mapping[str, Any], mapping: FieldMapping) -> str:
-    found = mapping.fields["id"].value(record)
-    return str(found) if isinstance(found, (str, int)) else ""
+    value = mapping.fields["id"].value(record)
+    return str(value) if isinstance(value, (str, int)) else ""
 
 
 def _parsed(text: str) -> Any:
@@ -289,7 +289,7 @@ def _with_index(frame: Any) -> Any:
     if twice := next((name for name in columns if columns.count(name) > 1), None):
         raise InvalidArgumentError(f"points: two columns are called {twice!r}", field="points")
     names = getattr(getattr(frame, "index", None), "names", ())
-    levels = [place for place, name in enumerate(names) if name is not None and str(name) not in columns]
+    levels = [level for level, name in enumerate(names) if name is not None and str(name) not in columns]
     return frame.reset_index(level=levels) if levels else frame
 
 
@@ -323,8 +323,8 @@ def _reader(points: Any) -> Iterable[pa.RecordBatch] | None:
             batches: Iterable[pa.RecordBatch] = _named(pa.RecordBatchReader.from_stream(points))
             return batches
         if not _is_frame(points):
-            one: pa.RecordBatch = _named(pa.record_batch(points))
-            return [one]
+            batch: pa.RecordBatch = _named(pa.record_batch(points))
+            return [batch]
     except (pa.ArrowException, TypeError, ValueError) as error:
         if not _is_frame(points):
             raise InvalidArgumentError(
@@ -357,8 +357,8 @@ def _batch_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         from scannery.indexer.datapoints.columns.plain import plain
 
     columns = {
-        name: _column(plain(batch.column(place)))
-        for place, name in enumerate(batch.schema.names)
+        name: _column(plain(batch.column(number)))
+        for number, name in enumerate(batch.schema.names)
         if not _is_index(name)
     }
     for row in range(batch.num_rows):

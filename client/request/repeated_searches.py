@@ -53,14 +53,14 @@ def _around(index: str, size: int, k: int, options: dict[str, Any]) -> tuple[byt
         return _split(index, size, build_options(k, **options))
     if not _is_plain((k, options)):
         return _split(index, size, build_options(k, **options))
-    found = _kept.get(key)
-    if found is None:
-        found = _split(index, size, build_options(k, **options))
+    head = _kept.get(key)
+    if head is None:
+        head = _split(index, size, build_options(k, **options))
         if len(_kept) >= MAX_KEPT:
             _kept.clear()
         if len(key[2]) <= MAX_KEY_BYTES:
-            _kept[key] = found
-    return found
+            _kept[key] = head
+    return head
 
 
 def _is_plain(value: Any) -> bool:

@@ -100,8 +100,8 @@ def refuses_surrogates(build: Callable[P, T]) -> Callable[P, T]:
         try:
             return build(*args, **kwargs)
         except UnicodeEncodeError as error:
-            given = signature.bind(*args, **kwargs).arguments
-            names = {**given, **given.pop("options", {})}
+            arguments = signature.bind(*args, **kwargs).arguments
+            names = {**arguments, **arguments.pop("options", {})}
             raise not_unicode(_holder(names, error.object), error) from error
 
     return checked
@@ -109,8 +109,8 @@ def refuses_surrogates(build: Callable[P, T]) -> Callable[P, T]:
 
 def _holder(arguments: Mapping[str, Any], text: str) -> str:
     """Return the argument that a text comes from; the last one if it cannot be told."""
-    found = (name for name, value in arguments.items() if text in _texts(value))
-    return next(found, list(arguments)[-1])
+    names = (name for name, value in arguments.items() if text in _texts(value))
+    return next(names, list(arguments)[-1])
 
 
 def _texts(value: Any) -> tuple[Any, ...]:

@@ -127,7 +127,7 @@ def parse_attribute_stats(
         rows=response.rows,
         missing=response.missing,
         distinct=response.distinct,
-        types=tuple(_type_stats(shares, one) for one in response.types),
+        types=tuple(_type_stats(shares, stats) for stats in response.types),
         version=response.version,
         sequence=response.sequence,
     )

@@ -107,7 +107,7 @@ def _values(values: list[Any]) -> pa.Array:
     if all(value is None or value == [] for value in values):
         return pa.array(values, pa.list_(pa.string()))
     if all(value is None or _is_place(value) for value in values):
-        return pa.array(values, _PLACE)
+        return pa.array(values, _LOCATION)
     if not any(isinstance(value, dict) for value in values):
         with contextlib.suppress(pa.ArrowException):
             return pa.array(values)
@@ -124,7 +124,7 @@ def _is_place(value: object) -> bool:
     )
 
 
-_PLACE = pa.struct([("lat", pa.float64()), ("lon", pa.float64())])
+_LOCATION = pa.struct([("lat", pa.float64()), ("lon", pa.float64())])
 
 
 def facets_table(facets: Facets) -> pa.Table:

@@ -73,23 +73,25 @@ def parse_many(response: search_pb2.SearchManyResponse) -> list[Hits]:
     each = modes if len(modes) == len(results) else [modes[0] if modes else 0] * len(results)
     version, sequence = response.version, response.sequence
     if results and results[0].HasField("explanation"):  # then all have one
-        found = [_hits(result, version, sequence, mode) for result, mode in zip(results, each, strict=True)]
+        hit_lists = [
+            _hits(result, version, sequence, mode) for result, mode in zip(results, each, strict=True)
+        ]
     else:
-        found = [
+        hit_lists = [
             undecoded(result, version, sequence, _MODES.get(mode))
             for result, mode in zip(results, each, strict=True)
         ]
     if response.HasField("coverage"):
         coverage = _coverage(response.coverage)
-        for hits in found:
+        for hits in hit_lists:
             hits.coverage = coverage
-    return found
+    return hit_lists
 
 
 def parse_get(ids: Iterable[str], response: search_pb2.GetResponse) -> list[Datapoint | None]:
     """Return one datapoint per id, None where there is none."""
-    found = {point.id: _datapoint(point) for point in response.datapoints}
-    return [found.get(identifier) for identifier in ids]
+    by_id = {point.id: _datapoint(point) for point in response.datapoints}
+    return [by_id.get(identifier) for identifier in ids]
 
 
 def parse_page(response: search_pb2.ScanResponse) -> ScanPage:
@@ -136,13 +138,13 @@ def parse_encoders(response: embedding_pb2.ListEncodersResponse) -> list[Encoder
     """Return the encoders of a response."""
     return [
         EncoderInfo(
-            model=one.model,
-            fingerprint=one.fingerprint,
-            dimensions=one.dimensions or None,
-            max_tokens=one.max_tokens or None,
-            device=one.device or None,
+            model=encoder.model,
+            fingerprint=encoder.fingerprint,
+            dimensions=encoder.dimensions or None,
+            max_tokens=encoder.max_tokens or None,
+            device=encoder.device or None,
         )
-        for one in response.encoders
+        for encoder in response.encoders
     ]
 
 
@@ -192,17 +194,19 @@ def _named_vectors(message: index_pb2.NamedVectorInfo) -> NamedVectorInfo:
 
 
 def _encoder(message: index_pb2.IndexInfo | index_pb2.NamedVectorInfo) -> EncoderInfo | None:
-    found = message.encoder
+    encoder = message.encoder
     return (
-        EncoderInfo(model=found.model, fingerprint=found.fingerprint) if message.HasField("encoder") else None
+        EncoderInfo(model=encoder.model, fingerprint=encoder.fingerprint)
+        if message.HasField("encoder")
+        else None
     )
 
 
 def _recall(message: index_pb2.IndexInfo | index_pb2.NamedVectorInfo) -> RecallInfo | None:
-    found = message.recall
+    recall = message.recall
     if not message.HasField("recall"):
         return None
-    return RecallInfo(k=found.k, target=found.target, measured=found.measured, reached=found.reached)
+    return RecallInfo(k=recall.k, target=recall.target, measured=recall.measured, reached=recall.reached)
 
 
 _DISTANCES: dict[int, Literal["cosine", "dot", "squared_l2"]] = {
@@ -289,19 +293,19 @@ Datapoint._decode = _decode
 
 
 def _attributes(values: Mapping[str, types_pb2.Value]) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {}
+    decoded: dict[str, AttributeValue] = {}
     for name in sorted(values):
         message, kind = values[name], _LIKELY.get(name)
         # Only the kind that is set has a value; to ask for it takes as long as to read it.
         if kind is not None and (value := getattr(message, kind)):
-            found[name] = value
+            decoded[name] = value
             continue
         value = parse_value(message)
         if value is not None:
-            found[name] = value
+            decoded[name] = value
             if type(value) in _SCALARS and name not in _LIKELY and len(_LIKELY) < MAX_LIKELY:
                 _LIKELY[name] = _SCALARS[type(value)]
-    return found
+    return decoded
 
 
 MAX_LIKELY = 4096

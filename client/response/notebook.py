@@ -55,7 +55,7 @@ def hits_view(hits: Sequence[Hit], version: int) -> str:
     if not hits:
         return _framed("<em>No hits.</em>")
     rows = "".join(
-        _row((_NUMBER, str(rank)), (_NUMBER, f"{hit.score:.4f}"), (_CELL, _found(hit)))
+        _row((_NUMBER, str(rank)), (_NUMBER, f"{hit.score:.4f}"), (_CELL, _content(hit)))
         for rank, hit in enumerate(hits[:SHOWN_HITS], 1)
     )
     more = f", {SHOWN_HITS} shown" if len(hits) > SHOWN_HITS else ""
@@ -77,7 +77,7 @@ def facets_view(facets: Sequence[Facet], distinct: int, missing: int) -> str:
 def datapoint_view(point: Datapoint) -> str:
     """Return a datapoint or a hit."""
     score = getattr(point, "score", None)
-    return _framed(_found(point) + ("" if score is None else _dim(f"score {score:.4f}")))
+    return _framed(_content(point) + ("" if score is None else _dim(f"score {score:.4f}")))
 
 
 def index_view(info: IndexInfo) -> str:
@@ -132,7 +132,7 @@ def handle_view(name: str, stats: Callable[..., Any]) -> str:
         return _framed(f"<strong>{_text(name)}</strong>{_dim(error.message)}")
 
 
-def _found(point: Datapoint) -> str:
+def _content(point: Datapoint) -> str:
     heading = (
         f"<strong>{_text(point.title or point.document_id or point.id)}</strong> {_dim(point.id, 'span')}"
     )

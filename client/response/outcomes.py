@@ -76,20 +76,20 @@ def failed_writes(points: Sequence[Any], first: int, error: ScanneryError) -> li
         str(point.get("id", "")) if isinstance(point, Mapping) else getattr(point, "id", "")
         for point in points
     ]
-    told = located(error, first)
-    return [NotWritten(first + i, identifier, told) for i, identifier in enumerate(ids)]
+    problem = located(error, first)
+    return [NotWritten(first + i, identifier, problem) for i, identifier in enumerate(ids)]
 
 
 def located(error: ScanneryError, first: int) -> ScanneryError:
     """Return an error of a batch with the position of its datapoint among all that were given."""
-    if error.field is None or (found := _PLACE.match(error.field)) is None:
+    if error.field is None or (match := _PREFIX.match(error.field)) is None:
         return error
-    here, there = found[0], f"upserts[{first + int(found[1])}]"
+    here, there = match[0], f"upserts[{first + int(match[1])}]"
     field = there + error.field[len(here) :]
     return type(error)(error.message.replace(here, there, 1), field=field, retry_after_s=error.retry_after_s)
 
 
-_PLACE = re.compile(r"upserts\[([0-9]+)\]")
+_PREFIX = re.compile(r"upserts\[([0-9]+)\]")
 
 
 def _is_told(error: ScanneryError, count: int) -> bool:

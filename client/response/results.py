@@ -364,15 +364,15 @@ def stated(point: Datapoint, names: Iterable[str]) -> dict[str, Any]:
     To read a field that an answer leaves out takes 2 µs, and here half of that.
     """
     _ = point.attributes  # decodes the others
-    found = {}
+    fields = {}
     for name in names:
         try:
             value = _GETTERS[name](point)
         except AttributeError:
             continue
         if value is not None:
-            found[name] = value
-    return found
+            fields[name] = value
+    return fields
 
 
 _GETTERS: dict[str, Callable[[Datapoint], Any]] = {

@@ -37,14 +37,14 @@ class UndecodedHits(Hits):
 
 
 def undecoded(
-    found: search_pb2.SearchResponse | search_pb2.HitList,
+    message: search_pb2.SearchResponse | search_pb2.HitList,
     version: int,
     sequence: int,
     mode: Literal["dense", "lexical", "hybrid"] | None,
 ) -> Hits:
     """Return the hits of a message, which are made when one of them is looked at, with the snapshot and the mode."""
     hits = UndecodedHits()
-    hits._found, hits.version, hits.sequence, hits.mode = found, version, sequence, mode
+    hits._found, hits.version, hits.sequence, hits.mode = message, version, sequence, mode
     return hits
 
 
@@ -88,9 +88,9 @@ def _made_first(name: str) -> Callable[..., Any]:
     return method
 
 
-def _added_to(self: Hits, other: Any) -> Any:
+def _added_to(self: Hits, addend: Any) -> Any:
     # A list reads the operand behind `+` past its methods.
-    return list.__add__(other, _ordinary(self)) if isinstance(other, list) else NotImplemented
+    return list.__add__(addend, _ordinary(self)) if isinstance(addend, list) else NotImplemented
 
 
 LIST_METHODS = (

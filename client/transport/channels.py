@@ -168,11 +168,11 @@ async def async_ask(rpc: Any, request: Any, timeout_s: float, metadata: Any) -> 
 
 def close(channels: list[grpc.Channel]) -> None:
     """Close channels."""
-    for one in channels:
-        one.close()
+    for channel in channels:
+        channel.close()
 
 
 async def async_close(channels: list[grpc.aio.Channel]) -> None:
     """Close channels."""
-    for one in channels:
-        await one.close(grace=None)
+    for channel in channels:
+        await channel.close(grace=None)

@@ -64,9 +64,9 @@ def bert_kernels(head_size: int) -> BertKernels | None:
         AttributeError,
     ):  # an LLVM before 15 knows neither `ptr` nor these types
         return None
-    place, size, single = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    attend = ctypes.CFUNCTYPE(None, place, place, place, size, size, size, place)
-    add_norm = ctypes.CFUNCTYPE(None, place, place, place, place, size, size, single, place)
+    pointer, size, single = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+    attend = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, size, size, size, pointer)
+    add_norm = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, pointer, size, size, single, pointer)
     return BertKernels(
         attend(engine.get_function_address("attend")),
         add_norm(engine.get_function_address("add_norm")),
@@ -139,17 +139,17 @@ def attention_code(head_size: int) -> str:
                 highest = _scores(code, text, [code.at(queries, code.times(row, stride)) for row in rows])
                 sums = _softmax(code, text, highest)
                 attended = code.at(attended_of_text, offset)
-                places = [code.at(attended, code.times(row, attended_stride)) for row in rows]
-                _weighted_values(code, text, sums, places)
+                targets = [code.at(attended, code.times(row, attended_stride)) for row in rows]
+                _weighted_values(code, text, sums, targets)
     parameters = ", ".join(f"ptr noalias %{name}" for name in ("qkv", "attended", "ends"))
     return code.function("attend", f"{parameters}, i64 %texts, i64 %heads, i64 %width, ptr noalias %scratch")
 
 
 def bounds_of(code: Code, text: str) -> tuple[str, str]:
     """Return the first token of a text, and the first one behind it, of `%ends`."""
-    place = code.at("%ends", code.times(text, 4))
+    address = code.at("%ends", code.times(text, 4))
     start, end = (
-        code.value(f"sext i32 {code.get('i32', each)} to i64") for each in (place, code.at(place, 4))
+        code.value(f"sext i32 {code.get('i32', each)} to i64") for each in (address, code.at(address, 4))
     )
     return start, end
 
@@ -158,9 +158,11 @@ def _transpose_keys(code: Code, text: _Text, keys: str) -> None:
     row_bytes = code.times(text.columns, 4)
     with code.loop(text.columns, 16) as first:
         tokens = [code.least(code.add(first, number), text.last) for number in range(16)]
-        places = [code.at(keys, code.times(token, text.stride)) for token in tokens]
+        addresses = [code.at(keys, code.times(token, text.stride)) for token in tokens]
         for part in range(text.head_size // 32):
-            block = _transposed(code, [code.get(WORDS, code.at(place, 64 * part), 2) for place in places])
+            block = _transposed(
+                code, [code.get(WORDS, code.at(address, 64 * part), 2) for address in addresses]
+            )
             target = code.at(text.keys, code.times(first, 4))
             for number, words in enumerate(block):
                 code.put(WORDS, words, code.at(target, code.times(row_bytes, number + 16 * part)))
@@ -179,14 +181,14 @@ def _transposed(code: Code, rows: list[str]) -> list[str]:
 
 
 def _interleave_values(code: Code, text: _Text, values: str) -> None:
-    lanes = [place for lane in range(16) for place in (lane, 16 + lane)]
+    lanes = [offset for lane in range(16) for offset in (lane, 16 + lane)]
     with code.loop(text.columns, 2) as first:
         tokens = code.least(first, text.last), code.least(code.add(first, 1), text.last)
-        places = [code.at(values, code.times(token, text.stride)) for token in tokens]
+        addresses = [code.at(values, code.times(token, text.stride)) for token in tokens]
         target = code.at(text.values, code.times(first, 2 * text.head_size))
         for part in range(text.head_size // 16):
-            one, other = (code.get("<16 x i16>", code.at(place, 32 * part), 2) for place in places)
-            code.put("<32 x i16>", code.shuffle("i16", one, other, lanes), code.at(target, 64 * part))
+            a, b = (code.get("<16 x i16>", code.at(address, 32 * part), 2) for address in addresses)
+            code.put("<32 x i16>", code.shuffle("i16", a, b, lanes), code.at(target, 64 * part))
 
 
 def _scores(code: Code, text: _Text, queries: list[str]) -> list[str]:
@@ -228,25 +230,25 @@ def _products(code: Code, text: _Text, queries: list[str], keys: str) -> list[li
         offset = code.times(pair, 4)
         for query, of_query in zip(queries, sums, strict=True):
             both = code.splat("i32", code.get("i32", code.at(query, offset), 2))
-            for part, place in zip(columns, of_query, strict=True):
-                code.put(FLOATS, code.dot(code.get(FLOATS, place), both, part), place)
+            for part, address in zip(columns, of_query, strict=True):
+                code.put(FLOATS, code.dot(code.get(FLOATS, address), both, part), address)
     return sums
 
 
 def _softmax(code: Code, text: _Text, highest: list[str]) -> list[str]:
     """Store the weights of ROWS rows, not yet divided by their sums; return variables with the sums by lane."""
     tops = []
-    for place in highest:
-        top = f"call float @llvm.vector.reduce.fmax.v16f32({FLOATS} {code.get(FLOATS, place)})"
+    for address in highest:
+        top = f"call float @llvm.vector.reduce.fmax.v16f32({FLOATS} {code.get(FLOATS, address)})"
         tops.append(code.splat("float", code.value(top)))
     sums = [code.variable(FLOATS, "zeroinitializer") for _ in highest]
     score_bytes, weight_bytes = code.times(text.columns, 4), code.times(text.columns, 2)
     with code.loop(text.columns, 16) as first:
-        for row, (top, place) in enumerate(zip(tops, sums, strict=True)):
+        for row, (top, address) in enumerate(zip(tops, sums, strict=True)):
             at = code.add(code.times(score_bytes, row), code.times(first, 4))
             score = code.get(FLOATS, code.at(text.scores, at))
             weight = _exp2(code, code.value(f"fsub {FLOATS} {score}, {top}"))
-            code.put(FLOATS, code.value(f"fadd {FLOATS} {code.get(FLOATS, place)}, {weight}"), place)
+            code.put(FLOATS, code.value(f"fadd {FLOATS} {code.get(FLOATS, address)}, {weight}"), address)
             at = code.add(code.times(weight_bytes, row), code.times(first, 2))
             code.put_rounded(weight, code.at(text.weights, at))
     return sums
@@ -257,10 +259,10 @@ def _exp2(code: Code, x: str) -> str:
     low = code.value(f"fcmp olt {FLOATS} {x}, {floats(-126.0)}")
     x = code.value(f"select <16 x i1> {low}, {FLOATS} {floats(-126.0)}, {FLOATS} {x}")
     whole = code.value(f"call {FLOATS} @llvm.nearbyint.v16f32({FLOATS} {x})")
-    rest = code.value(f"fsub {FLOATS} {x}, {whole}")
+    fraction = code.value(f"fsub {FLOATS} {x}, {whole}")
     power = floats(EXP2[0])
     for coefficient in EXP2[1:]:
-        power = code.fma(power, rest, floats(coefficient))
+        power = code.fma(power, fraction, floats(coefficient))
     exponent = code.value(f"shl {WORDS} {code.value(f'fptosi {FLOATS} {whole} to {WORDS}')}, {_words(23)}")
     bits = code.value(f"add {WORDS} {code.value(f'bitcast {FLOATS} {power} to {WORDS}')}, {exponent}")
     return code.value(f"bitcast {WORDS} {bits} to {FLOATS}")
@@ -285,13 +287,13 @@ def _weighted_values(code: Code, text: _Text, sums: list[str], attended: list[st
             for row, of_row in zip(rows, means, strict=True):
                 at = code.at(text.weights, code.add(code.times(weight_bytes, row), offset))
                 both = code.splat("i32", code.get("i32", at))
-                for part, place in zip(values, of_row, strict=True):
-                    code.put(FLOATS, code.dot(code.get(FLOATS, place), both, part), place)
+                for part, address in zip(values, of_row, strict=True):
+                    code.put(FLOATS, code.dot(code.get(FLOATS, address), both, part), address)
         for row, of_row in zip(rows, means, strict=True):
             total = code.total(code.get(FLOATS, sums[row]))
             share = code.splat("float", code.value(f"fdiv float 1.0, {total}"))
-            for number, place in enumerate(of_row):
-                mean = code.value(f"fmul {FLOATS} {code.get(FLOATS, place)}, {share}")
+            for number, address in enumerate(of_row):
+                mean = code.value(f"fmul {FLOATS} {code.get(FLOATS, address)}, {share}")
                 code.put_rounded(mean, code.at(attended[row], 32 * number))
 
 
@@ -301,11 +303,11 @@ def add_norm_code() -> str:
     count = code.value("sitofp i64 %width to float")
     row_bytes = code.times("%width", 2)
     with code.loop("%rows", 1) as row:
-        y, x = (code.at(place, code.times(row, row_bytes)) for place in ("%y", "%x"))
+        y, x = (code.at(address, code.times(row, row_bytes)) for address in ("%y", "%x"))
         total = code.variable(FLOATS, "zeroinitializer")
         with code.loop("%width", 16) as at:
-            one, other = (code.get_rounded(code.at(place, code.times(at, 2))) for place in (y, x))
-            both = code.value(f"fadd {FLOATS} {one}, {other}")
+            first, second = (code.get_rounded(code.at(address, code.times(at, 2))) for address in (y, x))
+            both = code.value(f"fadd {FLOATS} {first}, {second}")
             code.put(FLOATS, both, code.at("%scratch", code.times(at, 4)))
             code.put(FLOATS, code.value(f"fadd {FLOATS} {code.get(FLOATS, total)}, {both}"), total)
         mean = code.splat("float", code.value(f"fdiv float {code.total(code.get(FLOATS, total))}, {count}"))
@@ -320,10 +322,12 @@ def add_norm_code() -> str:
         with code.loop("%width", 16) as at:
             offset = code.times(at, 4)
             value, weight, bias = (
-                code.get(FLOATS, code.at(place, offset)) for place in ("%scratch", "%weight", "%bias")
+                code.get(FLOATS, code.at(address, offset)) for address in ("%scratch", "%weight", "%bias")
             )
             centred = code.value(f"fsub {FLOATS} {value}, {mean}")
             scaled = code.value(f"fmul {FLOATS} {centred}, {scale}")
             code.put_rounded(code.fma(scaled, weight, bias), code.at(y, code.times(at, 2)))
-    places = ", ".join(f"ptr noalias %{name}" for name in ("y", "x", "weight", "bias"))
-    return code.function("add_norm", f"{places}, i64 %rows, i64 %width, float %epsilon, ptr noalias %scratch")
+    parameters = ", ".join(f"ptr noalias %{name}" for name in ("y", "x", "weight", "bias"))
+    return code.function(
+        "add_norm", f"{parameters}, i64 %rows, i64 %width, float %epsilon, ptr noalias %scratch"
+    )

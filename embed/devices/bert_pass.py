@@ -20,7 +20,7 @@ from typing import Any
 from scannery.embed.devices.bert_kernels import add_norm_code, attention_code, bounds_of, has_flag
 from scannery.embed.devices.llvm_ir import FLOATS, WORDS, Code, compiled, floats, one_float
 
-__all__ = ["ALONE_TOKENS", "COLUMNS", "PLACES", "BertPass", "bert_pass", "block_rows", "work_bytes"]
+__all__ = ["ALONE_TOKENS", "BUFFERS", "COLUMNS", "BertPass", "bert_pass", "block_rows", "work_bytes"]
 
 COLUMNS = 32
 """Columns of a product that are computed together."""
@@ -35,7 +35,7 @@ ALONE_TOKENS = 64
 SHORTEST = 1e-12
 """Length below which a vector is divided by this instead, as torch does."""
 
-PLACES = ("qkv", "attended", "attended_norm", "wide", "narrow", "norm")
+BUFFERS = ("qkv", "attended", "attended_norm", "wide", "narrow", "norm")
 """What a layer has in the table, each with weights and biases."""
 
 ERF = (
@@ -97,8 +97,10 @@ def bert_pass(head_size: int, width: int, inner: int) -> BertPass | None:
         AttributeError,
     ):  # an LLVM before 15 knows neither `ptr` nor these types
         return None
-    place, size, single = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    kind = ctypes.CFUNCTYPE(None, *[place] * 7, *[size] * 3, place, size, size, single, size, size, place)
+    pointer, size, single = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+    kind = ctypes.CFUNCTYPE(
+        None, *[pointer] * 7, *[size] * 3, pointer, size, size, single, size, size, pointer
+    )
     return BertPass({rows: kind(engine.get_function_address(f"pass_{rows}")) for rows in BLOCKS}, engine)
 
 
@@ -140,11 +142,11 @@ def _product(name: str, depth: int, rows: int, *, gelu: bool) -> str:
             y = code.at(first, code.times(column, 2))
             for row, of_row in enumerate(sums):
                 target = code.at(y, code.times(width_bytes, row))
-                for part, place in enumerate(of_row):
-                    value = code.value(f"fadd {FLOATS} {code.get(FLOATS, place)}, {biases[part]}")
+                for part, address in enumerate(of_row):
+                    value = code.value(f"fadd {FLOATS} {code.get(FLOATS, address)}, {biases[part]}")
                     code.put_rounded(_gelu(code, value) if gelu else value, code.at(target, 32 * part))
-    places = ", ".join(f"ptr noalias %{name}" for name in ("x", "weight", "bias", "y"))
-    return code.function(name, f"{places}, i64 %width, i64 %blocks")
+    parameters = ", ".join(f"ptr noalias %{name}" for name in ("x", "weight", "bias", "y"))
+    return code.function(name, f"{parameters}, i64 %width, i64 %blocks")
 
 
 def _sums(code: Code, x: str, weights: str, depth: int, rows: int) -> list[list[str]]:
@@ -159,8 +161,8 @@ def _sums(code: Code, x: str, weights: str, depth: int, rows: int) -> list[list[
         inputs = code.at(x, code.times(pair, 4))
         for row, of_row in enumerate(sums):
             both = code.splat("i32", code.get("i32", code.at(inputs, 2 * depth * row)))
-            for column, place in zip(columns, of_row, strict=True):
-                code.put(FLOATS, code.dot(code.get(FLOATS, place), both, column), place)
+            for column, address in zip(columns, of_row, strict=True):
+                code.put(FLOATS, code.dot(code.get(FLOATS, address), both, column), address)
     return sums
 
 
@@ -202,8 +204,8 @@ def _pass(width: int, inner: int, rows: int) -> str:
     _gather(code, "%places", "%positions", y, width)
     add_norm(x, y, _addresses(code, "%table", 0))
     with code.loop("%layers", 1) as layer:
-        table = code.at("%table", code.add(code.times(layer, 16 * len(PLACES)), 16))
-        at = {name: _addresses(code, table, number) for number, name in enumerate(PLACES)}
+        table = code.at("%table", code.add(code.times(layer, 16 * len(BUFFERS)), 16))
+        at = {name: _addresses(code, table, number) for number, name in enumerate(BUFFERS)}
         product(_name(width, rows), x, at["qkv"], inside, 3 * width)
         sizes = f"i64 %texts, i64 %heads, i64 {width}"
         code.do(f"call void @attend(ptr {inside}, ptr {attended}, ptr %ends, {sizes}, ptr {scratch})")
@@ -214,10 +216,10 @@ def _pass(width: int, inner: int, rows: int) -> str:
         add_norm(x, y, at["norm"])
     _pool(code, x, width)
     names = ("ids", "positions", "words", "places", "result", "work", "ends")
-    places = ", ".join(f"ptr noalias %{name}" for name in names)
+    parameters = ", ".join(f"ptr noalias %{name}" for name in names)
     counts = "i64 %texts, i64 %rows, i64 %blocks, ptr noalias %table, i64 %layers, i64 %heads, float %epsilon"
     counts += ", i64 %averaged, i64 %unit, ptr noalias %lengths"
-    return code.function(f"pass_{rows}", f"{places}, {counts}")
+    return code.function(f"pass_{rows}", f"{parameters}, {counts}")
 
 
 def _gather(code: Code, source: str, numbers: str, target: str, width: int) -> None:
@@ -225,7 +227,8 @@ def _gather(code: Code, source: str, numbers: str, target: str, width: int) -> N
     with code.loop("%rows", 1) as row:
         number = code.get("i64", code.at(numbers, code.times(row, 8)), 8)
         begin, end = (
-            code.at(place, code.times(each, 2 * width)) for place, each in ((source, number), (target, row))
+            code.at(address, code.times(each, 2 * width))
+            for address, each in ((source, number), (target, row))
         )
         with code.loop(str(2 * width), 64) as offset:
             code.put(WORDS, code.get(WORDS, code.at(begin, offset)), code.at(end, offset))
@@ -257,11 +260,13 @@ def _pool(code: Code, x: str, width: int) -> None:
         scale = code.value(f"fdiv float 1.0, {length}")
         scale = code.splat("float", code.value(f"select i1 {is_unit}, float {scale}, float 1.0"))
         with code.loop(str(width), 16) as column:
-            place = code.at(target, code.times(column, 4))
-            code.put(FLOATS, code.value(f"fmul {FLOATS} {code.get(FLOATS, place)}, {scale}"), place)
+            address = code.at(target, code.times(column, 4))
+            code.put(FLOATS, code.value(f"fmul {FLOATS} {code.get(FLOATS, address)}, {scale}"), address)
 
 
 def _addresses(code: Code, table: str, number: int) -> tuple[str, str]:
     """Return the two addresses of an entry."""
-    places: Sequence[str] = [code.get("ptr", code.at(table, 16 * number + 8 * part), 8) for part in range(2)]
-    return places[0], places[1]
+    addresses: Sequence[str] = [
+        code.get("ptr", code.at(table, 16 * number + 8 * part), 8) for part in range(2)
+    ]
+    return addresses[0], addresses[1]

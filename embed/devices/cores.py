@@ -177,15 +177,15 @@ def on_idle_cores(work: Callable[[], T], threads: int | None = None) -> T:
     seen = torch.get_num_threads()
     if seen == 1:
         return work()
-    most = threads or seen
+    limit = threads or seen
     with _Executors.lock, computing() as undisturbed:
-        if most == 1 or not undisturbed:
+        if limit == 1 or not undisturbed:
             _Executors.on_one = _Executors.on_one or _one_core_executor(1, "scannery-one-core")
             return _Executors.on_one.submit(work).result()
         _Executors.on_all = _Executors.on_all or ThreadPoolExecutor(
             1, thread_name_prefix="scannery-all-cores"
         )
-        return _Executors.on_all.submit(_on, most, work).result()
+        return _Executors.on_all.submit(_on, limit, work).result()
 
 
 class _Helpers:
@@ -219,31 +219,31 @@ def on_free_cores(work: Callable[[], None], threads: int) -> None:
 def _begun(threads: int, work: Callable[[], None]) -> list[Future[None]]:
     """Have helpers begin, as many as there are free cores besides that of the calling thread."""
     with _Helpers.lock:
-        wanted = threads - 1 - _Helpers.computing
-        if wanted <= 0:
+        helpers = threads - 1 - _Helpers.computing
+        if helpers <= 0:
             return []
-        if _Helpers.threads is None or _Helpers.count < wanted:
-            _Helpers.threads, _Helpers.count = _one_core_executor(wanted, "scannery-helper"), wanted
-        _Helpers.computing += wanted
-        return [_Helpers.threads.submit(_help, work) for _ in range(wanted)]
+        if _Helpers.threads is None or _Helpers.count < helpers:
+            _Helpers.threads, _Helpers.count = _one_core_executor(helpers, "scannery-helper"), helpers
+        _Helpers.computing += helpers
+        return [_Helpers.threads.submit(_help, work) for _ in range(helpers)]
 
 
 def _help(work: Callable[[], None]) -> None:
     try:
         work()
     finally:
-        _left()
+        _leave()
 
 
 def _cancelled(helper: Future[None]) -> bool:
     """Cancel a helper unless it has begun; return whether it never will."""
     if not helper.cancel():
         return False
-    _left()
+    _leave()
     return True
 
 
-def _left() -> None:
+def _leave() -> None:
     with _Helpers.lock:
         _Helpers.computing -= 1
 
@@ -280,7 +280,7 @@ def counted(work: Callable[[], T]) -> T:
         with computing():
             return work()
     finally:
-        _left()
+        _leave()
 
 
 @functools.cache

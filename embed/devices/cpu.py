@@ -133,11 +133,11 @@ class CpuDevice:
         import torch
 
         self._forward = forward
-        wanted, self.dtype = self.dtype, "float32"
+        requested, self.dtype = self.dtype, "float32"
         with torch.inference_mode():
             expected_ND = forward(model, dict(probe)).numpy()
-        if wanted != "float32" and (wanted != "auto" or has_fast_bfloat16()):
-            cosine = self._place_bfloat16(model, forward, probe, expected_ND, least=wanted == "auto")
+        if requested != "float32" and (requested != "auto" or has_fast_bfloat16()):
+            cosine = self._place_bfloat16(model, forward, probe, expected_ND, least=requested == "auto")
             if self.dtype == "bfloat16":
                 return
             logger.warning(

@@ -87,30 +87,30 @@ class CudaDevice:
         """Convert the model to its dtype; `auto` takes bfloat16 if the GPU has it, else float16, if vectors stay."""
         import torch
 
-        wanted, self.dtype = self.dtype, "float32"
-        if wanted == "auto":
-            wanted = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+        requested, self.dtype = self.dtype, "float32"
+        if requested == "auto":
+            requested = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
             choose = True
         else:
             choose = False
         self._forward = forward
         use_static_masks(model)
         self._model = model.to(self.name)
-        if wanted == "float32":
+        if requested == "float32":
             return
         probe = self._on_device(probes[0])
         with torch.inference_mode():
             expected_ND = forward(model, dict(probe)).cpu().numpy()
-        lower = lower_precision(model, wanted)
+        lower = lower_precision(model, requested)
         if getattr(lower, "takes_packed", False):
             lower.join_projections()
         cosine = worst_cosine(expected_ND, lower, forward, probe)
         if choose and cosine < FAITHFUL_COSINE:
             logger.warning(
-                "%s reaches a cosine of only %.5f to float32 on this model; using float32", wanted, cosine
+                "%s reaches a cosine of only %.5f to float32 on this model; using float32", requested, cosine
             )
             return
-        self._model, self.dtype = lower, wanted
+        self._model, self.dtype = lower, requested
         self._packs = self._can_pack(forward, probes[0], expected_ND)
         if self._packs:
             self._alone = self._one_text(packed_like(probes[0]), expected_ND)

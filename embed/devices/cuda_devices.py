@@ -78,9 +78,9 @@ def least_used(names: Sequence[str], folder: Path | None = None) -> int:
     if len(key) < 2:
         return 0
     if key not in _held:
-        place = folder or Path(tempfile.gettempdir()) / f"scannery-gpus-{os.getuid()}"
+        claims = folder or Path(tempfile.gettempdir()) / f"scannery-gpus-{os.getuid()}"
         try:
-            _held[key] = _take(key, place)
+            _held[key] = _take(key, claims)
         except OSError:  # others can put a link in the temporary folder, or its disk is full
             _held[key] = _any_of(key)
     return _held[key][0]
@@ -89,9 +89,9 @@ def least_used(names: Sequence[str], folder: Path | None = None) -> int:
 def _take(names: Sequence[str], folder: Path) -> tuple[int, int]:
     """Lock the first free place: places are tried in rounds, one of each GPU in every round."""
     make_cache_folder(folder)
-    for place in range(MOST_PROCESSES if is_ours(folder) else 0):
+    for number in range(MOST_PROCESSES if is_ours(folder) else 0):
         for position, name in enumerate(names):
-            path = folder / f"{re.sub(r'[^A-Za-z0-9-]', '_', name)}.{place}"
+            path = folder / f"{re.sub(r'[^A-Za-z0-9-]', '_', name)}.{number}"
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

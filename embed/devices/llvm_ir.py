@@ -64,17 +64,17 @@ class Code:
         self.put(kind, value, name)
         return name
 
-    def get(self, kind: str, place: str, align: int = 4) -> str:
+    def get(self, kind: str, address: str, align: int = 4) -> str:
         """Return what a variable or a place in memory holds."""
-        return self.value(f"load {kind}, ptr {place}, align {align}")
+        return self.value(f"load {kind}, ptr {address}, align {align}")
 
-    def put(self, kind: str, value: str, place: str, align: int = 4) -> None:
+    def put(self, kind: str, value: str, address: str, align: int = 4) -> None:
         """Store a value."""
-        self.do(f"store {kind} {value}, ptr {place}, align {align}")
+        self.do(f"store {kind} {value}, ptr {address}, align {align}")
 
-    def fetch(self, place: str) -> None:
+    def fetch(self, address: str) -> None:
         """Have the line of cache of a place read, which need not exist."""
-        self.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 3, i32 1)")
+        self.do(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 3, i32 1)")
 
     @contextmanager
     def loop(self, end: str, step: int) -> Iterator[str]:
@@ -89,58 +89,56 @@ class Code:
         self.put("i64", self.add(at, step), counter)
         self._lines += [f"  br label %head{number}", f"end{number}:"]
 
-    def at(self, place: str, offset: str | int) -> str:
+    def at(self, address: str, offset: str | int) -> str:
         """Return the place `offset` bytes behind another."""
-        return self.value(f"getelementptr i8, ptr {place}, i64 {offset}")
+        return self.value(f"getelementptr i8, ptr {address}, i64 {offset}")
 
-    def add(self, one: str, other: str | int) -> str:
+    def add(self, a: str, b: str | int) -> str:
         """Return the sum of two int64."""
-        return self.value(f"add nsw i64 {one}, {other}")
+        return self.value(f"add nsw i64 {a}, {b}")
 
-    def times(self, one: str, other: str | int) -> str:
+    def times(self, a: str, b: str | int) -> str:
         """Return the product of two int64."""
-        return self.value(f"mul nsw i64 {one}, {other}")
+        return self.value(f"mul nsw i64 {a}, {b}")
 
-    def least(self, one: str, other: str) -> str:
+    def least(self, a: str, b: str) -> str:
         """Return the smaller of two int64."""
-        return self.value(f"call i64 @llvm.smin.i64(i64 {one}, i64 {other})")
+        return self.value(f"call i64 @llvm.smin.i64(i64 {a}, i64 {b})")
 
     def splat(self, kind: str, value: str) -> str:
         """Return a vector of 16 times the same float or i32."""
-        one = self.value(f"insertelement <16 x {kind}> poison, {kind} {value}, i64 0")
+        element = self.value(f"insertelement <16 x {kind}> poison, {kind} {value}, i64 0")
         zeros = "<16 x i32> zeroinitializer"
-        return self.value(f"shufflevector <16 x {kind}> {one}, <16 x {kind}> poison, {zeros}")
+        return self.value(f"shufflevector <16 x {kind}> {element}, <16 x {kind}> poison, {zeros}")
 
-    def shuffle(self, kind: str, one: str, other: str, lanes: Sequence[int]) -> str:
+    def shuffle(self, kind: str, a: str, b: str, lanes: Sequence[int]) -> str:
         """Return the lanes of two vectors of 16, those of the second counted from 16."""
-        wanted = ", ".join(f"i32 {lane}" for lane in lanes)
+        mask = ", ".join(f"i32 {lane}" for lane in lanes)
         return self.value(
-            f"shufflevector <16 x {kind}> {one}, <16 x {kind}> {other}, <{len(lanes)} x i32> <{wanted}>"
+            f"shufflevector <16 x {kind}> {a}, <16 x {kind}> {b}, <{len(lanes)} x i32> <{mask}>"
         )
 
-    def fma(self, one: str, other: str, added: str) -> str:
+    def fma(self, a: str, b: str, added: str) -> str:
         """Return `one * other + added` of floats."""
-        return self.value(
-            f"call {FLOATS} @llvm.fma.v16f32({FLOATS} {one}, {FLOATS} {other}, {FLOATS} {added})"
-        )
+        return self.value(f"call {FLOATS} @llvm.fma.v16f32({FLOATS} {a}, {FLOATS} {b}, {FLOATS} {added})")
 
-    def dot(self, sums: str, one: str, other: str) -> str:
+    def dot(self, sums: str, a: str, b: str) -> str:
         """Return the sums with the products of pairs of bfloat16 added; the pairs are given as WORDS."""
-        one, other = (self.value(f"bitcast {WORDS} {words} to {PAIRS}") for words in (one, other))
+        a, b = (self.value(f"bitcast {WORDS} {words} to {PAIRS}") for words in (a, b))
         product = f"{FLOATS} @llvm.x86.avx512bf16.dpbf16ps.512"
-        return self.value(f"call {product}({FLOATS} {sums}, {PAIRS} {one}, {PAIRS} {other})")
+        return self.value(f"call {product}({FLOATS} {sums}, {PAIRS} {a}, {PAIRS} {b})")
 
     def total(self, values: str) -> str:
         """Return the sum of a vector of floats."""
         return self.value(f"call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {FLOATS} {values})")
 
-    def get_rounded(self, place: str) -> str:
+    def get_rounded(self, address: str) -> str:
         """Return 16 bfloat16 from memory, as floats."""
-        return self.value(f"fpext {BFLOATS} {self.get(BFLOATS, place, 2)} to {FLOATS}")
+        return self.value(f"fpext {BFLOATS} {self.get(BFLOATS, address, 2)} to {FLOATS}")
 
-    def put_rounded(self, values: str, place: str) -> None:
+    def put_rounded(self, values: str, address: str) -> None:
         """Store floats as bfloat16."""
-        self.put(BFLOATS, self.value(f"fptrunc {FLOATS} {values} to {BFLOATS}"), place, 2)
+        self.put(BFLOATS, self.value(f"fptrunc {FLOATS} {values} to {BFLOATS}"), address, 2)
 
 
 def floats(value: float) -> str:

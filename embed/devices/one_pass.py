@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from scannery.embed.devices.bert_kernels import scratch_bytes
-from scannery.embed.devices.bert_pass import ALONE_TOKENS, COLUMNS, PLACES, block_rows, work_bytes
+from scannery.embed.devices.bert_pass import ALONE_TOKENS, BUFFERS, COLUMNS, block_rows, work_bytes
 from scannery.embed.tokenization import Features
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class OnePass(nn.Module):
         self._unit = int(model.normalizes)
         self._kept = [tensor for layer in bert.layers for tensor in _tensors(layer)]
         self._norm = Norm(bert.norm)
-        places = [*self._norm.places, *(tensor.data_ptr() for tensor in self._kept)]
-        self._table = torch.tensor(places, dtype=torch.int64)
+        addresses = [*self._norm.places, *(tensor.data_ptr() for tensor in self._kept)]
+        self._table = torch.tensor(addresses, dtype=torch.int64)
         self._positions = torch.arange(self._longest)
         self._words_at, self._places_at = self._words.data_ptr(), self._places.data_ptr()
         self._table_at, self._positions_at = self._table.data_ptr(), self._positions.data_ptr()
@@ -142,8 +142,8 @@ class Norm:
 
 
 def _tensors(layer: Any) -> list[Tensor]:
-    """Return weights and biases in the order of PLACES."""
-    found = {
+    """Return weights and biases in the order of BUFFERS."""
+    tensors = {
         "qkv": _columns(layer.query, layer.key, layer.value),
         "attended": _columns(layer.attended),
         "attended_norm": Norm(layer.attended_norm).tensors,
@@ -151,7 +151,7 @@ def _tensors(layer: Any) -> list[Tensor]:
         "narrow": _columns(layer.narrow),
         "norm": Norm(layer.norm).tensors,
     }
-    return [tensor for place in PLACES for tensor in found[place]]
+    return [tensor for name in BUFFERS for tensor in tensors[name]]
 
 
 def _columns(*linears: nn.Linear) -> tuple[Tensor, Tensor]:

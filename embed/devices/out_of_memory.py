@@ -52,7 +52,7 @@ def halving(
     compute: Callable[[Features], Any],
     features: Features,
     free: Callable[[Features], None],
-    most: Callable[[], int] | None = None,
+    max_tokens: Callable[[], int] | None = None,
 ) -> Any:
     """Return `compute(features)`, a tensor `(B, D)`; a batch that does not fit into memory is halved, repeatedly.
 
@@ -60,7 +60,7 @@ def halving(
         compute: a batch to its vectors, a tensor `(B, D)`.
         features: a packed batch, or one in which every tensor has B rows.
         free: gets the batch that did not fit, and frees unused memory before the next attempt.
-        most: returns the tokens that a batch may have: one with more is halved without an attempt. None: any number.
+        max_tokens: returns the tokens that a batch may have: one with more is halved without an attempt. None: any.
 
     Raises:
         DeviceError: a single text does not fit.
@@ -69,7 +69,7 @@ def halving(
     import torch
 
     alone = _texts_in(features) == 1
-    if alone or most is None or _tokens_in(features) <= most():
+    if alone or max_tokens is None or _tokens_in(features) <= max_tokens():
         try:
             return compute(features)
         except Exception as error:
@@ -78,7 +78,7 @@ def halving(
             if alone:
                 raise DeviceError(f"out of memory on a single text: {error}") from error
         free(features)  # outside of the except block, whose traceback holds references to the tensors
-    return torch.cat([halving(compute, half, free, most) for half in _halves(features)])
+    return torch.cat([halving(compute, half, free, max_tokens) for half in _halves(features)])
 
 
 def _tokens_in(features: Features) -> int:

@@ -75,10 +75,10 @@ class Device(Protocol):
 
 def cosines(one_ND: np.ndarray, two_ND: np.ndarray) -> np.ndarray:
     """Return the cosine of each pair of rows (float64); 0 where a row is zero or not finite."""
-    one, two = one_ND.astype(np.float64), two_ND.astype(np.float64)
-    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(two, axis=1)
+    first, two = one_ND.astype(np.float64), two_ND.astype(np.float64)
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(two, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        cosines_N: np.ndarray = np.nan_to_num((one * two).sum(axis=1) / norms, nan=0.0)
+        cosines_N: np.ndarray = np.nan_to_num((first * two).sum(axis=1) / norms, nan=0.0)
     return cosines_N
 
 

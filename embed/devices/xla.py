@@ -260,8 +260,8 @@ def few_row_buckets(longest: int, chips: int = 1) -> list[Bucket]:
     while width < longest:
         widths.append(width)
         width *= WIDTH_FACTOR
-    most = _budget(chips)
-    shapes = {(max(1, min(rows, most // width)), width) for width in widths for rows in FEW_ROWS}
+    budget = _budget(chips)
+    shapes = {(max(1, min(rows, budget // width)), width) for width in widths for rows in FEW_ROWS}
     return [Bucket(rows, width, fixed=True) for rows, width in sorted(shapes, key=lambda s: (s[1], s[0]))]
 
 
@@ -389,8 +389,8 @@ class XlaDevice:
         """Convert the model to its dtype on the host; `auto` takes bfloat16 on a TPU if it keeps the vectors."""
         import torch
 
-        wanted, self.dtype = self.dtype, "float32"
-        if wanted == "auto" and os.environ.get("PJRT_DEVICE") == "TPU":
+        requested, self.dtype = self.dtype, "float32"
+        if requested == "auto" and os.environ.get("PJRT_DEVICE") == "TPU":
             with torch.no_grad():
                 expected_ND = forward(model, dict(probes[0])).numpy()
             lower = lower_precision(model, "bfloat16")
@@ -399,7 +399,7 @@ class XlaDevice:
                 model, self.dtype = lower, "bfloat16"
             else:
                 logger.warning("bfloat16 reaches a cosine of only %.5f on this model; using float32", cosine)
-        elif wanted == "bfloat16":
+        elif requested == "bfloat16":
             model, self.dtype = lower_precision(model, "bfloat16"), "bfloat16"
         use_static_masks(model)
         with _TRACING:
@@ -480,8 +480,8 @@ class XlaDevice:
             return gathered(forward(model, features))  # type: ignore[misc]
 
         # Code of its own, since Dynamo bounds and searches the programs of a code object.
-        own = FunctionType(step.__code__.replace(), step.__globals__, "step", None, step.__closure__)
-        return torch.compile(own, backend="openxla", fullgraph=True, dynamic=False)
+        step_copy = FunctionType(step.__code__.replace(), step.__globals__, "step", None, step.__closure__)
+        return torch.compile(step_copy, backend="openxla", fullgraph=True, dynamic=False)
 
     def _compute(self, features: Features) -> Any:
         import torch
@@ -496,8 +496,8 @@ class XlaDevice:
         rows, width = ids_BT.shape
         step = self._steps.get((kind, rows, width))
         if step is None:
-            known = ", ".join(f"{bucket.rows}×{bucket.width}" for bucket in self.buckets)
-            raise RecompilationError(f"a batch of {rows}×{width} was not compiled; the shapes are {known}")
+            shapes = ", ".join(f"{bucket.rows}×{bucket.width}" for bucket in self.buckets)
+            raise RecompilationError(f"a batch of {rows}×{width} was not compiled; the shapes are {shapes}")
         return self._start(step, ids_BT, mask_BT)
 
     def _start(self, step: Step, ids_BT: Any, mask_BT: Any) -> Any:

@@ -42,7 +42,7 @@ class CachedModel:
         """
         self.weights_sha256, self.config_sha256 = hash_model_folder(folder, module_folders(folder))
         hashes = (self.weights_sha256, self.config_sha256)
-        self._place = _place(folder, hashes, options)
+        self._place = _cache_path(folder, hashes, options)
 
     def fingerprint(self, label: str) -> Fingerprint | None:
         """Return the cached fingerprint with `label` as its model, or None."""
@@ -85,27 +85,27 @@ def recalled(folder: Path, label: str, options: Mapping[str, Any]) -> Fingerprin
         return None
 
 
-def _read(place: Path) -> str:
-    if not is_ours(place.parent):
-        raise PermissionError(f"{place.parent} can be written by others")
-    return place.read_text()
+def _read(path: Path) -> str:
+    if not is_ours(path.parent):
+        raise PermissionError(f"{path.parent} can be written by others")
+    return path.read_text()
 
 
-def _write(place: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     with contextlib.suppress(OSError):
-        make_cache_folder(place.parent)
-        draft = place.with_name(f"draft-{uuid.uuid4().hex}")
+        make_cache_folder(path.parent)
+        draft = path.with_name(f"draft-{uuid.uuid4().hex}")
         draft.write_text(text)
-        draft.replace(place)
+        draft.replace(path)
 
 
-def _place(folder: Path, hashes: tuple[str, str], options: Mapping[str, Any]) -> Path:
+def _cache_path(folder: Path, hashes: tuple[str, str], options: Mapping[str, Any]) -> Path:
     small = {path for pattern in DATA_FILES[:3] for path in folder.rglob(pattern) if path.is_file()}
     files = {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in small
     }
-    known = [hashes, files, dict(options), [_version(name) for name in _LIBRARIES]]
-    key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    recipe = [hashes, files, dict(options), [_version(name) for name in _LIBRARIES]]
+    key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
     return cache_folder() / "fingerprints" / f"{key}.json"
 
 

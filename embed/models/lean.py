@@ -131,8 +131,8 @@ def _same(model: Any, lean: Any, tokens: FastTokens) -> bool:
         unmasked = {name: value for name, value in batches[1].items() if name != "attention_mask"}
         pairs.append((pairs[1][0], lean(unmasked)))
     return all(
-        np.allclose(one["sentence_embedding"], two["sentence_embedding"], rtol=0, atol=_tolerance(one))
-        for one, two in pairs
+        np.allclose(first["sentence_embedding"], two["sentence_embedding"], rtol=0, atol=_tolerance(first))
+        for first, two in pairs
     )
 
 

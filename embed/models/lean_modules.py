@@ -61,9 +61,9 @@ class LeanModel(nn.Sequential):
 
         """
         shape = notes["shape"]
-        own = {name.removeprefix("bert."): tensor.float() for name, tensor in weights.items()}
+        bert_weights = {name.removeprefix("bert."): tensor.float() for name, tensor in weights.items()}
         pool = _MeanPooling() if shape["pooling"] == "mean" else _FirstPooling()
-        super().__init__(_Bert(shape, own), pool, *([_Normalize()] if shape["normalize"] else []))
+        super().__init__(_Bert(shape, bert_weights), pool, *([_Normalize()] if shape["normalize"] else []))
         self.eval().requires_grad_(False)
         self.pooling: str = shape["pooling"]
         """`mean`, or `cls`: the first token."""
@@ -111,8 +111,10 @@ class _Bert(nn.Module):
         kinds = self.kinds.weight[0] if kinds_BT is None else self.kinds(kinds_BT)
         x_BTD = self.words(ids_BT) + kinds + self.positions.weight[: ids_BT.shape[1]]
         mask = features.get("attention_mask")
-        wanted = None if mask is None else mask[:, None, None, :].bool()
-        return features | {"token_embeddings": self._through(x_BTD, partial(_padded_attention, wanted))}
+        attention_mask = None if mask is None else mask[:, None, None, :].bool()
+        return features | {
+            "token_embeddings": self._through(x_BTD, partial(_padded_attention, attention_mask))
+        }
 
     def _packed(self, features: Features) -> Features:
         positions_SD = self.positions.weight[features["positions"]]
@@ -162,10 +164,10 @@ class _Layer(nn.Module):
         return self.query(x), self.key(x), self.value(x)
 
 
-def _padded_attention(wanted: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return the attention of padded texts, (B, T, H, d); `wanted`: mask of the tokens, (B, 1, 1, T)."""
+def _padded_attention(attention_mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return the attention of padded texts, (B, T, H, d); `attention_mask`: mask of the tokens, (B, 1, 1, T)."""
     q_BHTd, k_BHTd, v_BHTd = (part.transpose(1, 2) for part in (query, key, value))
-    y_BHTd = functional.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, attn_mask=wanted)
+    y_BHTd = functional.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, attn_mask=attention_mask)
     return y_BHTd.transpose(1, 2)
 
 

@@ -58,47 +58,47 @@ def load_model(
     with ThreadPoolExecutor(1) as background:
         known_soon = background.submit(CachedModel, folder, asdict(options))
         kind = device_kind(device)  # imports torch meanwhile
-        known = known_soon.result()
+        cached = known_soon.result()
     if expected is not None:
-        require_files(expected, known.weights_sha256, known.config_sha256, str(model))
-    modules, fingerprint = _loaded(folder, str(model), options, known, kind)
+        require_files(expected, cached.weights_sha256, cached.config_sha256, str(model))
+    modules, fingerprint = _loaded(folder, str(model), options, cached, kind)
     if expected is not None:
         require_match(expected, fingerprint)
     return modules, fingerprint
 
 
 def _loaded(
-    folder: Path, label: str, options: ModelOptions, known: CachedModel, kind: str
+    folder: Path, label: str, options: ModelOptions, cached: CachedModel, kind: str
 ) -> tuple[Any, Fingerprint]:
-    fingerprint = known.fingerprint(label)
+    fingerprint = cached.fingerprint(label)
     if kind not in LEAN_DEVICES:
-        return _load_by_library(folder, label, options, known)
-    if fingerprint and (modules := _lean(folder, known)) is not None:
+        return _load_by_library(folder, label, options, cached)
+    if fingerprint and (modules := _lean(folder, cached)) is not None:
         return modules, fingerprint
-    loaded, fingerprint = _load_by_library(folder, label, options, known)
+    loaded, fingerprint = _load_by_library(folder, label, options, cached)
     # CPU and CUDA: it takes packed batches. XLA: its program is that of the next load, so that workers share it.
-    if (modules := _lean(folder, known)) is not None:
+    if (modules := _lean(folder, cached)) is not None:
         return modules, fingerprint
     return loaded, fingerprint
 
 
 def _load_by_library(
-    folder: Path, label: str, options: ModelOptions, known: CachedModel
+    folder: Path, label: str, options: ModelOptions, cached: CachedModel
 ) -> tuple[Any, Fingerprint]:
     modules = on_one_core(lambda: load_modules(folder))
     _limit_tokens(modules, options.max_tokens)
     fingerprint = Fingerprint(
         model=label,
-        weights_sha256=known.weights_sha256,
-        config_sha256=known.config_sha256,
+        weights_sha256=cached.weights_sha256,
+        config_sha256=cached.config_sha256,
         modules=tuple(type(module).__name__ for module in modules),
         dimensions=_dimensions(modules, options.dimensions),
         max_tokens=_max_tokens(modules),
         query_prompt=_prompt(modules, options.query_prompt, ("query",)),
         document_prompt=_prompt(modules, options.document_prompt, ("document", "passage", "corpus")),
     )
-    known.remember(fingerprint)
-    _take_notes(modules, fingerprint, folder, known)
+    cached.remember(fingerprint)
+    _take_notes(modules, fingerprint, folder, cached)
     return modules, fingerprint
 
 
@@ -114,9 +114,9 @@ def tokens_of(model: Any, fingerprint: Fingerprint) -> tuple[Tokens, Tokens]:
     )
 
 
-def _lean(folder: Path, known: CachedModel) -> Any:
+def _lean(folder: Path, cached: CachedModel) -> Any:
     """Return the model loaded from notes; None if there are none, or loading fails."""
-    notes = known.notes() if _lean_wanted() else None
+    notes = cached.notes() if _lean_wanted() else None
     if notes is None:
         return None
     try:
@@ -126,7 +126,7 @@ def _lean(folder: Path, known: CachedModel) -> Any:
         return None
 
 
-def _take_notes(model: Any, fingerprint: Fingerprint, folder: Path, known: CachedModel) -> None:
+def _take_notes(model: Any, fingerprint: Fingerprint, folder: Path, cached: CachedModel) -> None:
     if not _lean_wanted():
         return
     try:
@@ -135,7 +135,7 @@ def _take_notes(model: Any, fingerprint: Fingerprint, folder: Path, known: Cache
         _LOG.debug("no notes for %s: %r", folder, error)
         return
     if notes is not None:
-        known.remember_notes(notes)
+        cached.remember_notes(notes)
 
 
 def _lean_wanted() -> bool:

@@ -110,12 +110,12 @@ def _of_card(path: Path) -> frozenset[str] | None:
         header = yaml.safe_load(parts[1])
     except yaml.YAMLError:
         return None
-    given = header.get("language") if isinstance(header, dict) else None
-    codes = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+    language = header.get("language") if isinstance(header, dict) else None
+    codes = [language] if isinstance(language, str) else language if isinstance(language, list) else []
     # YAML reads the code of Norwegian as false.
     names = ["norwegian" if code is False else _NAMES.get(str(code).lower()) for code in codes]
-    known = frozenset(name for name in names if name is not None)
-    return known if known and len(known) == len({*names}) else None
+    languages = frozenset(name for name in names if name is not None)
+    return languages if languages and len(languages) == len({*names}) else None
 
 
 def _of_vocabulary(path: Path) -> frozenset[str] | None:

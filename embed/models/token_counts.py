@@ -39,8 +39,8 @@ class TokenCounter:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        own = _own_limit(folder)
-        limit = own if max_tokens is None else min(max_tokens, own)
+        own_limit = _own_limit(folder)
+        limit = own_limit if max_tokens is None else min(max_tokens, own_limit)
         self.passage_tokens = limit - int(special)
         """Most tokens of prompt, title and passage together; the rest is cut off."""
 
@@ -75,10 +75,10 @@ class TokenCounter:
 
 def _own_limit(folder: Path) -> int:
     """Return the most tokens that a model reads, by its configuration; 512, the most common one, if none says."""
-    places = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"),
+    keys = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"),
               ("config.json", "max_position_embeddings"))  # fmt: skip
-    found = (_entry(folder / file, key) for file, key in places)
-    return next((limit for limit in found if limit is not None), 512)
+    limits = (_entry(folder / file, key) for file, key in keys)
+    return next((limit for limit in limits if limit is not None), 512)
 
 
 def _entry(file: Path, key: str) -> int | None:

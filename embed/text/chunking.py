@@ -86,9 +86,9 @@ def spoken_tokens(text: str, spans_N2: np.ndarray, marks: Marks) -> SpokenTokens
 
 def _trimmed(starts_N: np.ndarray, ends_N: np.ndarray, is_space: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return spans without white space at their edges; a span of white space only ends at or before its start."""
-    places = np.arange(len(is_space))
-    first_after = np.minimum.accumulate(np.where(is_space, len(is_space), places)[::-1])[::-1]
-    last_before = np.maximum.accumulate(np.where(is_space, -1, places))
+    positions = np.arange(len(is_space))
+    first_after = np.minimum.accumulate(np.where(is_space, len(is_space), positions)[::-1])[::-1]
+    last_before = np.maximum.accumulate(np.where(is_space, -1, positions))
     return np.append(first_after, len(is_space))[starts_N], np.append(last_before, -1)[ends_N - 1] + 1
 
 
@@ -123,28 +123,28 @@ def table_tokens(
     text: str, spoken: SpokenTokens, tables: Sequence[Table], most_header: int
 ) -> list[TokenTable]:
     """Return the tables that have tokens, in order; headers of more than `most_header` tokens are not repeated."""
-    found = []
+    token_tables = []
     for table in tables:
-        places = np.array([table.start, table.header_end, table.end, *table.rows], np.int64)
-        first, body, end, *rows = np.searchsorted(spoken.starts, places).tolist()
+        positions = np.array([table.start, table.header_end, table.end, *table.rows], np.int64)
+        first, body, end, *rows = np.searchsorted(spoken.starts, positions).tolist()
         if first < end:
             rows_R = np.unique(np.array([row for row in rows if first < row < end], np.int64))
             tokens = spoken.size(first, body) if body > first else 0
             header = f"{text[table.start : table.header_end]}\n" if tokens <= most_header else ""
-            found.append(TokenTable(first, body, end, rows_R, header, tokens if header else 0))
-    return found
+            token_tables.append(TokenTable(first, body, end, rows_R, header, tokens if header else 0))
+    return token_tables
 
 
-def keep_whole(spoken: SpokenTokens, table: TokenTable, most: int) -> None:
-    """Change the levels of a table: no cut inside, or only between rows if it has more than `most` tokens.
+def keep_whole(spoken: SpokenTokens, table: TokenTable, max_tokens: int) -> None:
+    """Change the levels of a table: no cut inside, or only between rows if it has more than `max_tokens` tokens.
 
-    A row that is longer than `most` beside the header is cut at words.
+    A row that is longer than `max_tokens` beside the header is cut at words.
     """
     levels_N = spoken.levels
-    fits = spoken.size(table.first, table.end) <= most
+    fits = spoken.size(table.first, table.end) <= max_tokens
     edges = [table.first, *table.rows_R.tolist(), table.end]
     for start, end in pairwise(edges):
-        whole = fits or spoken.size(start, end) <= most - table.header_tokens
+        whole = fits or spoken.size(start, end) <= max_tokens - table.header_tokens
         levels_N[start + 1 : end] = 0 if whole else np.minimum(levels_N[start + 1 : end], WORD)
     levels_N[table.rows_R] = 0 if fits else LINE
     for edge in (table.first, table.end):
@@ -326,33 +326,33 @@ class Chunker:
         draft = _Draft(
             text, marks, spoken, table_tokens(text, spoken, structure.tables, self.max_tokens // 3)
         )
-        most = self.max_tokens if max_tokens is None else min(max_tokens, self.max_tokens)
+        limit = self.max_tokens if max_tokens is None else min(max_tokens, self.max_tokens)
         passages: list[Passage] = []
         for section in structure.sections:
-            room = min(most, self.fit(passage_title(title, section.trail))[1])
+            room = min(limit, self.fit(passage_title(title, section.trail))[1])
             first, end = np.searchsorted(spoken.starts, (section.start, section.end)).tolist()
             draft.keep_tables_whole(first, end, room)
             passages += self._split(draft, first, end, room)
         return located(text, passages, structure)
 
-    def _split(self, draft: _Draft, first: int, end: int, most: int) -> list[Passage]:
-        """Return the passages of the tokens `[first, end)`, of at most `most` tokens each."""
+    def _split(self, draft: _Draft, first: int, end: int, max_tokens: int) -> list[Passage]:
+        """Return the passages of the tokens `[first, end)`, of at most `max_tokens` tokens each."""
         passages: list[Passage] = []
-        done, limit, ahead = first, draft.room(first, most), PLAN_PASSAGES
+        done, limit, ahead = first, draft.room(first, max_tokens), PLAN_PASSAGES
         while done < end:
-            plan = self._plan(draft, _Range(first, done, end), limit, ahead, most)
+            plan = self._plan(draft, _Range(first, done, end), limit, ahead, max_tokens)
             drafts = [draft.span(i, j) for i, j in plan]
             counts = self._count([text for _, _, text in drafts])
-            over = _first_over(plan, counts, most)
-            passages += [draft.passage(*one, n) for one, n in zip(drafts[:over], counts, strict=False)]
+            over = _first_over(plan, counts, max_tokens)
+            passages += [draft.passage(*bounds, n) for bounds, n in zip(drafts[:over], counts, strict=False)]
             done = plan[over - 1][1] if over else done
             if over == len(plan):
-                first = self._following(draft, *plan[-1], end, most)
-                limit, ahead = draft.room(first, most), min(2 * ahead, PLAN_PASSAGES)
+                first = self._following(draft, *plan[-1], end, max_tokens)
+                limit, ahead = draft.room(first, max_tokens), min(2 * ahead, PLAN_PASSAGES)
             else:
                 # A passage alone can have more tokens than the same span inside the text: a cut word, a lost space.
                 first = plan[over][0]
-                limit = max(1, draft.spoken.size(*plan[over]) - (counts[over] - most))
+                limit = max(1, draft.spoken.size(*plan[over]) - (counts[over] - max_tokens))
                 # The rest of the plan is discarded, so plan fewer passages next: time stays linear.
                 ahead = max(1, over)
         return passages
@@ -360,9 +360,9 @@ class Chunker:
     def _tokenize(self, text: str, marks: Marks) -> SpokenTokens:
         """Return the offsets of all tokens outside hidden spans, and the quality of a cut in front of each."""
         blocks = list(blocks_of(text))
-        if (found := self._bulk.encode([text[start:end] for start, end in blocks])) is not None:
-            moved_N = np.repeat([start for start, _ in blocks], np.diff(found.bounds_B1))
-            spans_N2 = np.stack([found.starts_N + moved_N, found.ends_N + moved_N], axis=1)
+        if (encoded := self._bulk.encode([text[start:end] for start, end in blocks])) is not None:
+            moved_N = np.repeat([start for start, _ in blocks], np.diff(encoded.bounds_B1))
+            spans_N2 = np.stack([encoded.starts_N + moved_N, encoded.ends_N + moved_N], axis=1)
             return spoken_tokens(text, spans_N2, marks)
         spans: list[np.ndarray] = []
         for at in range(0, len(blocks), 8):
@@ -373,9 +373,9 @@ class Chunker:
         return spoken_tokens(text, np.concatenate([np.empty((0, 2), np.int64), *spans]), marks)
 
     def _plan(
-        self, draft: _Draft, tokens: _Range, limit: int, ahead: int, most: int
+        self, draft: _Draft, tokens: _Range, limit: int, ahead: int, max_tokens: int
     ) -> list[tuple[int, int]]:
-        """Return up to `ahead` consecutive passages as token ranges of at most `most` tokens.
+        """Return up to `ahead` consecutive passages as token ranges of at most `max_tokens` tokens.
 
         The first range has at most `limit` tokens.
         """
@@ -384,14 +384,14 @@ class Chunker:
         while done < stop and len(plan) < ahead:
             end = _cut(draft, _Range(first, done, stop), limit)
             plan.append((first, end))
-            first, done = self._following(draft, first, end, stop, most), end
-            limit = draft.room(first, most)
+            first, done = self._following(draft, first, end, stop, max_tokens), end
+            limit = draft.room(first, max_tokens)
         return plan
 
-    def _following(self, draft: _Draft, first: int, end: int, stop: int, most: int) -> int:
+    def _following(self, draft: _Draft, first: int, end: int, stop: int, max_tokens: int) -> int:
         """Return where the passage after `[first, end)` starts."""
         # Less than half of a passage, also if a title makes passages shorter.
-        overlap = min(self.overlap_tokens, (most - 1) // 2)
+        overlap = min(self.overlap_tokens, (max_tokens - 1) // 2)
         # Rows of a table are not repeated, nor is what is in front of one: it might not fit any more.
         if end == stop or overlap == 0 or draft.table_at(end) is not None:
             return end
@@ -410,8 +410,8 @@ class Chunker:
         return sum(self._count(list(texts)))
 
     def _count(self, texts: list[str]) -> list[int]:
-        if (found := self._bulk.encode(texts)) is not None:
-            return [*map(int, np.diff(found.bounds_B1))]
+        if (encoded := self._bulk.encode(texts)) is not None:
+            return [*map(int, np.diff(encoded.bounds_B1))]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [len(encoding.ids) for encoding in encodings]
 
@@ -419,8 +419,8 @@ class Chunker:
         return self._count([text])[0]
 
 
-def _first_over(plan: list[tuple[int, int]], counts: list[int], most: int) -> int:
-    over = (k for k, (i, j) in enumerate(plan) if counts[k] > most and j - i > 1)
+def _first_over(plan: list[tuple[int, int]], counts: list[int], max_tokens: int) -> int:
+    over = (k for k, (i, j) in enumerate(plan) if counts[k] > max_tokens and j - i > 1)
     return next(over, len(plan))
 
 
@@ -454,17 +454,17 @@ class _Draft:
         at = bisect_right(self.tables, token, key=lambda table: table.first) - 1
         return self.tables[at] if at >= 0 and token < self.tables[at].end else None
 
-    def keep_tables_whole(self, first: int, end: int, most: int) -> None:
-        """Forbid cuts inside of tables and their rows, between two tokens, where these fit in `most` tokens."""
+    def keep_tables_whole(self, first: int, end: int, max_tokens: int) -> None:
+        """Forbid cuts inside of tables and their rows, between two tokens, where these fit in `max_tokens` tokens."""
         at = bisect_left(self.tables, first, key=lambda table: table.first)
         while at < len(self.tables) and self.tables[at].first < end:
-            keep_whole(self.spoken, self.tables[at], most)
+            keep_whole(self.spoken, self.tables[at], max_tokens)
             at += 1
 
-    def room(self, first: int, most: int) -> int:
+    def room(self, first: int, max_tokens: int) -> int:
         """Return the tokens left for a passage that starts at `first`, beside the header of a table."""
         table = self._continued(first)
-        return most if table is None else max(1, most - table.header_tokens - SEAM_TOKENS)
+        return max_tokens if table is None else max(1, max_tokens - table.header_tokens - SEAM_TOKENS)
 
     def span(self, first: int, end: int) -> tuple[int, int, str]:
         """Return the characters of the passage `[first, end)`, and the text to embed."""
@@ -543,9 +543,9 @@ def located(
     if not breaks and all(section.trail is None for section in structure.sections):
         return [*passages]
     return [
-        one if one.start is None else
-        replace(one, section=structure.trail_at(one.start), page=page_of(breaks, one.start))
-        for one in passages
+        passage if passage.start is None else
+        replace(passage, section=structure.trail_at(passage.start), page=page_of(breaks, passage.start))
+        for passage in passages
     ]  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def receive(stream: IO[bytes]) -> Any:
 
 def unpacked(text: str, packed: Sequence[tuple[Any, ...]]) -> list[Passage]:
     """Return the passages of a text that an answer describes."""
-    return [Passage(text[start:end], start, end, *rest) for start, end, *rest in packed]
+    return [Passage(text[start:end], start, end, *fields) for start, end, *fields in packed]
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
@@ -57,9 +57,8 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 def _packed(passages: Sequence[Passage]) -> list[tuple[Any, ...]]:
     return [
-        (one.start, one.end, one.time_start_s, one.time_end_s, one.spoken, one.speakers, one.section, one.page,
-         one.tokens)
-        for one in passages
+        (p.start, p.end, p.time_start_s, p.time_end_s, p.spoken, p.speakers, p.section, p.page, p.tokens)
+        for p in passages
     ]  # fmt: skip
 
 

@@ -170,24 +170,26 @@ def _cut_block(
     passages = None if helpers is None else helpers.split_all(texts, titles)
     if passages is None:
         passages = [cut(text, chunker, title) for text, title in zip(texts, titles, strict=True)]
-    found = [
-        CutDocument(own, [*embedded_texts(title, own, chunker)])
-        for own, title in zip(passages, titles, strict=True)
+    documents = [
+        CutDocument(document_passages, [*embedded_texts(title, document_passages, chunker)])
+        for document_passages, title in zip(passages, titles, strict=True)
     ]
     times.cut(time.perf_counter() - started)
-    return found
+    return documents
 
 
 def passage_columns(
     titles: Sequence[str | None], passages: Sequence[Sequence[Passage]]
 ) -> dict[str, list[Any]]:
     """Return the fields of the passages of documents as columns, by their names in an index, with their titles."""
-    every = [passage for own in passages for passage in own]
+    every = [passage for group in passages for passage in group]
     columns: dict[str, list[Any]] = {
         name: [getattr(passage, field) for passage in every] for name, field in _COLUMNS.items()
     }
     columns["title"] = [
-        passage_title(title, one.section) for title, own in zip(titles, passages, strict=True) for one in own
+        passage_title(title, passage.section)
+        for title, group in zip(titles, passages, strict=True)
+        for passage in group
     ]
     return columns
 
@@ -265,15 +267,15 @@ def cut_and_encode(
         windows.append(window)
         done += len(window.vectors_ND)
     vectors_ND = np.concatenate([
-        np.empty((0, encoder.dimensions), np.float32), *(one.vectors_ND for one in windows)
+        np.empty((0, encoder.dimensions), np.float32), *(window.vectors_ND for window in windows)
     ])  # fmt: skip
-    cut_N = np.concatenate([np.empty(0, np.int64), *(one.cut_N for one in windows)])
+    cut_N = np.concatenate([np.empty(0, np.int64), *(window.cut_N for window in windows)])
     ends = np.cumsum([0, *map(len, passages)]).tolist()
     parts = [slice(*pair) for pair in pairwise(ends)]
     return CutAndEncoded(
         passages, [vectors_ND[part] for part in parts], [cut_N[part] for part in parts],
         [_refusal(part, problems) for part in parts],
-        sum(one.tokens for one in windows), sum(one.padding_tokens for one in windows), times,
+        sum(window.tokens for window in windows), sum(window.padding_tokens for window in windows), times,
     )  # fmt: skip
 
 
@@ -294,8 +296,8 @@ def encode_passages(
     """
     texts = [
         text
-        for title, own in zip(titles, passages, strict=True)
-        for text in embedded_texts(title, own, chunker)
+        for title, group in zip(titles, passages, strict=True)
+        for text in embedded_texts(title, group, chunker)
     ]
     vectors_ND = np.empty((len(texts), encoder.dimensions), np.float32)
     problems: dict[int, str] = {}

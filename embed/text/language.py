@@ -185,18 +185,18 @@ def _script_of(text: str) -> str | None:
     counts = {
         name: len(pattern.findall(text)) * (3 if name in ("kana", "han") else 1) for name, pattern in _SCRIPTS
     }
-    name, most = max(counts.items(), key=lambda item: item[1])
-    return name if most else None
+    name, count = max(counts.items(), key=lambda item: item[1])
+    return name if count else None
 
 
 def _by_words(words: list[str], script: str) -> str:
     not_latin = frozenset().union(*_SHARED.values())
     candidates = _SHARED.get(script, frozenset(_FUNCTION_WORDS) - not_latin)
     counts = Counter(words)
-    found = {
+    languages = {
         language: sum(counts[word] for word in _FUNCTION_WORDS[language] if word in counts)
         for language in sorted(candidates)
     }
-    (language, most), (_, second) = Counter(found).most_common(2)
-    is_known = most >= LEAST_WORDS and most > second and most >= LEAST_SHARE * len(words)
+    (language, count), (_, second) = Counter(languages).most_common(2)
+    is_known = count >= LEAST_WORDS and count > second and count >= LEAST_SHARE * len(words)
     return language if is_known else UNKNOWN

@@ -118,10 +118,10 @@ def passage_title(title: str | None, section: str | None) -> str | None:
     """Return the title of a passage: that of its document, and the headings of its section that this does not name."""
     if not section or not title:
         return title or section or None
-    first, _, rest = section.partition(SEPARATOR)
+    first, _, trail = section.partition(SEPARATOR)
     if first.casefold() not in title.casefold():
-        rest = section
-    return f"{title}{SEPARATOR}{rest}" if rest else title
+        trail = section
+    return f"{title}{SEPARATOR}{trail}" if trail else title
 
 
 def page_of(breaks: list[int], position: int) -> int | None:
@@ -225,11 +225,11 @@ def _sections(text: str, body: int, headings: list[_Heading]) -> list[Section]:
     above: list[_Heading] = []
     for i, heading in enumerate(headings):
         end = headings[i + 1].start if i + 1 < len(headings) else len(text)
-        above = [one for one in above if one.level < heading.level] + [heading]
+        above = [outer for outer in above if outer.level < heading.level] + [heading]
         start = heading.start if start is None else start
         if i + 1 < len(headings) and text[heading.end : end].isspace():
             continue
-        sections.append(Section(start, end, _trail([one.text for one in above])))
+        sections.append(Section(start, end, _trail([outer.text for outer in above])))
         start = None
     return sections
 

@@ -134,15 +134,15 @@ def sentences_of(text: str, language: str | None = None) -> list[Sentence]:
     marks = find_marks(text)
     breaks = _Breaks(text, marks, language)
     labels = set(marks.turn_positions)
-    found = []
+    sentences = []
     for start, end in pairwise([*breaks.positions(), len(text)]):
         if start in labels:
             continue
         for first, last in _short_enough(text, *_trimmed(text, start, end, marks), marks):
             spoken = " ".join(marks.spoken(text, first, last).split())
             if any(map(str.isalnum, spoken)):
-                found.append(Sentence(first, last, spoken))
-    return found
+                sentences.append(Sentence(first, last, spoken))
+    return sentences
 
 
 class _Breaks:
@@ -157,16 +157,16 @@ class _Breaks:
         """Return the positions in order, from 0 on."""
         marks = self._marks
         # What a turn's label has before its end is the speaker's name, which is dropped.
-        places = {0, *marks.turn_positions, *marks.label_ends}
+        positions = {0, *marks.turn_positions, *marks.label_ends}
         latest = 0
         for match in _STOP.finditer(self._text):
             if self._ends_sentence(match, latest):
                 latest = match.end()
-                places.add(latest)
+                positions.add(latest)
         if marks.cue_ends_s is None:  # lines of cues are cut anywhere
-            places.update(self._line_breaks())
-        places.discard(len(self._text))
-        return sorted(places)
+            positions.update(self._line_breaks())
+        positions.discard(len(self._text))
+        return sorted(positions)
 
     def _ends_sentence(self, match: regex.Match[str], latest: int) -> bool:
         mark, following = match[0].strip(), self._following(match.end())
@@ -213,9 +213,9 @@ class _Breaks:
         text, hidden = self._text, self._marks.hidden
         end = min(len(text), position + 256)
         while position < end:
-            place = bisect_right(hidden, (position, len(text) + 1)) - 1
-            if place >= 0 and hidden[place][0] <= position < hidden[place][1]:
-                position = hidden[place][1]
+            range_number = bisect_right(hidden, (position, len(text) + 1)) - 1
+            if range_number >= 0 and hidden[range_number][0] <= position < hidden[range_number][1]:
+                position = hidden[range_number][1]
                 end = max(end, min(len(text), position + 256))
             elif text[position].isspace() or text[position] in _OPENING:
                 position += 1
@@ -253,17 +253,17 @@ def _trimmed(text: str, start: int, end: int, marks: Marks) -> tuple[int, int]:
     """Return a span without space and hidden marks at its edges; an empty one if it has nothing else."""
     hidden = marks.hidden
     while start < end:
-        place = bisect_right(hidden, (start, len(text) + 1)) - 1
-        if place >= 0 and hidden[place][1] > start:
-            start = hidden[place][1]
+        range_number = bisect_right(hidden, (start, len(text) + 1)) - 1
+        if range_number >= 0 and hidden[range_number][1] > start:
+            start = hidden[range_number][1]
         elif text[start].isspace():
             start += 1
         else:
             break
     while start < end:
-        place = bisect_right(hidden, (end - 1, len(text) + 1)) - 1
-        if place >= 0 and hidden[place][1] >= end:
-            end = hidden[place][0]
+        range_number = bisect_right(hidden, (end - 1, len(text) + 1)) - 1
+        if range_number >= 0 and hidden[range_number][1] >= end:
+            end = hidden[range_number][0]
         elif text[end - 1].isspace():
             end -= 1
         else:
@@ -282,12 +282,12 @@ def _short_enough(text: str, start: int, end: int, marks: Marks) -> Iterator[tup
 
 def _cut(text: str, start: int) -> int:
     """Return where to cut a span that is too long."""
-    least, most = start + MAX_SENTENCE_CHARACTERS // 2, start + MAX_SENTENCE_CHARACTERS
+    least, last = start + MAX_SENTENCE_CHARACTERS // 2, start + MAX_SENTENCE_CHARACTERS
     # One character more is looked at, to see whether the last match ends before it. A part of the text, since \X would
     # look back to the first of a run of flags.
-    part = text[least : most + 1]
+    part = text[least : last + 1]
     for pattern in _CUTS:
         ends = [least + int(match.end()) for match in pattern.finditer(part)]
-        if ends := [place for place in ends if place <= most]:
+        if ends := [end for end in ends if end <= last]:
             return ends[-1]
-    return most
+    return last

@@ -343,8 +343,8 @@ class Marks:
             pieces.append(text[at : self.hidden[first][0]])
             at = self.hidden[first][1]
             first += 1
-        found = "".join([*pieces, text[at:end]]) if pieces else text[start:end]
-        return unescape(found) if self.cue_ends_s is not None and "&" in found else found
+        speech = "".join([*pieces, text[at:end]]) if pieces else text[start:end]
+        return unescape(speech) if self.cue_ends_s is not None and "&" in speech else speech
 
     def time_range(self, start: int, end: int) -> tuple[float | None, float | None]:
         """Return start and end of `text[start:end]` in seconds of the recording; None where there is no mark."""
@@ -430,10 +430,12 @@ def _cue_marks(text: str, timings: Sequence[re.Match[str]], turns: list[tuple[in
     hidden = [(start, m.end()) for start, m in zip(starts, timings, strict=True)]
     hidden += blocks
     hidden += [m.span() for m in TAG.finditer(text)]
-    hidden += repeated_spans([Cue(*time_s, own) for time_s, own in zip(times, lines, strict=True)])
+    hidden += repeated_spans(
+        [Cue(*time_s, cue_lines) for time_s, cue_lines in zip(times, lines, strict=True)]
+    )
     # A voice tag is valid until the end of its cue or the next tag; cues without one keep the last speaker.
     turns = turns + [(m.start(), m.end(), m[1].strip()) for m in VOICE.finditer(text)]
-    turns = sorted(turns or _cue_names([line for own in lines for line in own], len(timings)))
+    turns = sorted(turns or _cue_names([line for cue_lines in lines for line in cue_lines], len(timings)))
     return Marks(
         hidden=_merged(hidden),
         time_positions=[m.start() for m in timings],

@@ -90,24 +90,26 @@ class LogPlace:
 
     def check(self, log: MutationLog | None, manifest: Manifest) -> None:
         """Check that the log is the one that the index uses; see LogHome."""
-        known = registered(self._store, self._index)
+        registration = registered(self._store, self._index)
         if log is None:
-            self._check_missing(known, manifest)
+            self._check_missing(registration, manifest)
             return
         check_index(log, manifest, where=self.where)
-        if known is not None:
-            check_registered(log, self._index, known.log_id, where=self.where, registered=known.where)
-            self._check_not_copied(known)
+        if registration is not None:
+            check_registered(
+                log, self._index, registration.log_id, where=self.where, registered=registration.where
+            )
+            self._check_not_copied(registration)
 
     def claim(self, log: MutationLog | None, manifest: Manifest) -> MutationLog:
         """Return the log to write to; see LogHome."""
         if self._path is None:
             raise ReadOnlyError(f"index {self._index!r} has no folder for a log (--log)")
-        own = None
+        new_log = None
         check_current(self._store, self._index, manifest)
         if log is None:
             self.check(None, manifest)
-            log = own = SqliteLog(self._path.parent, create=True)
+            log = new_log = SqliteLog(self._path.parent, create=True)
         try:
             check_index(log, manifest, where=self.where)
             with log.transaction(after=0, index_id=manifest.index_id):
@@ -115,11 +117,11 @@ class LogPlace:
             log_id = log.identity().log_id
             assert log_id is not None
             register(self._store, self._index, log_id, self._path.parent)
-            if own is not None:
-                self._check_own(own, log_id, manifest)
+            if new_log is not None:
+                self._check_own(new_log, log_id, manifest)
         except BaseException:
-            if own is not None:
-                own.close()
+            if new_log is not None:
+                new_log.close()
             raise
         return log
 
@@ -134,10 +136,10 @@ class LogPlace:
                 (log.path.parent / name).unlink(missing_ok=True)
             raise
 
-    def _check_missing(self, known: Registration | None, manifest: Manifest) -> None:
+    def _check_missing(self, registration: Registration | None, manifest: Manifest) -> None:
         if self._path is not None and self._path.exists():
             return  # another process created it since; it is checked when it is opened
-        if known is None:
+        if registration is None:
             acknowledged = 0 if self._path is None else read_mark(self._path).sequence
             if acknowledged > manifest.log_sequence:
                 raise CorruptError(
@@ -148,23 +150,23 @@ class LogPlace:
         if self._path is None:
             _LOG.warning(
                 "index %s: its log is %s, and this process was started without --log: live updates become visible "
-                "when they are sealed", self._index, known.where,
+                "when they are sealed", self._index, registration.where,
             )  # fmt: skip
             return
-        if known.is_in(self._store, self._path.parent):
+        if registration.is_in(self._store, self._path.parent):
             raise CorruptError(
                 f"the log of index {self._index!r} is gone: {self._path} does not exist; restore a copy, "
                 f"or {FORGET}"
             )
         raise WrongLogError(
-            f"index {self._index!r} has live updates in a log {known.where}, and there is none in {self.folder}: "
-            f"{ADVICE}"
+            f"index {self._index!r} has live updates in a log {registration.where}, and there is none in "
+            f"{self.folder}: {ADVICE}"
         )
 
-    def _check_not_copied(self, known: Registration) -> None:
+    def _check_not_copied(self, registration: Registration) -> None:
         """Raise WrongLogError if the registered folder holds another copy of the log: both would take writes."""
         assert self._path is not None
-        former = known.folder(self._store, self._index)
+        former = registration.folder(self._store, self._index)
         if former is None or former == self._path.parent:
             return
         path = former / LOG_FILE
@@ -212,9 +214,9 @@ def check_no_files(folder: Path) -> None:
         AlreadyExistsError: it has.
 
     """
-    if found := files_of_log(folder):
+    if files := files_of_log(folder):
         raise AlreadyExistsError(
-            f"{folder} has a log already ({', '.join(found)}): seal it, or move that folder away first"
+            f"{folder} has a log already ({', '.join(files)}): seal it, or move that folder away first"
         )
 
 

@@ -110,15 +110,15 @@ def forget_log(store: Store, index: str, *, log_root: LogRoot | None = None) -> 
 
     """
     manifest = read_manifest(store, index)
-    known = registered(store, index)
+    registration = registered(store, index)
     log_home(store, index, log_root).check_absent()
-    folder = known.folder(store, index) if known is not None else None
+    folder = registration.folder(store, index) if registration is not None else None
     if folder is not None:
         check_no_files(folder)
     if manifest.log_sequence < manifest.log_reached:
         # A build expects records of the former log to be applied to it; records of a new log must not replace them.
         reached = {"log_sequence": manifest.log_reached, "log_floor": manifest.log_reached}
         commit(store, manifest.model_copy(update={"parent": manifest.version, **reached}))
-    if known is not None:
+    if registration is not None:
         forget(store, index)
-    return known
+    return registration

@@ -182,8 +182,8 @@ def encoder_digest(manifest: Manifest) -> str | None:
 
 def named_digests(manifest: Manifest) -> dict[str, str]:
     """Return the digests of the encoders of an index's named vectors, by name, of those that have one."""
-    known = {name: info.encoder for name, info in manifest.named_vectors.items()}
-    return {name: encoder["digest"] for name, encoder in known.items() if encoder and "digest" in encoder}
+    vectors = {name: info.encoder for name, info in manifest.named_vectors.items()}
+    return {name: encoder["digest"] for name, encoder in vectors.items() if encoder and "digest" in encoder}
 
 
 def with_words(mutation: Mutation, spec: IndexSpec) -> Mutation:

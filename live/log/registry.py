@@ -110,14 +110,14 @@ def registered(store: Store, index: str) -> Registration | None:
         raise CorruptError(f"{key} is damaged: {error!r}") from error
 
 
-def register(store: Store, index: str, log_id: str, place: Path | str | None) -> None:
+def register(store: Store, index: str, log_id: str, folder: Path | str | None) -> None:
     """Register the log of an index. Repeating it changes nothing, or updates the place of a log that was moved.
 
     Args:
         store: store of the index.
         index: name of the index.
         log_id: id of the log, which must exist.
-        place: folder of the log, or the URL of its database without credentials; None: inside the store.
+        folder: folder of the log, or the URL of its database without credentials; None: inside the store.
 
     Raises:
         WrongLogError: the index uses another log.
@@ -125,23 +125,23 @@ def register(store: Store, index: str, log_id: str, place: Path | str | None) ->
     """
     registration = Registration(
         log_id=log_id,
-        path=place if isinstance(place, str) else _path_of(store, place),
-        host="" if isinstance(place, str) else socket.gethostname(),
+        path=folder if isinstance(folder, str) else _path_of(store, folder),
+        host="" if isinstance(folder, str) else socket.gethostname(),
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    known = registered(store, index)
-    if known is None:
+    current = registered(store, index)
+    if current is None:
         try:
             store.create(registration_key(index), _to_json(registration))
             return
         except AlreadyExistsError:
-            known = registered(store, index)
-    if known is None or known.log_id != log_id:
-        where = known.where if known else "elsewhere"
+            current = registered(store, index)
+    if current is None or current.log_id != log_id:
+        where = current.where if current else "elsewhere"
         raise WrongLogError(
-            f"index {index!r} uses another log, {where}: the log in {place or 'the store'} takes no writes"
+            f"index {index!r} uses another log, {where}: the log in {folder or 'the store'} takes no writes"
         )
-    if (known.path, known.host) != (registration.path, registration.host):  # the log was moved
+    if (current.path, current.host) != (registration.path, registration.host):  # the log was moved
         store.write(registration_key(index), _to_json(registration))
 
 
@@ -171,12 +171,12 @@ def check_current(store: Store, index: str, manifest: Manifest) -> None:
 
     """
     try:
-        known = read_manifest(store, index).index_id
+        index_id = read_manifest(store, index).index_id
     except NotFoundError as error:
         raise LogReplacedError(f"index {index!r} was dropped") from error
     except (CorruptError, FormatError):
         return  # an earlier version is open, and takes writes
-    if manifest.index_id is not None and known != manifest.index_id:
+    if manifest.index_id is not None and index_id != manifest.index_id:
         raise LogReplacedError(f"index {index!r} was dropped and created again")
 
 
@@ -192,8 +192,8 @@ def check_begun(store: Store, index: str, manifest: Manifest, log_id: str) -> No
     try:
         check_current(store, index, manifest)
     except LogReplacedError:
-        known = registered(store, index)
-        if known is not None and known.log_id == log_id:
+        registration = registered(store, index)
+        if registration is not None and registration.log_id == log_id:
             forget(store, index)
         raise
 
@@ -205,12 +205,12 @@ def check_index(log: MutationLog, manifest: Manifest, *, where: str) -> None:
         WrongLogError: it does not.
 
     """
-    found = log.identity().index_id
-    if found is None:
+    index_id = log.identity().index_id
+    if index_id is None:
         # Releases without ids wrote this log: it can only belong to an index that they created.
         wrong = manifest.index_id is not None and manifest.parent is None and log.position() > 0
     else:
-        wrong = manifest.index_id is not None and manifest.index_id != found
+        wrong = manifest.index_id is not None and manifest.index_id != index_id
     if wrong:
         raise WrongLogError(
             f"the log {where} does not belong to the present index {manifest.index!r}, which was created again or "
@@ -218,13 +218,13 @@ def check_index(log: MutationLog, manifest: Manifest, *, where: str) -> None:
         )
 
 
-def check_registered(log: MutationLog, index: str, known: str, *, where: str, registered: str) -> None:
+def check_registered(log: MutationLog, index: str, log_id: str, *, where: str, registered: str) -> None:
     """Check that a log is the registered one of an index.
 
     Args:
         log: the log.
         index: name of the index.
-        known: id of the registered log.
+        log_id: id of the registered log.
         where: place of the log.
         registered: place of the registered log.
 
@@ -232,7 +232,7 @@ def check_registered(log: MutationLog, index: str, known: str, *, where: str, re
         WrongLogError: it is not.
 
     """
-    if log.identity().log_id != known:
+    if log.identity().log_id != log_id:
         raise WrongLogError(
             f"the log {where} is not the one that index {index!r} uses, which is {registered}: {ADVICE}"
         )

@@ -220,8 +220,8 @@ class SqliteLog:
 
     def acknowledged(self) -> int:
         """Return the last acknowledged sequence that the lock file names; see MutationLog."""
-        mark, known = read_mark(self.path), self.identity()
-        if mark.log_id and mark.log_id != known.log_id:
+        mark, identity = read_mark(self.path), self.identity()
+        if mark.log_id and mark.log_id != identity.log_id:
             raise WrongLogError(
                 f"{self.path} and the turn.lock beside it belong to different logs: one of the two files was replaced"
             )

@@ -112,15 +112,15 @@ def adopt(connection: apsw.Connection, index_id: str | None) -> str:
         LogReplacedError: it belongs to another index.
 
     """
-    known = identity_of(connection)
-    if known.index_id and index_id and known.index_id != index_id:
+    identity = identity_of(connection)
+    if identity.index_id and index_id and identity.index_id != index_id:
         raise LogReplacedError(
-            f"the log belongs to the index with id {known.index_id}, not to the one with id {index_id}"
+            f"the log belongs to the index with id {identity.index_id}, not to the one with id {index_id}"
         )
-    log_id = known.log_id or secrets.token_hex(16)
-    wanted = LogIdentity(log_id, known.index_id or index_id, written_by())
-    if wanted != known:
-        identify(connection, wanted)
+    log_id = identity.log_id or secrets.token_hex(16)
+    updated = LogIdentity(log_id, identity.index_id or index_id, written_by())
+    if updated != identity:
+        identify(connection, updated)
     return log_id
 
 
@@ -143,9 +143,9 @@ def written_by() -> str:
 def identity_of(connection: apsw.Connection) -> LogIdentity:
     """Return the ids of the log and of its index."""
     rows = connection.execute("SELECT name, value FROM state WHERE name != 'truncated'")
-    known = {name: value.decode() for name, value in rows if isinstance(value, bytes)}
-    version = known.get("sqlite")
-    return LogIdentity(known.get("log_id"), known.get("index_id"), f"SQLite {version}" if version else None)
+    values = {name: value.decode() for name, value in rows if isinstance(value, bytes)}
+    version = values.get("sqlite")
+    return LogIdentity(values.get("log_id"), values.get("index_id"), f"SQLite {version}" if version else None)
 
 
 def entries_after(connection: apsw.Connection, after: int, max_bytes: int | None) -> list[LogEntry]:

@@ -74,10 +74,10 @@ def snapshot(store: Store, index: str, target: Store, *, log_root: LogRoot | Non
 
     """
     home = log_home(store, index, log_root)
-    if not home.writable and (known := registered(store, index)) is not None:
+    if not home.writable and (registration := registered(store, index)) is not None:
         raise WrongLogError(
-            f"the log of index {index!r} is {known.where}; pass its place with --log, or the copy would lack the "
-            "live updates that are not sealed"
+            f"the log of index {index!r} is {registration.where}; pass its place with --log, or the copy would lack "
+            "the live updates that are not sealed"
         )
     with scratch_folder("backup") as folder, _lease(store, index) as lease:
         copy = folder / LOG_FILE
@@ -232,9 +232,9 @@ def _copy_files(source: Store, target: Store, manifest: Manifest) -> int:
 
 def _hashes(manifest: Manifest) -> dict[str, str]:
     """Return the SHA-256 of each file of a version by key."""
-    found = {file.key: file.sha256 for file in manifest.files}
-    given = manifest.recall.given_queries if manifest.recall else None
-    return found | ({given: Path(given).stem} if given else {})
+    hashes = {file.key: file.sha256 for file in manifest.files}
+    queries_key = manifest.recall.given_queries if manifest.recall else None
+    return hashes | ({queries_key: Path(queries_key).stem} if queries_key else {})
 
 
 def _log_key(index: str) -> str:

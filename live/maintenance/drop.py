@@ -45,12 +45,12 @@ def drop(
 
     """
     try:
-        known = registered(store, index)
+        registration = registered(store, index)
     except CorruptError:
-        known = None
+        registration = None
     database = log_home(store, index, log_root) if isinstance(log_root, DatabaseUrl) else None
-    given = None if isinstance(log_root, DatabaseUrl) else log_folder(log_root, index)
-    folders = {given, known.folder(store, index) if known is not None else None}
+    expected_folder = None if isinstance(log_root, DatabaseUrl) else log_folder(log_root, index)
+    folders = {expected_folder, registration.folder(store, index) if registration is not None else None}
     outside = [folder for folder in folders if folder is not None and not _is_in(folder, store)]
     removed = []
 
@@ -58,12 +58,14 @@ def drop(
         hidden()
         for folder in outside:
             remove_files(folder)
-        if database is not None and known is not None and known.in_database:
-            removed.append(_removed(database, known.log_id))
+        if database is not None and registration is not None and registration.in_database:
+            removed.append(_removed(database, registration.log_id))
 
     report = drop_index(store, index, force=force, also=remove_logs, progress=progress)
-    is_elsewhere = known is not None and known.path is not None and not outside and not any(removed)
-    return report, known.where if known is not None and is_elsewhere else None
+    is_elsewhere = (
+        registration is not None and registration.path is not None and not outside and not any(removed)
+    )
+    return report, registration.where if registration is not None and is_elsewhere else None
 
 
 def _removed(home: LogHome, log_id: str) -> bool:

@@ -101,12 +101,12 @@ class TaskLocks:
     def _try_shared(self, task: Task) -> SharedLock | None:
         if not isinstance(self._log_root, DatabaseUrl):
             return _NoLock()
-        known = registered(self._store, self._index)
-        if known is None:
+        registration = registered(self._store, self._index)
+        if registration is None:
             return _NoLock()
         from scannery.live.log.postgres.task_lock import try_task_lock
 
-        return try_task_lock(self._log_root, known.log_id, task)
+        return try_task_lock(self._log_root, registration.log_id, task)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lock", required=True, type=int)  # descriptor, open until this process ends
     parser.add_argument("--filling", action="store_true")
     parser.add_argument("--leave-cache", action="store_true")  # no server of this machine uses it
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     # A server that stops ends this process; exiting by exception removes temporary folders.
     signal.signal(signal.SIGTERM, _exit)
     # Servers block these signals, and their children inherit that.
@@ -42,16 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     leave_needless_imports_out()
     threads = task_threads()
     pa.set_cpu_count(threads)
-    store = Store.open(given.store)
+    store = Store.open(options.store)
     try:
         run_task(
-            given.task,
+            options.task,
             store,
-            given.index,
-            log_root=log_root_of(given.log),
+            options.index,
+            log_root=log_root_of(options.log),
             threads=threads,
-            filling=given.filling,
-            fill_cache=not given.leave_cache,
+            filling=options.filling,
+            fill_cache=not options.leave_cache,
         )
     except (IndexerError, ServingError) as error:
         print(error, file=sys.stderr)  # noqa: T201  the scheduler logs it

@@ -213,13 +213,13 @@ def _committed(
         if merged is not None:
             died = _died_since(store, index, group, [now[entry.key] for entry in group], cache)
             entries.append(_without(store, index, merged, died, cache))
-        left = tuple(entry for entry in entries if entry.live_rows)
-        given = parent.recall.given_queries if parent.recall else None
+        remaining = tuple(entry for entry in entries if entry.live_rows)
+        recall_queries = parent.recall.given_queries if parent.recall else None
         manifest = parent.model_copy(
             update={
                 "parent": parent.version,
-                "segments": left,
-                "recall": expected_recall(left, parent.spec.target_recall, given_queries=given),
+                "segments": remaining,
+                "recall": expected_recall(remaining, parent.spec.target_recall, given_queries=recall_queries),
                 "statistics": {"mode": "merge", "merged": len(group), "builds": parent.builds},
             }
         )

@@ -70,8 +70,8 @@ def due(manifest: Manifest, *, filling: bool = False) -> list[Group]:
     for entry in manifest.segments:
         families.setdefault((entry.shard, entry.vectors), []).append(entry)
     enough = untrained_limit(manifest) // 2 // manifest.shards
-    found = [_due_of(family, manifest.spec, enough if filling else None) for family in families.values()]
-    groups = [group for group in found if group]
+    due_groups = [_due_of(family, manifest.spec, enough if filling else None) for family in families.values()]
+    groups = [group for group in due_groups if group]
     grouped = {entry.key for group in groups for entry in group}
     groups += [
         (entry,) for entry in manifest.segments if entry.key not in grouped and _wasteful(entry, manifest)
@@ -98,9 +98,9 @@ def _due_of(family: Sequence[SegmentEntry], spec: IndexSpec, enough: int | None)
 
     """
     live = spec.live
-    most = live.merge_segments * (1 if enough is None else PATIENCE)
+    limit = live.merge_segments * (1 if enough is None else PATIENCE)
     sizes = [_tier(entry.live_rows, live) for entry in family]
-    full = [tier for tier in set(sizes) if sizes.count(tier) >= most]
+    full = [tier for tier in set(sizes) if sizes.count(tier) >= limit]
     if full:
         smaller = [entry for entry, tier in zip(family, sizes, strict=True) if tier < max(full)]
         return _with_full_tiers(smaller, max(full), family, live)
@@ -124,9 +124,9 @@ def _with_full_tiers(
 
     """
     chosen, keys = list(group), {entry.key for entry in group}
-    others = sorted((one for one in family if one.key not in keys), key=lambda one: one.live_rows)
+    siblings = sorted((entry for entry in family if entry.key not in keys), key=lambda entry: entry.live_rows)
     while True:
-        here = [one for one in others if _tier(one.live_rows, live) == tier]
+        here = [entry for entry in siblings if _tier(entry.live_rows, live) == tier]
         if len(here) + (_tier(_rows(chosen), live) == tier) < live.merge_segments:
             return tuple(chosen)
         # The smallest ones, until the result is above the tier: so a row is built once per tier.
@@ -148,8 +148,8 @@ def _untrained_rows(entries: Iterable[SegmentEntry], spec: IndexSpec) -> int:
 def _is_untrained(entry: SegmentEntry, spec: IndexSpec) -> bool:
     """Return whether vectors of a segment are scanned although they are enough for ScaNN."""
     return any(
-        one.vectors and one.kind == "exact" and one.live_rows >= spec.scann.exact_below_rows
-        for one in (entry, *entry.named.values())
+        segment.vectors and segment.kind == "exact" and segment.live_rows >= spec.scann.exact_below_rows
+        for segment in (entry, *entry.named.values())
     )
 
 
@@ -158,9 +158,9 @@ def _wasteful(entry: SegmentEntry, manifest: Manifest) -> bool:
 
 
 def _tier(rows: int, live: LiveSpec) -> int:
-    tier, most = 0, live.seal_rows
-    while rows > most:
-        tier, most = tier + 1, most * live.merge_segments
+    tier, capacity = 0, live.seal_rows
+    while rows > capacity:
+        tier, capacity = tier + 1, capacity * live.merge_segments
     return tier
 
 

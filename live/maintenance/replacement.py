@@ -211,9 +211,9 @@ class Replacement:
             segment = open_segment(self._store, self._index, entry, self._cache)
             if DYNAMIC_COLUMN not in segment.table.column_names:
                 continue
-            if found := rows_with_dynamic(segment.column(DYNAMIC_COLUMN), names):
+            if conflicts := rows_with_dynamic(segment.column(DYNAMIC_COLUMN), names):
                 raise AlreadyExistsError(
-                    f"attributes {sorted(found)} of index {self._index!r}, which new rows have, were declared "
+                    f"attributes {sorted(conflicts)} of index {self._index!r}, which new rows have, were declared "
                     "meanwhile; nothing was replaced, begin again"
                 )
 
@@ -234,14 +234,14 @@ def _fits(before: Manifest, now: Manifest) -> bool:
         return False
 
 
-def _begun(store: Store, index: str, place: LogHome, lease: WorkLease) -> tuple[Manifest, int]:
+def _begun(store: Store, index: str, home: LogHome, lease: WorkLease) -> tuple[Manifest, int]:
     """Return the current version, and the last acknowledged mutation, with leases on it and on the log after that."""
     for _ in range(MAX_ATTEMPTS):
         manifest = hold_current(store, index, lease)
         if manifest is None:
             raise NotFoundError(no_such_index(store, index), field="index")
         # Created if there is none: without one, servers do not merge the new segments.
-        log = place.claim(checked_log(place, manifest), manifest)
+        log = home.claim(checked_log(home, manifest), manifest)
         try:
             after = log.position()
         finally:

@@ -30,24 +30,26 @@ def rollback(store: Store, index: str, version: int, *, log_root: LogRoot | None
         WrongLogError: the current version is damaged, and the log of the index is not in that place.
 
     """
-    old, known = read_manifest(store, index, version), registered(store, index)
-    begins_after = _begins_after(log_home(store, index, log_root), known)
-    if begins_after is None and known is not None and lost_since(store, old):
+    old, registration = read_manifest(store, index, version), registered(store, index)
+    begins_after = _begins_after(log_home(store, index, log_root), registration)
+    if begins_after is None and registration is not None and lost_since(store, old):
         raise WrongLogError(
             f"the current version of index {index!r} is damaged, and mutations sealed since version {version} may be "
-            f"in its log, which is {known.where}: pass its place with --log, or, if it is lost, first run "
+            f"in its log, which is {registration.where}: pass its place with --log, or, if it is lost, first run "
             "`scannery index log --forget`"
         )
-    written = known is not None or begins_after is not None
-    return rollback_stored(store, index, version, log_after=begins_after, written=written)
+    has_log = registration is not None or begins_after is not None
+    return rollback_stored(store, index, version, log_after=begins_after, written=has_log)
 
 
-def _begins_after(home: LogHome, known: Registration | None) -> int | None:
+def _begins_after(home: LogHome, registration: Registration | None) -> int | None:
     """Return the sequence after which the log has all mutations; None if there is no log, or not the registered one."""
     log = home.open()
     if log is None:
         return None
     try:
-        return log.truncated() if known is None or log.identity().log_id == known.log_id else None
+        return (
+            log.truncated() if registration is None or log.identity().log_id == registration.log_id else None
+        )
     finally:
         log.close()

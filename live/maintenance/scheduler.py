@@ -132,11 +132,11 @@ class FillDetector:
         self._sealed: int | None = None
         self._written_at_s = self._sealed_at_s = float("-inf")
 
-    def filling(self, *, written: int, sealed: int, full: bool, behind: bool, age_s: float) -> bool:
+    def filling(self, *, written_to: int, sealed: int, full: bool, behind: bool, age_s: float) -> bool:
         """Return whether the index is being filled.
 
         Args:
-            written: sequence of the last mutation.
+            written_to: sequence of the last mutation.
             sealed: sequence of the last mutation that is in the current version.
             full: whether the rows in memory suffice for a seal.
             behind: whether they suffice for a larger one; then writes may only have paused because they were refused.
@@ -144,8 +144,8 @@ class FillDetector:
 
         """
         now_s = self._clock()
-        if written != self._written:
-            self._written, self._written_at_s = written, now_s
+        if written_to != self._written:
+            self._written, self._written_at_s = written_to, now_s
         if sealed != self._sealed:
             if self._sealed is not None:  # a server that has just started does not know when that was
                 self._sealed_at_s = now_s
@@ -357,7 +357,7 @@ class Maintenance:
 
     def _filling(self, state: LiveState, age_s: float) -> bool:
         return self._fill.filling(
-            written=state.sequence,
+            written_to=state.sequence,
             sealed=state.manifest.log_sequence,
             full=_full(state, larger=False),
             behind=_full(state, larger=True),
@@ -441,7 +441,7 @@ class Maintenance:
         return shared and self._clock() < self._held_until_s.get(task, float("-inf"))
 
     def _spawn(self, task: Task, lock: TaskLock, filling: bool) -> _Run:
-        log, variables = _told(self._log_root)
+        log, variables = _log_arguments(self._log_root)
         options = ["--store", self._store.uri, *log, "--lock", str(lock.file)]
         options += ["--filling"] if filling else []
         options += [] if self._fill_cache else ["--leave-cache"]
@@ -495,7 +495,7 @@ def bounds() -> dict[str, str]:
     return dict.fromkeys(names, str(task_threads()))
 
 
-def _told(log_root: LogRoot) -> tuple[list[str], dict[str, str]]:
+def _log_arguments(log_root: LogRoot) -> tuple[list[str], dict[str, str]]:
     """Return the arguments and environment variables that tell a process where the logs are."""
     if isinstance(log_root, DatabaseUrl):
         return [], {LOG_VARIABLE: log_root.url}

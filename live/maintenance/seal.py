@@ -83,8 +83,8 @@ def dead_rows(store: Store, manifest: Manifest, change: UnsealedChange) -> dict[
     gone, documents = _strings(change.ids), _strings(change.documents)
     find = partial(_of_segment, store, manifest.index, gone, documents)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = zip(manifest.segments, pool.map(find, manifest.segments), strict=True)
-        return {entry.key: dead for entry, dead in found if dead is not None}
+        pairs = zip(manifest.segments, pool.map(find, manifest.segments), strict=True)
+        return {entry.key: dead for entry, dead in pairs if dead is not None}
 
 
 def _strings(texts: Sequence[str]) -> pa.Array:
@@ -104,13 +104,13 @@ def _of_segment(
     if not dead_N.any():
         return None
     left_N = ~dead_N if alive_N is None else alive_N & ~dead_N
-    left = pc.count_distinct(rows.documents.filter(pa.array(left_N))).as_py()
-    return DeadRows(np.flatnonzero(dead_N), left)
+    remaining = pc.count_distinct(rows.documents.filter(pa.array(left_N))).as_py()
+    return DeadRows(np.flatnonzero(dead_N), remaining)
 
 
 def _is_in(column: pa.ChunkedArray, values: pa.Array) -> np.ndarray:
-    found = pc.is_in(column, value_set=values.cast(column.type))
-    mask_N: np.ndarray = found.to_numpy().copy()
+    matches = pc.is_in(column, value_set=values.cast(column.type))
+    mask_N: np.ndarray = matches.to_numpy().copy()
     return mask_N
 
 
@@ -163,14 +163,14 @@ def seal(
         AlreadyExistsError: other processes committed versions during all MAX_ATTEMPTS attempts.
 
     """
-    place = log_home(store, index, log_root)
-    log = checked_log(place, read_manifest(store, index))
+    home = log_home(store, index, log_root)
+    log = checked_log(home, read_manifest(store, index))
     if log is None:
         return None
     filled = (cache or SegmentCache()) if fill_cache else None
     try:
         with working(store, index) as lease:
-            return _sealed(store, index, place, log, filled, threads, filling, lease)
+            return _sealed(store, index, home, log, filled, threads, filling, lease)
     finally:
         log.close()
 
@@ -178,7 +178,7 @@ def seal(
 def _sealed(
     store: Store,
     index: str,
-    place: LogHome,
+    home: LogHome,
     log: MutationLog,
     cache: SegmentCache | None,
     threads: int | None,
@@ -187,7 +187,7 @@ def _sealed(
 ) -> SealReport | None:
     for attempt in range(MAX_ATTEMPTS):
         parent = hold_current(store, index, lease) or read_manifest(store, index)
-        place.check(log, parent)  # the index may have been replaced since the last attempt
+        home.check(log, parent)  # the index may have been replaced since the last attempt
         try:
             change = change_of(log, parent)
         except LogGapError:  # the log goes on in a later version, which has just been published
@@ -197,7 +197,7 @@ def _sealed(
         if change is None:
             return None
         # A log of an earlier release may not be registered yet: without it, another log could be begun elsewhere.
-        place.claim(log, parent)
+        home.claim(log, parent)
         added = _build_segments(store, parent, change, threads, filling)
         if cache is not None:
             # Opening the segments fills the cache: unpacking and timing their searches would take a server seconds.

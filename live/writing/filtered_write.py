@@ -28,7 +28,13 @@ from scannery.live.memtable import LiveState
 from scannery.live.prepare import Deletion, PartialUpdate, PreparedUpsert
 from scannery.live.row_tables import fitting_rows
 from scannery.live.writing.group_commit import Resolved, Write
-from scannery.live.writing.resolve import Places, changed_rows, look_ahead, resolve_deletion, resolve_upsert
+from scannery.live.writing.resolve import (
+    RowsBySegment,
+    changed_rows,
+    look_ahead,
+    resolve_deletion,
+    resolve_upsert,
+)
 from scannery.live.writing.write_views import (
     GroupState,
     MatchingRows,
@@ -61,18 +67,18 @@ class _Batch:
     """A chosen batch and what is written for it."""
 
     manifest: Manifest
-    chosen: Places
+    chosen: RowsBySegment
     """All chosen rows, also those that the limit in bytes leaves to the next batch."""
     resolved: Resolved
 
-    def is_of(self, manifest: Manifest, chosen: Places) -> bool:
+    def is_of(self, manifest: Manifest, chosen: RowsBySegment) -> bool:
         """Return whether the batch is what would be written for these rows."""
         return (
             self.manifest is manifest
             and len(self.chosen) == len(chosen)
             and all(
-                own is other and np.array_equal(own_R, other_R)
-                for (own, own_R), (other, other_R) in zip(self.chosen, chosen, strict=True)
+                segment is other_segment and np.array_equal(own_R, other_R)
+                for (segment, own_R), (other_segment, other_R) in zip(self.chosen, chosen, strict=True)
             )
         )
 
@@ -158,19 +164,19 @@ class FilteredWrite:
         if self.until_sequence is None:
             self.until_sequence = sequence - 1
 
-    def _chosen(self, state: LiveState) -> Places:
+    def _chosen(self, state: LiveState) -> RowsBySegment:
         """Return the first rows, as many as the batch may have."""
-        chosen: Places = []
-        left = self._limit
+        chosen: RowsBySegment = []
+        remaining = self._limit
         rows = matching_rows(state.opened(), self._where, self.until_sequence, matched=self._matched)
         for segment, rows_R in rows:
-            chosen.append((segment, rows_R[:left]))
-            left -= len(rows_R)
-            if left <= 0:
+            chosen.append((segment, rows_R[:remaining]))
+            remaining -= len(rows_R)
+            if remaining <= 0:
                 break
         return chosen
 
-    def _prepared(self, manifest: Manifest, chosen: Places) -> _Batch:
+    def _prepared(self, manifest: Manifest, chosen: RowsBySegment) -> _Batch:
         if self._change is None:
             ids = [
                 name for segment, rows_R in chosen for name in segment.ids.take(pa.array(rows_R)).to_pylist()
@@ -184,7 +190,7 @@ class FilteredWrite:
             count = rows.num_rows
         return _Batch(manifest, chosen, (mutation, encode(mutation), count))
 
-    def _changed(self, manifest: Manifest, chosen: Places, change: PartialUpdate) -> pa.Table:
+    def _changed(self, manifest: Manifest, chosen: RowsBySegment, change: PartialUpdate) -> pa.Table:
         """Return the changed rows, at least one, as many as fit in MAX_BATCH_BYTES."""
         tables: list[pa.Table] = []
         left_bytes, new_bytes = MAX_BATCH_BYTES, _size_bytes(change)

@@ -165,7 +165,7 @@ MOVED_RETRY_S = 0.1
 
 
 def append_group(
-    own: LiveState,
+    local: LiveState,
     transaction: LogTransaction,
     group: Sequence[Write],
     answers: dict[int, Answer | Exception],
@@ -173,7 +173,7 @@ def append_group(
     """Append the writes of a group, add the response to each to `answers`, and return the state after them.
 
     Args:
-        own: the state that readers see.
+        local: the state that readers see.
         transaction: of the log.
         group: the writes.
         answers: to be filled, by the place in the group.
@@ -184,23 +184,23 @@ def append_group(
         CorruptError, FormatError: its entries cannot be read.
 
     """
-    if transaction.position < own.manifest.log_sequence:
+    if transaction.position < local.manifest.log_sequence:
         raise LogGapError("the index has moved to a version that the log does not reach")
-    if transaction.position < own.sequence:
+    if transaction.position < local.sequence:
         raise LogReplacedError(
-            f"the log ends at sequence {transaction.position}, and had {own.sequence} before: it was replaced"
+            f"the log ends at sequence {transaction.position}, and had {local.sequence} before: it was replaced"
         )
     views = [write.view for write in group if write.view is not None]
-    after = min([own.sequence, *(view.after(own) for view in views)])
-    state = GroupState(own, transaction.read(after))
+    after = min([local.sequence, *(view.after(local) for view in views)])
+    state = GroupState(local, transaction.read(after))
     transaction.expect([write.request for write in group if write.request.id])
     for number, write in enumerate(group):
         try:
-            known = transaction.answer_of(write.request) if write.request.id else None
-            if known is not None:
-                answers[number] = known
+            answer = transaction.answer_of(write.request) if write.request.id else None
+            if answer is not None:
+                answers[number] = answer
                 continue
-            if write.columns_version not in (None, own.manifest.columns_version):
+            if write.columns_version not in (None, local.manifest.columns_version):
                 raise OtherVersionError("the index has just got other columns", retry_after_s=MOVED_RETRY_S)
             resolved = write.resolve(state)
             if resolved is None:

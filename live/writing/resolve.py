@@ -38,9 +38,9 @@ from scannery.runtime.errors import (
     UnknownDatapointError,
 )
 
-__all__ = ["Places", "changed_rows", "look_ahead", "named_by", "resolve_deletion", "resolve_upsert"]
+__all__ = ["RowsBySegment", "changed_rows", "look_ahead", "named_by", "resolve_deletion", "resolve_upsert"]
 
-Places: TypeAlias = list[tuple[Segment, np.ndarray]]
+RowsBySegment: TypeAlias = list[tuple[Segment, np.ndarray]]
 """Rows by segment."""
 
 RETRY_S = 0.1
@@ -61,7 +61,7 @@ def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
 
     """
     for item in upsert.conditional:
-        _check(item.condition, _places(state, item.id), item.id, f"{item.path}.condition")
+        _check(item.condition, _rows(state, item.id), item.id, f"{item.path}.condition")
     manifest = state.manifest
     vectors_of = None if upsert.vectors is None else upsert.vectors.known
     changed = [_changed(item, state, upsert.known, vectors_of) for item in upsert.partial]
@@ -88,28 +88,28 @@ def resolve_deletion(deletion: Deletion, state: LiveState) -> tuple[Mutation, in
         ("document_ids", deletion.document_ids, _rows_of_document),
     ):
         for i, name in enumerate(names):
-            places = places_of(state, name)
+            matches = places_of(state, name)
             if deletion.condition is not None:
-                _check(deletion.condition, places, name, f"{field}[{i}]")
+                _check(deletion.condition, matches, name, f"{field}[{i}]")
             if deletion.conditions and field == "ids":
-                _check(deletion.conditions[i], places, name, f"conditions[{i}]")
-            gone |= {(segment.entry.key, row): None for segment, rows in places for row in rows.tolist()}
+                _check(deletion.conditions[i], matches, name, f"conditions[{i}]")
+            gone |= {(segment.entry.key, row): None for segment, rows in matches for row in rows.tolist()}
     manifest = state.manifest
     nothing = written_schema(manifest.spec, manifest.dimensions).empty_table()
     return Mutation(nothing, deletion.ids, deletion.document_ids), len(gone)
 
 
-def _check(condition: Condition, places: Places, name: str, path: str) -> None:
+def _check(condition: Condition, matches: RowsBySegment, name: str, path: str) -> None:
     if condition.revision is None:
-        if places:
+        if matches:
             raise ConditionError(f"{path}.if_absent: there is a datapoint {name!r:.200}", field=path)
         return
-    if not places:
+    if not matches:
         raise ConditionError(f"{path}.if_revision: there is no datapoint {name!r:.200}", field=path)
-    found = max(_revision(segment, row) for segment, rows in places for row in rows.tolist())
-    if found != condition.revision:
+    revision = max(_revision(segment, row) for segment, rows in matches for row in rows.tolist())
+    if revision != condition.revision:
         raise ConditionError(
-            f"{path}.if_revision: datapoint {name!r:.200} has revision {found}, not {condition.revision}",
+            f"{path}.if_revision: datapoint {name!r:.200} has revision {revision}, not {condition.revision}",
             field=path,
         )
 
@@ -122,7 +122,7 @@ def _revision(segment: Segment, row: int) -> int:
     return revision or 0
 
 
-def _places(state: LiveState, name: str) -> Places:
+def _rows(state: LiveState, name: str) -> RowsBySegment:
     """Return the rows that an upsert's id names: those of the document if texts are chunked, else the datapoint."""
     if state.manifest.spec.source.chunk is not None and (rows := _rows_of_document(state, name)):
         return rows
@@ -137,26 +137,26 @@ def named_by(upsert: PreparedUpsert, state: LiveState) -> NamedRows:
     return NamedRows(ids=ids, document_ids=ids if chunked else (), whole=bool(upsert.partial))
 
 
-def _rows_of_id(state: LiveState, identifier: str) -> Places:
-    found: Places = []
+def _rows_of_id(state: LiveState, identifier: str) -> RowsBySegment:
+    matches: RowsBySegment = []
     index = state.opened()
     for segment, alive in zip(index.segments, index.alive, strict=True):
         row = segment.row_of(identifier)
         if row is not None and (alive is None or alive.mask_N[row]):
-            found.append((segment, np.array([row])))
-    return found
+            matches.append((segment, np.array([row])))
+    return matches
 
 
-def _rows_of_document(state: LiveState, document_id: str) -> Places:
-    found: Places = []
+def _rows_of_document(state: LiveState, document_id: str) -> RowsBySegment:
+    matches: RowsBySegment = []
     index = state.opened()
     for segment, alive in zip(index.segments, index.alive, strict=True):
         rows_R = segment.rows_of_document(document_id)
         if alive is not None:
             rows_R = rows_R[alive.mask_N[rows_R]]
         if len(rows_R):
-            found.append((segment, rows_R))
-    return found
+            matches.append((segment, rows_R))
+    return matches
 
 
 def look_ahead(upsert: PreparedUpsert, state: LiveState) -> None:
@@ -168,32 +168,32 @@ def look_ahead(upsert: PreparedUpsert, state: LiveState) -> None:
 
 
 def _changed(
-    item: PartialUpdate, state: LiveState, known: KnownTerms, vectors_of: VectorsOf | None
+    item: PartialUpdate, state: LiveState, terms: KnownTerms, vectors_of: VectorsOf | None
 ) -> pa.Table:
     """Return the rows of an existing datapoint with the fields of the mask changed, and their terms."""
-    places = _places(state, item.id)
+    matches = _rows(state, item.id)
     path = f"{item.path}.datapoint.id"
-    if not places:
+    if not matches:
         raise UnknownDatapointError(
             f"{path}: index {state.manifest.index!r} has no datapoint {item.id!r:.200} to update", field=path
         )
-    return changed_rows(places, item, state.manifest, known, vectors_of)
+    return changed_rows(matches, item, state.manifest, terms, vectors_of)
 
 
 def changed_rows(
-    places: Places,
+    matches: RowsBySegment,
     item: PartialUpdate,
     manifest: Manifest,
-    known: KnownTerms,
+    terms: KnownTerms,
     vectors_of: VectorsOf | None = None,
 ) -> pa.Table:
     """Return rows with new values, and their terms.
 
     Args:
-        places: the rows.
+        matches: the rows.
         item: the new values.
         manifest: of the version that the rows are written to.
-        known: terms that were found before; terms of other texts are added.
+        terms: terms that were found before; terms of other texts are added.
         vectors_of: returns the named vectors of texts; needed for items with `encoded`.
 
     Raises:
@@ -204,7 +204,7 @@ def changed_rows(
     schema = written_schema(manifest.spec, manifest.dimensions)
     if not _fits(item, manifest, schema):
         raise OtherVersionError("the index has just got another spec", retry_after_s=RETRY_S)
-    table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in places])
+    table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in matches])
     for column, value in item.values.items():
         if is_vector_column(column):
             table = _with_vector(table, column, value, manifest.spec)
@@ -220,7 +220,7 @@ def changed_rows(
         table = _with_dynamic(table, dict.fromkeys(stale), item.path) if stale else table
     if item.encoded and vectors_of is not None:
         table = encode_again(table, item, manifest.spec, vectors_of)
-    return with_known_terms(table, manifest.spec.lexical, known)
+    return with_known_terms(table, manifest.spec.lexical, terms)
 
 
 def _fits(item: PartialUpdate, manifest: Manifest, schema: pa.Schema) -> bool:

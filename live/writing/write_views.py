@@ -104,9 +104,9 @@ def matching_rows(
             yield segment, rows_R
 
 
-def count_matching(index: OpenIndex, wanted: MatchingRows) -> int:
+def count_matching(index: OpenIndex, selection: MatchingRows) -> int:
     """Return the number of rows that a batch and those after it would have."""
-    return sum(len(rows_R) for _, rows_R in matching_rows(index, wanted.where, wanted.until_sequence))
+    return sum(len(rows_R) for _, rows_R in matching_rows(index, selection.where, selection.until_sequence))
 
 
 def _both(allowed: AllowedRows | None, alive: AllowedRows | None, total: int) -> np.ndarray:
@@ -119,23 +119,25 @@ def _both(allowed: AllowedRows | None, alive: AllowedRows | None, total: int) ->
 class GroupState:
     """The state of this process after all earlier writes, and the mutations that led to it. For one thread."""
 
-    def __init__(self, own: LiveState, entries: Sequence[LogEntry]) -> None:
+    def __init__(self, local: LiveState, entries: Sequence[LogEntry]) -> None:
         """Begin after the entries of the log.
 
         Args:
-            own: the state that readers see.
+            local: the state that readers see.
             entries: all entries after it; further ones before these, if a write needs their mutations.
 
         Raises:
             CorruptError, FormatError: as `state_after`.
 
         """
-        self.later = mutations_of(entries, own.manifest)
+        self.later = mutations_of(entries, local.manifest)
         """Mutations with their sequences, in order, up to the write that is next."""
-        self.sequence = max(own.sequence, entries[-1].sequence if entries else 0)
+        self.sequence = max(local.sequence, entries[-1].sequence if entries else 0)
         """Sequence of the last one."""
-        self._pending = [(sequence, mutation) for sequence, mutation in self.later if sequence > own.sequence]
-        self._own = own.logged(sum(len(entry.data) for entry in entries if entry.sequence > own.sequence))
+        self._pending = [
+            (sequence, mutation) for sequence, mutation in self.later if sequence > local.sequence
+        ]
+        self._own = local.logged(sum(len(entry.data) for entry in entries if entry.sequence > local.sequence))
 
     @property
     def own(self) -> LiveState:
@@ -187,8 +189,8 @@ class WriteView(Protocol):
     def complete(self) -> bool:
         """Whether the state has all rows that the write may be about, and not only the first ones."""
 
-    def after(self, own: LiveState) -> int:
-        """Return the sequence after which `before` needs all mutations; `own`: the state of this process."""
+    def after(self, local: LiveState) -> int:
+        """Return the sequence after which `before` needs all mutations; `local`: the state of this process."""
 
     def before(self, group: GroupState) -> LiveState:
         """Return the state before the next write of a group; StateMovedError if the rows must be read again."""
@@ -197,20 +199,20 @@ class WriteView(Protocol):
 class RowReader(Protocol):
     """Finds the rows that writes need. Safe to use from several threads."""
 
-    def named(self, needed: NamedRows, own: LiveState, deadline: Deadline) -> WriteView:
+    def named(self, needed: NamedRows, local: LiveState, deadline: Deadline) -> WriteView:
         """Return what a write by ids reads.
 
         Args:
             needed: the rows.
-            own: the newest state of this process.
+            local: the newest state of this process.
             deadline: of the request.
 
         """
 
-    def matching(self, wanted: MatchingRows, own: LiveState, deadline: Deadline) -> WriteView:
+    def matching(self, selection: MatchingRows, local: LiveState, deadline: Deadline) -> WriteView:
         """Return what a write by filter reads; arguments as of `named`."""
 
-    def count(self, wanted: MatchingRows, own: LiveState, deadline: Deadline) -> int:
+    def count(self, selection: MatchingRows, local: LiveState, deadline: Deadline) -> int:
         """Return how many rows of the newest state the batches of a write by filter would have."""
 
 
@@ -222,9 +224,9 @@ class OwnView:
     matched: Collection[Segment] = ()
     complete: bool = True
 
-    def after(self, own: LiveState) -> int:
+    def after(self, local: LiveState) -> int:
         """As `WriteView.after`."""
-        return own.sequence
+        return local.sequence
 
     def before(self, group: GroupState) -> LiveState:
         """As `WriteView.before`."""
@@ -234,17 +236,17 @@ class OwnView:
 class _OwnRows:
     """The rows of this process: all."""
 
-    def named(self, needed: NamedRows, own: LiveState, deadline: Deadline) -> OwnView:
+    def named(self, needed: NamedRows, local: LiveState, deadline: Deadline) -> OwnView:
         """As `RowReader.named`."""
-        return OwnView(own)
+        return OwnView(local)
 
-    def matching(self, wanted: MatchingRows, own: LiveState, deadline: Deadline) -> OwnView:
+    def matching(self, selection: MatchingRows, local: LiveState, deadline: Deadline) -> OwnView:
         """As `RowReader.matching`."""
-        return OwnView(own)
+        return OwnView(local)
 
-    def count(self, wanted: MatchingRows, own: LiveState, deadline: Deadline) -> int:
+    def count(self, selection: MatchingRows, local: LiveState, deadline: Deadline) -> int:
         """As `RowReader.count`."""
-        return count_matching(own.opened(), wanted)
+        return count_matching(local.opened(), selection)
 
 
 OWN_ROWS: RowReader = _OwnRows()
@@ -263,9 +265,9 @@ class FetchedView:
     complete: bool = True
     matched: Collection[Segment] = field(default=())
 
-    def after(self, own: LiveState) -> int:
+    def after(self, local: LiveState) -> int:
         """As `WriteView.after`."""
-        return min(self.state.sequence, own.sequence) if self._is_of(own.manifest) else own.sequence
+        return min(self.state.sequence, local.sequence) if self._is_of(local.manifest) else local.sequence
 
     def before(self, group: GroupState) -> LiveState:
         """As `WriteView.before`."""
@@ -276,8 +278,8 @@ class FetchedView:
         return replace(state, sequence=group.sequence)
 
     def _is_of(self, manifest: Manifest) -> bool:
-        own = self.state.manifest
-        return (own.index_id, own.version) == (manifest.index_id, manifest.version)
+        view_manifest = self.state.manifest
+        return (view_manifest.index_id, view_manifest.version) == (manifest.index_id, manifest.version)
 
     def _about(self, later: Sequence[tuple[int, Mutation]]) -> list[tuple[int, Mutation]]:
         """Return the mutations that change rows of this view, or add rows to it.
@@ -285,20 +287,20 @@ class FetchedView:
         What such a mutation adds besides is taken along: later ones may remove a row by another name than it came by.
         """
         ids, documents = set(self.ids or ()), set(self.documents)
-        found = []
+        mutations = []
         for sequence, mutation in later:
-            own: list[str] = mutation.rows.column("document_id").to_pylist()
+            row_documents: list[str] = mutation.rows.column("document_id").to_pylist()
             if (
                 ids.isdisjoint(mutation.ids)
                 and ids.isdisjoint(mutation.removed_ids)
-                and documents.isdisjoint(own)
+                and documents.isdisjoint(row_documents)
                 and documents.isdisjoint(mutation.removed_documents)
             ):
                 continue
             ids.update(mutation.ids)
-            documents.update(own)
-            found.append((sequence, mutation))
-        return found
+            documents.update(row_documents)
+            mutations.append((sequence, mutation))
+        return mutations
 
 
 def view_of_named(

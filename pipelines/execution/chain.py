@@ -267,7 +267,7 @@ class EmbedUnit(Stage):
         if job.embeds and spec is not None and self._encoder is None:
             self._encoder = self._agreed(spec)
         if not self._named:
-            self._named = {name: self._agreed(own) for name, own in job.spec.named_encoders.items()}
+            self._named = {name: self._agreed(encoder) for name, encoder in job.spec.named_encoders.items()}
         if job.catalogue and self._catalogue is None:
             opened = Catalogue.open(self._store, job.index, job.catalogue)
             with contextlib.suppress(NotFoundError):  # removed by gc, after the launcher was killed
@@ -287,8 +287,8 @@ class EmbedUnit(Stage):
 
 def _load(job: Job, spec: EncoderSpec) -> Encoder:
     """Load an encoder; that of the unnamed vector with the widths that were planned for its texts."""
-    own = job.spec.encoder
-    is_own = own is not None and own.model_copy(update={"dtype": spec.dtype}) == spec
+    encoder = job.spec.encoder
+    is_own = encoder is not None and encoder.model_copy(update={"dtype": spec.dtype}) == spec
     return load_encoder(spec, job.widths if is_own else ())
 
 
@@ -311,8 +311,8 @@ class ResolveDuplicates(Stage):
                 yield key, value
             return
         with carried():
-            found = list(resolve_range(map(IdBlock.from_bytes, values), self._job))
-        for shard, result in found:
+            resolved = list(resolve_range(map(IdBlock.from_bytes, values), self._job))
+        for shard, result in resolved:
             yield shard, result.to_json().encode()
 
 
@@ -380,8 +380,8 @@ def _encoder_sources(job: Job, encoders: EncoderHandle) -> EncoderSources:
     def source_of(spec: EncoderSpec) -> EncoderSource:
         return lambda: encoders.acquire(recipe_of(spec), lambda: _load(job, spec))
 
-    own = job.spec.encoder
+    encoder = job.spec.encoder
     return EncoderSources(
-        None if own is None else source_of(own),
+        None if encoder is None else source_of(encoder),
         {name: source_of(spec) for name, spec in job.spec.named_encoders.items()},
     )

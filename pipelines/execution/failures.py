@@ -18,7 +18,7 @@ from scannery.pipelines import errors as pipeline_errors
 __all__ = ["StageFailedError", "carried", "restored"]
 
 _MARK = re.compile(r"<<scannery-error (\{.*?\}) scannery-error>>")
-_KNOWN: dict[str, Any] = {
+_ERROR_KINDS: dict[str, Any] = {
     name: getattr(module, name)
     for module in (embed_errors, indexer_errors, pipeline_errors)
     for name in module.__all__
@@ -35,7 +35,7 @@ def carried() -> Iterator[None]:
     """Raise Scannery's errors as `StageFailedError`, which a runner can pass from a worker to the launcher."""
     try:
         yield
-    except tuple(_KNOWN.values()) as error:
+    except tuple(_ERROR_KINDS.values()) as error:
         raise _packed(error) from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -60,7 +60,7 @@ def restored(failure: BaseException) -> Exception | None:
     if match is None:
         return None
     data = json.loads(match[1])
-    kind = _KNOWN.get(data["kind"], pipeline_errors.PipelineError)
+    kind = _ERROR_KINDS.get(data["kind"], pipeline_errors.PipelineError)
     try:
         error: Exception = kind(data["message"], field=data["field"])
     except TypeError:  # an error class with further required arguments

@@ -119,8 +119,8 @@ def _finished_shards(
     for unit in units:
         for shard, group in row_groups_of(unit):
             values[shard].append(group.to_json())
-    for shard, found in moved:
-        values[shard].append(found.to_json())
+    for shard, shard_change in moved:
+        values[shard].append(shard_change.to_json())
     shards = []
     for shard, items in values.items():
         outcome = _finished_shard(shard, merged_values(items), parent, job, store)
@@ -270,9 +270,11 @@ def _with_plan(job: Job, units: Sequence[WorkUnit], store: Store, engine: Engine
     job = with_widths(job, [part for unit in units for part in unit.parts], engine.encoder)
     # Another process that makes the same build has a catalogue of its own, and removes that when it ends.
     name = f"{job.build_id}.{uuid.uuid4().hex[:8]}"
-    written = job.embeds and write_catalogue(store, job.index, name, dimensions=job.dimensions)
+    has_catalogue = job.embeds and write_catalogue(store, job.index, name, dimensions=job.dimensions)
     named = bool(job.spec.named_encoders) and write_named_catalogue(store, job.index, name)
-    return dataclasses.replace(job, catalogue=name if written else "", named_catalogue=name if named else "")
+    return dataclasses.replace(
+        job, catalogue=name if has_catalogue else "", named_catalogue=name if named else ""
+    )
 
 
 def _with_groups(job: Job, units: Sequence[WorkUnit], store: Store) -> Job:
@@ -358,8 +360,10 @@ def _same(encoder: Encoder) -> Encoder:
 
 
 def _with_loaded(encoders: EncoderHandle, job: Job, engine: Engine) -> EncoderHandle:
-    known = {recipe: planned.loaded for recipe, planned in engine.encoders.items() if planned.loaded}
-    for recipe, loaded in known.items():
+    loaded_encoders = {
+        recipe: planned.loaded for recipe, planned in engine.encoders.items() if planned.loaded
+    }
+    for recipe, loaded in loaded_encoders.items():
         if engine.encoder is not None and loaded is engine.encoder.loaded:
             loaded.use_widths(job.widths)
         encoders.acquire(recipe, partial(_same, loaded))

@@ -63,22 +63,22 @@ class StagePools:
         return {"min_ram": f"{-(-self.segment_bytes // 2**20)}MiB"} if self.segment_bytes else {}
 
 
-def with_one_worker(runner: str, known: Mapping[str, Any], options: Sequence[str]) -> list[str]:
+def with_one_worker(runner: str, options_set: Mapping[str, Any], options: Sequence[str]) -> list[str]:
     """Return the options with those added by which Dataflow runs one process with one thread on a machine.
 
     Args:
         runner: a name in runners.RUNNERS.
-        known: the options that Beam knows, by name.
+        options_set: the options that Beam knows, by name.
         options: as on a command line. Options that the caller gave stay as they are.
 
     """
     if runner != "dataflow":
         return list(options)
     added = []
-    given = known.get("experiments") or []
-    if ONE_PROCESS not in given and ONE_PROCESS.removeprefix("no_") not in given:
+    experiments = options_set.get("experiments") or []
+    if ONE_PROCESS not in experiments and ONE_PROCESS.removeprefix("no_") not in experiments:
         added.append(f"--experiments={ONE_PROCESS}")
-    if not known.get("number_of_worker_harness_threads"):
+    if not options_set.get("number_of_worker_harness_threads"):
         added.append("--number_of_worker_harness_threads=1")
     if added:
         _LOG.info(
@@ -87,12 +87,12 @@ def with_one_worker(runner: str, known: Mapping[str, Any], options: Sequence[str
     return [*options, *added]
 
 
-def check_pools(runner: str, known: Mapping[str, Any], accelerator: str | None) -> None:
+def check_pools(runner: str, options_set: Mapping[str, Any], accelerator: str | None) -> None:
     """Check that the engine has pools of machines by stage.
 
     Args:
         runner: a name in runners.RUNNERS.
-        known: the options that Beam knows, by name.
+        options_set: the options that Beam knows, by name.
         accelerator: see StagePools.
 
     Raises:
@@ -112,7 +112,7 @@ def check_pools(runner: str, known: Mapping[str, Any], accelerator: str | None) 
             f"accelerator: must be like type:nvidia-l4;count:1;install-nvidia-driver, got {accelerator!r}",
             field="accelerator",
         )
-    everywhere = [word for word in _service_options(known) if word.startswith("worker_accelerator")]
+    everywhere = [word for word in _service_options(options_set) if word.startswith("worker_accelerator")]
     if everywhere:
         raise RunnerError(
             f"accelerator: {everywhere[0]} already gives accelerators to the machines of all stages",
@@ -120,17 +120,17 @@ def check_pools(runner: str, known: Mapping[str, Any], accelerator: str | None) 
         )
 
 
-def needs_ram_hint(runner: str, known: Mapping[str, Any], accelerator: str | None) -> bool:
+def needs_ram_hint(runner: str, options_set: Mapping[str, Any], accelerator: str | None) -> bool:
     """Return whether Dataflow is to choose the memory of the machines that build segments.
 
     It is not if the caller named a machine type for all stages.
     """
-    named = known.get("machine_type") or known.get("worker_machine_type")
+    named = options_set.get("machine_type") or options_set.get("worker_machine_type")
     return runner == "dataflow" and (accelerator is not None or not named)
 
 
-def _service_options(known: Mapping[str, Any]) -> list[str]:
-    return [*(known.get("dataflow_service_options") or []), *(known.get("experiments") or [])]
+def _service_options(options_set: Mapping[str, Any]) -> list[str]:
+    return [*(options_set.get("dataflow_service_options") or []), *(options_set.get("experiments") or [])]
 
 
 def busy_task_managers(master: str, *, timeout_s: float = FLINK_TIMEOUT_S) -> dict[str, int]:
@@ -147,8 +147,12 @@ def busy_task_managers(master: str, *, timeout_s: float = FLINK_TIMEOUT_S) -> di
     url = master if master.startswith(("http://", "https://")) else f"http://{master}"
     with contextlib.suppress(URLError, OSError, ValueError, KeyError, TypeError):
         with urlopen(f"{url.rstrip('/')}/taskmanagers", timeout=timeout_s) as answer:
-            found = json.loads(answer.read(2**24))["taskmanagers"]
-        return {str(one["id"]): int(one["slotsNumber"]) for one in found if int(one["slotsNumber"]) > 1}
+            managers = json.loads(answer.read(2**24))["taskmanagers"]
+        return {
+            str(manager["id"]): int(manager["slotsNumber"])
+            for manager in managers
+            if int(manager["slotsNumber"]) > 1
+        }
     return {}
 
 
@@ -231,9 +235,11 @@ def check_engine(
     if not options and name not in _NEEDED:
         check_pools(name, {}, accelerator)
         return
-    known, unknown = _parsed(options)
-    check_pools(name, known, accelerator)
-    missing = [f"--{option}" for option in _NEEDED.get(name, ()) if known.get(option) in (None, *_DEFAULTS)]
+    options_set, unknown = _parsed(options)
+    check_pools(name, options_set, accelerator)
+    missing = [
+        f"--{option}" for option in _NEEDED.get(name, ()) if options_set.get(option) in (None, *_DEFAULTS)
+    ]
     if missing:
         raise RunnerError(f"runner {name!r} needs {', '.join(missing)}", field="runner_options")
     if unknown and name not in _OPEN:
@@ -256,14 +262,15 @@ def check_processes(device: str, options: Sequence[str]) -> None:
     """
     if device != "xla" or not options:
         return
-    known, _ = _parsed(options)
+    options_set, _ = _parsed(options)
     several = {
-        "--direct_running_mode=multi_processing": known.get("direct_running_mode") == "multi_processing",
-        "--sdk_worker_parallelism": int(known.get("sdk_worker_parallelism") or 1) > 1,
+        "--direct_running_mode=multi_processing": options_set.get("direct_running_mode")
+        == "multi_processing",
+        "--sdk_worker_parallelism": int(options_set.get("sdk_worker_parallelism") or 1) > 1,
         "--experiments=use_multiple_sdk_containers": "use_multiple_sdk_containers"
-        in (known.get("experiments") or ()),
+        in (options_set.get("experiments") or ()),
     }
-    if wrong := [name for name, given in several.items() if given]:
+    if wrong := [name for name, is_set in several.items() if is_set]:
         raise RunnerError(
             f"encoder device xla: {wrong[0]} starts several worker processes on a machine, but one process holds all "
             "chips of a host, and uses all of them",
@@ -282,10 +289,10 @@ def _parsed(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         with contextlib.suppress(argparse.ArgumentError):  # options that two classes define
             kind._add_argparse_args(parser)
     try:
-        known, unknown = parser.parse_known_args(list(options))
+        options_set, unknown = parser.parse_known_args(list(options))
     except (argparse.ArgumentError, SystemExit) as error:
         raise RunnerError(f"runner options: {error}", field="runner_options") from error
-    return vars(known), unknown
+    return vars(options_set), unknown
 
 
 def _subclasses(kind: Any) -> set[Any]:
@@ -307,9 +314,9 @@ def stage_pools(
     name = check_runner(runner)
     if name != "dataflow":
         return StagePools()
-    known, _ = _parsed(options)
-    wanted = needs_ram_hint(name, known, accelerator)
-    return StagePools(accelerator=accelerator, segment_bytes=segment_bytes if wanted else 0)
+    options_set, _ = _parsed(options)
+    hinted = needs_ram_hint(name, options_set, accelerator)
+    return StagePools(accelerator=accelerator, segment_bytes=segment_bytes if hinted else 0)
 
 
 def new_pipeline(runner: str | None, options: Sequence[str]) -> Any:
@@ -326,10 +333,10 @@ def new_pipeline(runner: str | None, options: Sequence[str]) -> Any:
     from apache_beam.options.pipeline_options import PipelineOptions
     from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 
-    known = _parsed(options)[0] if options else {}
-    if name == "flink" and known.get("flink_master") not in (None, *_DEFAULTS, "[local]"):
-        warn_of_slots(known["flink_master"])
-    options = with_one_worker(name, known, options)
+    options_set = _parsed(options)[0] if options else {}
+    if name == "flink" and options_set.get("flink_master") not in (None, *_DEFAULTS, "[local]"):
+        warn_of_slots(options_set["flink_master"])
+    options = with_one_worker(name, options_set, options)
     try:
         return beam.Pipeline(runner=RUNNERS[name] or FnApiRunner(), options=PipelineOptions(options))
     except (ValueError, ImportError, SystemExit) as error:

@@ -103,10 +103,10 @@ def _exported_field(field: pa.Field) -> pa.Field:
 
 def exported(table: pa.Table) -> pa.Table:
     """Return rows of a segment in the schema of `exported_schema`."""
-    place = table.schema.get_field_index("embedding")
-    if place >= 0 and table.schema.field(place).nullable:
-        vectors = table.column(place).cast(_VECTOR_OR_NULL)
-        table = table.set_column(place, _exported_field(table.schema.field(place)), vectors)
+    column_number = table.schema.get_field_index("embedding")
+    if column_number >= 0 and table.schema.field(column_number).nullable:
+        vectors = table.column(column_number).cast(_VECTOR_OR_NULL)
+        table = table.set_column(column_number, _exported_field(table.schema.field(column_number)), vectors)
     table = _with_named(table)
     if INDICES_COLUMN not in table.column_names:
         return table
@@ -302,13 +302,15 @@ class SegmentRows:
 
     def _named(self, folder: Path) -> dict[str, _VectorsByRow]:
         """Return the named vectors that are exported."""
-        wanted = {
-            name: own for name, own in self.entry.named.items() if vector_column(name) in self.schema.names
+        entries = {
+            name: entry
+            for name, entry in self.entry.named.items()
+            if vector_column(name) in self.schema.names
         }
-        return {name: self._by_row(own, folder / name) for name, own in wanted.items()}
+        return {name: self._by_row(entry, folder / name) for name, entry in entries.items()}
 
-    def _by_row(self, own: SegmentEntry, path: Path) -> _VectorsByRow:
-        with _verified(self.store, segment_key(self.index, own.key), own) as file:
+    def _by_row(self, entry: SegmentEntry, path: Path) -> _VectorsByRow:
+        with _verified(self.store, segment_key(self.index, entry.key), entry) as file:
             size = file.schema_arrow.field("embedding").type.list_size
             vectors = _VectorsByRow.new(path, self.entry.rows, size)
             for batch in file.iter_batches(_batch_rows(size), columns=["embedding", ROW_COLUMN]):

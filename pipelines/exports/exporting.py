@@ -159,7 +159,7 @@ def export(
     target = _Target.of(str(output), format)
     target.prepare(overwrite=overwrite)
     change = None if live is None or version is not None else live(store, manifest)
-    written = _WrittenFile(progress, manifest.rows + (change.rows.num_rows if change else 0))
+    progress_file = _WrittenFile(progress, manifest.rows + (change.rows.num_rows if change else 0))
     schema, components = _schema(manifest, vectors=vectors), _components(manifest, vectors=vectors)
     parts = [
         SegmentRows(store, manifest.index, entry, schema, change, components) for entry in manifest.segments
@@ -168,13 +168,16 @@ def export(
         *parts,
         *([LiveRows(change, schema, components)] if change and change.rows.num_rows else []),
     ]
-    files = [_write_file(target, name, own, schema, written) for name, own in target.files(tables)]
+    files = [
+        _write_file(target, name, rows_of_file, schema, progress_file)
+        for name, rows_of_file in target.files(tables)
+    ]
     report = ExportReport(
         index=index,
         version=manifest.version,
         output=str(output),
         format=target.format,
-        rows=written.rows,
+        rows=progress_file.rows,
         dimensions=manifest.dimensions,
         vectors=vectors,
         files=tuple(files),
@@ -210,14 +213,18 @@ class _Target:
     @classmethod
     def of(cls, output: str, format: str | None) -> _Target:
         parent, _, name = output.rpartition("/")
-        found = format_of_name(name)
-        if found is not None and format not in (None, found):
-            raise OutputError(f"output: {name} ends like {found}, and format says {format}", field="format")
-        if (format or found or "parquet") not in FORMATS:
+        ending_format = format_of_name(name)
+        if ending_format is not None and format not in (None, ending_format):
+            raise OutputError(
+                f"output: {name} ends like {ending_format}, and format says {format}", field="format"
+            )
+        if (format or ending_format or "parquet") not in FORMATS:
             raise OutputError(f"format: must be one of {', '.join(FORMATS)}, got {format!r}", field="format")
-        if found is not None:
+        if ending_format is not None:
             return cls(
-                Store.open(parent or ("/" if output.startswith("/") else "."), create=True), found, name
+                Store.open(parent or ("/" if output.startswith("/") else "."), create=True),
+                ending_format,
+                name,
             )
         if name.lower().endswith(_OTHER_FILES):
             endings = ", ".join(f".{each}" for each in FORMATS)
@@ -245,10 +252,10 @@ class _Target:
             return
         names = self._names()
         ours = [name for name in names if _is_ours(name)]
-        others = [name for name in names if not _is_ours(name) and not name.startswith((".", "_"))]
-        if others or (ours and not overwrite):
-            what = "; overwrite replaces an earlier export" if ours and not others else ""
-            first = (others or ours)[0]
+        foreign = [name for name in names if not _is_ours(name) and not name.startswith((".", "_"))]
+        if foreign or (ours and not overwrite):
+            what = "; overwrite replaces an earlier export" if ours and not foreign else ""
+            first = (foreign or ours)[0]
             raise OutputError(f"output: the folder is not empty, it has {first}{what}", field="output")
         # The report first: an export without a report counts as unfinished.
         for name in sorted(ours, key=lambda name: name != REPORT_NAME):
@@ -292,19 +299,19 @@ def _components(manifest: Manifest, *, vectors: bool) -> int:
 
 
 def _write_file(
-    target: _Target, name: str, tables: Sequence[ExportRows], schema: pa.Schema, written: _WrittenFile
+    target: _Target, name: str, tables: Sequence[ExportRows], schema: pa.Schema, progress_file: _WrittenFile
 ) -> ExportedFile:
-    before = written.rows
+    before = progress_file.rows
     with scratch_folder("export") as folder:
         path = folder / "draft"
         with open_writer(path, target.format, exported_schema(schema)) as writer:
             for rows in tables:
                 for table in rows.tables():
                     writer.write(exported(table))
-                    written.add(table.num_rows)
+                    progress_file.add(table.num_rows)
         target.folder.write_file(name, path)
         size, sha256 = path.stat().st_size, file_sha256(path)
-    return ExportedFile(name=name, rows=written.rows - before, size_bytes=size, sha256=sha256)
+    return ExportedFile(name=name, rows=progress_file.rows - before, size_bytes=size, sha256=sha256)
 
 
 def _spec_of(spec: IndexSpec) -> dict[str, Any]:

@@ -66,13 +66,13 @@ def agreed_encoder(
     agreed = agreed or _agree(job, store, spec, encoder)
     if encoder.dtype != agreed:  # this process had loaded it before, or another worker was first
         encoder = _loaded(spec, agreed, load)
-    own = fastest_dtype(encoder.device)
-    if own != agreed:
+    fastest = fastest_dtype(encoder.device)
+    if fastest != agreed:
         _LOG.warning(
             "%s computes fastest in %s, and this build embeds in %s, as its first worker chose; set encoder.dtype in "
             "the spec, or use machines of one kind",
             encoder.device,
-            own,
+            fastest,
             agreed,
         )
     return encoder
@@ -113,9 +113,9 @@ def _loaded(spec: EncoderSpec, dtype: str | None, load: Callable[[EncoderSpec], 
 
 
 def _key(job: Job, spec: EncoderSpec | None) -> str:
-    own = "" if spec in (None, job.spec.encoder) else f".{key_of('dtype', recipe_of(spec))[:16]}"
+    suffix = "" if spec in (None, job.spec.encoder) else f".{key_of('dtype', recipe_of(spec))[:16]}"
     # Among the records of units: these are kept as long as the embeddings of a build without a version.
-    return stage_key(job.index, "units", f"{job.build_id}{own}.dtype.json")
+    return stage_key(job.index, "units", f"{job.build_id}{suffix}.dtype.json")
 
 
 SAMPLED_PARTS = 32

@@ -63,13 +63,13 @@ def cut_input(
     """Return the parts of the input, and the size limit of a work unit in bytes."""
     limit, total, done = unit_bytes(files, spec), sum(file.size_bytes for file in files), 0
 
-    def told(size_bytes: int) -> None:
+    def report(size_bytes: int) -> None:
         nonlocal done
         done += size_bytes
         if progress is not None:
             progress(Progress(stage="plan", done=done, total=total))
 
-    return cut_files(files, limit, memory=memory, told=told), limit
+    return cut_files(files, limit, memory=memory, report=report), limit
 
 
 def dimensions_of(
@@ -84,16 +84,16 @@ def dimensions_of(
     before = parent.dimensions if parent is not None else 0
     if spec.source.vector is None:
         return before if encoder is None else encoder.dimensions
-    found = _sampled_dimensions(spec, parts) or before or (encoder.dimensions if encoder else 0)
+    dimensions = _sampled_dimensions(spec, parts) or before or (encoder.dimensions if encoder else 0)
     # Without a valid vector, all records become dead letters if they must have one, so that the size does not matter.
-    found = found if spec.vectors == "optional" else max(1, found)
-    if encoder is not None and encoder.dimensions != found:
+    dimensions = dimensions if spec.vectors == "optional" else max(1, dimensions)
+    if encoder is not None and encoder.dimensions != dimensions:
         raise SpecConflictError(
             f"encoder: {spec.encoder and spec.encoder.model} has {encoder.dimensions} dimensions, "
-            f"the vectors of the source have {found}",
+            f"the vectors of the source have {dimensions}",
             field="encoder.dimensions",
         )
-    return found
+    return dimensions
 
 
 def _sampled_dimensions(spec: IndexSpec, parts: Sequence[Part]) -> int | None:
@@ -144,8 +144,8 @@ def with_headings(spec: IndexSpec, parent: Manifest | None, files: Sequence[Inpu
     if chunk is None or chunk.headings is not None:
         return spec
     old = None if parent is None else parent.spec.source.chunk
-    found = has_headings(files) or spec.source.text_format == "html"  # which is read as Markdown
-    headings = found if old is None else bool(old.headings)
+    has_marks = has_headings(files) or spec.source.text_format == "html"  # which is read as Markdown
+    headings = has_marks if old is None else bool(old.headings)
     source = spec.source.model_copy(update={"chunk": chunk.model_copy(update={"headings": headings})})
     return spec.model_copy(update={"source": source})
 
@@ -175,19 +175,19 @@ def with_compounds(spec: IndexSpec, parent: Manifest | None, parts: Sequence[Par
     """
     if not parts or spec.lexical is None or not _learns(spec.lexical, parent):
         return spec
-    given = spec.lexical.compounds
-    dictionary = _dictionary(given) if isinstance(given, str) else ()
+    compounds = spec.lexical.compounds
+    dictionary = _dictionary(compounds) if isinstance(compounds, str) else ()
     lines = learned_compounds(_texts(spec, parts), spec.lexical, dictionary)
     return spec.model_copy(update={"lexical": spec.lexical.model_copy(update={"compounds": lines})})
 
 
 def _learns(lexical: LexicalSpec, parent: Manifest | None) -> bool:
-    given = lexical.compounds
-    if given is False or isinstance(given, list):
+    compounds = lexical.compounds
+    if compounds is False or isinstance(compounds, list):
         return False
     if parent is not None and parent.segments and parent.spec.lexical is not None:
         return not keeps_compounds(lexical, parent.spec.lexical)
-    return given is not None or lexical.language in LANGUAGES
+    return compounds is not None or lexical.language in LANGUAGES
 
 
 def learned_compounds(
@@ -207,8 +207,8 @@ def learned_compounds(
         read += len(text)
         if read >= SAMPLE_CHARACTERS:
             break
-    others = {word for line in dictionary for word in words_of(line, version)}
-    return chosen_parts(counts, stem_of(lexical.language), others)
+    dictionary_words = {word for line in dictionary for word in words_of(line, version)}
+    return chosen_parts(counts, stem_of(lexical.language), dictionary_words)
 
 
 def _texts(spec: IndexSpec, parts: Sequence[Part]) -> Iterator[str]:
@@ -216,14 +216,14 @@ def _texts(spec: IndexSpec, parts: Sequence[Part]) -> Iterator[str]:
     mapped, fields = FieldMapping.of(spec).fields, Fields.of(spec)
     sources = [mapped[column] for column in ("title", "text") if column in mapped]
     count = min(len(parts), SAMPLED_PARTS)
-    for place in range(count):
-        left = SAMPLE_CHARACTERS // count
-        for item in one_by_one(read_batches(parts[len(parts) * place // count], fields)):
+    for number in range(count):
+        remaining = SAMPLE_CHARACTERS // count
+        for item in one_by_one(read_batches(parts[len(parts) * number // count], fields)):
             values = [each.value(item.fields) for each in sources] if isinstance(item, Record) else []
-            texts = [value[:left] for value in values if isinstance(value, str)]
+            texts = [value[:remaining] for value in values if isinstance(value, str)]
             yield from texts
-            left -= sum(map(len, texts))
-            if left <= 0:
+            remaining -= sum(map(len, texts))
+            if remaining <= 0:
                 break
 
 

@@ -63,13 +63,13 @@ def check_compatible(
 
 
 def _check_named(
-    name: str, spec: IndexSpec, parent: Manifest, given: NamedVectorsInfo, existing: NamedVectorsInfo
+    name: str, spec: IndexSpec, parent: Manifest, info: NamedVectorsInfo, existing: NamedVectorsInfo
 ) -> None:
-    field, own = f"named_vectors.{name}", spec.named_vectors[name]
-    _same(f"{field}.distance", own.distance, parent.spec.named_vectors[name].distance)
-    _same(f"{field}.dimensions", given.dimensions, existing.dimensions)
-    if existing.encoder is not None or given.encoder is None:
-        _same(f"{field}.encoder", *_names(given.encoder, existing.encoder))
+    field, vectors = f"named_vectors.{name}", spec.named_vectors[name]
+    _same(f"{field}.distance", vectors.distance, parent.spec.named_vectors[name].distance)
+    _same(f"{field}.dimensions", info.dimensions, existing.dimensions)
+    if existing.encoder is not None or info.encoder is None:
+        _same(f"{field}.encoder", *_names(info.encoder, existing.encoder))
     if existing.encoder is not None:
         _same(f"{field}.from", spec.text_field(name), parent.spec.text_field(name))
 
@@ -122,8 +122,8 @@ def needs_rewriting(spec: IndexSpec, parent: Manifest) -> bool:
     """Return whether the spec requires new segments for rows that stay the same."""
     old = parent.spec
     words, old_words = (each.lexical and each.lexical.rules for each in (spec, old))
-    own, before = (spec.attributes, spec.dynamic), (old.attributes, old.dynamic)
-    return (own, words, spec.scann) != (before, old_words, old.scann)
+    attributes, before = (spec.attributes, spec.dynamic), (old.attributes, old.dynamic)
+    return (attributes, words, spec.scann) != (before, old_words, old.scann)
 
 
 def _refuse_loss(field: str, parent: Manifest) -> None:
@@ -134,21 +134,21 @@ def _refuse_loss(field: str, parent: Manifest) -> None:
     )
 
 
-def _same(field: str, given: object, existing: object) -> None:
-    if given != existing:
+def _same(field: str, value: object, existing: object) -> None:
+    if value != existing:
         raise SpecConflictError(
-            f"{field}: the spec has {given}, the index has {existing}; --full rebuilds the whole index",
+            f"{field}: the spec has {value}, the index has {existing}; --full rebuilds the whole index",
             field=field,
         )
 
 
-def _names(given: Mapping[str, Any] | None, existing: Mapping[str, Any] | None) -> tuple[str, str]:
+def _names(encoder: Mapping[str, Any] | None, existing: Mapping[str, Any] | None) -> tuple[str, str]:
     """Return descriptions of both encoders; the descriptions are equal if and only if the encoders are."""
-    if given and existing and given["digest"] == existing["digest"]:
+    if encoder and existing and encoder["digest"] == existing["digest"]:
         return "", ""
-    sides = (given or {}, existing or {})
+    sides = (encoder or {}, existing or {})
     names = sorted(name for name in {*sides[0], *sides[1]} if sides[0].get(name) != sides[1].get(name))
-    return _differing(given, names), _differing(existing, names)
+    return _differing(encoder, names), _differing(existing, names)
 
 
 def _differing(fingerprint: Mapping[str, Any] | None, names: Sequence[str]) -> str:

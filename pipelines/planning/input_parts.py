@@ -48,7 +48,7 @@ def cut_files(
     limit: int,
     *,
     memory: CutMemory | None = None,
-    told: Callable[[int], None] = lambda _: None,
+    report: Callable[[int], None] = lambda _: None,
 ) -> list[Part]:
     """Return the parts of all files in input order, about `limit` bytes each.
 
@@ -56,13 +56,13 @@ def cut_files(
         files: the input.
         limit: size of a part.
         memory: of earlier builds; None: every file is read.
-        told: called with the size of each file that is done.
+        report: called with the size of each file that is done.
 
     """
     parts: list[Part] = []
-    for file, own in zip(files, _cut(files, limit, memory), strict=True):
-        parts += own
-        told(file.size_bytes)
+    for file, file_parts in zip(files, _cut(files, limit, memory), strict=True):
+        parts += file_parts
+        report(file.size_bytes)
     if memory is not None:
         memory.save()
     return parts
@@ -151,13 +151,13 @@ def _unpacked(data: bytes) -> bytes:
     return content
 
 
-def _remembered(known: object, file: InputFile, looks: str) -> list[Part]:
+def _remembered(stored: object, file: InputFile, looks: str) -> list[Part]:
     """Return the parts of a file that the store remembers; none if these cannot be parts of this file.
 
     Others who can write to the store must not choose which files of this machine are read.
     """
     try:
-        parts = [Part(**part) for part in known] if isinstance(known, list) else []
+        parts = [Part(**part) for part in stored] if isinstance(stored, list) else []
     except TypeError:
         return []
     return parts if all(_is_of(part, file, looks) for part in parts) else []

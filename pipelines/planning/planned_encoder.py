@@ -78,15 +78,15 @@ class PlannedEncoder:
         from scannery.embed import Encoder
 
         spec = self.spec
-        known = Encoder.known_fingerprint(
+        fingerprint = Encoder.known_fingerprint(
             spec.model,
             dimensions=spec.dimensions,
             query_prompt=spec.query_prompt,
             document_prompt=spec.document_prompt,
             max_tokens=spec.max_tokens,
         )
-        if known is not None:
-            return known
+        if fingerprint is not None:
+            return fingerprint
         # The launcher of a build on TPUs may have none.
         return (self.load_on_cpu() if spec.device == "xla" else self.load()).fingerprint
 
@@ -98,31 +98,31 @@ class PlannedEncoder:
 
 def planned_encoders(spec: IndexSpec) -> dict[str, PlannedEncoder]:
     """Return the encoders of a spec by their recipes."""
-    return {recipe_of(one): PlannedEncoder(one) for one in spec.encoders.values()}
+    return {recipe_of(encoder): PlannedEncoder(encoder) for encoder in spec.encoders.values()}
 
 
 def named_vectors_info(
-    spec: IndexSpec, encoders: Mapping[str, PlannedEncoder], known: Mapping[str, NamedVectorsInfo]
+    spec: IndexSpec, encoders: Mapping[str, PlannedEncoder], existing: Mapping[str, NamedVectorsInfo]
 ) -> dict[str, NamedVectorsInfo]:
     """Return dimensions and encoder of each named vector of a spec.
 
     Args:
         spec: of the index.
         encoders: from `planned_encoders`.
-        known: of the version before; its record of an encoder stays if the digests are equal, whatever the model name.
+        existing: of the version before; its record of an encoder stays if the digests are equal, whatever the name.
 
     """
-    own = spec.named_encoders
+    encoders_by_name = spec.named_encoders
     return {
-        name: _info_of(encoders[recipe_of(own[name])], known.get(name))
-        if name in own
+        name: _info_of(encoders[recipe_of(encoders_by_name[name])], existing.get(name))
+        if name in encoders_by_name
         else given_vectors(spec, name)
         for name in spec.named_vectors
     }
 
 
-def _info_of(encoder: PlannedEncoder, known: NamedVectorsInfo | None) -> NamedVectorsInfo:
+def _info_of(encoder: PlannedEncoder, existing: NamedVectorsInfo | None) -> NamedVectorsInfo:
     fingerprint = encoder.fingerprint
-    if known is not None and known.encoder and known.encoder.get("digest") == fingerprint.digest:
-        return known
+    if existing is not None and existing.encoder and existing.encoder.get("digest") == fingerprint.digest:
+        return existing
     return NamedVectorsInfo(dimensions=encoder.dimensions, encoder=fingerprint.to_dict())

@@ -164,13 +164,13 @@ class CheckReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        found = dataclasses.asdict(self)
-        found["converted"] = [
+        values = dataclasses.asdict(self)
+        values["converted"] = [
             {"field": field, "conversion": what, "values": count}
             for (field, what), count in self.converted.items()
         ]
-        found["languages"] = dict(self.languages)
-        return {"valid": True, "good": self.is_good, **found}
+        values["languages"] = dict(self.languages)
+        return {"valid": True, "good": self.is_good, **values}
 
 
 def counter_of(spec: IndexSpec) -> TokenCounter | None:
@@ -194,16 +194,23 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
     """
     spec, records = with_headings(spec, None, sample.files), sample.records
     sizes = (vector_size(record, spec) for record in records)
-    given = {name: own.dimensions for name, own in spec.named_vectors.items() if own.dimensions}
+    named_dimensions = {
+        name: vectors.dimensions for name, vectors in spec.named_vectors.items() if vectors.dimensions
+    }
     dimensions = next((size for size in sizes if size is not None), 1)
-    valid = validate_records(records, spec, dimensions, named=given)
+    valid = validate_records(records, spec, dimensions, named=named_dimensions)
     repeated = {} if spec.source.has_ids_of_content else _repeated(valid, records)
     good = [row for row in range(len(valid.rows_N)) if row not in repeated]
     lengths, passages = _texts(spec, valid, good, counter)
     texts = _column(valid, "text")
     mapping = mapping_of(spec)
     profiles = profile_fields([record.fields for record in records])
-    used = {name for mapped in mapping.fields.values() for one in mapped.expressions for name in one.names}
+    used = {
+        name
+        for mapped in mapping.fields.values()
+        for expression in mapped.expressions
+        for name in expression.names
+    }
     names = [profile.path for profile in profiles]
     unused = tuple(
         p.path
@@ -218,8 +225,8 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
         refused=len(sample.letters) + len(valid.rejected) + len(repeated),
         fields=(
             *(
-                _field(column, one, spec, records, names)
-                for column, one in mapping.fields.items()
+                _field(column, expression, spec, records, names)
+                for column, expression in mapping.fields.items()
                 if not is_vector_column(column)
             ),
             *(
@@ -243,19 +250,19 @@ def _field(
     column: str, mapped: MappedField, spec: IndexSpec, records: Sequence[Record], names: Sequence[str]
 ) -> CheckedField:
     values = [mapped.value(record.fields) for record in records]
-    found = [value for value in values if value is not None]
-    readable = [value for value in found if not isinstance(value, InvalidRecordError)]
-    source = ", ".join(one.text for one in mapped.expressions)
+    present = [value for value in values if value is not None]
+    readable = [value for value in present if not isinstance(value, InvalidRecordError)]
+    source = ", ".join(expression.text for expression in mapped.expressions)
     kind = spec.attributes.get(column)
     is_of_passages = (
-        not found and spec.source.text is not None and PASSAGE_ATTRIBUTES.get(column) == kind is not None
+        not present and spec.source.text is not None and PASSAGE_ATTRIBUTES.get(column) == kind is not None
     )
-    near = [] if found or not source else difflib.get_close_matches(source, names, 1, 0.5)
+    near = [] if present or not source else difflib.get_close_matches(source, names, 1, 0.5)
     return CheckedField(
         name=_ROLES.get(column, column),
         source=source,
         type=_TYPES.get(column, spec.attributes.get(column, "")),
-        present=len(found) / len(records) if records else 0.0,
+        present=len(present) / len(records) if records else 0.0,
         examples=tuple(dict.fromkeys(filter(None, map(shown, readable[:50]))))[:3],
         is_of_passages=is_of_passages,
         nearest=near[0] if near else None,
@@ -267,9 +274,11 @@ def _named_field(
 ) -> CheckedField:
     """Return what becomes of a named vector: it is given, or there is a text for its encoder."""
     column, is_encoded = vector_column(name), name in spec.named_encoders
-    given = valid.table.column(column).is_valid().to_pylist()
-    texts: Sequence[str | None] = named_texts(valid.table, spec, name) if is_encoded else [None] * len(given)
-    filled = sum(has or text is not None for has, text in zip(given, texts, strict=True))
+    has_vector = valid.table.column(column).is_valid().to_pylist()
+    texts: Sequence[str | None] = (
+        named_texts(valid.table, spec, name) if is_encoded else [None] * len(has_vector)
+    )
+    filled = sum(has or text is not None for has, text in zip(has_vector, texts, strict=True))
     field = mapping.name(column) if column in mapping.fields else None
     sources = [field, spec.text_field(name) if is_encoded else None]
     return CheckedField(
@@ -299,30 +308,30 @@ def _column(valid: ValidatedBatch, name: str) -> list[Any]:
 def _faults(
     sample: Sample, valid: ValidatedBatch, records: Sequence[Record], repeated: Mapping[int, Record]
 ) -> tuple[Fault, ...]:
-    found: dict[tuple[str, str | None, str], Fault] = {}
+    faults: dict[tuple[str, str | None, str], Fault] = {}
 
-    def add(reason: str, field: str | None, message: str, place: str) -> None:
+    def add(reason: str, field: str | None, message: str, location: str) -> None:
         kind = (reason, field, message.split(", got", maxsplit=1)[0] if field else "")
-        known = found.get(kind) or Fault(reason, field, 0, message, place)
-        found[kind] = dataclasses.replace(known, records=known.records + 1)
+        fault = faults.get(kind) or Fault(reason, field, 0, message, location)
+        faults[kind] = dataclasses.replace(fault, records=fault.records + 1)
 
     for letter in sample.letters:
-        add(letter.reason, letter.field, letter.message, _place(letter.source, letter.line, letter.row))
+        add(letter.reason, letter.field, letter.message, _location(letter.source, letter.line, letter.row))
     for rejected in valid.rejected:
         record = records[rejected.row]
-        place = _place(record.source, record.line, record.row)
+        location = _location(record.source, record.line, record.row)
         letter = dead_letter(record, rejected)
-        add(letter.reason, letter.field, letter.message, place)
+        add(letter.reason, letter.field, letter.message, location)
         for error in rejected.others:
-            add(error.reason, error.field, error.message, place)
+            add(error.reason, error.field, error.message, location)
     ids = _column(valid, "id")
     for row, record in repeated.items():
         message = f"an earlier record has the id {ids[row]!r}"
-        add("duplicate_id", "id", message, _place(record.source, record.line, record.row))
-    return tuple(sorted(found.values(), key=lambda fault: -fault.records))
+        add("duplicate_id", "id", message, _location(record.source, record.line, record.row))
+    return tuple(sorted(faults.values(), key=lambda fault: -fault.records))
 
 
-def _place(source: str, line: int | None, row: int | None) -> str:
+def _location(source: str, line: int | None, row: int | None) -> str:
     number = f" line {line}" if line is not None else f" row {row}" if row is not None else ""
     return source + number
 

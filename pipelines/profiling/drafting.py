@@ -82,7 +82,7 @@ def draft_spec(
     sample: Sample,
     inputs: Sequence[str],
     *,
-    given: Mapping[str, str],
+    overrides: Mapping[str, str],
     encoder: str | None = None,
     source: Mapping[str, Any] | None = None,
     path: str = "spec.yaml",
@@ -92,7 +92,7 @@ def draft_spec(
     Args:
         sample: of the input.
         inputs: as the user gave them, for the index's name and the comments.
-        given: fields of `id`, `text` and `title` that the user names.
+        overrides: fields of `id`, `text` and `title` that the user names.
         encoder: a model that the user names.
         source: keys of `source` that reading the input takes: `format`, `csv`.
         path: where the spec will be, for the comments.
@@ -102,7 +102,7 @@ def draft_spec(
 
     """
     profiles = profile_fields([record.fields for record in sample.records])
-    roles = find_roles(profiles, given, is_whole=sample.is_whole)
+    roles = find_roles(profiles, overrides, is_whole=sample.is_whole)
     _check_roles(roles, profiles, sample)
     refused: dict[str, list[str]] = {}
     while True:
@@ -155,7 +155,7 @@ def _check_roles(roles: Roles, profiles: Sequence[FieldProfile], sample: Sample)
 
 
 def _refused_attributes(spec: IndexSpec, report: CheckReport) -> set[str]:
-    paths = {name: own.path or name for name, own in spec.attribute_specs.items()}
+    paths = {name: attribute.path or name for name, attribute in spec.attribute_specs.items()}
     attributes = {paths.get(name, name) for name in spec.attributes}
     return {fault.field for fault in report.faults if fault.field in attributes and fault.field is not None}
 
@@ -258,8 +258,8 @@ class _Drafting:
                 _Line("model", self._named_model, f"as given; the texts are {spoken}"),
                 *self._prompts(None),
             ]
-        other = "" if self._model is MULTILINGUAL else f"; for other languages {MULTILINGUAL.name}"
-        why = f"the texts are {spoken}; this model is {self._model.about}{other}"
+        alternative = "" if self._model is MULTILINGUAL else f"; for other languages {MULTILINGUAL.name}"
+        why = f"the texts are {spoken}; this model is {self._model.about}{alternative}"
         return [_Line("model", self._model.name, why), *self._prompts(self._model)]
 
     def _prompts(self, model: RecommendedModel | None) -> list[_Line]:
@@ -275,31 +275,31 @@ class _Drafting:
     def _attributes(self) -> list[_Line]:
         lines = self._of_passages()
         names = [line.key for line in lines]
-        for place, attribute in enumerate(self._roles.attributes):
+        for number, attribute in enumerate(self._roles.attributes):
             name = attribute_name(attribute.field, names)
             names.append(name)
             line = self._attribute(name, attribute)
-            lines.append(line if place < MAX_ATTRIBUTES else dataclasses.replace(line, is_comment=True))
-        for one in self._roles.left_out:
-            if one.field.guess is not None and one.field.parts[-1].strip():
-                name = attribute_name(one.field, names)
+            lines.append(line if number < MAX_ATTRIBUTES else dataclasses.replace(line, is_comment=True))
+        for field in self._roles.left_out:
+            if field.field.guess is not None and field.field.parts[-1].strip():
+                name = attribute_name(field.field, names)
                 names.append(name)
-                kind = _attribute_value(name, one.field, one.field.guess)
-                lines.append(_Line(name, kind, f"left out: {one.why}", is_comment=True))
+                kind = _attribute_value(name, field.field, field.field.guess)
+                lines.append(_Line(name, kind, f"left out: {field.why}", is_comment=True))
         return lines
 
     def _of_passages(self) -> list[_Line]:
         """Return the attributes that passages have of their own, where the fields of the input have not these names."""
         formats = self._sample.formats
         fields = {attribute.field.path for attribute in self._roles.attributes}
-        found = {
+        columns = {
             "section": (bool(formats & HEADED), "the headings above a passage"),
             "page": ("pdf" in formats, "the page of a PDF that a passage begins on"),
             "speakers": (self._has_transcripts, "who speaks in a passage of a transcript"),
         }
         return [
             _Line(name, PASSAGE_ATTRIBUTES[name], why)
-            for name, (is_there, why) in found.items()
+            for name, (is_there, why) in columns.items()
             if is_there and name not in fields and self._roles.vector is None
         ]
 
@@ -318,9 +318,9 @@ class _Drafting:
         )
 
     def _lexical(self) -> list[_Line]:
-        known = [(language, share) for language, share in self._languages if language != UNKNOWN]
-        first, share = known[0] if known else (UNKNOWN, 0.0)
-        stems = first in get_args(Language) and share >= 0.6 * sum(share for _, share in known)
+        recognised = [(language, share) for language, share in self._languages if language != UNKNOWN]
+        first, share = recognised[0] if recognised else (UNKNOWN, 0.0)
+        stems = first in get_args(Language) and share >= 0.6 * sum(share for _, share in recognised)
         language = first if stems else "none"
         if language == "english":
             return [
@@ -335,13 +335,13 @@ class _Drafting:
 
 
 def _role_line(name: str, role: Role) -> _Line:
-    others = f"; also possible: {', '.join(role.others)}" if role.others else ""
+    alternatives = f"; also possible: {', '.join(role.others)}" if role.others else ""
     share = (
         ""
         if role.field.share == 1 or not role.field.records
         else f"; in {role.field.share:.0%} of the records"
     )
-    return _Line(name, role.field.path, f"{role.why}{share}{others}")
+    return _Line(name, role.field.path, f"{role.why}{share}{alternatives}")
 
 
 def _attribute_value(name: str, profile: FieldProfile, guess: TypeGuess) -> str | dict[str, Any]:
@@ -356,10 +356,10 @@ def _examples(profile: FieldProfile) -> str:
 
 
 def _spoken(languages: Sequence[tuple[str, float]]) -> str:
-    known = [(language, share) for language, share in languages if language != UNKNOWN and share >= 0.02]
-    if not known:
+    recognised = [(language, share) for language, share in languages if language != UNKNOWN and share >= 0.02]
+    if not recognised:
         return "in no language that is recognised"
-    return ", ".join(f"{language.capitalize()} ({share:.0%})" for language, share in known[:4])
+    return ", ".join(f"{language.capitalize()} ({share:.0%})" for language, share in recognised[:4])
 
 
 def _page(sections: Mapping[str, list[_Line]], sample: Sample, inputs: Sequence[str], path: str) -> str:
@@ -391,7 +391,7 @@ def _page(sections: Mapping[str, list[_Line]], sample: Sample, inputs: Sequence[
 def _inline(value: Any) -> str:
     """Return a value as YAML on one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_inline(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_inline(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_inline, value)) + "]"
     if isinstance(value, str) and (not _PLAIN.fullmatch(value) or yaml.safe_load(value) != value):

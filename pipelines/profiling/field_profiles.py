@@ -137,8 +137,8 @@ class FieldProfile:
 
     def examples(self) -> list[str]:
         """Return some different values as short texts."""
-        found = dict.fromkeys(shown(value) for value in self.values[:200])
-        return list(found)[:EXAMPLES]
+        texts = dict.fromkeys(shown(value) for value in self.values[:200])
+        return list(texts)[:EXAMPLES]
 
 
 def profile_fields(records: Sequence[Mapping[str, Any]]) -> list[FieldProfile]:
@@ -147,13 +147,15 @@ def profile_fields(records: Sequence[Mapping[str, Any]]) -> list[FieldProfile]:
     for record in records:
         for parts, value in flattened(record):
             if parts in values or len(values) < MAX_FIELDS:
-                found = values.setdefault(parts, [])
+                values_of_field = values.setdefault(parts, [])
                 if not is_missing(value):
-                    found.append(str(value) if isinstance(value, uuid.UUID) else value)
-    has_commas = has_decimal_commas(text for one in values.values() for text in one if isinstance(text, str))
+                    values_of_field.append(str(value) if isinstance(value, uuid.UUID) else value)
+    has_commas = has_decimal_commas(
+        text for field_values in values.values() for text in field_values if isinstance(text, str)
+    )
     return [
-        _profile(parts, place, len(records), found, has_commas=has_commas)
-        for place, (parts, found) in enumerate(values.items())
+        _profile(parts, number, len(records), values_of_field, has_commas=has_commas)
+        for number, (parts, values_of_field) in enumerate(values.items())
     ]
 
 
@@ -164,10 +166,10 @@ def is_named_as_vector(parts: Sequence[str]) -> bool:
 
 
 def _profile(
-    parts: tuple[str, ...], place: int, records: int, values: Sequence[Any], *, has_commas: bool
+    parts: tuple[str, ...], number: int, records: int, values: Sequence[Any], *, has_commas: bool
 ) -> FieldProfile:
     """Return the profile of a field; vectors in text count as lists of numbers."""
-    profile = FieldProfile(".".join(parts), parts, place, records, values, has_commas)
+    profile = FieldProfile(".".join(parts), parts, number, records, values, has_commas)
     try:
         vectors = _vectors_in_texts(values, 2 if is_named_as_vector(parts) else LEAST_DIMENSIONS)
     except CutVectorError:
@@ -184,17 +186,17 @@ def _vectors_in_texts(values: Sequence[Any], least: int) -> Sequence[Any] | None
     """
     sizes = Counter[int]()
     vectors: list[Any] = []
-    for place, text in enumerate(values):
+    for number, text in enumerate(values):
         if not isinstance(text, str):
             return None
         try:
             vector = vector_in_text(text)
         except CutVectorError:
-            if place == 0:
+            if number == 0:
                 raise
             continue
         size = _size_of_vector(vector) or 0
-        if place == 0 and size < least:  # most fields: nothing more is parsed
+        if number == 0 and size < least:  # most fields: nothing more is parsed
             return None
         sizes[size] += 1
         vectors.append(vector)
@@ -210,22 +212,22 @@ def numbered_columns(records: Sequence[Mapping[str, Any]]) -> str | None:
     Their numbers follow each other, there are at least `LEAST_DIMENSIONS`, and they have fractions, unlike answers 1
     to 5 and counts by year.
     """
-    found: dict[tuple[str, str], dict[int, list[float | None]]] = {}
+    families: dict[tuple[str, str], dict[int, list[float | None]]] = {}
     for record in records[:NUMBERED_RECORDS]:
         for name, value in record.items():
             match = _NUMBERED.fullmatch(str(name))
             if match is not None and not is_missing(value):
-                columns = found.setdefault((match[1], match[3]), {})
+                columns = families.setdefault((match[1], match[3]), {})
                 columns.setdefault(int(match[2]), []).append(_component(value))
-    whole = [key for key, columns in found.items() if _are_vectors(columns)]
-    best = max(whole, key=lambda key: len(found[key]), default=None)
+    whole = [key for key, columns in families.items() if _are_vectors(columns)]
+    best = max(whole, key=lambda key: len(families[key]), default=None)
     return None if best is None else "*".join(best)
 
 
 def _are_vectors(columns: Mapping[int, Sequence[float | None]]) -> bool:
     if len(columns) < LEAST_DIMENSIONS or max(columns) - min(columns) + 1 != len(columns):
         return False
-    values = [value for own in columns.values() for value in own]
+    values = [value for column in columns.values() for value in column]
     return (
         None not in values and sum(value % 1 != 0 for value in values if value is not None) > len(values) / 2
     )
@@ -246,8 +248,8 @@ def flattened(
 
     Text that is a mapping in JSON, such as a database's column in a CSV cell, is looked into, as `source` can.
     """
-    for name, own in record.items():
-        parts, value = (*above, str(name)), _described(own)
+    for name, field_value in record.items():
+        parts, value = (*above, str(name)), _described(field_value)
         if isinstance(value, Mapping) and value and len(parts) <= MAX_DEPTH:
             yield from flattened(value, parts)
         else:

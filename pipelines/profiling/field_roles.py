@@ -83,7 +83,7 @@ class Roles:
 
 def find_roles(
     profiles: Sequence[FieldProfile],
-    given: Mapping[str, str] = MappingProxyType({}),
+    paths: Mapping[str, str] = MappingProxyType({}),
     *,
     is_whole: bool = True,
 ) -> Roles:
@@ -92,33 +92,33 @@ def find_roles(
     Args:
         profiles: of all fields.
         is_whole: whether the sample is the whole input; else a field with one value may have others further on.
-        given: fields that the user names: `id`, `text`, `title`; those need not be among the profiles.
+        paths: fields that the user names: `id`, `text`, `title`; those need not be among the profiles.
 
     """
     filled = [profile for profile in profiles if profile.values]
     vector = _vector(filled)
-    rest = [profile for profile in filled if vector is None or profile is not vector.field]
-    named = {role: _named(rest, path) for role, path in given.items()}
-    id = named.get("id") or _id(rest)
-    text = named.get("text") or _text(rest, id)
+    candidates = [profile for profile in filled if vector is None or profile is not vector.field]
+    named = {role: _named(candidates, path) for role, path in paths.items()}
+    id = named.get("id") or _id(candidates)
+    text = named.get("text") or _text(candidates, id)
     if text is None and vector is not None:
-        text = _short_text(rest, None, id, only_named=True)
-    title = named.get("title") or _title(rest, text, id)
+        text = _short_text(candidates, None, id, only_named=True)
+    title = named.get("title") or _title(candidates, text, id)
     if text is None and vector is None:
-        text = _short_text(rest, title, id, only_named=False)
+        text = _short_text(candidates, title, id, only_named=False)
     if text is None and vector is None and title is not None and title.field.words:
         text, title = title, None  # a list of names: they are what is searched
-    document_id = next((_role(p, "groups passages") for p in rest if _groups(p)), None)
+    document_id = next((_role(p, "groups passages") for p in candidates if _groups(p)), None)
     taken = {role.field.path for role in (id, text, title, vector, document_id) if role is not None}
-    others = [profile for profile in profiles if profile.path not in taken]
-    attributes, left_out = _sorted_out(others, (id, text), is_whole=is_whole)
-    template = _pair(rest) if id is None else None
+    unassigned = [profile for profile in profiles if profile.path not in taken]
+    attributes, left_out = _sorted_out(unassigned, (id, text), is_whole=is_whole)
+    template = _pair(candidates) if id is None else None
     return Roles(id, template, text, title, vector, document_id, attributes, left_out)
 
 
 def _named(profiles: Sequence[FieldProfile], path: str) -> Role:
-    found = next((profile for profile in profiles if profile.path == path), None)
-    return Role(found or FieldProfile(path, (path,), -1, 0, ()), "as given")
+    profile_of_path = next((profile for profile in profiles if profile.path == path), None)
+    return Role(profile_of_path or FieldProfile(path, (path,), -1, 0, ()), "as given")
 
 
 def _role(field: FieldProfile, why: str) -> Role:
@@ -126,13 +126,13 @@ def _role(field: FieldProfile, why: str) -> Role:
 
 
 def _vector(profiles: Sequence[FieldProfile]) -> Role | None:
-    found = sorted(
+    candidates = sorted(
         (profile for profile in profiles if profile.is_vector and profile.share >= NEARLY_ALL),
         key=lambda profile: (not is_named_as_vector(profile.parts), profile.place),
     )
-    if not found:
+    if not candidates:
         return None
-    return Role(found[0], f"lists of {found[0].dimensions} numbers", _paths(found[1:]))
+    return Role(candidates[0], f"lists of {candidates[0].dimensions} numbers", _paths(candidates[1:]))
 
 
 def _id(profiles: Sequence[FieldProfile]) -> Role | None:
@@ -188,7 +188,7 @@ def _can_identify(profile: FieldProfile) -> bool:
     """Return whether every record has a short text or an integer in a field, which is no time or the like."""
     if profile.share < 1 or not profile.values or not profile.path or profile.words >= TEXT_WORDS:
         return False
-    are_plain = all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in profile.values)
+    are_plain = all(isinstance(value, (str, int)) and not isinstance(value, bool) for value in profile.values)
     is_other = profile.guess is not None and profile.guess.kind not in ("string", "int")
     is_text = bool(_TEXT_NAMES.fullmatch(profile.name)) and profile.is_text
     if _is_amount(profile) or _measures(profile) or is_text:
@@ -197,7 +197,7 @@ def _can_identify(profile: FieldProfile) -> bool:
 
 
 def _text(profiles: Sequence[FieldProfile], id: Role | None) -> Role | None:
-    found = [p for p in profiles if p.words >= TEXT_WORDS and (id is None or p is not id.field)]
+    candidates = [p for p in profiles if p.words >= TEXT_WORDS and (id is None or p is not id.field)]
 
     def score(profile: FieldProfile) -> float:
         size = min(profile.words, 400.0) * profile.share
@@ -207,11 +207,11 @@ def _text(profiles: Sequence[FieldProfile], id: Role | None) -> Role | None:
             / (3 if _is_named(profile, _TITLE_NAMES) else 1)
         )
 
-    found.sort(key=lambda profile: (-score(profile), profile.place))
-    if not found:
+    candidates.sort(key=lambda profile: (-score(profile), profile.place))
+    if not candidates:
         return None
-    why = f"{round(found[0].words):,} words on average, at most {found[0].longest:,} characters"
-    return Role(found[0], why, _paths(found[1:]))
+    why = f"{round(candidates[0].words):,} words on average, at most {candidates[0].longest:,} characters"
+    return Role(candidates[0], why, _paths(candidates[1:]))
 
 
 def _short_text(
@@ -230,8 +230,12 @@ def _short_text(
         is_text = profile.is_text and not _is_code(profile) and not _is_amount(profile)
         return is_text and is_long and profile.path not in taken and (named or not only_named)
 
-    found = sorted(filter(can_be, profiles), key=lambda p: (not _is_named(p, _TEXT_NAMES), -p.words, p.place))
-    return Role(found[0], "short texts; the longest ones", _paths(found[1:])) if found else None
+    candidates = sorted(
+        filter(can_be, profiles), key=lambda p: (not _is_named(p, _TEXT_NAMES), -p.words, p.place)
+    )
+    return (
+        Role(candidates[0], "short texts; the longest ones", _paths(candidates[1:])) if candidates else None
+    )
 
 
 def _title(profiles: Sequence[FieldProfile], text: Role | None, id: Role | None) -> Role | None:
@@ -246,14 +250,16 @@ def _title(profiles: Sequence[FieldProfile], text: Role | None, id: Role | None)
             profile.path not in taken and is_short and not is_address and not is_id and profile.share >= 0.5
         )
 
-    found = [profile for profile in profiles if can_be(profile)]
-    by_name = [profile for profile in found if _is_named(profile, _TITLE_NAMES) and _is_telling(profile, 0.5)]
+    candidates = [profile for profile in profiles if can_be(profile)]
+    by_name = [
+        profile for profile in candidates if _is_named(profile, _TITLE_NAMES) and _is_telling(profile, 0.5)
+    ]
     beside = None if text is None else text.field.parts[:-1]
     by_name.sort(key=lambda profile: (_title_rank(profile), profile.parts[:-1] != beside, profile.place))
-    telling = [profile for profile in found if _is_telling(profile, 0.8) and not _is_code(profile)]
+    telling = [profile for profile in candidates if _is_telling(profile, 0.8) and not _is_code(profile)]
     if by_name:
-        others = [profile for profile in [*by_name, *telling] if profile is not by_name[0]]
-        return Role(by_name[0], "short texts, by their name titles", _paths(others))
+        alternatives = [profile for profile in [*by_name, *telling] if profile is not by_name[0]]
+        return Role(by_name[0], "short texts, by their name titles", _paths(alternatives))
     return (
         Role(telling[0], "short texts, different in most records", _paths(telling[1:])) if telling else None
     )
@@ -339,10 +345,10 @@ def _pair(profiles: Sequence[FieldProfile]) -> str | None:
         return profile.share == 1 and is_plain and 0 < profile.longest <= 100 and profile.words < TEXT_WORDS
 
     numbers = [p for p in profiles if p.share == 1 and p.values and all(type(v) is int for v in p.values)]
-    found = [profile for profile in profiles if can_be(profile) or profile in numbers]
-    for one, other in itertools.combinations(found[:20], 2):
-        if len({*zip(one.values, other.values, strict=True)}) == one.records:
-            return f"{{{one.path}}}-{{{other.path}}}"
+    candidates = [profile for profile in profiles if can_be(profile) or profile in numbers]
+    for first, second in itertools.combinations(candidates[:20], 2):
+        if len({*zip(first.values, second.values, strict=True)}) == first.records:
+            return f"{{{first.path}}}-{{{second.path}}}"
     return None
 
 

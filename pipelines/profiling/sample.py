@@ -85,9 +85,9 @@ def read_sample(inputs: Sequence[str], source: SourceSpec, limit: int = SAMPLE_R
         if part is None:
             continue
         formats.add(part.format)
-        found = list(itertools.islice(one_by_one(read_batches(part, fields)), share + 1))
-        is_whole &= len(found) <= share and not _has_more(file)
-        items += found[:share]
+        batch = list(itertools.islice(one_by_one(read_batches(part, fields)), share + 1))
+        is_whole &= len(batch) <= share and not _has_more(file)
+        items += batch[:share]
     if not items:
         raise NothingToIndexError("the input has no records", field="input")
     records = tuple(item for item in items if isinstance(item, Record))
@@ -118,8 +118,8 @@ def init_sample(inputs: Sequence[str], limit: int = SAMPLE_RECORDS) -> tuple[Sam
     csv = _common_dialect(tables)
     if tables and (words := _words_for_nothing(sample)):
         csv["missing"] = words
-        given = CsvSpec(missing=words)
-        sample = read_sample(inputs, source.model_copy(update={"csv": given}), limit)
+        csv_spec = CsvSpec(missing=words)
+        sample = read_sample(inputs, source.model_copy(update={"csv": csv_spec}), limit)
     reading: dict[str, Any] = {} if source.format == "auto" else {"format": source.format}
     reading |= {"records": path} if path else {}
     return sample, reading | ({"csv": csv} if csv else {})
@@ -133,14 +133,14 @@ def _path_of_records(sample: Sample) -> str | None:
         return None
     if any(profile.words >= TEXT_WORDS for profile in profile_fields(records)):
         return None  # each object is a record itself, such as a mail with its recipients
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for record in records:
         for parts, value in flattened(record):
             if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
                 path = ".".join(parts)
-                found[path] = found.get(path, 0) + len(value)
-    best = max(found, key=lambda path: found[path], default=None)
-    return best if best is not None and found[best] > len(records) else None
+                counts[path] = counts.get(path, 0) + len(value)
+    best = max(counts, key=lambda path: counts[path], default=None)
+    return best if best is not None and counts[best] > len(records) else None
 
 
 def _words_for_nothing(sample: Sample) -> list[str]:
@@ -149,12 +149,12 @@ def _words_for_nothing(sample: Sample) -> list[str]:
     They count in all columns, so none is taken that could be a value of a column of texts.
     """
     records = [record.fields for record in sample.records]
-    texts = {one.path for one in profile_fields(records) if one.is_text}
-    found: dict[str, bool] = {}
+    texts = {profile.path for profile in profile_fields(records) if profile.is_text}
+    words: dict[str, bool] = {}
     for name, value in (item for record in records for item in record.items()):
         if isinstance(value, str) and is_missing(value):
-            found[value] = found.get(value, True) and (name not in texts or value in NEVER_TEXT)
-    return [word for word, is_never_text in found.items() if is_never_text]
+            words[value] = words.get(value, True) and (name not in texts or value in NEVER_TEXT)
+    return [word for word, is_never_text in words.items() if is_never_text]
 
 
 def _are_tables(files: Sequence[InputFile]) -> bool:
@@ -179,8 +179,8 @@ def _is_table(file: InputFile) -> bool:
 
 def _common_dialect(parts: Sequence[Part]) -> dict[str, Any]:
     """Return how all CSV files are written, where that is not the usual way and the same for all."""
-    written = {part.dialect for part in parts}
-    if len(written) != 1 or written == {""}:
+    dialects = {part.dialect for part in parts}
+    if len(dialects) != 1 or dialects == {""}:
         return {}
     dialect = Dialect.of(parts[0].dialect, parts[0].format)
     usual = Dialect(delimiter=DELIMITERS[parts[0].format])
@@ -189,12 +189,12 @@ def _common_dialect(parts: Sequence[Part]) -> dict[str, Any]:
         "encoding": dialect.encoding,
         "escape": dialect.escape,
     }
-    found = {key: value for key, value in named.items() if getattr(dialect, key) != getattr(usual, key)}
-    return found | ({"header": dialect.above + 1} if dialect.above else {})
+    settings = {key: value for key, value in named.items() if getattr(dialect, key) != getattr(usual, key)}
+    return settings | ({"header": dialect.above + 1} if dialect.above else {})
 
 
 def _spread(files: Sequence[InputFile], count: int) -> list[InputFile]:
-    return [files[len(files) * place // count] for place in range(count)]
+    return [files[len(files) * number // count] for number in range(count)]
 
 
 def _parts(file: InputFile) -> Iterator[Part]:

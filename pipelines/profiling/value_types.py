@@ -65,12 +65,12 @@ class TypeGuess:
 
 def has_decimal_commas(texts: Iterable[str]) -> bool:
     """Return whether numbers and prices in texts have decimal commas (`1.299,00 €`), and none a decimal point."""
-    found = False
+    has_comma = False
     for text in texts:
         if _POINT_NUMBER.fullmatch(text.strip()):
             return False
-        found = found or _COMMA_NUMBER.fullmatch(text.strip()) is not None
-    return found
+        has_comma = has_comma or _COMMA_NUMBER.fullmatch(text.strip()) is not None
+    return has_comma
 
 
 def is_missing(value: object) -> bool:
@@ -150,8 +150,8 @@ def _of_texts(name: str, texts: Sequence[str], *, has_missing: bool, has_commas:
         lambda: _time(texts),
         lambda: _list(texts),
     )
-    found = (guess() for guess in guesses)
-    return next((guess for guess in found if guess is not None), TypeGuess("string", "texts"))
+    results = (guess() for guess in guesses)
+    return next((guess for guess in results if guess is not None), TypeGuess("string", "texts"))
 
 
 def _truth(name: str, texts: Sequence[str]) -> TypeGuess | None:
@@ -186,10 +186,10 @@ def _prices(name: str, texts: Sequence[str], *, has_missing: bool, has_commas: b
         return None
     digits = [_SPACED.sub("", text if price is None else price.digits)
               for text, price in zip(texts, prices, strict=True)]  # fmt: skip
-    found = (_point_groups(digits) if has_commas else None) or _number(name, digits, has_missing=has_missing)
-    if found is None or found.kind not in ("int", "float"):
+    number = (_point_groups(digits) if has_commas else None) or _number(name, digits, has_missing=has_missing)
+    if number is None or number.kind not in ("int", "float"):
         return None
-    return dataclasses.replace(found, why=f"prices in {currencies.pop()}: {found.why}")
+    return dataclasses.replace(number, why=f"prices in {currencies.pop()}: {number.why}")
 
 
 def _number_why(texts: Sequence[str]) -> str:
@@ -224,14 +224,14 @@ def _time(texts: Sequence[str]) -> TypeGuess | None:
     fitting = [format for format in _TIME_FORMATS if all(_parses(text, format) for text in texts)]
     if not fitting:
         return None
-    other = f"; could also be {fitting[1]}" if len(fitting) > 1 and "%m/%d" in "".join(fitting) else ""
-    return TypeGuess("timestamp", f"dates{other}", {"format": fitting[0]})
+    ambiguity = f"; could also be {fitting[1]}" if len(fitting) > 1 and "%m/%d" in "".join(fitting) else ""
+    return TypeGuess("timestamp", f"dates{ambiguity}", {"format": fitting[0]})
 
 
 def _list(texts: Sequence[str]) -> TypeGuess | None:
     if all(text.startswith("[") and text.endswith("]") for text in texts):
-        found = [list_in_text(text) for text in texts]
-        if all(items is not None and all(isinstance(item, str) for item in items) for items in found):
+        lists = [list_in_text(text) for text in texts]
+        if all(items is not None and all(isinstance(item, str) for item in items) for items in lists):
             return TypeGuess("string_list", "lists")
     if all(text.startswith("{") and text.endswith("}") and ":" not in text for text in texts):
         return TypeGuess("string_list", "lists of PostgreSQL")

@@ -65,7 +65,7 @@ class CuttingProcesses:
             return None
         process = self._idle.get()
         try:
-            answer = _asked(process, [*zip(texts, titles, strict=True)])
+            answer = _request(process, [*zip(texts, titles, strict=True)])
         except OSError as error:
             _LOG.warning("a process that cuts texts has ended (%s); threads do its work", error)
             process = None
@@ -101,7 +101,7 @@ def _started(arguments: dict[str, Any]) -> subprocess.Popen[bytes]:
     return process
 
 
-def _asked(process: subprocess.Popen[bytes] | None, block: list[Any]) -> Any:
+def _request(process: subprocess.Popen[bytes] | None, block: list[Any]) -> Any:
     """Return the answer of a process; None if there is none. Raises OSError if it has ended."""
     if process is None or process.stdin is None or process.stdout is None:
         return None
@@ -126,11 +126,11 @@ def cutting_processes(chunker: Chunker | None, device: str, chars: int) -> Cutti
         chars: of the texts of a unit.
 
     """
-    given = os.environ.get(PROCESSES_ENVIRONMENT)
+    setting = os.environ.get(PROCESSES_ENVIRONMENT)
     cores = len(os.sched_getaffinity(0))
     count = min(MOST_PROCESSES, cores - 1) if device != "cpu" else 0
-    if given is not None and given.isdecimal():
-        count = int(given)
+    if setting is not None and setting.isdecimal():
+        count = int(setting)
     if chunker is None or count < 1:
         return None
     key = (os.getpid(), id(chunker))  # an encoder gives its units the same one

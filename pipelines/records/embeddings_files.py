@@ -28,7 +28,7 @@ __all__ = ["WrittenEmbeddings", "embeddings_schema", "embeddings_table", "places
 
 def embeddings_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
     """Return the Arrow schema of an embeddings file."""
-    own = [
+    columns = [
         pa.field(SPOKEN_COLUMN, pa.string()),
         pa.field("_content_hash", pa.binary(16)),
         pa.field("_speakers", pa.list_(pa.string())),
@@ -38,7 +38,7 @@ def embeddings_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
         pa.field("_line", pa.int64()),
         pa.field("_row", pa.int64()),
     ]
-    return pa.schema([*datapoint_schema(spec, dimensions), *own])
+    return pa.schema([*datapoint_schema(spec, dimensions), *columns])
 
 
 class WrittenEmbeddings(NamedTuple):
@@ -65,9 +65,9 @@ def write_embeddings(path: Path, table: pa.Table, *, shard_N: np.ndarray) -> Wri
     pieces: dict[int, Piece] = {}
     with path.open("wb") as file:
         whole = _HashingFile(file)
-        for shard, own in _by_shard(table, shard_N):
+        for shard, shard_rows in _by_shard(table, shard_N):
             piece = _HashingFile(whole)
-            _write_piece(filled(own), piece)
+            _write_piece(filled(shard_rows), piece)
             pieces[shard] = Piece(whole.size_bytes - piece.size_bytes, piece.size_bytes, piece.sha256[:32])
     return WrittenEmbeddings(pieces, whole.size_bytes, whole.sha256)
 
@@ -78,17 +78,20 @@ def _by_shard(table: pa.Table, shard_N: np.ndarray) -> Iterator[tuple[int, pa.Ta
         yield shard, table if len(used) == 1 else table.take(pa.array(np.flatnonzero(shard_N == shard)))
 
 
-def _write_piece(own: pa.Table, sink: _HashingFile) -> None:
+def _write_piece(rows: pa.Table, sink: _HashingFile) -> None:
     # Floats as split byte streams are smaller and faster to read; vectors never repeat, so no dictionary. Of 64 MiB of
     # vectors, LZ4 leaves 0.93 and takes 0.17 s to write and 0.07 s to read them, zstd 0.85 and 0.32 s and 0.39 s.
-    vectors = ["embedding", *(name for name in own.column_names if own.schema.field(name).type == NAMED_TYPE)]
+    vectors = [
+        "embedding",
+        *(name for name in rows.column_names if rows.schema.field(name).type == NAMED_TYPE),
+    ]
     pq.write_table(
-        own,
+        rows,
         pa.PythonFile(sink, mode="w"),
-        row_group_size=own.num_rows,
+        row_group_size=rows.num_rows,
         compression={
             leaf: "lz4" if field.name in vectors else "zstd"
-            for field in own.schema
+            for field in rows.schema
             for leaf in _leaves(field)
         },
         use_dictionary=["title", "_source", "payload"],
@@ -142,19 +145,19 @@ def _leaves(field: pa.Field) -> list[str]:
 
 def embeddings_table(
     rows: pa.Table,
-    own: Mapping[str, pa.Array | np.ndarray | Sequence[object]],
+    columns: Mapping[str, pa.Array | np.ndarray | Sequence[object]],
     spec: IndexSpec,
     dimensions: int,
 ) -> pa.Table:
-    """Return rows with the columns of `embeddings_schema`: null where neither they nor `own` have one."""
+    """Return rows with the columns of `embeddings_schema`: null where neither they nor `columns` have one."""
     schema = embeddings_schema(spec, dimensions)
     if not rows.num_rows:
         return schema.empty_table()
     arrays = [
         rows.column(field.name)
         if field.name in rows.column_names
-        else pa.array(own[field.name], field.type)
-        if field.name in own
+        else pa.array(columns[field.name], field.type)
+        if field.name in columns
         else pa.nulls(rows.num_rows, field.type)
         for field in schema
     ]

@@ -84,13 +84,13 @@ class IdBlock(NamedTuple):
 
     def taken(self, rows_N: np.ndarray) -> IdBlock:
         """Return some of the rows, in the given order."""
-        own = (values[rows_N] for values in self[2:])
-        return IdBlock(self.ordinal, self.ids.take(pa.array(rows_N)), *own)
+        columns = (values[rows_N] for values in self[2:])
+        return IdBlock(self.ordinal, self.ids.take(pa.array(rows_N)), *columns)
 
     def sliced(self, start: int, end: int) -> IdBlock:
         """Return the rows from `start` to before `end`."""
-        own = (values[start:end] for values in self[2:])
-        return IdBlock(self.ordinal, self.ids.slice(start, end - start), *own)
+        columns = (values[start:end] for values in self[2:])
+        return IdBlock(self.ordinal, self.ids.slice(start, end - start), *columns)
 
     def to_bytes(self) -> bytes:
         """Return the block as bytes."""

@@ -100,11 +100,11 @@ def embed_documents(
         content_hash(title, text, salt, _made_otherwise(title, text, chunker, spec))
         for title, text in zip(titles, texts, strict=True)
     ]
-    known = catalogue.find(hashes) if catalogue is not None else {}
+    cached = catalogue.find(hashes) if catalogue is not None else {}
     done = {
-        i: _known(found, texts[i], headings=headings)
+        i: _from_cache(entry, texts[i], headings=headings)
         for i, value in enumerate(hashes)
-        if (found := known.get(value)) is not None
+        if (entry := cached.get(value)) is not None
     }
     new = [i for i in range(len(hashes)) if i not in done]
     new_titles = [titles[i] for i in new]
@@ -115,10 +115,10 @@ def embed_documents(
     letters = []
     counts = [*map(len, fresh.passages)]
     sizes = repeated_bytes(table, new, counts)
-    for i, one, size, refused in zip(new, made, sizes, fresh.refused, strict=True):
-        problem = refused or repetition_problem(size, len(one.passages))
+    for i, passages_of_text, size, refused in zip(new, made, sizes, fresh.refused, strict=True):
+        problem = refused or repetition_problem(size, len(passages_of_text.passages))
         if problem is None:
-            done[i] = one
+            done[i] = passages_of_text
         else:
             name = table.column("id")[i].as_py()
             letters.append(
@@ -135,10 +135,10 @@ def embed_documents(
     )  # fmt: skip
 
 
-def _known(known: CachedPassages, text: str | None, *, headings: bool) -> _Passages:
+def _from_cache(entry: CachedPassages, text: str | None, *, headings: bool) -> _Passages:
     """Return the passages of a document that was embedded before."""
-    passages = [Passage(*row) for row in known.rows]
-    return _Passages(located(text or "", passages, headings=headings), known.vectors, known.cut_tokens)
+    passages = [Passage(*row) for row in entry.rows]
+    return _Passages(located(text or "", passages, headings=headings), entry.vectors, entry.cut_tokens)
 
 
 def _rows(
@@ -148,9 +148,11 @@ def _rows(
     spec: IndexSpec,
     dimensions: int,
 ) -> pa.Table:
-    columns = passage_columns(titles, [one.passages for one in embedded])
-    vectors_PD = np.concatenate([np.empty((0, dimensions), np.float32), *(one.vectors for one in embedded)])
-    counts = [len(one.passages) for one in embedded]
+    columns = passage_columns(titles, [document.passages for document in embedded])
+    vectors_PD = np.concatenate(
+        [np.empty((0, dimensions), np.float32), *(document.vectors for document in embedded)]
+    )
+    counts = [len(document.passages) for document in embedded]
     return passage_rows(documents, counts, columns, vectors_PD, spec)
 
 
@@ -158,14 +160,18 @@ def _own_columns(
     hashes: Sequence[bytes], records: Sequence[Record], embedded: Sequence[_Passages]
 ) -> dict[str, np.ndarray | Sequence[object]]:
     """Return the columns of an embeddings file that an index does not have."""
-    parents = [number for number, one in enumerate(embedded) for _ in one.passages]
-    places = places_of(records)
+    parents = [number for number, document in enumerate(embedded) for _ in document.passages]
+    locations = places_of(records)
     return {
         "_content_hash": [hashes[number] for number in parents],
-        "_speakers": [list(passage.speakers) or None for one in embedded for passage in one.passages],
-        CUT_TOKENS_COLUMN: np.concatenate([np.empty(0, np.int64), *(one.cut_tokens for one in embedded)]),
+        "_speakers": [
+            list(passage.speakers) or None for document in embedded for passage in document.passages
+        ],
+        CUT_TOKENS_COLUMN: np.concatenate(
+            [np.empty(0, np.int64), *(document.cut_tokens for document in embedded)]
+        ),
         "_record": parents,
-        **{name: [values[number] for number in parents] for name, values in places.items()},
+        **{name: [values[number] for number in parents] for name, values in locations.items()},
     }
 
 
@@ -195,9 +201,9 @@ def _made_otherwise(title: str | None, text: str | None, chunker: Chunker | None
         if transcript.hidden or (transcript.speakers and "**" not in text):
             marks.append(f"spoken {TRANSCRIPT_VERSION}")
     if chunker is not None and spec.source.chunk is not None:
-        fitted, most = chunker.fit(title)
-        if fitted != title or most != spec.source.chunk.max_tokens:
-            marks.append(f"{len(fitted or '')} {most}")
+        fitted, max_tokens = chunker.fit(title)
+        if fitted != title or max_tokens != spec.source.chunk.max_tokens:
+            marks.append(f"{len(fitted or '')} {max_tokens}")
     return " ".join(marks).encode()
 
 
@@ -234,16 +240,18 @@ def embed_named(
     embedded, work = Counter[str](), Work()
     encoded: list[EncodedTexts] = []
     for name, encoder in encoders.items():
-        given = named_texts(table, spec, name)
-        rows_by_text = _rows_by_text(given)
-        known = {} if catalogue is None else catalogue.find(name, encoder.fingerprint.digest, [*rows_by_text])
-        new = [text for text in rows_by_text if text not in known]
-        found, problems = _encoded(new, encoder, work)
-        known |= found
+        row_texts = named_texts(table, spec, name)
+        rows_by_text = _rows_by_text(row_texts)
+        vectors = (
+            {} if catalogue is None else catalogue.find(name, encoder.fingerprint.digest, [*rows_by_text])
+        )
+        new = [text for text in rows_by_text if text not in vectors]
+        encoded_vectors, problems = _encoded(new, encoder, work)
+        vectors |= encoded_vectors
         embedded[name] += len(new)
-        places = {text: rows[0] for text, rows in rows_by_text.items() if text in known}
-        encoded.append(EncodedTexts(name, encoder.fingerprint.digest, spec.text_field(name), places))
-        table = with_missing_vectors(table, name, [known.get(text) if text else None for text in given])
+        rows_of_new = {text: rows[0] for text, rows in rows_by_text.items() if text in vectors}
+        encoded.append(EncodedTexts(name, encoder.fingerprint.digest, spec.text_field(name), rows_of_new))
+        table = with_missing_vectors(table, name, [vectors.get(text) if text else None for text in row_texts])
         refused |= {
             row: (spec.text_field(name), why) for text, why in problems.items() for row in rows_by_text[text]
         }
@@ -265,8 +273,8 @@ def _moved(encoded: Sequence[EncodedTexts], kept_N: np.ndarray) -> list[EncodedT
     """Return texts with their rows among those that are kept."""
     rows_N = np.cumsum(kept_N) - 1
     return [
-        replace(own, rows={text: int(rows_N[row]) for text, row in own.rows.items() if kept_N[row]})
-        for own in encoded
+        replace(texts, rows={text: int(rows_N[row]) for text, row in texts.rows.items() if kept_N[row]})
+        for texts in encoded
     ]
 
 
@@ -281,13 +289,13 @@ def _encoded(
         work.times.encode(window)
         work.tokens += window.tokens
         work.padding_tokens += window.padding_tokens
-        own = texts[done : done + len(window.vectors_ND)]
-        for row, text in enumerate(own):
+        block = texts[done : done + len(window.vectors_ND)]
+        for row, text in enumerate(block):
             if row in window.problems:
                 problems[text] = InvalidTextError(window.problems[row], index=0).message
             else:
                 vectors[text] = window.vectors_ND[row]
-        done += len(own)
+        done += len(block)
     return vectors, problems
 
 

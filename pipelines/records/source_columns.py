@@ -34,12 +34,12 @@ def validate_records(
     records: Sequence[Record],
     spec: IndexSpec,
     dimensions: int,
-    given: Counter[str] | None = None,
+    field_counts: Counter[str] | None = None,
     named: Mapping[str, int] = NO_NAMES,
 ) -> ValidatedBatch:
     """Return the good records as rows, and why the others are not good.
 
-    `given` gets how many records have a value, by field that the spec names. `named` has the dimensions of named
+    `field_counts` gets how many records have a value, by field that the spec names. `named` has the dimensions of named
     vectors.
     """
     mapping = mapping_of(spec)
@@ -49,14 +49,14 @@ def validate_records(
     }
     if mapping.dynamic:
         fields[DYNAMIC_COLUMN] = Field("", [mapping.others(record.fields) for record in records])
-    return _validated(len(records), fields, spec, dimensions, given, named)
+    return _validated(len(records), fields, spec, dimensions, field_counts, named)
 
 
 def validate_batch(
     batch: Batch,
     spec: IndexSpec,
     dimensions: int,
-    given: Counter[str] | None = None,
+    field_counts: Counter[str] | None = None,
     named: Mapping[str, int] = NO_NAMES,
 ) -> ValidatedBatch:
     """Return the good rows of a batch, and why the others are not good; other arguments as of `validate_records`.
@@ -80,7 +80,7 @@ def validate_batch(
             vectors_ND = as_matrix(values)
             values = python_values(values) if vectors_ND is None else vectors_ND
         fields[column] = Field(mapped.name, values)
-    return _validated(len(batch), fields, spec, dimensions, given, named)
+    return _validated(len(batch), fields, spec, dimensions, field_counts, named)
 
 
 def dead_letter(record: Record, rejected: RejectedRow) -> DeadLetter:
@@ -107,18 +107,18 @@ def _validated(
     fields: Mapping[str, Field],
     spec: IndexSpec,
     dimensions: int,
-    given: Counter[str] | None,
+    field_counts: Counter[str] | None,
     named: Mapping[str, int],
 ) -> ValidatedBatch:
     embeds = spec.embeds
     # Texts that are embedded are cut first.
     spoken = None if embeds else spoken_text
     valid = validate(rows, fields, spec, dimensions, embeds=embeds, spoken=spoken, named=named)
-    if given is not None:
+    if field_counts is not None:
         passages = {
             name for name, kind in PASSAGE_ATTRIBUTES.items() if embeds and spec.attributes.get(name) == kind
         }  # their values come from the cut texts, so no record needs them
-        given.update({
+        field_counts.update({
             field.name: _count(field.values)
             for column, field in fields.items() if column not in passages and column != DYNAMIC_COLUMN
         })  # fmt: skip
@@ -156,11 +156,11 @@ def _absence(fields: Mapping[str, Any], name: str) -> str:
 
 def _present(fields: Mapping[str, Any], name: str) -> Iterator[str]:
     """Yield the names in a record; those in its objects, too, where a path into one was looked for."""
-    for own, value in fields.items():
+    for field, value in fields.items():
         if isinstance(value, Mapping) and "." in name:
-            yield from (f"{own}.{inner}" for inner in value)
+            yield from (f"{field}.{inner}" for inner in value)
         else:
-            yield str(own)
+            yield str(field)
 
 
 class ForeignTexts(TypedDict):
@@ -172,14 +172,14 @@ class ForeignTexts(TypedDict):
 
 def foreign_texts(texts: Sequence[str | None], model: str) -> ForeignTexts:
     """Return how many of some texts were looked at, and how many are in which language that a model is not made for."""
-    known = languages_of_model(model)
-    given = [text for text in texts if text and text.strip()]
-    if known is None or not given:
-        return {"sampled_texts": len(given), "foreign_texts": {}}
-    shares = dict(languages_of(given))
+    languages = languages_of_model(model)
+    nonempty = [text for text in texts if text and text.strip()]
+    if languages is None or not nonempty:
+        return {"sampled_texts": len(nonempty), "foreign_texts": {}}
+    shares = dict(languages_of(nonempty))
     foreign = {
-        language: round(share * len(given))
+        language: round(share * len(nonempty))
         for language, share in shares.items()
-        if language not in known and language != UNKNOWN
+        if language not in languages and language != UNKNOWN
     }
-    return {"sampled_texts": len(given), "foreign_texts": foreign}
+    return {"sampled_texts": len(nonempty), "foreign_texts": foreign}

@@ -66,24 +66,27 @@ def own_rows(
 ) -> UnitRows:
     """Return the rows of records that bring their vectors: one each. `named` has the dimensions of named vectors."""
     started = time.perf_counter()
-    found: list[_Found] = []
+    parsed: list[_ParsedRows] = []
     for in_columns, run in itertools.groupby(items, lambda item: isinstance(item, Batch)):
         if in_columns:
-            found += [
+            parsed += [
                 _by_columns(batch, spec, dimensions, named) for batch in run if isinstance(batch, Batch)
             ]
         else:
-            found.append(_with_places(_by_records(run, spec, dimensions, named), spec, dimensions))
+            parsed.append(_with_places(_by_records(run, spec, dimensions, named), spec, dimensions))
     empty = embeddings_schema(spec, dimensions).empty_table()
-    table = pa.concat_tables([empty, *(one.table for one in found)])
-    place = table.schema.get_field_index("_record")
-    table = table.set_column(place, table.schema.field(place), pa.array(np.arange(table.num_rows)))
-    letters = _named([letter for one in found for letter in one.letters], spec)
-    ignored, given, others, converted = (
-        _summed(getattr(one, name) for one in found) for name in ("ignored", "given", "others", "converted")
+    table = pa.concat_tables([empty, *(block.table for block in parsed)])
+    column_number = table.schema.get_field_index("_record")
+    table = table.set_column(
+        column_number, table.schema.field(column_number), pa.array(np.arange(table.num_rows))
+    )
+    letters = _named([letter for block in parsed for letter in block.letters], spec)
+    ignored, field_counts, unused, converted = (
+        _summed(getattr(block, name) for block in parsed)
+        for name in ("ignored", "given", "others", "converted")
     )
     read_s = time.perf_counter() - started
-    return UnitRows(table, len(table), letters, ignored, Work(), read_s, given, others, converted)
+    return UnitRows(table, len(table), letters, ignored, Work(), read_s, field_counts, unused, converted)
 
 
 def embedded_rows(
@@ -99,19 +102,19 @@ def embedded_rows(
     `named` has the dimensions of named vectors.
     """
     started = time.perf_counter()
-    others = Counter[str]()
-    found = _by_records(one_by_one(_noting_others(items, others)), spec, dimensions, named)
+    unused = Counter[str]()
+    parsed = _by_records(one_by_one(_noting_others(items, unused)), spec, dimensions, named)
     read_s = time.perf_counter() - started
-    has_text_N = found.table.column("text").is_valid().to_numpy()
-    embedded = embed_documents(*_rows_at(found, has_text_N), spec, encoder, catalogue)
-    letters = _named(found.letters, spec) + embedded.refused
+    has_text_N = parsed.table.column("text").is_valid().to_numpy()
+    embedded = embed_documents(*_rows_at(parsed, has_text_N), spec, encoder, catalogue)
+    letters = _named(parsed.letters, spec) + embedded.refused
     table, documents = embedded.table, embedded.documents
     if not has_text_N.all():
         documents += int(np.count_nonzero(~has_text_N))
-        table = _with_textless(table, found, has_text_N, spec, dimensions)
+        table = _with_textless(table, parsed, has_text_N, spec, dimensions)
     return UnitRows(
-        table, documents, letters, found.ignored, embedded.work, read_s,
-        _without_passages(found.given, spec), found.others + others, found.converted,
+        table, documents, letters, parsed.ignored, embedded.work, read_s,
+        _without_passages(parsed.given, spec), parsed.others + unused, parsed.converted,
     )  # fmt: skip
 
 
@@ -130,39 +133,39 @@ def with_named(
     )
 
 
-def _rows_at(found: _Found, wanted_N: np.ndarray) -> tuple[pa.Table, list[Record]]:
+def _rows_at(parsed: _ParsedRows, wanted_N: np.ndarray) -> tuple[pa.Table, list[Record]]:
     if wanted_N.all():
-        return found.table, found.records
-    return found.table.filter(pa.array(wanted_N)), [found.records[row] for row in np.flatnonzero(wanted_N)]
+        return parsed.table, parsed.records
+    return parsed.table.filter(pa.array(wanted_N)), [parsed.records[row] for row in np.flatnonzero(wanted_N)]
 
 
 def _with_textless(
-    embedded: pa.Table, found: _Found, has_text_N: np.ndarray, spec: IndexSpec, dimensions: int
+    embedded: pa.Table, parsed: _ParsedRows, has_text_N: np.ndarray, spec: IndexSpec, dimensions: int
 ) -> pa.Table:
     """Return the rows of embedded texts, and those of records without a text, which have no vectors, in input order."""
-    rows, records = _rows_at(found, ~has_text_N)
-    own = {"_record": np.flatnonzero(~has_text_N), **places_of(records)}
+    rows, records = _rows_at(parsed, ~has_text_N)
+    columns = {"_record": np.flatnonzero(~has_text_N), **places_of(records)}
     # Passages have the number of their record among those with a text.
     numbers_P = np.flatnonzero(has_text_N)[embedded.column("_record").to_numpy()]
-    place = embedded.schema.get_field_index("_record")
-    numbered = embedded.set_column(place, embedded.schema.field(place), pa.array(numbers_P))
-    table = pa.concat_tables([numbered, embeddings_table(rows, own, spec, dimensions)])
+    column_number = embedded.schema.get_field_index("_record")
+    numbered = embedded.set_column(column_number, embedded.schema.field(column_number), pa.array(numbers_P))
+    table = pa.concat_tables([numbered, embeddings_table(rows, columns, spec, dimensions)])
     return taken(table, np.argsort(table.column("_record").to_numpy(), kind="stable"))
 
 
-def _without_passages(given: Counter[str], spec: IndexSpec) -> Counter[str]:
+def _without_passages(field_counts: Counter[str], spec: IndexSpec) -> Counter[str]:
     """Return counts without attributes that no record has because passages do: headings, pages, speakers."""
     if spec.source.chunk is None:
-        return given
+        return field_counts
     of_passages = {name for name, kind in PASSAGE_ATTRIBUTES.items() if spec.attributes.get(name) == kind}
-    return Counter({name: count for name, count in given.items() if count or name not in of_passages})
+    return Counter({name: count for name, count in field_counts.items() if count or name not in of_passages})
 
 
-def _noting_others(items: Iterable[Item], others: Counter[str]) -> Iterator[Item]:
+def _noting_others(items: Iterable[Item], unused: Counter[str]) -> Iterator[Item]:
     """Yield the items, and count the columns of batches that the spec does not name."""
     for item in items:
         if isinstance(item, Batch):
-            others.update(dict.fromkeys(item.others, len(item)))
+            unused.update(dict.fromkeys(item.others, len(item)))
         yield item
 
 
@@ -179,7 +182,7 @@ def _named(letters: list[DeadLetter], spec: IndexSpec) -> list[DeadLetter]:
     return [with_category(letter) for letter in letters] if spec.source.format == "managed" else letters
 
 
-class _Found(NamedTuple):
+class _ParsedRows(NamedTuple):
     table: pa.Table
     records: list[Record]
     """Those that the rows come from; none where they were read by columns."""
@@ -190,46 +193,53 @@ class _Found(NamedTuple):
     converted: Counter[str]
 
 
-def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int, named: Mapping[str, int]) -> _Found:
-    given = Counter[str]()
+def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int, named: Mapping[str, int]) -> _ParsedRows:
+    field_counts = Counter[str]()
     try:
-        valid = validate_batch(batch, spec, dimensions, given, named)
+        valid = validate_batch(batch, spec, dimensions, field_counts, named)
     except (ValueError, OverflowError, pa.ArrowException):  # such as text that is not UTF-8
-        others = Counter(dict.fromkeys(batch.others, len(batch)))
-        found = _by_records(batch.records(), spec, dimensions, named)._replace(others=others)
-        return _with_places(found, spec, dimensions)
+        unused = Counter(dict.fromkeys(batch.others, len(batch)))
+        parsed = _by_records(batch.records(), spec, dimensions, named)._replace(others=unused)
+        return _with_places(parsed, spec, dimensions)
     bad = {rejected.row: rejected for rejected in valid.rejected}
     letters = [
         record if isinstance(record, DeadLetter) else dead_letter(record, rejected)
         for record, rejected in zip(batch.records([*bad]), bad.values(), strict=True)
     ]
     rows = len(valid.rows_N)
-    places = {
+    locations = {
         "_record": np.zeros(rows, np.int64),
         "_source": pa.repeat(pa.scalar(batch.source, pa.string()), rows),
         "_row": batch.row + valid.rows_N,
     }
-    table = embeddings_table(valid.table, places, spec, dimensions)
-    others = Counter(dict.fromkeys(batch.others, len(batch)))
-    return _Found(table, [], letters, Counter(), given, others, _converted(valid, spec))
+    table = embeddings_table(valid.table, locations, spec, dimensions)
+    unused = Counter(dict.fromkeys(batch.others, len(batch)))
+    return _ParsedRows(table, [], letters, Counter(), field_counts, unused, _converted(valid, spec))
 
 
-def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int, named: Mapping[str, int]) -> _Found:
+def _by_records(
+    items: Iterable[Item], spec: IndexSpec, dimensions: int, named: Mapping[str, int]
+) -> _ParsedRows:
     """Return the rows of records, without their places."""
     single = [item for item in items if not isinstance(item, Batch)]
     records = [item for item in single if isinstance(item, Record)]
-    given = Counter[str]()
-    valid = validate_records(records, spec, dimensions, given, named)
-    made = {id(records[one.row]): dead_letter(records[one.row], one) for one in valid.rejected}
-    found = (item if isinstance(item, DeadLetter) else made.get(id(item)) for item in single)
-    letters = [letter for letter in found if letter is not None]
+    field_counts = Counter[str]()
+    valid = validate_records(records, spec, dimensions, field_counts, named)
+    made = {
+        id(records[rejection.row]): dead_letter(records[rejection.row], rejection)
+        for rejection in valid.rejected
+    }
+    problems = (item if isinstance(item, DeadLetter) else made.get(id(item)) for item in single)
+    letters = [letter for letter in problems if letter is not None]
     good = [records[row] for row in valid.rows_N.tolist()]
     ignored = Counter(name for record in good for name in record.ignored)
     converted = _converted(valid, spec) + Counter(note for record in good for note in record.notes)
-    return _Found(valid.table, good, letters, ignored, given, _others(records, spec), converted)
+    return _ParsedRows(
+        valid.table, good, letters, ignored, field_counts, _unused_fields(records, spec), converted
+    )
 
 
-def _others(records: Sequence[Record], spec: IndexSpec) -> Counter[str]:
+def _unused_fields(records: Sequence[Record], spec: IndexSpec) -> Counter[str]:
     """Return how many of the first records have which fields that the spec does not name."""
     mapping = FieldMapping.of(spec)
     sample = records[:SAMPLED_RECORDS]
@@ -246,6 +256,6 @@ def _converted(valid: ValidatedBatch, spec: IndexSpec) -> Counter[str]:
     })  # fmt: skip
 
 
-def _with_places(found: _Found, spec: IndexSpec, dimensions: int) -> _Found:
-    places = {"_record": np.zeros(len(found.records), np.int64), **places_of(found.records)}
-    return found._replace(table=embeddings_table(found.table, places, spec, dimensions))
+def _with_places(parsed: _ParsedRows, spec: IndexSpec, dimensions: int) -> _ParsedRows:
+    locations = {"_record": np.zeros(len(parsed.records), np.int64), **places_of(parsed.records)}
+    return parsed._replace(table=embeddings_table(parsed.table, locations, spec, dimensions))

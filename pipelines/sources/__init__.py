@@ -86,10 +86,10 @@ def _arranged(files: Sequence[InputFile], source: SourceSpec, fields: Fields) ->
     if source.format == "csv":
         return [dataclasses.replace(file, layout="csv", csv=_csv(source)) for file in files]
     files = _feeds_arranged(files, source)
-    found = {file.source for file in files}
+    names = {file.source for file in files}
     vectors = [file for file in files if _kind(file) in arrays.FORMATS]
     words = [file for file in files if _kind(file) == "vec"]
-    ids = {file.source + arrays.IDS_SUFFIX for file in vectors} & found
+    ids = {file.source + arrays.IDS_SUFFIX for file in vectors} & names
     _check_formats([file for file in files if file.source not in ids])
     _check_vectors(vectors, words, ids, source)
     documents.check_packages([_kind(file) for file in files])
@@ -142,8 +142,8 @@ def _companions(file: InputFile, ids: set[str]) -> tuple[str, ...]:
 def _check_vectors(
     files: Sequence[InputFile], words: Sequence[InputFile], ids: set[str], source: SourceSpec
 ) -> None:
-    if (own := [*files, *words]) and source.vector is None:
-        raise SpecConflictError(f"source.vector: must be set for {own[0].source}, which has only vectors",
+    if (sources := [*files, *words]) and source.vector is None:
+        raise SpecConflictError(f"source.vector: must be set for {sources[0].source}, which has only vectors",
                                 field="source.vector")  # fmt: skip
     numbered = [file.source for file in files if file.source + arrays.IDS_SUFFIX not in ids]
     if len(numbered) > 1 and source.generated_id is None:
@@ -210,10 +210,10 @@ def split_file(file: InputFile, limit: int) -> Iterator[Part]:
             records=0,
         )
         return
-    found = _found_format(file)
-    if found is None:
+    detected = _found_format(file)
+    if detected is None:
         raise UnknownFormatError(f"cannot tell the format of {file.source}", field="input")
-    format, compression = found
+    format, compression = detected
     if compression:
         limit = max(limit, file.size_bytes * TYPICAL_COMPRESSION // MAX_COMPRESSED_PARTS)
     try:

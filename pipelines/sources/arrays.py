@@ -133,9 +133,9 @@ def _numbers(start: int, count: int) -> list[str | bytes]:
 
 def _names(lines: Iterator[bytes], count: int) -> list[str | bytes]:
     """Return the ids in the next lines; bytes where a line is not UTF-8."""
-    found = [line.rstrip(b"\r\n").removeprefix(b"\xef\xbb\xbf") for line in itertools.islice(lines, count)]
-    found += [b""] * (count - len(found))
-    return [_decoded(line) for line in found]
+    names = [line.rstrip(b"\r\n").removeprefix(b"\xef\xbb\xbf") for line in itertools.islice(lines, count)]
+    names += [b""] * (count - len(names))
+    return [_decoded(line) for line in names]
 
 
 def _decoded(line: bytes) -> str | bytes:
@@ -159,8 +159,8 @@ def _checked(
     start = 0
     for number in [*sorted({*undecoded, *np.flatnonzero(wrong_N).tolist()}), len(ids)]:
         if number > start:
-            own = slice(start, number)
-            yield _batch(ids[own], vectors_ND[own], fields, part.source, first + start)
+            rows = slice(start, number)
+            yield _batch(ids[rows], vectors_ND[rows], fields, part.source, first + start)
         if number < len(ids):
             reason, message = _problem(ids[number], int(sizes_N[number]), vectors_ND.shape[1])
             yield DeadLetter(reason=reason, source=part.source, row=first + number, message=message,
@@ -327,11 +327,11 @@ def _id_ranges(file: InputFile, parts: list[Part], digest: str) -> Iterator[tupl
     (path,) = file.companions
     lines, start = _lines(file.base, path), 0
     for part in parts:
-        own, size = blake2b(digest.encode(), digest_size=16), 0
+        range_hash, size = blake2b(digest.encode(), digest_size=16), 0
         for line in itertools.islice(lines, (part.end or 0) - part.start):
-            own.update(line)
+            range_hash.update(line)
             size += len(line)
-        yield start, own.hexdigest()
+        yield start, range_hash.hexdigest()
         start += size
 
 

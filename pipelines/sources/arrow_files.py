@@ -48,11 +48,11 @@ def read(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
             if letters := unreadable_rows(part, schema, fields):
                 yield from letters
                 return
-            names, others = chosen_columns(schema, fields)
+            names, unread = chosen_columns(schema, fields)
             for batch in sliced(_batches(raw, names), part.start, part.end or 0):
                 for start in range(0, batch.num_rows, BATCH_ROWS):
                     rows = batch.slice(start, BATCH_ROWS)
-                    yield Batch(rows, fields.vector, part.source, row, others)
+                    yield Batch(rows, fields.vector, part.source, row, unread)
                     row += rows.num_rows
     except DamagedError as error:
         yield DeadLetter(reason="damaged_file", source=part.source, row=row,
@@ -85,12 +85,12 @@ def _batches(raw: BinaryIO, names: Sequence[str] | None) -> Iterator[pa.RecordBa
     """
     try:
         schema = _opened(raw).schema
-        chosen = [place for place, name in enumerate(schema.names) if names is None or name in names]
+        chosen = [number for number, name in enumerate(schema.names) if names is None or name in names]
         # Without columns, a batch would have no number of rows.
         options = pa.ipc.IpcReadOptions(included_fields=chosen[: None if names is not None else 1])
         reader = _opened(raw, options)
         count = getattr(reader, "num_record_batches", None)
-        batches = iter(reader) if count is None else (reader.get_batch(place) for place in range(count))
+        batches = iter(reader) if count is None else (reader.get_batch(number) for number in range(count))
         for batch in batches:
             batch.validate(full=True)  # offsets that point elsewhere would end the process
             yield batch

@@ -42,8 +42,10 @@ def split_parquet(file: InputFile, limit: int) -> Iterator[Part]:
     digest, begin = content_tag(file), 0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         # A row group is decoded from its start, so n ranges of it cost n/2 times its decoding.
-        wanted = max(limit, group.total_byte_size // MAX_RANGES_OF_A_GROUP)
-        yield from row_ranges(file, "parquet", group.num_rows, group.total_byte_size, wanted, digest, begin)
+        range_bytes = max(limit, group.total_byte_size // MAX_RANGES_OF_A_GROUP)
+        yield from row_ranges(
+            file, "parquet", group.num_rows, group.total_byte_size, range_bytes, digest, begin
+        )
         begin += group.num_rows
 
 
@@ -69,9 +71,9 @@ def read_parquet(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
             if letters := unreadable_rows(part, schema, fields):
                 yield from letters
                 return
-            names, others = chosen_columns(schema, fields)
+            names, unread = chosen_columns(schema, fields)
             for columns in _batches(files, part, names):
-                yield Batch(columns, fields.vector, part.source, row, others)
+                yield Batch(columns, fields.vector, part.source, row, unread)
                 row += columns.num_rows
     except (pa.ArrowException, DamagedError, OSError) as error:
         # Arrow reports damaged pages as OSError.
@@ -136,7 +138,7 @@ def _own_metadata(raw: BinaryIO) -> pq.FileMetaData:
 def _has_fixed_lists(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
         return _has_fixed_lists(kind.storage_type)
-    inner = (kind.field(place).type for place in range(kind.num_fields))
+    inner = (kind.field(number).type for number in range(kind.num_fields))
     return bool(pa.types.is_fixed_size_list(kind)) or any(map(_has_fixed_lists, inner))
 
 
@@ -186,8 +188,8 @@ def _of_group(files: Sequence[pq.ParquetFile], group: int, names: Sequence[str])
     schema = files[0].schema_arrow
     fixed = {field.name for field in schema if _has_fixed_lists(field.type)}
     parts = [[name for name in names if name not in fixed], [name for name in names if name in fixed]]
-    own = [(file, part) for file, part in zip(files, parts, strict=False) if part or file is files[0]]
-    batches = [file.iter_batches(BATCH_ROWS, row_groups=[group], columns=part) for file, part in own]
+    file_parts = [(file, part) for file, part in zip(files, parts, strict=False) if part or file is files[0]]
+    batches = [file.iter_batches(BATCH_ROWS, row_groups=[group], columns=part) for file, part in file_parts]
     for pieces in zip(*batches, strict=True):
         if len({piece.num_rows for piece in pieces}) > 1:
             raise DamagedError("its columns have different numbers of rows")
@@ -197,15 +199,16 @@ def _of_group(files: Sequence[pq.ParquetFile], group: int, names: Sequence[str])
 
 def chosen_columns(schema: pa.Schema, fields: Fields) -> tuple[list[str], tuple[str, ...]]:
     """Return the names of the columns that are read, and of those that the spec does not name."""
-    own = dataclasses.replace(fields, whole=False)
+    single_fields = dataclasses.replace(fields, whole=False)
     can_be_read = {field.name: unreadable(field) is None for field in schema}
     is_named = {
-        field.name: field.name in fields.names or (own.reads(field.name) and can_be_read[field.name])
+        field.name: field.name in fields.names
+        or (single_fields.reads(field.name) and can_be_read[field.name])
         for field in schema
     }
-    others = tuple(name for name in schema.names if not is_named[name])
-    wanted = can_be_read if fields.whole else is_named
-    return [name for name in schema.names if wanted[name]], others
+    unread = tuple(name for name in schema.names if not is_named[name])
+    selected = can_be_read if fields.whole else is_named
+    return [name for name in schema.names if selected[name]], unread
 
 
 def sliced(batches: Iterable[pa.RecordBatch], first: int, last: int) -> Iterator[pa.RecordBatch]:

@@ -67,11 +67,11 @@ def split(file: InputFile, kind: str, compression: str, limit: int) -> Iterator[
     if dialect.is_wide:
         limit = max(limit, file.size_bytes // MAX_WIDE_PARTS)
     rows = _Rows(sized_lines_of(_blocks(file.base, file.path, compression, dialect)), dialect)
-    above, count, written = dialect.rows_above, 0, dialect.to_text(kind)
+    above, count, dialect_text = dialect.rows_above, 0, dialect.to_text(kind)
     start, first, header = 0, 1, b""
 
     def part(end: int | None) -> Part:
-        return Part(base=file.base, path=file.path, format=kind, compression=compression, dialect=written,
+        return Part(base=file.base, path=file.path, format=kind, compression=compression, dialect=dialect_text,
                     start=start, end=end, first=first, records=count, size_bytes=rows.offset - start,
                     digest=blake2b(header + rows.digest.digest(), digest_size=16).hexdigest())  # fmt: skip
 

@@ -66,12 +66,14 @@ class _DerivedFields:
         self._number += 1
         if self._is_idle:
             return record
-        own = {**self._partitions, **record.fields}
+        values = {**self._partitions, **record.fields}
         for columns in self._fields.numbered:
-            own = _with_vector(own, columns)
-        place = record.row if record.row is not None else record.line
-        own |= self._id(own, self._number if place is None else place, is_file=place is None)
-        return record.with_fields(own)
+            values = _with_vector(values, columns)
+        row_number = record.row if record.row is not None else record.line
+        values |= self._id(
+            values, self._number if row_number is None else row_number, is_file=row_number is None
+        )
+        return record.with_fields(values)
 
     def batch(self, batch: Batch) -> Batch:
         if self._is_idle:
@@ -94,11 +96,11 @@ class _DerivedFields:
             columns = columns.drop_columns([GENERATED_ID])
         return batch.with_columns(columns.append_column(GENERATED_ID, pa.array(ids, pa.string())))
 
-    def _id(self, own: Mapping[str, Any], number: int, *, is_file: bool = False) -> dict[str, str]:
+    def _id(self, values: Mapping[str, Any], number: int, *, is_file: bool = False) -> dict[str, str]:
         """Return the field with the id of a record, if the spec has one.
 
         Args:
-            own: fields of the record.
+            values: fields of the record.
             number: of its line or row.
             is_file: whether the record is a whole file, whose name is not its content.
 
@@ -108,32 +110,32 @@ class _DerivedFields:
         if self._fields.generated_id == "content":
             without = {GENERATED_ID, *(FILE_FIELDS if is_file else ())}
             with contextlib.suppress(RecursionError):  # then the record has no id, and is refused
-                return {GENERATED_ID: _digest({name: own[name] for name in own if name not in without})}
+                return {GENERATED_ID: _digest({name: values[name] for name in values if name not in without})}
         return {}
 
 
 def _partitions(part: Part) -> dict[str, str]:
     """Return the values that the folders of a file are named by, without those that stand for none."""
-    found = {}
+    partitions = {}
     for folder in PurePosixPath(part.source).parts[:-1]:
         name, mark, value = folder.partition("=")
         if mark and name and value != NO_VALUE:
-            found[unquote(name)] = unquote(value)
-    return found
+            partitions[unquote(name)] = unquote(value)
+    return partitions
 
 
-def _with_vector(own: Mapping[str, Any], columns: NumberedColumns) -> dict[str, Any]:
-    numbers = columns.of(own)
-    if not numbers or columns.field in own:
-        return dict(own)
-    rest = {name: value for name, value in own.items() if columns.number(name) is None}
+def _with_vector(values: Mapping[str, Any], columns: NumberedColumns) -> dict[str, Any]:
+    numbers = columns.of(values)
+    if not numbers or columns.field in values:
+        return dict(values)
+    single = {name: value for name, value in values.items() if columns.number(name) is None}
     first, last = min(numbers), max(numbers)
     # A number that is missing is refused: the others would move. One is enough: there may be a million.
     vector = [
-        _number(own.get(numbers.get(number, "")))
+        _number(values.get(numbers.get(number, "")))
         for number in range(first, min(last, first + len(numbers)) + 1)
     ]
-    return {**rest, columns.field: vector}
+    return {**single, columns.field: vector}
 
 
 def _number(value: Any) -> Any:
@@ -150,16 +152,16 @@ def _with_vectors(columns: pa.RecordBatch, numbered: NumberedColumns) -> pa.Reco
     numbers = numbered.of(names)
     if not numbers or numbered.field in names:
         return columns
-    own = [columns.column(numbers[number]) for number in sorted(numbers)]
-    rest = columns.drop_columns([*numbers.values()])
+    vector_columns = [columns.column(numbers[number]) for number in sorted(numbers)]
+    single = columns.drop_columns([*numbers.values()])
     try:
-        vectors_ND = np.stack([_floats(column) for column in own], axis=1)
+        vectors_ND = np.stack([_floats(column) for column in vector_columns], axis=1)
     except (ValueError, pa.ArrowException):
-        rows = zip(*(column.to_pylist() for column in own), strict=True)
+        rows = zip(*(column.to_pylist() for column in vector_columns), strict=True)
         texts = [[None if value is None else str(value) for value in row] for row in rows]
-        return rest.append_column(numbered.field, pa.array(texts, pa.list_(pa.string())))
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.reshape(-1)), len(own))
-    return rest.append_column(numbered.field, vectors)
+        return single.append_column(numbered.field, pa.array(texts, pa.list_(pa.string())))
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.reshape(-1)), len(vector_columns))
+    return single.append_column(numbered.field, vectors)
 
 
 def _floats(column: pa.Array) -> np.ndarray:
@@ -168,9 +170,9 @@ def _floats(column: pa.Array) -> np.ndarray:
     return floats_N
 
 
-def _digest(own: Mapping[str, Any]) -> str:
+def _digest(fields: Mapping[str, Any]) -> str:
     """Return a hash of the fields that have a value, whatever their order."""
-    values = {str(name): _canonical(value) for name, value in own.items() if value is not None}
+    values = {str(name): _canonical(value) for name, value in fields.items() if value is not None}
     text = json.dumps(values, sort_keys=True, default=_text)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -180,19 +182,19 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.astype(np.float64).tobytes().hex() if value.dtype.kind in "fiu" else value.tolist()
     if isinstance(value, Mapping):
-        return {str(name): _canonical(one) for name, one in value.items()}
+        return {str(name): _canonical(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return _canonical_list(value)
     return value
 
 
 def _canonical_list(values: Sequence[Any]) -> Any:
-    if values and all(type(one) in (int, float) for one in values):
+    if values and all(type(item) in (int, float) for item in values):
         try:
             return np.asarray(values, np.float64).tobytes().hex()
         except OverflowError:
-            return [str(one) for one in values]
-    return [_canonical(one) for one in values]
+            return [str(item) for item in values]
+    return [_canonical(item) for item in values]
 
 
 def _text(value: object) -> str:

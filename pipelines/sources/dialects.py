@@ -86,15 +86,15 @@ def unescaped(cell: str) -> str:
 
 def escapes_are_usual(text: str, escape: str) -> bool:
     """Return whether each escape character in a text stands before one that databases escape."""
-    return all(found[1] in _USUAL for found in re.finditer(re.escape(escape) + "(.)", text, re.DOTALL))
+    return all(match[1] in _USUAL for match in re.finditer(re.escape(escape) + "(.)", text, re.DOTALL))
 
 
-def _shield(found: re.Match[str]) -> str:
-    return chr(_FIRST + ord(found[1])) if ord(found[1]) <= _LAST - _FIRST else found[1]
+def _shield(match: re.Match[str]) -> str:
+    return chr(_FIRST + ord(match[1])) if ord(match[1]) <= _LAST - _FIRST else match[1]
 
 
-def _meaning(found: re.Match[str]) -> str:
-    char = chr(ord(found[0]) - _FIRST)
+def _meaning(match: re.Match[str]) -> str:
+    char = chr(ord(match[0]) - _FIRST)
     return _MEANINGS.get(char, char)
 
 
@@ -173,10 +173,10 @@ class Dialect:
         """Return the dialect as a part of a file holds it; empty for the usual one of its format."""
         if self == Dialect(delimiter=DELIMITERS[kind]):
             return ""
-        written = dataclasses.asdict(self)
+        settings = dataclasses.asdict(self)
         if not self.escape:  # as earlier releases wrote it: finished work keeps its keys
-            del written["escape"]
-        return json.dumps(written)
+            del settings["escape"]
+        return json.dumps(settings)
 
     @classmethod
     def of(cls, text: str, kind: str) -> Dialect:
@@ -187,20 +187,20 @@ class Dialect:
         return cls(**data | {"names": tuple(data["names"]), "missing": tuple(data["missing"])})
 
 
-def find_dialect(blocks: Iterator[bytes], kind: str, given: CsvSpec | None, source: str) -> Dialect:
+def find_dialect(blocks: Iterator[bytes], kind: str, csv: CsvSpec | None, source: str) -> Dialect:
     """Return how a file is written.
 
     Args:
         blocks: of the file, decompressed; its first 32 MiB are read at most.
         kind: a key of `DELIMITERS`.
-        given: what the spec says.
+        csv: what the spec says.
         source: the file, for messages.
 
     Raises:
         SpecConflictError: another delimiter than the given one makes columns of the file.
 
     """
-    spec = given or CsvSpec()
+    spec = csv or CsvSpec()
     head, encoding, is_guessed = find_encoding(blocks, spec.encoding)
     quote = "" if spec.quote == "none" else spec.quote or '"'
     text = _text(head, encoding)

@@ -95,8 +95,8 @@ class Effort:
 
 def first_key_of(element: str) -> str | None:
     """Return the first key of an object's text; None for other text."""
-    found = _FIRST_KEY.match(element)
-    return None if found is None else found[1]
+    match = _FIRST_KEY.match(element)
+    return None if match is None else match[1]
 
 
 def end_of_broken(
@@ -140,18 +140,18 @@ def _bracketed(text: str, start: int, tokens: re.Pattern[str], first_key: str | 
     It is the end of the text if all brackets are closed there; None if they are not.
     """
     opened: list[str] = []
-    for found in tokens.finditer(text, start):
-        token = found[0]
+    for match in tokens.finditer(text, start):
+        token = match[0]
         if len(token) > 1 and (inverted := _INVERTED.search(token)):
             # A quote is missing, so this is no string but what stands between two: `}, {` and the next key.
-            comma = found.start() + inverted.start()
+            comma = match.start() + inverted.start()
             begun = _OBJECT.match(text, comma)
             if begun is not None and first_key in (None, begun[1]):
                 return comma
         elif token in ("{", "["):
             opened.append(token)
         elif not opened and token in ("]", ","):
-            return found.start()
+            return match.start()
         elif token in _OPENING and opened and opened[-1] == _OPENING[token]:
             opened.pop()
     return None if opened else len(text)
@@ -160,10 +160,10 @@ def _bracketed(text: str, start: int, tokens: re.Pattern[str], first_key: str | 
 def _objects(text: str, start: int, first_key: str | None, effort: Effort) -> Iterator[int]:
     """Yield the commas behind which an object begins as those before did."""
     tried = 0
-    for found in _OBJECT.finditer(text, start + 1):
-        if first_key in (None, found[1]):
-            if effort.decodes(text, found.end()):
-                yield found.start()
+    for match in _OBJECT.finditer(text, start + 1):
+        if first_key in (None, match[1]):
+            if effort.decodes(text, match.end()):
+                yield match.start()
             tried += 1
             if tried == _MAX_TRIED:
                 return
@@ -171,7 +171,7 @@ def _objects(text: str, start: int, first_key: str | None, effort: Effort) -> It
 
 def _begins(text: str, start: int, first_key: str | None, effort: Effort) -> bool:
     """Return whether an element begins: an object if there were objects before, else any value of JSON."""
-    begin = next((found.start() for found in _NO_SPACE.finditer(text, start)), start)
+    begin = next((match.start() for match in _NO_SPACE.finditer(text, start)), start)
     if first_key is not None:
         key = first_key_of(text[begin : begin + 1000])
         return key == first_key or (text[begin : begin + 1] == "{" and effort.decodes(text, begin))
@@ -232,17 +232,17 @@ class _Scanner:
     def peek(self) -> str:
         """Return the next character that is no space, and move to it; empty at the end."""
         while True:
-            found = _SPACE.match(self._text, self._at)
-            self._at = found.end() if found is not None else self._at
+            match = _SPACE.match(self._text, self._at)
+            self._at = match.end() if match is not None else self._at
             if self._at < len(self._text) or not self._more():
                 return self._text[self._at : self._at + 1]
 
     def take(self, character: str) -> None:
         """Move past a character, which must be the next one."""
-        found = self.peek()
-        if found != character:
+        actual = self.peek()
+        if actual != character:
             raise DamagedError(
-                f"not JSON: {character!r} expected at byte {self.offset}, got {found or 'the end'!r}"
+                f"not JSON: {character!r} expected at byte {self.offset}, got {actual or 'the end'!r}"
             )
         self._at += 1
 
@@ -315,8 +315,8 @@ class _Scanner:
         """Read as much as there is already; return whether there was something."""
         if self._has_ended or len(self._text) - self._at > MAX_RECORD_BYTES:
             return False
-        pieces, read, wanted = [self._text[self._at :]], 0, max(len(self._text) - self._at, 1)
-        while read < wanted and not self._has_ended:
+        pieces, read, target_size = [self._text[self._at :]], 0, max(len(self._text) - self._at, 1)
+        while read < target_size and not self._has_ended:
             block = next(self._blocks, None)
             self._has_ended = block is None
             pieces.append((block or b"").decode("latin-1"))
@@ -477,29 +477,31 @@ def _is_value(line: bytes) -> bool:
 
 def _enter(scanner: _Scanner, path: str, source: str) -> None:
     """Move to the first element of the list at a path."""
-    rest = path.split(".")
-    while rest:
-        if (found := scanner.peek()) != "{":
-            what = "is a list of records itself; leave the key out" if found == "[" else f"has no {path!r}"
+    keys = path.split(".")
+    while keys:
+        if (character := scanner.peek()) != "{":
+            what = (
+                "is a list of records itself; leave the key out" if character == "[" else f"has no {path!r}"
+            )
             raise SpecConflictError(f"source.records: {source} {what}", field="source.records")
         scanner.take("{")
-        taken = _find_key(scanner, rest, path, source)
-        rest = rest[taken:]
+        taken = _find_key(scanner, keys, path, source)
+        keys = keys[taken:]
     if scanner.peek() != "[":
         message = f"source.records: {path!r} is not a list in {source}"
         raise SpecConflictError(message, field="source.records")
     scanner.take("[")
 
 
-def _find_key(scanner: _Scanner, rest: list[str], path: str, source: str) -> int:
+def _find_key(scanner: _Scanner, keys: list[str], path: str, source: str) -> int:
     """Move to the value of a key of an object; return how many parts of the path it is."""
     seen: list[str] = []
     while scanner.peek() == '"':
         key = str(json.loads(scanner.value().encode("latin-1").decode("utf-8", "replace")))
         scanner.take(":")
-        if key == ".".join(rest):
-            return len(rest)
-        if key == rest[0]:
+        if key == ".".join(keys):
+            return len(keys)
+        if key == keys[0]:
             return 1
         seen.append(key)
         scanner.value()

@@ -138,7 +138,7 @@ def find_files(inputs: Sequence[str], *, store: str | None = None) -> list[Input
     if not inputs:
         raise InputNotFoundError("no input given", field="input")
     root = None if store is None or _SCHEME.match(store) else Path(store).absolute()
-    found: dict[str, InputFile] = {}
+    by_source: dict[str, InputFile] = {}
     for location in inputs:
         files = sorted(
             (file for file in _find(str(location)) if not _in_store(file, root)), key=lambda file: file.path
@@ -146,8 +146,10 @@ def find_files(inputs: Sequence[str], *, store: str | None = None) -> list[Input
         if not files:
             raise InputNotFoundError(f"input {location!r} matches no file", field="input")
         for file in files:
-            found.setdefault(file.source, file)
-    files = [file for file in found.values() if not _WRITERS_MARK.fullmatch(PurePosixPath(file.path).name)]
+            by_source.setdefault(file.source, file)
+    files = [
+        file for file in by_source.values() if not _WRITERS_MARK.fullmatch(PurePosixPath(file.path).name)
+    ]
     if not files:
         raise InputNotFoundError(
             f"input {inputs[0]!r} has only marks of writers, such as _SUCCESS", field="input"

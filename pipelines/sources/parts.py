@@ -136,7 +136,7 @@ class Fields:
     def of(cls, spec: IndexSpec) -> Fields:
         """Return the fields that `spec` names in its source and its attributes."""
         source, names = spec.source, FieldMapping.of(spec).names
-        vectors = [source.vector, *(own.vector for own in spec.named_vectors.values())]
+        vectors = [source.vector, *(vectors.vector for vectors in spec.named_vectors.values())]
         numbered = tuple(
             NumberedColumns(name) for name in vectors if name is not None and name.count("*") == 1
         )

@@ -82,8 +82,8 @@ def query_records(file: str | Path, *, also: Sequence[str] = ()) -> Iterator[Que
         CollectionError: a record is no query; the message names its place, its field and what is allowed.
 
     """
-    for place, fields in _records(f"{file}", also):
-        yield QueryRecord(place, _id_of(place, fields), _query_of(place, fields), fields)
+    for location, fields in _records(f"{file}", also):
+        yield QueryRecord(location, _id_of(location, fields), _query_of(location, fields), fields)
 
 
 def _records(file: str, also: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -97,7 +97,7 @@ def _records(file: str, also: Sequence[str]) -> Iterator[tuple[str, Mapping[str,
         return
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".txt"]:
-        yield from ((place, {"text": line.strip()}) for place, line in _lines(path))
+        yield from ((location, {"text": line.strip()}) for location, line in _lines(path))
     elif suffixes[-1:] == [".tsv"] and not _has_header(path):
         yield from _columns(path)
     elif {SUFFIXES.get(suffix) for suffix in suffixes[-2:]} & {
@@ -144,13 +144,13 @@ def _parsed(
 
 
 def _columns(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for place, line in _lines(path):
+    for location, line in _lines(path):
         cells = [cell.strip() for cell in line.split("\t")]
         if len(cells) != 2 or not all(cells):
             raise _wrong(
-                place, "must have an id and a text, separated by a tab; or a header with names of fields"
+                location, "must have an id and a text, separated by a tab; or a header with names of fields"
             )
-        yield place, {"id": cells[0], "text": cells[1]}
+        yield location, {"id": cells[0], "text": cells[1]}
 
 
 def _has_header(path: Path) -> bool:
@@ -178,23 +178,23 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
                 yield f"{path}, line {number}", text.rstrip("\r\n")
 
 
-def _id_of(place: str, fields: Mapping[str, Any]) -> str | None:
-    found = _first(fields, *_ID_KEYS)
-    if isinstance(found, bool) or not isinstance(found, (str, int, type(None))):
-        raise _wrong(place, f"`_id` must be a string, got {found!r:.80}")
-    return None if found is None else str(found)
+def _id_of(location: str, fields: Mapping[str, Any]) -> str | None:
+    value = _first(fields, *_ID_KEYS)
+    if isinstance(value, bool) or not isinstance(value, (str, int, type(None))):
+        raise _wrong(location, f"`_id` must be a string, got {value!r:.80}")
+    return None if value is None else str(value)
 
 
-def _query_of(place: str, fields: Mapping[str, Any]) -> Query:
-    text, vector = _first(fields, *_TEXT_KEYS), _vector_of(place, _first(fields, *_VECTOR_KEYS))
+def _query_of(location: str, fields: Mapping[str, Any]) -> Query:
+    text, vector = _first(fields, *_TEXT_KEYS), _vector_of(location, _first(fields, *_VECTOR_KEYS))
     if text is None and vector is not None:
         return Query(vector=vector)
     if not isinstance(text, str) or not text.strip():
-        raise _wrong(place, "needs `text`, a string that is not empty, or `vector`, a list of numbers")
+        raise _wrong(location, "needs `text`, a string that is not empty, or `vector`, a list of numbers")
     return Query(text, vector)
 
 
-def _vector_of(place: str, value: Any) -> np.ndarray | None:
+def _vector_of(location: str, value: Any) -> np.ndarray | None:
     if value is None:
         return None
     try:
@@ -207,12 +207,12 @@ def _vector_of(place: str, value: Any) -> np.ndarray | None:
                 return vector
     except (TypeError, ValueError, RecursionError):
         pass
-    raise _wrong(place, f"`vector` must be a list of numbers, got {value!r:.80}")
+    raise _wrong(location, f"`vector` must be a list of numbers, got {value!r:.80}")
 
 
 def _first(fields: Mapping[str, Any], *names: str) -> Any:
     return next((fields[name] for name in names if fields.get(name) is not None), None)
 
 
-def _wrong(place: str, what: str) -> CollectionError:
-    return CollectionError(f"queries: {place}: {what}", field="queries")
+def _wrong(location: str, what: str) -> CollectionError:
+    return CollectionError(f"queries: {location}: {what}", field="queries")

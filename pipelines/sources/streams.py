@@ -196,8 +196,8 @@ _BAD_BYTES = (zlib.error, zstandard.ZstdError, lzma.LZMAError, OSError, ValueErr
 def _decompressed(raw: BinaryIO, compression: str) -> Iterator[bytes]:
     decoder, begun, first = _NEW_DECODER[compression](), False, True
     for piece in zstd_pieces(raw) if compression == "zst" else _compressed(raw):
-        rest = piece
-        while (data := rest if first or begun else rest.lstrip(b"\0")) or _has_more(decoder):
+        tail = piece
+        while (data := tail if first or begun else tail.lstrip(b"\0")) or _has_more(decoder):
             begun = True
             try:
                 block = decoder.decompress(data)
@@ -205,9 +205,9 @@ def _decompressed(raw: BinaryIO, compression: str) -> Iterator[bytes]:
                 raise DamagedError(f"does not decompress: {error}") from error
             if block:
                 yield block
-            rest = b""
+            tail = b""
             if decoder.eof:  # files may be concatenated: another member follows, or padding with zeros
-                rest = decoder.unused_data
+                tail = decoder.unused_data
                 decoder, begun, first = _NEW_DECODER[compression](), False, False
     if begun:
         raise DamagedError("the compressed data ends early")

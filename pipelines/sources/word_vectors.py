@@ -47,8 +47,10 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
             return DeadLetter(
                 reason="malformed", source=source, line=number, message=message, excerpt=excerpt_of(line)
             )
-        own = {"word": word, fields.id: word}
-        return Record(own if fields.vector is None else {**own, fields.vector: vector}, source, line=number)
+        record = {"word": word, fields.id: word}
+        return Record(
+            record if fields.vector is None else {**record, fields.vector: vector}, source, line=number
+        )
 
     for item in lines.read_lines(part, record):
         if not isinstance(item, Record) or item.fields:

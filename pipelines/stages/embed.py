@@ -128,7 +128,7 @@ def embed_unit(
     rows = with_named(_rows(unit, job, encoder, catalogue), job.spec, named.encoders, named.catalogue)
     made = time.perf_counter()
     shard_N = shards_of_ids(rows.table.column("document_id"), job.shards)
-    written = _write_embeddings(unit, rows.table, shard_N, job, store)
+    output = _write_embeddings(unit, rows.table, shard_N, job, store)
     _write_letters(unit, rows.letters, job, store)
     _write_lists(unit, rows, shard_N, job, store)
     outcome = UnitOutcome(
@@ -142,16 +142,16 @@ def embed_unit(
             tokens=sum(work.tokens for work in _works(rows)),
             padding_tokens=sum(work.padding_tokens for work in _works(rows)),
             input_bytes=sum(part.size_bytes for part in unit.parts),
-            embeddings_bytes=written.size_bytes,
+            embeddings_bytes=output.size_bytes,
             dead_letters=count_reasons(rows.letters),
             record_errors=count_categories(rows.letters),
             ignored=_bounded(rows.ignored),
             **_observed(unit, rows, job, encoder),
             seconds=_seconds(rows, made - started, time.perf_counter() - made),
         ),
-        row_groups={shard: number for number, shard in enumerate(written.pieces)},
-        pieces=written.pieces,
-        sha256=written.sha256,
+        row_groups={shard: number for number, shard in enumerate(output.pieces)},
+        pieces=output.pieces,
+        sha256=output.sha256,
         device=worked.device if worked else None,
         dtype=worked.dtype if worked else None,
         hardware_dtype=fastest_dtype(worked.device) if worked else None,
@@ -213,11 +213,11 @@ def _spread(rows: int) -> np.ndarray:
 
 def _guesses(unit: WorkUnit) -> Counter[str]:
     """Return how many records were read in an encoding that was guessed."""
-    found: Counter[str] = Counter()
+    guesses: Counter[str] = Counter()
     for part in unit.parts:
         if part.format in DELIMITERS and (dialect := Dialect.of(part.dialect, part.format)).is_guessed:
-            found[f"CSV: text that is not UTF-8 as {dialect.encoding}"] += part.records
-    return found
+            guesses[f"CSV: text that is not UTF-8 as {dialect.encoding}"] += part.records
+    return guesses
 
 
 def _seconds(rows: UnitRows, made_s: float, write_s: float) -> dict[str, float]:
@@ -252,8 +252,8 @@ def _rows(unit: WorkUnit, job: Job, encoder: Encoder | None, catalogue: Catalogu
 def _bounded(counts: Counter[str]) -> dict[str, int]:
     # The names come from the input, and reports are never removed.
     kept = dict(counts.most_common(MAX_IGNORED_NAMES))
-    rest = counts.total() - sum(kept.values())
-    return kept | ({"…": rest} if rest else {})
+    others_count = counts.total() - sum(kept.values())
+    return kept | ({"…": others_count} if others_count else {})
 
 
 def _write_embeddings(
@@ -261,9 +261,9 @@ def _write_embeddings(
 ) -> WrittenEmbeddings:
     with scratch_folder("embed") as folder:
         path = folder / "embeddings"
-        written = write_embeddings(path, table, shard_N=shard_N)
-        store.write_file(embeddings_key(job.index, unit.key, written.sha256[:32]), path)
-        return written
+        output = write_embeddings(path, table, shard_N=shard_N)
+        store.write_file(embeddings_key(job.index, unit.key, output.sha256[:32]), path)
+        return output
 
 
 def _write_lists(unit: WorkUnit, rows: UnitRows, shard_N: np.ndarray, job: Job, store: Store) -> None:
@@ -319,8 +319,8 @@ def _missing_fields(counts: Counts) -> dict[str, list[str]]:
     return {name: _near(name, counts.other_fields) for name in missing}
 
 
-def _near(name: str, others: Mapping[str, int]) -> list[str]:
-    lower = {other.lower(): other for other in others}
+def _near(name: str, names: Mapping[str, int]) -> list[str]:
+    lower = {candidate.lower(): candidate for candidate in names}
     return [lower[near] for near in difflib.get_close_matches(name.lower(), lower, n=2, cutoff=0.6)]
 
 
@@ -344,8 +344,8 @@ def finished_units(units: Sequence[WorkUnit], job: Job, store: Store) -> list[Un
     outcomes: list[UnitOutcome] = []
     for start in range(0, len(units), FEW_UNITS * READERS):
         some = units[start : start + FEW_UNITS * READERS]
-        found = _looked_up(some, store, lambda unit: finished_unit(unit, job, store))
-        outcomes += (outcome for outcome in found if outcome is not None)
+        results = _looked_up(some, store, lambda unit: finished_unit(unit, job, store))
+        outcomes += (outcome for outcome in results if outcome is not None)
         if len(outcomes) < start + len(some):
             return None
     return outcomes
@@ -356,8 +356,8 @@ def find_finished(units: Sequence[WorkUnit], job: Job, store: Store) -> list[Uni
     if len(units) > FEW_UNITS:
         listed = _listed(job, store)
         units = [unit for unit in units if unit.key in listed]
-    found = _looked_up(units, store, lambda unit: finished_unit(unit, job, store))
-    return [outcome for outcome in found if outcome is not None]
+    results = _looked_up(units, store, lambda unit: finished_unit(unit, job, store))
+    return [outcome for outcome in results if outcome is not None]
 
 
 def read_outcomes(
@@ -371,12 +371,12 @@ def read_outcomes(
     """
 
     def outcome(unit: WorkUnit) -> UnitOutcome:
-        found = (
+        outcome = (
             finished_unit(unit, job, store) if unit.key in before else read_unit(store, job.index, unit.key)
         )
-        if found is None:
+        if outcome is None:
             raise PipelineError(f"the record of work unit {unit.key} is missing; run the build again")
-        return dataclasses.replace(found, ordinal=unit.ordinal)
+        return dataclasses.replace(outcome, ordinal=unit.ordinal)
 
     return _looked_up(units, store, outcome)
 

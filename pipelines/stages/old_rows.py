@@ -66,10 +66,10 @@ def read_live_rows(
     by_range = columns is not None and store.local_root is None
     read = _read_columns if by_range else _read_whole
     table = _complete(read(entry, key, store, schema.names), entry)
-    for name, own in entry.named.items():
+    for name, named_entry in entry.named.items():
         if vector_column(name) in schema.names:
-            stored = segment_key(job.index, own.key)
-            vectors = _complete(read(own, stored, store, ["embedding", ROW_COLUMN]), own)
+            stored = segment_key(job.index, named_entry.key)
+            vectors = _complete(read(named_entry, stored, store, ["embedding", ROW_COLUMN]), named_entry)
             table = table.append_column(vector_column(name), named_column(vectors, entry.rows))
     mask_N, rows_R = read_live_mask(store, job.index, entry), np.arange(len(table))
     if mask_N is not None:
@@ -154,10 +154,10 @@ def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
         table.select(columns).filter(pc.is_in(table.column("document_id"), value_set=shared))
         for table in (old, new)
     )
-    places = pc.index_in(new.column("id"), value_set=old.column("id").combine_chunks())
-    found = pc.is_valid(places)
-    same_N = _equal_rows(taken(old, places.filter(found).to_numpy()), new.filter(found), tolerant)
-    same = Counter(new.filter(found).filter(pa.array(same_N)).column("document_id").to_pylist())
+    positions = pc.index_in(new.column("id"), value_set=old.column("id").combine_chunks())
+    is_old = pc.is_valid(positions)
+    same_N = _equal_rows(taken(old, positions.filter(is_old).to_numpy()), new.filter(is_old), tolerant)
+    same = Counter(new.filter(is_old).filter(pa.array(same_N)).column("document_id").to_pylist())
     before, after = (Counter(table.column("document_id").to_pylist()) for table in (old, new))
     return {name for name, count in same.items() if count == before[name] == after[name]}
 
@@ -174,52 +174,52 @@ def _shared(old: pa.Table, new: pa.Table) -> pa.Array:
     return names.filter(pc.is_in(names, value_set=pc.unique(old.column("document_id"))))
 
 
-def _equal_rows(one: pa.Table, other: pa.Table, tolerant: set[str]) -> np.ndarray:
+def _equal_rows(a: pa.Table, b: pa.Table, tolerant: set[str]) -> np.ndarray:
     """Return which rows of two tables with the same schema are equal; vectors of `tolerant` within `TOLERANCE`."""
-    same_N = _near_vectors(one, other, TOLERANCE if "embedding" in tolerant else 0.0)
-    for name in one.column_names:
-        if one.schema.field(name).type == NAMED_TYPE:
-            same_N &= _near_named(one, other, name, TOLERANCE if name in tolerant else 0.0)
+    same_N = _near_vectors(a, b, TOLERANCE if "embedding" in tolerant else 0.0)
+    for name in a.column_names:
+        if a.schema.field(name).type == NAMED_TYPE:
+            same_N &= _near_named(a, b, name, TOLERANCE if name in tolerant else 0.0)
         elif name != "embedding":
-            same_N &= _equal_values(one, other, name)
+            same_N &= _equal_values(a, b, name)
     return same_N
 
 
-def _near_named(one: pa.Table, other: pa.Table, name: str, most: float) -> np.ndarray:
+def _near_named(first: pa.Table, second: pa.Table, name: str, tolerance: float) -> np.ndarray:
     """Return what `_near_vectors` does for a column of named vectors."""
-    columns = [table.column(name) for table in (one, other)]
+    columns = [table.column(name) for table in (first, second)]
     sizes = pc.unique(
         pa.concat_arrays([*(pc.list_value_length(column).combine_chunks() for column in columns)])
     )
-    known = [size for size in sizes.to_pylist() if size is not None]
-    if len(known) > 1:
-        return _equal_values(one, other, name)
-    kind = pa.list_(pa.field("item", pa.float32(), nullable=False), known[0] if known else 1)
+    sizes_present = [size for size in sizes.to_pylist() if size is not None]
+    if len(sizes_present) > 1:
+        return _equal_values(first, second, name)
+    kind = pa.list_(pa.field("item", pa.float32(), nullable=False), sizes_present[0] if sizes_present else 1)
     left, right = (pa.table({"embedding": column.cast(kind)}) for column in columns)
-    return _near_vectors(left, right, most)
+    return _near_vectors(left, right, tolerance)
 
 
-def _near_vectors(one: pa.Table, other: pa.Table, most: float) -> np.ndarray:
-    """Return where the squared distance of two vectors is at most `most` times the squared length of the second.
+def _near_vectors(first: pa.Table, second: pa.Table, tolerance: float) -> np.ndarray:
+    """Return where the squared distance of two vectors is at most `tolerance` times the squared length of the second.
 
     Also where neither row has a vector.
     """
-    present_N, other_N = has_vector(one), has_vector(other)
+    present_N, other_N = has_vector(first), has_vector(second)
     both_N = present_N & other_N
     if not both_N.all():
         same_N: np.ndarray = present_N == other_N
         pairs = pa.array(both_N)
         if both_N.any():
-            same_N[both_N] = _near_vectors(one.filter(pairs), other.filter(pairs), most)
+            same_N[both_N] = _near_vectors(first.filter(pairs), second.filter(pairs), tolerance)
         return same_N
-    vectors_ND, others_ND = vectors_of(one), vectors_of(other)
+    vectors_ND, others_ND = vectors_of(first), vectors_of(second)
     apart_N = np.einsum("nd,nd->n", difference_ND := vectors_ND - others_ND, difference_ND)
-    near_N: np.ndarray = apart_N <= most * np.einsum("nd,nd->n", others_ND, others_ND)
+    near_N: np.ndarray = apart_N <= tolerance * np.einsum("nd,nd->n", others_ND, others_ND)
     return near_N
 
 
-def _equal_values(one: pa.Table, other: pa.Table, name: str) -> np.ndarray:
-    left, right = one.column(name), other.column(name)
+def _equal_values(first: pa.Table, second: pa.Table, name: str) -> np.ndarray:
+    left, right = first.column(name), second.column(name)
     if pa.types.is_nested(left.type):  # Arrow does not compare lists and structs
         pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
         return np.fromiter((a == b for a, b in pairs), bool, len(left))

@@ -257,13 +257,13 @@ def _check_log(job: Job, store: Store, parent: Manifest | None, manifest: Manife
         )
 
 
-def _is_same(one: Manifest, other: Manifest) -> bool:
+def _is_same(first: Manifest, second: Manifest) -> bool:
     names = ("encoder", "dimensions", "named_vectors", "shards")
-    keys = [sorted(entry.labelled_keys for entry in manifest.segments) for manifest in (one, other)]
-    if keys[0] != keys[1] or any(getattr(one, name) != getattr(other, name) for name in names):
+    keys = [sorted(entry.labelled_keys for entry in manifest.segments) for manifest in (first, second)]
+    if keys[0] != keys[1] or any(getattr(first, name) != getattr(second, name) for name in names):
         return False
     # As stored: a default that a build has filled in may be one that a manifest leaves out.
-    return one.spec.model_dump(mode="json") == other.spec.model_dump(mode="json")
+    return first.spec.model_dump(mode="json") == second.spec.model_dump(mode="json")
 
 
 def _too_many(counts: Counts, limit: float | None) -> bool:
@@ -389,14 +389,14 @@ def _carried(
 ) -> Sequence[SegmentEntry]:
     """Return the segments of a shard: the merged one and later ones, or the current ones if it stays as it is."""
     merged = {entry.content for entry in before}
-    known = {entry.content: entry for entry in now}
-    if not merged <= known.keys() or any(
-        _has_restored_rows(entry, known[entry.content], job, store) for entry in before
+    entries = {entry.content: entry for entry in now}
+    if not merged <= entries.keys() or any(
+        _has_restored_rows(entry, entries[entry.content], job, store) for entry in before
     ):
         return now
     gone: set[str] = set()
     for entry in before:
-        gone |= _deleted_since(entry, known[entry.content], job, store)
+        gone |= _deleted_since(entry, entries[entry.content], job, store)
     added = [entry for entry in now if entry.content not in merged]
     marked = [_without(entry, gone, job, store) for entry in outcome.entries] if gone else outcome.entries
     return [*(entry for entry in marked if entry.live_rows), *added]
@@ -422,5 +422,7 @@ def _deleted_since(before: SegmentEntry, now: SegmentEntry, job: Job, store: Sto
 def _without(entry: SegmentEntry, gone: set[str], job: Job, store: Store) -> SegmentEntry:
     table, rows_N = read_live_rows(entry, job, store, ["id", "document_id"])
     gone_N = pc.is_in(table.column("id"), value_set=pa.array(sorted(gone), pa.string())).to_numpy()
-    left = table.column("document_id").filter(pa.array(~gone_N))
-    return with_deleted(store, job.index, entry, rows_N[gone_N], documents=pc.count_distinct(left).as_py())
+    documents = table.column("document_id").filter(pa.array(~gone_N))
+    return with_deleted(
+        store, job.index, entry, rows_N[gone_N], documents=pc.count_distinct(documents).as_py()
+    )

@@ -167,12 +167,12 @@ def merged_values(values: Iterable[str]) -> list[str]:
 
 def _as_one(changes: Sequence[ShardChange]) -> list[ShardChange]:
     resolved = [change for change in changes if change.moved or change.overwritten]
-    others = [change for change in changes if not (change.moved or change.overwritten)]
+    unmoved = [change for change in changes if not (change.moved or change.overwritten)]
     if not resolved:
-        return others
+        return unmoved
     moved = sorted({name for change in resolved for name in change.moved})
     overwritten = sorted({name for change in resolved for name in change.overwritten})
-    return [*others, ShardChange(moved=tuple(moved), overwritten=tuple(overwritten))]
+    return [*unmoved, ShardChange(moved=tuple(moved), overwritten=tuple(overwritten))]
 
 
 class _Rows(NamedTuple):
@@ -215,8 +215,8 @@ def _lost(new: _Rows) -> np.ndarray:
 def _lost_rows(new: _Rows, lost_N: np.ndarray) -> Iterator[tuple[int, LostRows]]:
     lost_L = np.flatnonzero(lost_N)
     by_place: dict[tuple[int, int], list[int]] = {}
-    places = (new.shards_N[lost_L].tolist(), new.ordinals_N[lost_L].tolist(), new.rows_N[lost_L].tolist())
-    for shard, ordinal, row in zip(*places, strict=True):
+    locations = (new.shards_N[lost_L].tolist(), new.ordinals_N[lost_L].tolist(), new.rows_N[lost_L].tolist())
+    for shard, ordinal, row in zip(*locations, strict=True):
         by_place.setdefault((shard, ordinal), []).append(row)
     for (shard, ordinal), rows in sorted(by_place.items()):
         yield shard, LostRows(ordinal, tuple(sorted(rows)))
@@ -256,7 +256,7 @@ def _joined(blocks: Sequence[IdBlock]) -> IdBlock:
     if not blocks:
         return IdBlock(0, pa.array([], pa.string()), *(np.zeros(0, np.int32) for _ in range(3)))
     ids = pa.concat_arrays([block.ids for block in blocks])
-    numbers = (np.concatenate([block[place] for block in blocks]) for place in (2, 3, 4))
+    numbers = (np.concatenate([block[field] for block in blocks]) for field in (2, 3, 4))
     return IdBlock(blocks[0].ordinal, ids, *numbers)
 
 

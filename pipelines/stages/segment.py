@@ -243,18 +243,18 @@ def _write_segment(
 
 def _named_queries(table: pa.Table, job: Job, encoders: EncoderSources) -> dict[str, np.ndarray]:
     """Return questions for the named vectors of a segment, for names with an encoder and enough vectors to be tuned."""
-    found: dict[str, np.ndarray] = {}
+    by_name: dict[str, np.ndarray] = {}
     for name, encoder in encoders.named.items():
         present = table.column(vector_column(name)).is_valid()
         if pc.sum(present).as_py() >= job.spec.scann.exact_below_rows:
             questions = questions_of(table.filter(present), encoder, column=job.spec.text_field(name))
-            found |= {} if questions is None else {name: questions}
-    return found
+            by_name |= {} if questions is None else {name: questions}
+    return by_name
 
 
 def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
-    own = [pa.field("_unit", pa.int64()), pa.field("_lost", pa.bool_())]
-    schema = pa.schema([*embeddings_schema(job.spec, job.dimensions), *own])
+    fields = [pa.field("_unit", pa.int64()), pa.field("_lost", pa.bool_())]
+    schema = pa.schema([*embeddings_schema(job.spec, job.dimensions), *fields])
 
     def read(numbered: tuple[int, RowGroup]) -> pa.Table:
         number, item = numbered

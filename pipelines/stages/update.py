@@ -269,15 +269,15 @@ def _plan(
     removed = _removed(fresh, old_documents, shard_changes, job, store)
     # A record replaces any row with its id, and its document replaces the earlier one, even if the record itself is
     # removed: the result must not depend on whether the old row is in this shard or in another.
-    given = fresh
+    input_rows = fresh
     fresh = _without(fresh, document_id=removed)
     fresh, kept_documents = _without_overwritten(fresh, [table for _, table, _ in olds], overwritten, job)
     same = set()
     if fresh.num_rows:
         old_rows = pa.concat_tables([schema.empty_table(), *(table for _, table, _ in olds)])
         same = unchanged_documents(old_rows, fresh, job)
-    fresh, given = _without(fresh, document_id=same), _without(given, document_id=same)
-    new_documents = _distinct([given]) - removed - kept_documents
+    fresh, input_rows = _without(fresh, document_id=same), _without(input_rows, document_id=same)
+    new_documents = _distinct([input_rows]) - removed - kept_documents
     counts = {
         "added": len(new_documents - old_documents),
         "replaced": len(new_documents & old_documents),
@@ -286,7 +286,7 @@ def _plan(
     }
     replaced: dict[str, set[str]] = {
         "document_id": removed | new_documents,
-        "id": set(given.column("id").to_pylist()),
+        "id": set(input_rows.column("id").to_pylist()),
     }
     marked = [
         # A moved row is always removed: otherwise its id would occur twice.
@@ -296,8 +296,8 @@ def _plan(
         for entry, table, rows_N in olds
     ]
     kept, rewritten = _by_kind(marked, fresh, job)
-    left = [_kept_rows(old, schema, job, store) for old in rewritten]
-    rows = pa.concat_tables([schema.empty_table(), *left, fresh])
+    kept_tables = [_kept_rows(old, schema, job, store) for old in rewritten]
+    rows = pa.concat_tables([schema.empty_table(), *kept_tables, fresh])
     if rows.column(REVISION_COLUMN).null_count == rows.num_rows:
         rows = rows.drop_columns([REVISION_COLUMN])
     return _Plan([_entry_of(old, job, store) for old in kept], rows, counts)
@@ -339,8 +339,8 @@ def _by_kind(
     present_N = has_vector(fresh)
     kept, rewritten = list[_ParentSegment](), list[_ParentSegment]()
     for vectors in (True, False):
-        own = [old for old in olds if old.entry.vectors == vectors]
-        parts = _kept_and_rewritten(own, int(np.count_nonzero(present_N == vectors)), job)
+        of_kind = [old for old in olds if old.entry.vectors == vectors]
+        parts = _kept_and_rewritten(of_kind, int(np.count_nonzero(present_N == vectors)), job)
         kept += parts[0]
         rewritten += parts[1]
     return kept, rewritten
@@ -353,14 +353,14 @@ def _kept_and_rewritten(
     big = max(olds, key=lambda old: old.entry.rows, default=None)
     if big is None or job.merge or big.too_many_deleted:
         return [], olds
-    others = [old for old in olds if old is not big]
+    small_ones = [old for old in olds if old is not big]
     if not fresh:
-        return [big, *(old for old in others if not old.too_many_deleted)], [
-            old for old in others if old.too_many_deleted
+        return [big, *(old for old in small_ones if not old.too_many_deleted)], [
+            old for old in small_ones if old.too_many_deleted
         ]
-    small = fresh + sum(np.count_nonzero(~old.gone_N) for old in others)
+    small = fresh + sum(np.count_nonzero(~old.gone_N) for old in small_ones)
     if _is_large(big.entry, job) and small <= SMALL_SHARE * big.entry.rows:
-        return [big], others
+        return [big], small_ones
     return [], olds
 
 
@@ -402,6 +402,6 @@ def _has(table: pa.Table, **values: set[str]) -> np.ndarray:
     found_N = np.zeros(table.num_rows, bool)
     for column, names in values.items():
         if names:
-            wanted = pa.array(sorted(names), pa.string())
-            found_N |= pc.is_in(table.column(column), value_set=wanted).to_numpy(zero_copy_only=False)
+            name_array = pa.array(sorted(names), pa.string())
+            found_N |= pc.is_in(table.column(column), value_set=name_array).to_numpy(zero_copy_only=False)
     return found_N

@@ -96,11 +96,11 @@ def document_list(table: pa.Table, shard_N: np.ndarray, dimensions: int) -> byte
 
     """
     rows = table.select(["_content_hash", "_record"])
-    found = [
+    blocks = [
         _documents_of(rows.take(pa.array(np.flatnonzero(shard_N == shard))), shard)
         for shard in np.unique(shard_N).tolist()
     ]
-    return np.uint64(dimensions).tobytes() + _side_by_side(found).tobytes()
+    return np.uint64(dimensions).tobytes() + _side_by_side(blocks).tobytes()
 
 
 def write_catalogue(store: Store, index: str, name: str, *, dimensions: int) -> bool:
@@ -124,8 +124,8 @@ def write_entries(store: Store, index: str, name: str, entries_of: Callable[[str
     )
     entries: list[np.ndarray] = []
     with ThreadPoolExecutor(_READERS) as pool:
-        found = pool.map(entries_of, units)
-        for number, found_2N in enumerate(found):
+        blocks = pool.map(entries_of, units)
+        for number, found_2N in enumerate(blocks):
             places_N = np.uint64(number) << _UNIT_SHIFT | found_2N[1]
             entries.append(np.stack([found_2N[0], places_N], axis=1))
     table_N2 = np.concatenate([np.empty((0, 2), np.uint64), *entries])
@@ -236,15 +236,15 @@ class Catalogue:
 
     def find(self, hashes: Sequence[bytes]) -> dict[bytes, CachedPassages]:
         """Return the stored passages by content hash; unknown documents are left out."""
-        wanted: dict[str, dict[tuple[int, int], bytes]] = defaultdict(dict)
+        rows_of_unit: dict[str, dict[tuple[int, int], bytes]] = defaultdict(dict)
         for value, unit, shard, row in self.places(sorted(set(hashes))):
-            wanted[unit][shard, row] = value
-        found: dict[bytes, CachedPassages] = {}
-        for unit, places in sorted(wanted.items()):  # the order of their numbers
-            missing = {place: value for place, value in places.items() if value not in found}
+            rows_of_unit[unit][shard, row] = value
+        cached: dict[bytes, CachedPassages] = {}
+        for unit, rows in sorted(rows_of_unit.items()):  # the order of their numbers
+            missing = {row: value for row, value in rows.items() if value not in cached}
             if missing:
-                found.update(self._read(unit, missing))
-        return found
+                cached.update(self._read(unit, missing))
+        return cached
 
     def places(self, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, str, int, int]]:
         """Yield each hash, of some in order, with the unit, shard and row of every entry with its prefix."""
@@ -253,19 +253,19 @@ class Catalogue:
         known_N, places_N = entries_N2[:, 0].copy(), entries_N2[:, 1]
         firsts, lasts = (np.searchsorted(known_N, prefixes, side).tolist() for side in ("left", "right"))
         for value, first, last in zip(hashes, firsts, lasts, strict=True):
-            for place in places_N[first:last].tolist():
-                unit = self._units[place >> int(_UNIT_SHIFT)]
-                yield value, unit, place >> _SHARD_SHIFT & _SHARD_MASK, place & _ROW_MASK
+            for packed in places_N[first:last].tolist():
+                unit = self._units[packed >> int(_UNIT_SHIFT)]
+                yield value, unit, packed >> _SHARD_SHIFT & _SHARD_MASK, packed & _ROW_MASK
 
     def _read(
-        self, unit: str, places: dict[tuple[int, int], bytes]
+        self, unit: str, values: dict[tuple[int, int], bytes]
     ) -> Iterator[tuple[bytes, CachedPassages]]:
         """Yield the documents that begin at these rows of shards; other shards are not read."""
         columns = [*PIECE_COLUMNS, CUT_TOKENS_COLUMN, "embedding", "_content_hash", "_record"]
-        wanted = {shard for shard, _ in places}
+        shards = {shard for shard, _ in values}
         with contextlib.suppress(StageDamagedError, NotFoundError, pa.ArrowException, OSError):
-            for shard, table in rows_of_shards(self._store, self._index, unit, wanted, columns):
-                rows = {row: value for (own, row), value in places.items() if own == shard}
+            for shard, table in rows_of_shards(self._store, self._index, unit, shards, columns):
+                rows = {row: value for (value_shard, row), value in values.items() if value_shard == shard}
                 yield from _known_in(_with_later_columns(table), rows)
         # Documents that cannot be read are embedded again.
 
@@ -303,14 +303,14 @@ def _documents_in(store: Store, index: str, unit: str, dimensions: int) -> np.nd
     if data is not None:
         numbers = np.frombuffer(data, np.uint64)
         return numbers[1:].reshape(2, -1) if numbers[0] == dimensions else _side_by_side([])
-    found = []
+    blocks = []
     # An unreadable file must not prevent the build.
     with contextlib.suppress(StageDamagedError, NotFoundError, pa.ArrowException, OSError):
         for shard, table in rows_of_shards(
             store, index, unit, None, ["_content_hash", "_record"], dimensions
         ):
-            found.append(_documents_of(table, shard))
-    return _side_by_side(found)
+            blocks.append(_documents_of(table, shard))
+    return _side_by_side(blocks)
 
 
 def _documents_of(table: pa.Table, shard: int) -> np.ndarray:
@@ -321,8 +321,8 @@ def _documents_of(table: pa.Table, shard: int) -> np.ndarray:
     return np.stack([np.frombuffer(prefixes, np.uint64), places_N])
 
 
-def _side_by_side(found: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.empty((2, 0), np.uint64), *found], axis=1)
+def _side_by_side(blocks: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty((2, 0), np.uint64), *blocks], axis=1)
 
 
 def _runs(table: pa.Table) -> tuple[pa.Array, np.ndarray, np.ndarray]:
@@ -371,9 +371,11 @@ def named_list(texts: Sequence[EncodedTexts], shard_N: np.ndarray) -> bytes:
         own_N = shard_N == shard
         place_N[own_N] = (np.uint64(shard) << _SHARD_SHIFT_U64) | np.arange(own_N.sum(), dtype=np.uint64)
     prefixes = b"".join(
-        text_hash(own.name, own.digest, own.field, text)[:8] for own in texts for text in own.rows
+        text_hash(encoded.name, encoded.digest, encoded.field, text)[:8]
+        for encoded in texts
+        for text in encoded.rows
     )
-    rows = np.array([row for own in texts for row in own.rows.values()], np.int64)
+    rows = np.array([row for encoded in texts for row in encoded.rows.values()], np.int64)
     return np.stack([np.frombuffer(prefixes, np.uint64), place_N[rows]]).tobytes()
 
 
@@ -419,37 +421,39 @@ class NamedCatalogue:
         """Return the stored vectors of a name by text, float32 (D,); unknown texts are left out."""
         field = self._spec.text_field(name)
         texts_by_hash = {text_hash(name, digest, field, text): text for text in texts}
-        wanted: dict[str, dict[int, dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
+        rows_of_unit: dict[str, dict[int, dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
         for value, unit, shard, row in self._catalogue.places(sorted(texts_by_hash)):
-            wanted[unit][shard][row] = texts_by_hash[value]
-        found: dict[str, np.ndarray] = {}
-        for unit, shards in sorted(wanted.items()):
+            rows_of_unit[unit][shard][row] = texts_by_hash[value]
+        vectors: dict[str, np.ndarray] = {}
+        for unit, shards in sorted(rows_of_unit.items()):
             missing = {
-                shard: {row: text for row, text in rows.items() if text not in found}
+                shard: {row: text for row, text in rows.items() if text not in vectors}
                 for shard, rows in shards.items()
             }
             missing = {shard: rows for shard, rows in missing.items() if rows}
             if missing:
-                found.update(self._read(unit, name, field, missing))
-        return found
+                vectors.update(self._read(unit, name, field, missing))
+        return vectors
 
     def _read(
-        self, unit: str, name: str, field: str, wanted: Mapping[int, Mapping[int, str]]
+        self, unit: str, name: str, field: str, texts_by_shard: Mapping[int, Mapping[int, str]]
     ) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the vectors of texts at these rows of shards."""
         columns = [vector_column(name), *dict.fromkeys([*SEARCHED_COLUMNS, field])]
         with contextlib.suppress(StageDamagedError, NotFoundError, KeyError, pa.ArrowException, OSError):
-            for shard, table in rows_of_shards(self._store, self._spec.index, unit, {*wanted}, columns):
-                yield from _vectors_at(table, name, field, wanted[shard])
+            for shard, table in rows_of_shards(
+                self._store, self._spec.index, unit, {*texts_by_shard}, columns
+            ):
+                yield from _vectors_at(table, name, field, texts_by_shard[shard])
         # Texts that cannot be read are embedded again.
 
 
 def _vectors_at(
-    table: pa.Table, name: str, field: str, wanted: Mapping[int, str]
+    table: pa.Table, name: str, field: str, texts_by_row: Mapping[int, str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    rows = [row for row in wanted if row < table.num_rows]
-    own = table.take(pa.array(rows, pa.int64()))
-    texts, vectors = texts_of_field(own, field), own.column(vector_column(name))
+    rows = [row for row in texts_by_row if row < table.num_rows]
+    rows_table = table.take(pa.array(rows, pa.int64()))
+    texts, vectors = texts_of_field(rows_table, field), rows_table.column(vector_column(name))
     for row, text, vector in zip(rows, texts, vectors, strict=True):
-        if text == wanted[row] and vector.is_valid:
+        if text == texts_by_row[row] and vector.is_valid:
             yield text, vector.values.to_numpy(zero_copy_only=False).astype(np.float32)

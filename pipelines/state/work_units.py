@@ -96,13 +96,13 @@ def unit_bytes(files: Sequence[InputFile], spec: IndexSpec) -> int:
     It is a power of two, so that a growing input seldom changes it: a change would cut every file differently. With
     `shards: auto` a shard has about a million rows, so that a unit with the rows of few shards is large anyway.
     """
-    wanted = sum(file.size_bytes for file in files) / WANTED_UNITS
+    size = sum(file.size_bytes for file in files) / WANTED_UNITS
     least, shards = MIN_UNIT_BYTES, LEAST_UNIT_SHARDS
     if spec.source.vector is not None and not spec.named_encoders:
         least, shards = MIN_VECTOR_UNIT_BYTES, LEAST_VECTOR_UNIT_SHARDS
     if isinstance(spec.shards, int) and spec.shards > shards:
         least *= 2 ** math.ceil(math.log2(spec.shards / shards))
-    return int(min(max(2 ** math.ceil(math.log2(max(wanted, 1))), least), MAX_UNIT_BYTES))
+    return int(min(max(2 ** math.ceil(math.log2(max(size, 1))), least), MAX_UNIT_BYTES))
 
 
 def group(parts: Iterable[Part], limit: int, recipe: Mapping[str, Any]) -> list[WorkUnit]:
@@ -169,11 +169,11 @@ def write_unit_list(units: Sequence[WorkUnit], job: Job, store: Store) -> list[s
     lines = [f"{unit.to_json()}\n".encode() for unit in units]
     store.write(_key(job), b"".join(lines))
     size = max(1, math.ceil(len(lines) / MOST_RUNS))
-    runs, place = [], 0
+    runs, position = [], 0
     for first in range(0, len(lines), size):
         length = sum(map(len, lines[first : first + size]))
-        runs.append(f"{_PREFIX}{place} {length}")
-        place += length
+        runs.append(f"{_PREFIX}{position} {length}")
+        position += length
     return runs
 
 
@@ -248,8 +248,8 @@ class UnitSums:
             worked=None
             if outcome.device is None
             else EncoderUse(outcome.ordinal, outcome.device, outcome.dtype),
-            dtypes=_one(outcome.dtype),
-            hardware_dtypes=_one(outcome.hardware_dtype),
+            dtypes=_count_of(outcome.dtype),
+            hardware_dtypes=_count_of(outcome.hardware_dtype),
             uncounted=bool(counts.documents and not counts.fields),
         )
 
@@ -287,5 +287,5 @@ def add_up(parts: Iterable[UnitSums]) -> UnitSums:
     )
 
 
-def _one(name: str | None) -> dict[str, int]:
+def _count_of(name: str | None) -> dict[str, int]:
     return {} if name is None else {name: 1}

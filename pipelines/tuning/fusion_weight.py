@@ -78,9 +78,9 @@ def with_fusion_weight(
     """
     weight = None
     if _is_needed(manifest.spec):
-        known = parent.fusion if parent is not None else None
-        if _still_holds(known, manifest):
-            weight = known
+        previous = parent.fusion if parent is not None else None
+        if _still_holds(previous, manifest):
+            weight = previous
         elif encoder is not None:
             weight = _measured(manifest, store, encoder)
     return manifest.model_copy(update={"fusion": weight})
@@ -91,10 +91,10 @@ def _is_needed(spec: IndexSpec) -> bool:
     return hybrid and spec.search.alpha is None and spec.search.mode in (None, "hybrid")
 
 
-def _still_holds(known: FusionWeight | None, manifest: Manifest) -> bool:
-    if known is None or _identity(manifest) != (known.encoder, known.lexical_rules):
+def _still_holds(previous: FusionWeight | None, manifest: Manifest) -> bool:
+    if previous is None or _identity(manifest) != (previous.encoder, previous.lexical_rules):
         return False
-    return known.rows / GROWTH <= manifest.rows <= known.rows * GROWTH
+    return previous.rows / GROWTH <= manifest.rows <= previous.rows * GROWTH
 
 
 def _identity(manifest: Manifest) -> tuple[str | None, dict[str, Any]]:
@@ -113,15 +113,15 @@ def _measured(manifest: Manifest, store: Store, encoder: EncoderSource) -> Fusio
         _LOG.warning("the weights of hybrid search were not measured: %s", error)
         return None
     try:
-        found = measured_weight(index, encoder)
+        measured = measured_weight(index, encoder)
     except EmbedError as error:  # a compaction can run where the model is not
         _LOG.warning("the weights of hybrid search were not measured: %s", error)
         return None
-    if found is None:
+    if measured is None:
         return None
     digest, rules = _identity(manifest)
     update = {"rows": manifest.rows, "encoder": digest, "lexical_rules": rules}
-    return found.model_copy(update=update)
+    return measured.model_copy(update=update)
 
 
 def _first_segments(entries: Sequence[SegmentEntry]) -> tuple[SegmentEntry, ...]:
@@ -133,15 +133,15 @@ def measured_weight(index: OpenIndex, encoder: EncoderSource) -> FusionWeight | 
     """Return the best weight for questions made from passages of an open index; None if too few can be made."""
     if any(segment.postings is None for segment in index.segments):
         return None
-    asked = _questions(index)
-    if len(asked) < LEAST_QUESTIONS:
+    questions = _questions(index)
+    if len(questions) < LEAST_QUESTIONS:
         return None
-    gains_QA = _gains(index, asked, encoder)
+    gains_QA = _gains(index, questions, encoder)
     means_A = gains_QA.mean(axis=0)
     chosen = best_weight(means_A)
     return FusionWeight(
         alpha=float(WEIGHTS[chosen]),
-        questions=len(asked),
+        questions=len(questions),
         rows=index.manifest.rows,
         dense=round(float(means_A[-1]), 4),
         lexical=round(float(means_A[0]), 4),
@@ -152,18 +152,18 @@ def measured_weight(index: OpenIndex, encoder: EncoderSource) -> FusionWeight | 
 def best_weight(means_A: np.ndarray) -> int:
     """Return the number of the weight to use, given nDCG@10 with each of WEIGHTS; of equal ones, that next to 0.5."""
     lexical, dense = means_A[0], means_A[-1]
-    most, least = _most_weight(dense, lexical), 1 - _most_weight(lexical, dense)
-    allowed_A = (least <= WEIGHTS) & (most >= WEIGHTS)
+    largest, least = _most_weight(dense, lexical), 1 - _most_weight(lexical, dense)
+    allowed_A = (least <= WEIGHTS) & (largest >= WEIGHTS)
     rounded_A = np.where(allowed_A, np.round(means_A, 9), -1.0)
     best = np.flatnonzero(rounded_A == rounded_A.max())
     return int(best[np.argmin(np.abs(WEIGHTS[best] - 0.5))])
 
 
-def _most_weight(own: float, other: float) -> float:
+def _most_weight(score: float, other_score: float) -> float:
     """Return the most weight of a ranking, given nDCG@10 of it and of the other one."""
-    if own < USELESS_SHARE * other:
+    if score < USELESS_SHARE * other_score:
         return 0.0
-    return WEAK_WEIGHT if own < WEAK_SHARE * other else 1.0
+    return WEAK_WEIGHT if score < WEAK_SHARE * other_score else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,39 +178,43 @@ class _Question:
 def _questions(index: OpenIndex) -> list[_Question]:
     """Return questions about passages drawn from rows with vectors, from each segment in proportion to its rows."""
     generator = np.random.default_rng(_SEED)
-    live = {number: own for number, own in enumerate(index.live_rows()) if own[0].has_vectors}
+    live = {
+        number: segment_rows
+        for number, segment_rows in enumerate(index.live_rows())
+        if segment_rows[0].has_vectors
+    }
     rows = sum(len(rows_R) for _, rows_R in live.values())
-    wanted = min(MOST_QUESTIONS, rows // ROWS_PER_QUESTION)
-    asked: list[_Question] = []
+    total = min(MOST_QUESTIONS, rows // ROWS_PER_QUESTION)
+    questions: list[_Question] = []
     for number, (segment, rows_R) in live.items():
-        count = min(len(rows_R), round(wanted * len(rows_R) / max(rows, 1)))
+        count = min(len(rows_R), round(total * len(rows_R) / max(rows, 1)))
         drawn = np.sort(generator.choice(rows_R, count, replace=False))
         for row, text in zip(drawn.tolist(), segment.searched_texts(drawn), strict=True):
             question = question_of(text, generator)
             if question is not None:
-                asked.append(_Question(question, number, row))
-    return asked
+                questions.append(_Question(question, number, row))
+    return questions
 
 
-def _gains(index: OpenIndex, asked: Sequence[_Question], encoder: EncoderSource) -> np.ndarray:
+def _gains(index: OpenIndex, questions: Sequence[_Question], encoder: EncoderSource) -> np.ndarray:
     """Return nDCG@10 of each question with each weight, the mean of its two kinds: float64 (Q, A)."""
-    distance, known = index.spec.distance, encoder()
-    queries_QD = search_ready(known.encode_queries([each.question.text for each in asked]), distance)
-    rests = [rest for each in asked for rest in each.question.rests]
-    rests_2QD = search_ready(known.encode_documents(rests), distance)
+    distance, loaded = index.spec.distance, encoder()
+    queries_QD = search_ready(loaded.encode_queries([each.question.text for each in questions]), distance)
+    rests = [remainder for each in questions for remainder in each.question.rests]
+    rests_2QD = search_ready(loaded.encode_documents(rests), distance)
     by_words = _WordSearch(index)
-    gains_QA = np.empty((len(asked), len(WEIGHTS)))
-    for number, each in enumerate(asked):
-        others = _Others(index, each)
+    gains_QA = np.empty((len(questions), len(WEIGHTS)))
+    for number, each in enumerate(questions):
+        search = _OtherDocuments(index, each)
         query_1D = queries_QD[number : number + 1]
-        dense = others.of([(i, *_dense(index, i, query_1D)) for i in range(len(index.segments))])
-        statistics, found = by_words.search(each.question.text)
-        lexical = others.of(found)
+        dense = search.of([(i, *_dense(index, i, query_1D)) for i in range(len(index.segments))])
+        statistics, hits = by_words.search(each.question.text)
+        lexical = search.of(hits)
         kinds = []
-        for kind, rest in enumerate(each.question.rests):
+        for kind, remainder in enumerate(each.question.rests):
             row_D = rests_2QD[2 * number + kind]
             score = _score(query_1D[0], row_D, distance)
-            word_score = by_words.score(each.question.text, rest, statistics)
+            word_score = by_words.score(each.question.text, remainder, statistics)
             kinds.append(_ndcg(_fused(dense, score, lexical, word_score)))
         gains_QA[number] = np.mean(kinds, axis=0)
     return gains_QA
@@ -221,8 +225,8 @@ def _dense(index: OpenIndex, number: int, query_1D: np.ndarray) -> tuple[np.ndar
     rows_1K, scores_1K = index.segments[number].search(
         query_1D, 2 * FUSED_ROWS, allowed=None if alive is None else alive.mask_N, ready=True
     )
-    found = rows_1K[0] >= 0
-    return rows_1K[0][found], scores_1K[0][found]
+    valid = rows_1K[0] >= 0
+    return rows_1K[0][valid], scores_1K[0][valid]
 
 
 def _score(query_D: np.ndarray, row_D: np.ndarray, distance: str) -> float:
@@ -231,27 +235,27 @@ def _score(query_D: np.ndarray, row_D: np.ndarray, distance: str) -> float:
     return float(query_D @ row_D)
 
 
-class _Others:
+class _OtherDocuments:
     """The rows beside the passage of a question, those of other documents."""
 
-    def __init__(self, index: OpenIndex, asked: _Question) -> None:
-        self._index, self._segment = index, asked.segment
-        self._document = self._documents(asked.segment, np.array([asked.row]))[0]
+    def __init__(self, index: OpenIndex, question: _Question) -> None:
+        self._index, self._segment = index, question.segment
+        self._document = self._documents(question.segment, np.array([question.row]))[0]
 
-    def of(self, found: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    def of(self, hits: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
         """Return keys and scores of the best FUSED_ROWS rows of other documents, best first.
 
         Args:
-            found: per segment its number, rows and scores.
+            hits: per segment its number, rows and scores.
 
         """
         keys, scores = [], []
-        for number, rows_M, scores_M in found:
+        for number, rows_M, scores_M in hits:
             best = np.argsort(-scores_M, kind="stable")[: 2 * FUSED_ROWS]
             names = self._documents(number, rows_M[best])
-            others = best[np.array([name != self._document for name in names], bool)]
-            keys.append((np.int64(number) << _ROW_BITS) | rows_M[others].astype(np.int64))
-            scores.append(scores_M[others])
+            kept = best[np.array([name != self._document for name in names], bool)]
+            keys.append((np.int64(number) << _ROW_BITS) | rows_M[kept].astype(np.int64))
+            scores.append(scores_M[kept])
         keys_H, scores_H = np.concatenate(keys), np.concatenate(scores)
         order_H = np.argsort(-scores_H, kind="stable")[:FUSED_ROWS]
         return keys_H[order_H], scores_H[order_H]
@@ -274,14 +278,16 @@ class _WordSearch:
         """Return the statistics of a text's words, and per segment its number, the rows found, and their scores."""
         statistics = corpus_statistics(self._postings, self._analyser.terms(text), self._index.alive)
         weights = self._weights(text, statistics)
-        found = [
+        scores = [
             (
                 number,
-                *score_rows(own, weights, statistics.average_length, None if alive is None else alive.mask_N),
+                *score_rows(
+                    postings, weights, statistics.average_length, None if alive is None else alive.mask_N
+                ),
             )
-            for number, (own, alive) in enumerate(zip(self._postings, self._index.alive, strict=True))
+            for number, (postings, alive) in enumerate(zip(self._postings, self._index.alive, strict=True))
         ]
-        return statistics, found
+        return statistics, scores
 
     def score(self, query: str, text: str, statistics: CorpusStatistics) -> float:
         """Return the score that a row with this text would have for a query."""
@@ -311,12 +317,12 @@ def _fused(
     passage = np.int64(-1)
     dense_keys, dense_gains = _with(dense, passage, score, dense_values)
     lexical_keys, lexical_gains = _with(lexical, passage, word_score, lexical_values)
-    keys_H, places = np.unique(np.concatenate([dense_keys, lexical_keys, [passage]]), return_inverse=True)
+    keys_H, positions = np.unique(np.concatenate([dense_keys, lexical_keys, [passage]]), return_inverse=True)
     gains_2H = np.zeros((2, len(keys_H)))
-    gains_2H[0, places[: len(dense_keys)]] = dense_gains
-    gains_2H[1, places[len(dense_keys) : -1]] = lexical_gains
+    gains_2H[0, positions[: len(dense_keys)]] = dense_gains
+    gains_2H[1, positions[len(dense_keys) : -1]] = lexical_gains
     scores_AH = WEIGHTS[:, None] * gains_2H[0] + (1 - WEIGHTS[:, None]) * gains_2H[1]
-    own_A1 = scores_AH[:, places[-1]][:, None]
+    own_A1 = scores_AH[:, positions[-1]][:, None]
     ranks_A: np.ndarray = np.where(own_A1[:, 0] > 0, (scores_AH >= own_A1).sum(axis=1), np.inf)
     return ranks_A
 
@@ -326,13 +332,13 @@ def _with(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return keys and scaled scores of a ranking with one more row, if that is good enough for it."""
     keys_H, scores_H = ranking
-    place = int(np.searchsorted(-scores_H, -score, side="right"))
-    if place < FUSED_ROWS and (scaled is not lexical_values or score > 0):
-        keys_H, scores_H = np.insert(keys_H, place, key), np.insert(scores_H, place, score)
+    position = int(np.searchsorted(-scores_H, -score, side="right"))
+    if position < FUSED_ROWS and (scaled is not lexical_values or score > 0):
+        keys_H, scores_H = np.insert(keys_H, position, key), np.insert(scores_H, position, score)
     return keys_H[:FUSED_ROWS], scaled(scores_H[:FUSED_ROWS])
 
 
 def _ndcg(ranks_A: np.ndarray) -> np.ndarray:
     """Return nDCG@10 where the only right row has these ranks."""
-    found: np.ndarray = np.where(ranks_A <= CUTOFF, 1 / np.log2(ranks_A + 1), 0.0)
-    return found
+    gains: np.ndarray = np.where(ranks_A <= CUTOFF, 1 / np.log2(ranks_A + 1), 0.0)
+    return gains

@@ -167,10 +167,12 @@ def _tuned(
     """Return the version to publish, and the recall of the version before for the queries that measure."""
 
     def with_curves(entry: SegmentEntry) -> SegmentEntry:
-        found = measured.get(entry.sha256)
-        if found is None:
+        entry_measured = measured.get(entry.sha256)
+        if entry_measured is None:
             return entry
-        return entry.model_copy(update={"curve": found.curve, "depth_curves": found.depth_curves})
+        return entry.model_copy(
+            update={"curve": entry_measured.curve, "depth_curves": entry_measured.depth_curves}
+        )
 
     entries = tuple(with_curves(entry) for entry in parent.segments)
     key = write_queries(store, parent.index, queries_QD, parent.dimensions)

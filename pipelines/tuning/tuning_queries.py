@@ -149,8 +149,8 @@ def _values(path: Path) -> Sequence[Any] | np.ndarray:
         if path.suffix == ".parquet":
             return _column(pq.read_table(path), path)
         if path.suffix in _TABLES:
-            found = [one.query for one in query_records(path)]
-            return [query.text if query.vector is None else query.vector for query in found]
+            records = [record.query for record in query_records(path)]
+            return [query.text if query.vector is None else query.vector for query in records]
         lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
         return [_value(json.loads(line)) for line in lines] if path.suffix == ".jsonl" else lines
     except PipelineError:
@@ -226,11 +226,11 @@ def question_of(passage: str, generator: np.random.Generator) -> PassageQuestion
         words, space = _PIECES.findall(passage), ""
     if len(words) < LEAST_WORDS:
         return None
-    start, end, asked = _question_span(words, generator)
-    question = words[start:asked]
+    start, end, end_of_question = _question_span(words, generator)
+    question = words[start:end_of_question]
     kept = [word for word in question if generator.random() < 0.5]
     without = [*words[:start], *words[end:]]
-    with_half = [*words[:start], *kept, *words[asked:]]
+    with_half = [*words[:start], *kept, *words[end_of_question:]]
     return PassageQuestion(space.join(question), (space.join(without), space.join(with_half)))
 
 
@@ -239,7 +239,7 @@ def _question_span(words: Sequence[str], generator: np.random.Generator) -> tupl
 
     Of a passage with only one sentence, the sentence is a third of the words.
     """
-    ends = [place + 1 for place, word in enumerate(words) if word.endswith(_SENTENCE_ENDS)]
+    ends = [number + 1 for number, word in enumerate(words) if word.endswith(_SENTENCE_ENDS)]
     starts = [0, *ends]
     sentences = [
         (start, end) for start, end in zip(starts, [*ends, len(words)], strict=True) if end - start > 2

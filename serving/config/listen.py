@@ -94,11 +94,11 @@ class ListenConfig:
     """Limit of requests that run at once in a process, besides one of each of as many callers that
     have none running."""
 
-    queue: int = option(256, most=65536)
+    queue: int = option(256, maximum=65536)
     """Limit of queued requests; further ones are refused at once with RESOURCE_EXHAUSTED. Admission adapts the limit
     to the load, mostly to less."""
 
-    max_request_bytes: int = option(64 << 20, least=1 << 16, most=(1 << 31) - 1)
+    max_request_bytes: int = option(64 << 20, least=1 << 16, maximum=(1 << 31) - 1)
     """Largest accepted message; the default holds 1,000 query vectors of 16,384 dimensions."""
 
     memory_budget: int = option(
@@ -107,17 +107,17 @@ class ListenConfig:
         "the others leave. 0: an eighth of the machine's for a worker on each core, 256 to 1024 for each.",
         metavar="MIB",
         unit=1 << 20,
-        most=1 << 50,
+        maximum=1 << 50,
     )
     """Bound of the memory of requests, in bytes. Requests above it are refused with RESOURCE_EXHAUSTED."""
 
-    max_request_s: float = option(300.0, least=0.001, most=86400)
+    max_request_s: float = option(300.0, least=0.001, maximum=86400)
     """Time limit of a request, in seconds; longer timeouts of callers are reduced to it."""
 
-    body_timeout_s: float = option(20.0, least=0.1, most=3600)
+    body_timeout_s: float = option(20.0, least=0.1, maximum=3600)
     """The body of a request must arrive within this many seconds after its headers."""
 
-    check_every_s: float = option(1.0, least=0.01, most=3600)
+    check_every_s: float = option(1.0, least=0.01, maximum=3600)
     """Interval of checks for new versions, in seconds."""
 
     http: str = option(
@@ -153,7 +153,7 @@ class ListenConfig:
     )
 
     drain_s: float = option(
-        10.0, "Time for running requests to finish after a stop.", "--drain", metavar="SECONDS", most=3600
+        10.0, "Time for running requests to finish after a stop.", "--drain", metavar="SECONDS", maximum=3600
     )
 
     device: str = option(
@@ -165,7 +165,7 @@ class ListenConfig:
     cached_queries: int = option(
         CACHED_QUERIES,
         "Query vectors to cache. 0: none, so that response times reveal no earlier query.",
-        most=1 << 20,
+        maximum=1 << 20,
     )
     """Query vectors that each encoder caches, by caller and text."""
 

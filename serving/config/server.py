@@ -101,7 +101,7 @@ class ServerConfig(ListenConfig):
     recall_share: float = option(
         0.05,
         "Share of queries repeated as exact searches, to estimate the recall; 0: none, and it is not held.",
-        most=1,
+        maximum=1,
     )
     """Share of queries whose recall is measured in the background; all queries while the estimate is uncertain. The
     work is bounded by a share of a core (services/recall_sampler.py).
@@ -116,7 +116,7 @@ class ServerConfig(ListenConfig):
         "Keep a sample of N query vectors per index and worker in memory, for `scannery index tune --from-server`. "
         "Queries can be personal data; callers with the scope admin can read them. 0: none.",
         metavar="N",
-        most=10_000,
+        maximum=10_000,
     )
 
     log: str = field(default="", repr=False)

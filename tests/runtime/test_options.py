@@ -18,11 +18,11 @@ from tests.startup import imported_modules
 @dataclass(frozen=True, kw_only=True)
 class Base:
     place: str = option("here", "Where.", "--at -a", metavar="PLACE")
-    size: int = option(2048, "How much.", metavar="KIB", unit=1024, most=1 << 20)
+    size: int = option(2048, "How much.", metavar="KIB", unit=1024, maximum=1 << 20)
     names: tuple[str, ...] = option((), "Which.", "--name")
     fast: bool = option(True, "Whether at once.")
     quiet: bool = option(False, "Whether in silence.")
-    queue: int = option(5, least=1, most=9)
+    queue: int = option(5, least=1, maximum=9)
     """Of programs only: without help there is no flag."""
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class Base:
 @dataclass(frozen=True, kw_only=True)
 class Derived(Base):
     place: str = "there"
-    share: float = option(0.5, "A part.", most=1)
+    share: float = option(0.5, "A part.", maximum=1)
 
 
 def run(*arguments: str) -> Any:

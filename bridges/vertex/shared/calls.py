@@ -63,10 +63,10 @@ def registered(methods: Iterable[ForeignMethod], packages: Iterable[str]) -> dic
 def type_url(message: Message, api: str) -> str:
     """Return the type URL of a message in the package of an API; well-known types keep their own."""
     descriptor = message.DESCRIPTOR
-    own = descriptor.file.package
-    if own.startswith("google."):
+    package = descriptor.file.package
+    if package.startswith("google."):
         return f"{_TYPES}{descriptor.full_name}"
-    return f"{_TYPES}{api}.{descriptor.full_name.removeprefix(f'{own}.')}"
+    return f"{_TYPES}{api}.{descriptor.full_name.removeprefix(f'{package}.')}"
 
 
 def _handled(method: ForeignMethod, package: str, request: Message, deadline: Deadline) -> Message:

@@ -61,7 +61,7 @@ class LineFiles:
         if self._file is not None:
             self._file.close()
 
-    def publish(self, place: str) -> list[str]:
+    def publish(self, folder: str) -> list[str]:
         """Copy the files to a folder or bucket prefix, and return their names. Each is visible only when it is whole.
 
         Raises:
@@ -71,16 +71,16 @@ class LineFiles:
         self.close()
         if not self._parts:
             return []
-        store = Store.open(place, create=True)
+        store = Store.open(folder, create=True)
         count = len(self._parts)
         names = [f"{self._name}-{number:05}-of-{count:05}.jsonl" for number in range(count)]
-        written: list[str] = []
+        published: list[str] = []
         try:
             for name, path in zip(names, self._parts, strict=True):
                 store.create_file(name, path)
-                written.append(name)
+                published.append(name)
         except BaseException:
-            for name in written:
+            for name in published:
                 store.delete(name)
             raise
         return names
@@ -109,9 +109,9 @@ def folder_below(uri: str, roots: tuple[str, ...], field: str, *, or_file: bool 
         InvalidRequestError: it is not, or there is no such folder. The message does not tell which.
 
     """
-    place = place_below(uri, roots, field)
-    if "://" in place or Path(place).is_dir() or (or_file and _is_file(place)):  # also: no pattern
-        return place
+    folder = place_below(uri, roots, field)
+    if "://" in folder or Path(folder).is_dir() or (or_file and _is_file(folder)):  # also: no pattern
+        return folder
     raise _outside(uri, field)
 
 
@@ -138,15 +138,15 @@ def place_below(uri: str, roots: tuple[str, ...], field: str) -> str:
     raise _outside(uri, field)
 
 
-def check_still_below(place: str, roots: tuple[str, ...], field: str) -> None:
+def check_still_below(location: str, roots: tuple[str, ...], field: str) -> None:
     """Raise InvalidRequestError if a place that was checked is another one now, by a link that was put there since."""
-    if place_below(place, roots, field) != place:
-        raise _outside(place, field)
+    if place_below(location, roots, field) != location:
+        raise _outside(location, field)
 
 
-def is_within(place: str, folder: str) -> bool:
+def is_within(location: str, folder: str) -> bool:
     """Return whether a place is a folder, or below it; both without links."""
-    return place.rstrip("/") == folder.rstrip("/") or place.startswith(f"{folder.rstrip('/')}/")
+    return location.rstrip("/") == folder.rstrip("/") or location.startswith(f"{folder.rstrip('/')}/")
 
 
 def _is_file(path: str) -> bool:

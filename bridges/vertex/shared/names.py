@@ -111,11 +111,11 @@ def etag_of(resource: Mapping[str, Any]) -> str:
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
-def check_etag(given: str, current: str, field: str = "etag") -> None:
+def check_etag(etag: str, current: str, field: str = "etag") -> None:
     """Raise StaleEtagError if an etag is given that is not the current one."""
-    if given and given != current:
+    if etag and etag != current:
         raise StaleEtagError(
-            f"{field}: the resource has changed since it was read: its etag is {current!r}, got {given!r:.80}",
+            f"{field}: the resource has changed since it was read: its etag is {current!r}, got {etag!r:.80}",
             field=field,
         )
 
@@ -128,7 +128,7 @@ ItemT = TypeVar("ItemT")
 
 
 def page_of(
-    items: Sequence[tuple[str, ItemT]], *, size: int, token: str, asked: str
+    items: Sequence[tuple[str, ItemT]], *, size: int, token: str, query_key: str
 ) -> tuple[list[ItemT], str]:
     """Return a page of items, and the token of the next one; empty: it is the last.
 
@@ -136,7 +136,7 @@ def page_of(
         items: each with a key; sorted by key, keys distinct.
         size: most items, 0: DEFAULT_PAGE; more than MAX_PAGE are as MAX_PAGE.
         token: of the page before; empty: the first page.
-        asked: everything else of the request; a token is good for the same only.
+        query_key: everything else of the request; a token is good for the same only.
 
     Raises:
         InvalidRequestError: the size is negative, or the token is not one of this list.
@@ -144,36 +144,36 @@ def page_of(
     """
     if size < 0:
         raise InvalidRequestError.at("page_size", f"must not be negative, got {size}")
-    after = read_token(token, asked)
-    rest = [item for item in items if not token or item[0] > after]
-    most = min(size or DEFAULT_PAGE, MAX_PAGE)
-    page = rest[:most]
-    return [item for _, item in page], written_token(page[-1][0], asked) if len(rest) > most else ""
+    after = read_token(token, query_key)
+    following = [item for item in items if not token or item[0] > after]
+    limit = min(size or DEFAULT_PAGE, MAX_PAGE)
+    page = following[:limit]
+    return [item for _, item in page], written_token(page[-1][0], query_key) if len(following) > limit else ""
 
 
-def written_token(place: str, asked: str) -> str:
+def written_token(position: str, query_key: str) -> str:
     """Return the token for what comes after a place."""
-    return base64.urlsafe_b64encode(_digest(asked) + place.encode()).decode()
+    return base64.urlsafe_b64encode(_digest(query_key) + position.encode()).decode()
 
 
-def read_token(token: str, asked: str) -> str:
+def read_token(token: str, query_key: str) -> str:
     """Return the place in a token, empty for an empty one; raises InvalidRequestError."""
     if not token:
         return ""
     try:
         data = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
-        place = data[_DIGEST_BYTES:].decode()
+        position = data[_DIGEST_BYTES:].decode()
     except (binascii.Error, UnicodeError) as error:
         raise InvalidRequestError.at("page_token", "is not a token of this server") from error
-    if data[:_DIGEST_BYTES] != _digest(asked):
+    if data[:_DIGEST_BYTES] != _digest(query_key):
         raise InvalidRequestError.at(
             "page_token", "is of another request: repeat the request with it unchanged"
         )
-    return place
+    return position
 
 
-def _digest(asked: str) -> bytes:
-    return hashlib.blake2b(asked.encode(), digest_size=_DIGEST_BYTES).digest()
+def _digest(query_key: str) -> bytes:
+    return hashlib.blake2b(query_key.encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def current_owner() -> str:

@@ -157,12 +157,12 @@ class Operations:
 
     def below(self, resource: str) -> Iterable[tuple[str, pb.Operation]]:
         """Return the operations of a resource or location, each with a key; the newest has the least key."""
-        found = []
+        listed = []
         for id, record in self._document.read().get(_KIND, {}).items():
             if f"{record['resource']}/".startswith(f"{resource}/") and _may_see(record):
                 age = 10**12 - int(record["created_s"] * 1000) // 10
-                found.append((f"{age:013d}{id}", self._shown(record, id)))
-        return sorted(found, key=lambda item: item[0])
+                listed.append((f"{age:013d}{id}", self._shown(record, id)))
+        return sorted(listed, key=lambda item: item[0])
 
     def delete(self, name: str) -> None:
         """Forget an operation that has ended; raises UnknownResourceError."""
@@ -236,7 +236,7 @@ class Operations:
         oldest_s = self._clock() - KEPT_S
         for key in [key for key, item in records.items() if item["done"] and item["created_s"] < oldest_s]:
             del records[key]
-        for size, limit in ((_one, MAX_KEPT), (_size, MAX_KEPT_BYTES)):
+        for size, limit in ((_single, MAX_KEPT), (_size, MAX_KEPT_BYTES)):
             ended = {key: item for key, item in records.items() if item["done"] and key != id}
             for key in _largest(ended, size, sum(map(size, records.values())) - limit):
                 del records[key]
@@ -266,7 +266,7 @@ def _size(record: dict[str, Any]) -> int:
     return sum(len(record[name].get("value", "")) for name in ("metadata", "response") if name in record)
 
 
-def _one(record: dict[str, Any]) -> int:
+def _single(record: dict[str, Any]) -> int:
     return 1
 
 
@@ -344,8 +344,8 @@ class OperationMethods:
         if request.filter:
             raise UnsupportedError("filter: operations are listed without a filter", field="filter")
         name = request.name.removesuffix("/operations")
-        found = [*self._operations.below(name)]
-        page, token = page_of(found, size=request.page_size, token=request.page_token, asked=name)
+        operations = [*self._operations.below(name)]
+        page, token = page_of(operations, size=request.page_size, token=request.page_token, query_key=name)
         return pb.ListOperationsResponse(operations=page, next_page_token=token)
 
     def wait(self, request: pb.WaitOperationRequest, call: Call) -> pb.Operation:

@@ -16,10 +16,10 @@ __all__ = ["check_known"]
 def check_known(request: Message) -> None:
     """Raise UnsupportedError if a request, or a message in it, has fields that are not known here."""
     size = request.ByteSize()
-    known = type(request)()
-    known.CopyFrom(request)
-    known.DiscardUnknownFields()
-    if known.ByteSize() == size:
+    copy = type(request)()
+    copy.CopyFrom(request)
+    copy.DiscardUnknownFields()
+    if copy.ByteSize() == size:
         return
     path, number = next(_unknown(request, ""), ("", 0))
     raise UnsupportedError(

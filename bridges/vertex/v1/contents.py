@@ -38,7 +38,7 @@ from scannery.vertex.v1.index_pb2 import IndexDatapoint, NearestNeighborSearchOp
 __all__ = ["ContentsWriter", "Live", "RecordError", "Target"]
 
 
-_PLACE = re.compile(r"upserts\[(\d+)\]\.(?:datapoint\.)?")
+_PREFIX = re.compile(r"upserts\[(\d+)\]\.(?:datapoint\.)?")
 
 
 class Target(Protocol):
@@ -119,10 +119,12 @@ def _named_by_ids(batch: Sequence[index_pb2.Upsert]) -> Iterator[None]:
         yield
     except InvalidRequestError as error:
 
-        def datapoint(found: re.Match[str]) -> str:
-            return f"datapoint {batch[int(found[1])].datapoint.id!r:.200}: "
+        def datapoint(match: re.Match[str]) -> str:
+            return f"datapoint {batch[int(match[1])].datapoint.id!r:.200}: "
 
-        raise InvalidRequestError(_PLACE.sub(datapoint, error.message, count=1), field=error.field) from error
+        raise InvalidRequestError(
+            _PREFIX.sub(datapoint, error.message, count=1), field=error.field
+        ) from error
 
 
 RecordError = NearestNeighborSearchOperationMetadata.RecordError
@@ -199,17 +201,17 @@ def _add_number(point: IndexDatapoint, entry: Mapping[str, Any]) -> None:
         raise RefusedRecordError(
             f"numeric_restricts: {name!r} has an operator, which only queries have", "OP_IN_DATAPOINT"
         )
-    given = {key: entry[key] for key in _NUMBERS if entry.get(key) is not None}
-    if len(given) > 1:
+    numbers = {key: entry[key] for key in _NUMBERS if entry.get(key) is not None}
+    if len(numbers) > 1:
         raise RefusedRecordError(
             f"numeric_restricts: {name!r} must have one of {', '.join(_NUMBERS)}", "MULTIPLE_VALUES"
         )
-    if not given or not all(_is_number(value, key) for key, value in given.items()):
+    if not numbers or not all(_is_number(value, key) for key, value in numbers.items()):
         raise RefusedRecordError(
             f"numeric_restricts: {name!r} must have a finite number as one of {', '.join(_NUMBERS)}",
             "INVALID_NUMERIC_VALUE",
         )
-    point.numeric_restricts.add(namespace=name, **given)
+    point.numeric_restricts.add(namespace=name, **numbers)
 
 
 def _add_metadata(point: IndexDatapoint, metadata: object) -> None:
@@ -278,7 +280,7 @@ MAX_TOLD_FILES, MAX_TOLD_ERRORS = 1000, 1000
 MAX_TOLD_CHARACTERS = 512
 """Characters of an id or a message that is told."""
 
-Told = Callable[[pb.NearestNeighborSearchOperationMetadata], None]
+Progress = Callable[[pb.NearestNeighborSearchOperationMetadata], None]
 Stats = pb.NearestNeighborSearchOperationMetadata.ContentValidationStats
 
 
@@ -299,14 +301,14 @@ class ContentsWriter:
             return Aside(self._facade.catalog, index)
         return Live(self._facade.engine, index)
 
-    def write(self, index: str, contents: Contents, target: Target, told: Told) -> None:
+    def write(self, index: str, contents: Contents, target: Target, report: Progress) -> None:
         """Write a folder into an index.
 
         Args:
             index: name of the index.
             contents: the folder, checked.
             target: as `target` returned it.
-            told: called with what was read so far.
+            report: called with what was read so far.
 
         Raises:
             InvalidRequestError: a record is wrong, and nothing was written; or the folder has changed while it was
@@ -318,23 +320,23 @@ class ContentsWriter:
         manifest = self._facade.catalog.manifest(index)
         uri = folder_below(contents.uri, self._facade.config.contents, _FIELD)
         try:
-            checked = _validate(reader, uri, manifest, told)
+            checked = _validate(reader, uri, manifest, report)
         except InvalidRecordError as error:
             raise InvalidRequestError(f"{_FIELD}: {error.message}", field=_FIELD) from error
-        written = 0
+        count = 0
         for batch in _batches(_changes(reader, uri, manifest.spec)):
             _write(target, batch)
-            written += len(batch)
-        if written != checked:
+            count += len(batch)
+        if count != checked:
             raise InvalidRequestError(
-                f"{_FIELD}: the folder has changed while it was read: it had {checked} records, then {written}",
+                f"{_FIELD}: the folder has changed while it was read: it had {checked} records, then {count}",
                 field=_FIELD,
             )
         target.end()
 
 
-def _validate(reader: ContentsReader, uri: str, manifest: Manifest, told: Told) -> int:
-    """Read everything, and return the number of records; InvalidRequestError if one is wrong, after `told` has all."""
+def _validate(reader: ContentsReader, uri: str, manifest: Manifest, report: Progress) -> int:
+    """Read everything, and return the number of records. `report` gets the wrong ones before InvalidRequestError is raised."""
     count = 0
     files: dict[str, Stats] = {}
     seen: set[str] = set()
@@ -352,7 +354,7 @@ def _validate(reader: ContentsReader, uri: str, manifest: Manifest, told: Told) 
             stats.partial_errors.append(problem)
             told_errors += 1
     shown = sorted(files.values(), key=lambda stats: not stats.invalid_record_count)[:MAX_TOLD_FILES]
-    told(pb.NearestNeighborSearchOperationMetadata(content_validation_stats=shown))
+    report(pb.NearestNeighborSearchOperationMetadata(content_validation_stats=shown))
     wrong = sum(stats.invalid_record_count for stats in files.values())
     if wrong:
         raise InvalidRequestError(
@@ -389,9 +391,9 @@ def _problem(item: ContentsRecord, manifest: Manifest, seen: set[str]) -> Record
 
 
 def _error(item: ContentsRecord, message: str, category: str, id: str) -> RecordError:
-    known = RecordError.RecordErrorType.keys()
+    categories = RecordError.RecordErrorType.keys()
     return RecordError(
-        error_type=RecordError.RecordErrorType.Value(category if category in known else "PARSING_ERROR"),
+        error_type=RecordError.RecordErrorType.Value(category if category in categories else "PARSING_ERROR"),
         error_message=message[:MAX_TOLD_CHARACTERS],
         source_gcs_uri=item.source,
         embedding_id=id[:MAX_TOLD_CHARACTERS],

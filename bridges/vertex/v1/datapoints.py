@@ -26,7 +26,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from scannery.indexer import IndexSpec
 from scannery.runtime.errors import InvalidRequestError
-from scannery.v1 import types_pb2 as own
+from scannery.v1 import types_pb2
 from scannery.vertex.v1.index_pb2 import IndexDatapoint
 
 __all__ = [
@@ -76,28 +76,28 @@ def attributes_of(point: IndexDatapoint, path: str) -> dict[str, Any]:
         InvalidRequestError: a namespace is missing, too long or given twice; a number is missing or has an operator.
 
     """
-    found: dict[str, Any] = {}
-    for place, restrict in _checked(point.restricts, f"{path}.restricts"):
+    attributes: dict[str, Any] = {}
+    for field_path, restrict in _checked(point.restricts, f"{path}.restricts"):
         for tokens, attribute in (
             (restrict.allow_list, attribute_of(restrict.namespace)),
             (restrict.deny_list, deny_attribute_of(restrict.namespace)),
         ):
             if "" in tokens:
-                raise InvalidRequestError.at(place, "tokens must not be empty")
+                raise InvalidRequestError.at(field_path, "tokens must not be empty")
             if tokens:
-                found[attribute] = list(tokens)
+                attributes[attribute] = list(tokens)
     floats = []
-    for place, numeric in _checked(point.numeric_restricts, f"{path}.numeric_restricts"):
+    for field_path, numeric in _checked(point.numeric_restricts, f"{path}.numeric_restricts"):
         if numeric.op:
-            raise InvalidRequestError.at(f"{place}.op", "is for queries only")
-        value = number_of(numeric, place)
+            raise InvalidRequestError.at(f"{field_path}.op", "is for queries only")
+        value = number_of(numeric, field_path)
         attribute = attribute_of(numeric.namespace)
-        found[attribute] = [*found[attribute], value] if attribute in found else value
+        attributes[attribute] = [*attributes[attribute], value] if attribute in attributes else value
         if numeric.WhichOneof("value") == "value_float":
             floats.append(numeric.namespace)
     if floats:
-        found[_FLOATS] = floats
-    return found
+        attributes[_FLOATS] = floats
+    return attributes
 
 
 def number_of(numeric: NumericRestriction, path: str) -> int | float:
@@ -158,23 +158,23 @@ def _checked(restricts: Iterable[Any], path: str) -> Iterable[tuple[str, Any]]:
     """Yield restricts with their places, each namespace once."""
     seen = set()
     for number, restrict in enumerate(restricts):
-        place, name = f"{path}[{number}]", restrict.namespace
+        field_path, name = f"{path}[{number}]", restrict.namespace
         if not name:
-            raise InvalidRequestError.at(f"{place}.namespace", "must not be empty")
+            raise InvalidRequestError.at(f"{field_path}.namespace", "must not be empty")
         if len(name.encode()) > MAX_NAMESPACE_BYTES:
             raise InvalidRequestError.at(
-                f"{place}.namespace", f"must have at most {MAX_NAMESPACE_BYTES} bytes"
+                f"{field_path}.namespace", f"must have at most {MAX_NAMESPACE_BYTES} bytes"
             )
         if name in seen:
-            raise InvalidRequestError.at(f"{place}.namespace", f"{name!r:.80} occurs twice")
+            raise InvalidRequestError.at(f"{field_path}.namespace", f"{name!r:.80} occurs twice")
         seen.add(name)
-        yield place, restrict
+        yield field_path, restrict
 
 
 _MOST_DIMENSION = (1 << 32) - 1
 
 
-def own_datapoint(point: IndexDatapoint, spec: IndexSpec, path: str) -> own.Datapoint:
+def own_datapoint(point: IndexDatapoint, spec: IndexSpec, path: str) -> types_pb2.Datapoint:
     """Return a datapoint to write. A vector that it lacks is one that the row will not have.
 
     Args:
@@ -186,22 +186,22 @@ def own_datapoint(point: IndexDatapoint, spec: IndexSpec, path: str) -> own.Data
         InvalidRequestError: a field is wrong; others are checked by the write itself.
 
     """
-    found = own.Datapoint(id=point.datapoint_id, attributes=attribute_values(point, spec, path))
+    datapoint = types_pb2.Datapoint(id=point.datapoint_id, attributes=attribute_values(point, spec, path))
     if tag := point.crowding_tag.crowding_attribute:
         declared = spec.attributes.get(CROWDING)
-        found.attributes[CROWDING].CopyFrom(_value([tag] if declared == "string_list" else tag, declared))
+        datapoint.attributes[CROWDING].CopyFrom(_value([tag] if declared == "string_list" else tag, declared))
     if point.feature_vector:
-        found.vector.values.extend(point.feature_vector)
+        datapoint.vector.values.extend(point.feature_vector)
     if has_sparse(point):
-        found.sparse_vector.CopyFrom(sparse_vector(point.sparse_embedding, f"{path}.sparse_embedding"))
+        datapoint.sparse_vector.CopyFrom(sparse_vector(point.sparse_embedding, f"{path}.sparse_embedding"))
     if point.HasField("embedding_metadata"):
-        found.payload_json = payload_of(point, path)
-    if not found.HasField("vector") and not found.HasField("sparse_vector"):
+        datapoint.payload_json = payload_of(point, path)
+    if not datapoint.HasField("vector") and not datapoint.HasField("sparse_vector"):
         raise InvalidRequestError.at(f"{path}.feature_vector", "is required without a sparse_embedding")
-    return found
+    return datapoint
 
 
-def attribute_values(point: IndexDatapoint, spec: IndexSpec, path: str) -> dict[str, own.Value]:
+def attribute_values(point: IndexDatapoint, spec: IndexSpec, path: str) -> dict[str, types_pb2.Value]:
     """Return the attributes for the restricts of a datapoint."""
     return {
         name: _value(value, spec.attributes.get(name)) for name, value in attributes_of(point, path).items()
@@ -213,7 +213,7 @@ def has_sparse(point: IndexDatapoint) -> bool:
     return bool(point.sparse_embedding.values or point.sparse_embedding.dimensions)
 
 
-def sparse_vector(sparse: IndexDatapoint.SparseEmbedding, path: str) -> own.SparseVector:
+def sparse_vector(sparse: IndexDatapoint.SparseEmbedding, path: str) -> types_pb2.SparseVector:
     """Return a sparse vector with ascending dimensions; raises InvalidRequestError."""
     if len(sparse.values) != len(sparse.dimensions) or not sparse.values:
         raise InvalidRequestError.at(
@@ -231,7 +231,7 @@ def sparse_vector(sparse: IndexDatapoint.SparseEmbedding, path: str) -> own.Spar
     some = values != 0
     if not some.any():
         raise InvalidRequestError.at(f"{path}.values", "must not all be 0")
-    return own.SparseVector(indices=dimensions[some].tolist(), values=values[some].tolist())
+    return types_pb2.SparseVector(indices=dimensions[some].tolist(), values=values[some].tolist())
 
 
 def payload_of(point: IndexDatapoint, path: str) -> str:
@@ -242,30 +242,30 @@ def payload_of(point: IndexDatapoint, path: str) -> str:
         raise InvalidRequestError.at(f"{path}.embedding_metadata", f"cannot be JSON: {error}") from error
 
 
-def foreign_datapoint(point: own.Datapoint) -> IndexDatapoint:
+def foreign_datapoint(point: types_pb2.Datapoint) -> IndexDatapoint:
     """Return a datapoint of this server as one of the service, with all fields that it has."""
-    found = IndexDatapoint(datapoint_id=point.id)
+    datapoint = IndexDatapoint(datapoint_id=point.id)
     if point.HasField("vector"):
-        found.feature_vector.extend(np.frombuffer(point.vector.packed, "<f4").tolist())
+        datapoint.feature_vector.extend(np.frombuffer(point.vector.packed, "<f4").tolist())
     if point.HasField("sparse_vector"):
-        found.sparse_embedding.values.extend(point.sparse_vector.values)
-        found.sparse_embedding.dimensions.extend(point.sparse_vector.indices)
+        datapoint.sparse_embedding.values.extend(point.sparse_vector.values)
+        datapoint.sparse_embedding.dimensions.extend(point.sparse_vector.indices)
     attributes = {name: _plain(value) for name, value in point.attributes.items()}
     if point.dynamic_json:
         attributes |= json.loads(point.dynamic_json)
     restricts, numbers = restricts_of(attributes)
-    found.restricts.extend(restricts)
-    found.numeric_restricts.extend(numbers)
+    datapoint.restricts.extend(restricts)
+    datapoint.numeric_restricts.extend(numbers)
     if tag := crowding_tag(point):
-        found.crowding_tag.crowding_attribute = tag
+        datapoint.crowding_tag.crowding_attribute = tag
     if point.payload_json:
         payload = json.loads(point.payload_json)
         if isinstance(payload, dict):
-            found.embedding_metadata.CopyFrom(_struct(payload))
-    return found
+            datapoint.embedding_metadata.CopyFrom(_struct(payload))
+    return datapoint
 
 
-def crowding_tag(point: own.Datapoint) -> str:
+def crowding_tag(point: types_pb2.Datapoint) -> str:
     """Return the crowding tag of a datapoint; empty: it has none."""
     if CROWDING not in point.attributes:
         return ""
@@ -273,21 +273,21 @@ def crowding_tag(point: own.Datapoint) -> str:
     return str(value[0] if isinstance(value, list) else value) if value else ""
 
 
-def _value(value: Any, declared: str | None) -> own.Value:
+def _value(value: Any, declared: str | None) -> types_pb2.Value:
     if isinstance(value, str):
-        return own.Value(string_value=value)
+        return types_pb2.Value(string_value=value)
     if isinstance(value, int):
-        return own.Value(int_value=value)
+        return types_pb2.Value(int_value=value)
     if isinstance(value, float):
-        return own.Value(float_value=value)
+        return types_pb2.Value(float_value=value)
     if declared == "string" and len(value) == 1:
-        return own.Value(string_value=value[0])
+        return types_pb2.Value(string_value=value[0])
     if all(isinstance(item, str) for item in value):
-        return own.Value(string_list_value=own.StringList(values=value))
-    return own.Value(list_value=own.ValueList(values=[_value(item, None) for item in value]))
+        return types_pb2.Value(string_list_value=types_pb2.StringList(values=value))
+    return types_pb2.Value(list_value=types_pb2.ValueList(values=[_value(item, None) for item in value]))
 
 
-def _plain(value: own.Value) -> Any:
+def _plain(value: types_pb2.Value) -> Any:
     kind = value.WhichOneof("kind")
     if kind == "string_list_value":
         return list(value.string_list_value.values)

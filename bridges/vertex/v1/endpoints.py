@@ -216,10 +216,10 @@ class EndpointMethods:
 
     def create(self, request: pb.CreateIndexEndpointRequest, call: Call) -> operations_pb2.Operation:
         """Create an endpoint."""
-        parent, given = parse_parent(request.parent), request.index_endpoint
-        check_texts(given, "index_endpoint")
-        _check_size(given, MAX_ENDPOINT_BYTES, "index_endpoint")
-        if given.encryption_spec.kms_key_name:
+        parent, message = parse_parent(request.parent), request.index_endpoint
+        check_texts(message, "index_endpoint")
+        _check_size(message, MAX_ENDPOINT_BYTES, "index_endpoint")
+        if message.encryption_spec.kms_key_name:
             raise UnsupportedError(
                 "index_endpoint.encryption_spec: keys of customers are not supported",
                 field="index_endpoint.encryption_spec",
@@ -228,13 +228,13 @@ class EndpointMethods:
         record = {
             "parent": parent,
             "owner": (owner := current_owner()),
-            "display_name": given.display_name,
-            "description": given.description,
-            "labels": dict(given.labels),
-            "network": given.network,
-            "private": given.enable_private_service_connect,
-            "connect": MessageToDict(given.private_service_connect_config),
-            "public": given.public_endpoint_enabled,
+            "display_name": message.display_name,
+            "description": message.description,
+            "labels": dict(message.labels),
+            "network": message.network,
+            "private": message.enable_private_service_connect,
+            "connect": MessageToDict(message.private_service_connect_config),
+            "public": message.public_endpoint_enabled,
             "created_s": now_s,
             "updated_s": now_s,
             "deployed": {},
@@ -269,7 +269,7 @@ class EndpointMethods:
             filtered(items, request.filter),
             size=request.page_size,
             token=request.page_token,
-            asked=f"{parent}\n{request.filter}",
+            query_key=f"{parent}\n{request.filter}",
         )
         return pb.ListIndexEndpointsResponse(
             index_endpoints=[masked(item, request.read_mask) for item in page], next_page_token=token
@@ -277,19 +277,19 @@ class EndpointMethods:
 
     def update(self, request: pb.UpdateIndexEndpointRequest, call: Call) -> pb.IndexEndpoint:
         """Change the description of an endpoint."""
-        given = request.index_endpoint
-        name = parse_name(given.name, ENDPOINT_KIND, "index_endpoint.name")
-        paths = changed_paths(request.update_mask, given, _CHANGEABLE)
-        check_labels(given.labels, "index_endpoint.labels")
+        message = request.index_endpoint
+        name = parse_name(message.name, ENDPOINT_KIND, "index_endpoint.name")
+        paths = changed_paths(request.update_mask, message, _CHANGEABLE)
+        check_labels(message.labels, "index_endpoint.labels")
         if "display_name" in paths:
-            check_texts(given, "index_endpoint")
-        check_description(given.description, "index_endpoint.description")
+            check_texts(message, "index_endpoint")
+        check_description(message.description, "index_endpoint.description")
 
         def change(resources: Resources) -> None:
             record = changeable_endpoint(resources, name, "index_endpoint.name")
-            check_etag(given.etag, etag_of(record), "index_endpoint.etag")
+            check_etag(message.etag, etag_of(record), "index_endpoint.etag")
             for path in paths:
-                value = getattr(given, path)
+                value = getattr(message, path)
                 record[path] = dict(value) if path == "labels" else value
             record["updated_s"] = time.time()
             _check_owned(resources, owner_of(record), "index_endpoint")
@@ -315,18 +315,18 @@ class EndpointMethods:
 
     def deploy(self, request: pb.DeployIndexRequest, call: Call) -> operations_pb2.Operation:
         """Let an id of an endpoint stand for an index."""
-        name, given = (
+        name, message = (
             parse_name(request.index_endpoint, ENDPOINT_KIND, "index_endpoint"),
             request.deployed_index,
         )
-        _check_deployable(given)
-        index = self._registry.find(given.index, "deployed_index.index")
+        _check_deployable(message)
+        index = self._registry.find(message.index, "deployed_index.index")
         record = {
             "index": index.name.id,
-            "index_name": given.index,
-            "display_name": given.display_name,
+            "index_name": message.index,
+            "display_name": message.display_name,
             "created_s": time.time(),
-            "resources": _resources(given),
+            "resources": _resources(message),
         }
 
         def change(resources: Resources) -> None:
@@ -335,24 +335,24 @@ class EndpointMethods:
             owned = _deployed_count(_owned(resources, owner))
             check_count(owned, _deployed_count(resources[ENDPOINTS]), MAX_DEPLOYED, "indexes are deployed")
             # Private endpoints are asked with the id alone, and look among those that their caller sees.
-            if given.id in endpoint["deployed"] or visible_anywhere(resources, given.id):
+            if message.id in endpoint["deployed"] or visible_anywhere(resources, message.id):
                 raise AlreadyExistsError(
-                    f"deployed_index.id: {given.id!r} is deployed already", field="deployed_index.id"
+                    f"deployed_index.id: {message.id!r} is deployed already", field="deployed_index.id"
                 )
             # The index may have been deleted meanwhile.
-            self._registry.find(given.index, "deployed_index.index", resources=resources)
+            self._registry.find(message.index, "deployed_index.index", resources=resources)
             if is_being_deleted(resources, index.name.id):
                 raise ConditionError(
-                    f"deployed_index.index: {given.index!r:.300} is being deleted",
+                    f"deployed_index.index: {message.index!r:.300} is being deleted",
                     field="deployed_index.index",
                 )
-            endpoint["deployed"][given.id] = record
+            endpoint["deployed"][message.id] = record
             endpoint["updated_s"] = time.time()
             _check_owned(resources, owner, "deployed_index")
 
         after = self._facade.state.change(change)
-        deployed = self._deployed(given.id, after[ENDPOINTS][name.id]["deployed"][given.id])
-        metadata = pb.DeployIndexOperationMetadata(deployed_index_id=given.id)
+        deployed = self._deployed(message.id, after[ENDPOINTS][name.id]["deployed"][message.id])
+        metadata = pb.DeployIndexOperationMetadata(deployed_index_id=message.id)
         return self._ended(
             name, call, metadata, pb.DeployIndexResponse(deployed_index=deployed), index=index.name.id
         )
@@ -374,23 +374,23 @@ class EndpointMethods:
 
     def mutate(self, request: pb.MutateDeployedIndexRequest, call: Call) -> operations_pb2.Operation:
         """Change what is kept about a deployed index; nothing else changes."""
-        name, given = (
+        name, message = (
             parse_name(request.index_endpoint, ENDPOINT_KIND, "index_endpoint"),
             request.deployed_index,
         )
-        _check_size(given, MAX_DEPLOYED_BYTES, "deployed_index")
+        _check_size(message, MAX_DEPLOYED_BYTES, "deployed_index")
 
         def change(resources: Resources) -> None:
             endpoint = visible_endpoint(resources, name, "index_endpoint")
-            record = visible_deployed(endpoint, given.id, "deployed_index.id")
-            record["resources"] = {**record["resources"], **_resources(given)}
+            record = visible_deployed(endpoint, message.id, "deployed_index.id")
+            record["resources"] = {**record["resources"], **_resources(message)}
             endpoint["updated_s"] = time.time()
             _check_owned(resources, owner_of(endpoint), "deployed_index")
 
         after = self._facade.state.change(change)
-        record = after[ENDPOINTS][name.id]["deployed"][given.id]
-        metadata = pb.MutateDeployedIndexOperationMetadata(deployed_index_id=given.id)
-        response = pb.MutateDeployedIndexResponse(deployed_index=self._deployed(given.id, record))
+        record = after[ENDPOINTS][name.id]["deployed"][message.id]
+        metadata = pb.MutateDeployedIndexOperationMetadata(deployed_index_id=message.id)
+        response = pb.MutateDeployedIndexResponse(deployed_index=self._deployed(message.id, record))
         return self._ended(name, call, metadata, response, index=record["index"])
 
     def _ended(
@@ -447,19 +447,21 @@ class EndpointMethods:
         return deployed
 
 
-def _check_size(given: Message, limit_bytes: int, field: str) -> None:
-    if given.ByteSize() > limit_bytes:
-        raise InvalidRequestError.at(field, f"must have at most {limit_bytes} bytes, got {given.ByteSize()}")
+def _check_size(message: Message, limit_bytes: int, field: str) -> None:
+    if message.ByteSize() > limit_bytes:
+        raise InvalidRequestError.at(
+            field, f"must have at most {limit_bytes} bytes, got {message.ByteSize()}"
+        )
 
 
-def _check_deployable(given: pb.DeployedIndex) -> None:
-    _check_size(given, MAX_DEPLOYED_BYTES, "deployed_index")
-    if not _DEPLOYED_ID.fullmatch(given.id):
+def _check_deployable(message: pb.DeployedIndex) -> None:
+    _check_size(message, MAX_DEPLOYED_BYTES, "deployed_index")
+    if not _DEPLOYED_ID.fullmatch(message.id):
         raise InvalidRequestError.at(
             "deployed_index.id",
-            f"must begin with a letter and have letters, digits and `_`, at most 128, got {given.id!r:.140}",
+            f"must begin with a letter and have letters, digits and `_`, at most 128, got {message.id!r:.140}",
         )
-    if given.HasField("deployed_index_auth_config"):
+    if message.HasField("deployed_index_auth_config"):
         raise UnsupportedError(
             "deployed_index.deployed_index_auth_config: tokens are checked by the server's own options (--jwks)",
             field="deployed_index.deployed_index_auth_config",
@@ -478,10 +480,10 @@ def _check_owned(resources: Resources, owner: str, field: str) -> None:
     check_kept(_owned(resources, owner), MAX_OWNED_BYTES, "all endpoints of their owner", field)
 
 
-def _resources(given: pb.DeployedIndex) -> dict[str, Any]:
+def _resources(message: pb.DeployedIndex) -> dict[str, Any]:
     """Return what is kept of a deployed index besides its names."""
     kept = pb.DeployedIndex()
-    for field, value in given.ListFields():
+    for field, value in message.ListFields():
         if field.name in _RESOURCES:
             if field.message_type is not None:
                 getattr(kept, field.name).CopyFrom(value)
@@ -489,5 +491,5 @@ def _resources(given: pb.DeployedIndex) -> dict[str, Any]:
                 getattr(kept, field.name).extend(value)
             else:
                 setattr(kept, field.name, value)
-    found: dict[str, Any] = MessageToDict(kept)
-    return found
+    resources: dict[str, Any] = MessageToDict(kept)
+    return resources

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from scannery.bridges.vertex.v1.datapoints import attribute_of, deny_attribute_of, number_of
 from scannery.indexer import IndexSpec
 from scannery.runtime.errors import InvalidRequestError
-from scannery.v1 import types_pb2 as own
+from scannery.v1 import types_pb2
 from scannery.vertex.v1.index_pb2 import IndexDatapoint
 
 __all__ = ["filter_of"]
@@ -20,16 +20,16 @@ __all__ = ["filter_of"]
 NumericRestriction = IndexDatapoint.NumericRestriction
 _NUMBERS = ("int", "float")
 _TOKENS = ("string", "string_list")
-_OPERATORS: dict[int, own.Operator.ValueType] = {
-    NumericRestriction.LESS: own.OPERATOR_LT,
-    NumericRestriction.LESS_EQUAL: own.OPERATOR_LTE,
-    NumericRestriction.EQUAL: own.OPERATOR_EQ,
-    NumericRestriction.GREATER_EQUAL: own.OPERATOR_GTE,
-    NumericRestriction.GREATER: own.OPERATOR_GT,
+_OPERATORS: dict[int, types_pb2.Operator.ValueType] = {
+    NumericRestriction.LESS: types_pb2.OPERATOR_LT,
+    NumericRestriction.LESS_EQUAL: types_pb2.OPERATOR_LTE,
+    NumericRestriction.EQUAL: types_pb2.OPERATOR_EQ,
+    NumericRestriction.GREATER_EQUAL: types_pb2.OPERATOR_GTE,
+    NumericRestriction.GREATER: types_pb2.OPERATOR_GT,
 }
 
 
-def filter_of(point: IndexDatapoint, spec: IndexSpec, path: str) -> own.Filter | None:
+def filter_of(point: IndexDatapoint, spec: IndexSpec, path: str) -> types_pb2.Filter | None:
     """Return the filter that the restricts of a query stand for; None: they allow every row.
 
     Args:
@@ -41,22 +41,22 @@ def filter_of(point: IndexDatapoint, spec: IndexSpec, path: str) -> own.Filter |
         InvalidRequestError: a namespace is missing, or a comparison has no number or no operator.
 
     """
-    parts: list[own.Filter] = []
+    parts: list[types_pb2.Filter] = []
     for number, restrict in enumerate(point.restricts):
         if not restrict.namespace:
             raise InvalidRequestError.at(f"{path}.restricts[{number}].namespace", "must not be empty")
         parts += _tokens(restrict, spec)
     for number, numeric in enumerate(point.numeric_restricts):
-        place = f"{path}.numeric_restricts[{number}]"
+        field_path = f"{path}.numeric_restricts[{number}]"
         if not numeric.namespace:
-            raise InvalidRequestError.at(f"{place}.namespace", "must not be empty")
-        parts.append(_comparison(numeric, spec, place))
+            raise InvalidRequestError.at(f"{field_path}.namespace", "must not be empty")
+        parts.append(_comparison(numeric, spec, field_path))
     if not parts:
         return None
-    return parts[0] if len(parts) == 1 else own.Filter(all_of=own.FilterList(filters=parts))
+    return parts[0] if len(parts) == 1 else types_pb2.Filter(all_of=types_pb2.FilterList(filters=parts))
 
 
-def _tokens(restrict: IndexDatapoint.Restriction, spec: IndexSpec) -> list[own.Filter]:
+def _tokens(restrict: IndexDatapoint.Restriction, spec: IndexSpec) -> list[types_pb2.Filter]:
     has, denies = attribute_of(restrict.namespace), deny_attribute_of(restrict.namespace)
     parts = []
     if restrict.allow_list:
@@ -68,20 +68,20 @@ def _tokens(restrict: IndexDatapoint.Restriction, spec: IndexSpec) -> list[own.F
     return parts
 
 
-def _comparison(numeric: NumericRestriction, spec: IndexSpec, path: str) -> own.Filter:
+def _comparison(numeric: NumericRestriction, spec: IndexSpec, path: str) -> types_pb2.Filter:
     value = number_of(numeric, path)
-    wire = own.Value(int_value=value) if isinstance(value, int) else own.Value(float_value=value)
+    wire = types_pb2.Value(int_value=value) if isinstance(value, int) else types_pb2.Value(float_value=value)
     name = attribute_of(numeric.namespace)
     if numeric.op == NumericRestriction.NOT_EQUAL:
         # Not the negation of EQUAL: a row without a number must not match.
-        orders = (own.OPERATOR_LT, own.OPERATOR_GT)
+        orders = (types_pb2.OPERATOR_LT, types_pb2.OPERATOR_GT)
         either = [_condition(name, order, [wire]) for order in orders]
-        found = own.Filter(any_of=own.FilterList(filters=either))
+        comparison = types_pb2.Filter(any_of=types_pb2.FilterList(filters=either))
     elif numeric.op in _OPERATORS:
-        found = _condition(name, _OPERATORS[numeric.op], [wire])
+        comparison = _condition(name, _OPERATORS[numeric.op], [wire])
     else:
         raise InvalidRequestError.at(f"{path}.op", "must be set in a query")
-    return found if _holds(spec, name, _NUMBERS) else _nothing()
+    return comparison if _holds(spec, name, _NUMBERS) else _nothing()
 
 
 def _holds(spec: IndexSpec, attribute: str, kinds: tuple[str, ...]) -> bool:
@@ -90,17 +90,21 @@ def _holds(spec: IndexSpec, attribute: str, kinds: tuple[str, ...]) -> bool:
     return spec.dynamic if declared is None else declared in kinds
 
 
-def _one_of(attribute: str, tokens: Iterable[str]) -> own.Filter:
-    return _condition(attribute, own.OPERATOR_IN, [own.Value(string_value=token) for token in tokens])
+def _one_of(attribute: str, tokens: Iterable[str]) -> types_pb2.Filter:
+    return _condition(
+        attribute, types_pb2.OPERATOR_IN, [types_pb2.Value(string_value=token) for token in tokens]
+    )
 
 
-def _condition(attribute: str, operator: own.Operator.ValueType, values: list[own.Value]) -> own.Filter:
-    return own.Filter(condition=own.Condition(field=attribute, operator=operator, values=values))
+def _condition(
+    attribute: str, operator: types_pb2.Operator.ValueType, values: list[types_pb2.Value]
+) -> types_pb2.Filter:
+    return types_pb2.Filter(condition=types_pb2.Condition(field=attribute, operator=operator, values=values))
 
 
-def _negated(part: own.Filter) -> own.Filter:
-    return own.Filter(negation=part)
+def _negated(part: types_pb2.Filter) -> types_pb2.Filter:
+    return types_pb2.Filter(negation=part)
 
 
-def _nothing() -> own.Filter:
-    return _negated(own.Filter())
+def _nothing() -> types_pb2.Filter:
+    return _negated(types_pb2.Filter())

@@ -58,10 +58,10 @@ def parse_metadata(value: Value) -> tuple[dict[str, Any], Contents | None]:
             _PATH, f"must have at most {MAX_METADATA_BYTES} bytes, got {value.ByteSize()}"
         )
     try:
-        given = MessageToDict(value)
+        metadata_value = MessageToDict(value)
     except (SerializeToJsonError, ValueError, RecursionError) as error:
         raise InvalidRequestError.at(_PATH, f"cannot be JSON: {error}") from error
-    metadata = _object(given, _PATH, ("contentsDeltaUri", "isCompleteOverwrite", "config"))
+    metadata = _object(metadata_value, _PATH, ("contentsDeltaUri", "isCompleteOverwrite", "config"))
     uri, overwrite = metadata.get("contentsDeltaUri"), metadata.get("isCompleteOverwrite")
     if uri is not None and not isinstance(uri, str):
         raise InvalidRequestError.at(f"{_PATH}.contentsDeltaUri", f"must be a string, got {uri!r:.80}")
@@ -120,17 +120,17 @@ def _check_tree(tree: Mapping[str, Any], path: str) -> None:
             raise InvalidRequestError.at(f"{path}.{name}", f"must be a number above 0, got {value!r:.80}")
 
 
-def _check_whole(value: object, path: str, most: int) -> None:
+def _check_whole(value: object, path: str, maximum: int) -> None:
     is_whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value)
-    if not is_whole or not 1 <= value <= most:  # type: ignore[operator]  # it is a number
-        raise InvalidRequestError.at(path, f"must be a whole number from 1 to {most}, got {value!r:.80}")
+    if not is_whole or not 1 <= value <= maximum:  # type: ignore[operator]  # it is a number
+        raise InvalidRequestError.at(path, f"must be a whole number from 1 to {maximum}, got {value!r:.80}")
 
 
-def _object(value: object, path: str, known: tuple[str, ...]) -> dict[str, Any]:
+def _object(value: object, path: str, allowed: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequestError.at(path, f"must be an object, got {value!r:.80}")
-    unknown = [name for name in value if name not in known]
+    unknown = [name for name in value if name not in allowed]
     if unknown:
-        names = ", ".join(known) or "none"
+        names = ", ".join(allowed) or "none"
         raise InvalidRequestError.at(f"{path}.{unknown[0]:.80}", f"is not a known key; known are: {names}")
     return value

@@ -105,10 +105,10 @@ class IndexMethods:
 
     def create(self, request: pb.CreateIndexRequest, call: Call) -> operations_pb2.Operation:
         """Create an empty index, and write its contents if it has some."""
-        parent, given = parse_parent(request.parent), request.index
-        check_texts(given, "index")
-        _check_encryption(given)
-        config, contents = parse_metadata(given.metadata)
+        parent, message = parse_parent(request.parent), request.index
+        check_texts(message, "index")
+        _check_encryption(message)
+        config, contents = parse_metadata(message.metadata)
         settings = parse_settings(config)
         if contents is not None:
             self._contents.check(contents)
@@ -119,11 +119,11 @@ class IndexMethods:
         now_s = time.time()
         record = {
             "parent": parent,
-            "display_name": given.display_name,
-            "description": given.description,
-            "labels": dict(given.labels),
+            "display_name": message.display_name,
+            "description": message.description,
+            "labels": dict(message.labels),
             "config": config,
-            "update_method": given.index_update_method or BATCH,
+            "update_method": message.index_update_method or BATCH,
             "created_s": now_s,
             "updated_s": now_s,
         }
@@ -144,9 +144,9 @@ class IndexMethods:
     def get(self, request: pb.GetIndexRequest, call: Call) -> pb.Index:
         """Return an index."""
         resources = self._facade.state.read()
-        found = self._registry.find(request.name, resources=resources)
-        index = self._described(found, resources)
-        index.index_stats.CopyFrom(self._stats(found, call.deadline))
+        entry = self._registry.find(request.name, resources=resources)
+        index = self._described(entry, resources)
+        index.index_stats.CopyFrom(self._stats(entry, call.deadline))
         return index
 
     def list(self, request: pb.ListIndexesRequest, call: Call) -> pb.ListIndexesResponse:
@@ -156,14 +156,17 @@ class IndexMethods:
         items = []
         # Of an index that another worker has just created, this one may know only the description.
         for id in sorted({*self._facade.catalog.names(), *records}):
-            found = self._listed(id, resources)
-            if found is not None and (found.record is None or found.record["parent"] == parent):
+            entry = self._listed(id, resources)
+            if entry is not None and (entry.record is None or entry.record["parent"] == parent):
                 name = ResourceName(parent, INDEX_KIND, id)
-                index = self._described(KnownIndex(name, found.manifest, found.record), resources)
+                index = self._described(KnownIndex(name, entry.manifest, entry.record), resources)
                 items.append((id, index))
-        asked = f"{parent}\n{request.filter}"
+        query_key = f"{parent}\n{request.filter}"
         page, token = page_of(
-            filtered(items, request.filter), size=request.page_size, token=request.page_token, asked=asked
+            filtered(items, request.filter),
+            size=request.page_size,
+            token=request.page_token,
+            query_key=query_key,
         )
         return pb.ListIndexesResponse(
             indexes=[masked(index, request.read_mask) for index in page], next_page_token=token
@@ -171,14 +174,14 @@ class IndexMethods:
 
     def update(self, request: pb.UpdateIndexRequest, call: Call) -> operations_pb2.Operation:
         """Change the description of an index, or write contents into it."""
-        given = request.index
-        found = self._registry.find(given.name, "index.name")
+        message = request.index
+        entry = self._registry.find(message.name, "index.name")
         mask = request.update_mask
-        paths = changed_paths(mask, given, _CHANGEABLE)
-        config, contents = parse_metadata(given.metadata) if "metadata" in paths else ({}, None)
+        paths = changed_paths(mask, message, _CHANGEABLE)
+        config, contents = parse_metadata(message.metadata) if "metadata" in paths else ({}, None)
         if contents is not None:
             self._contents.check(contents)
-        if config and parse_settings({**(_config_of(found)), **config}) != found.settings:
+        if config and parse_settings({**(_config_of(entry)), **config}) != entry.settings:
             raise InvalidRequestError.at(
                 "index.metadata.config",
                 "dimensions, distance and algorithm cannot be changed; create another index",
@@ -186,24 +189,24 @@ class IndexMethods:
 
         def change(resources: Resources) -> None:
             record = resources.setdefault(INDEXES, {}).setdefault(
-                found.name.id, _record_of(found, time.time())
+                entry.name.id, _record_of(entry, time.time())
             )
-            check_etag(given.etag, etag_of(record), "index.etag")
+            check_etag(message.etag, etag_of(record), "index.etag")
             for name in ("display_name", "description"):
                 if name in paths:
-                    record[name] = getattr(given, name)
+                    record[name] = getattr(message, name)
             if "labels" in paths:
-                check_labels(given.labels, "index.labels")
-                record["labels"] = dict(given.labels)
+                check_labels(message.labels, "index.labels")
+                record["labels"] = dict(message.labels)
             record["config"] = {**record["config"], **config}
             record["updated_s"] = time.time()
             _check_described(resources)
 
         if "display_name" in paths:
-            check_texts(given, "index")
-        check_description(given.description, "index.description")
+            check_texts(message, "index")
+        check_description(message.description, "index.description")
         return self._ended(
-            found.name,
+            entry.name,
             call,
             pb.UpdateIndexOperationMetadata,
             contents,
@@ -215,8 +218,11 @@ class IndexMethods:
         name = self._deleted_name(request.name)
 
         def begin(resources: Resources) -> None:
-            if places := _deployments(resources, name.id):
-                where = ", ".join(f"{place.index_endpoint} ({place.deployed_index_id})" for place in places)
+            if deployments := _deployments(resources, name.id):
+                where = ", ".join(
+                    f"{deployment.index_endpoint} ({deployment.deployed_index_id})"
+                    for deployment in deployments
+                )
                 raise ConditionError(
                     f"name: the index is deployed at {where}; undeploy it first", field="name"
                 )
@@ -227,7 +233,7 @@ class IndexMethods:
             self._drop(name.id, call.deadline)
         except BaseException:
             with suppress(IndexerError, ServingError):
-                self._facade.state.change(lambda found: found[DELETIONS].pop(name.id, None))
+                self._facade.state.change(lambda document: document[DELETIONS].pop(name.id, None))
             raise
         return self._facade.operations.finished(
             call,
@@ -301,11 +307,11 @@ class IndexMethods:
         target = self._contents.target(name.id, contents)
 
         def work(progress: Any) -> pb.Index:
-            def told(read: pb.NearestNeighborSearchOperationMetadata) -> None:
+            def report(read: pb.NearestNeighborSearchOperationMetadata) -> None:
                 progress(kind(generic_metadata=_times(), nearest_neighbor_search_operation_metadata=read))
 
             with closing(target):
-                self._contents.write(name.id, contents, target, told)
+                self._contents.write(name.id, contents, target, report)
             return described(Deadline.after(None))
 
         with ExitStack() as unless_begun:
@@ -316,29 +322,29 @@ class IndexMethods:
             unless_begun.pop_all()
         return begun
 
-    def _described(self, found: KnownIndex, resources: Resources) -> pb.Index:
+    def _described(self, entry: KnownIndex, resources: Resources) -> pb.Index:
         record = (
-            _record_of(found, found.manifest.created_at.timestamp()) if found.record is None else found.record
+            _record_of(entry, entry.manifest.created_at.timestamp()) if entry.record is None else entry.record
         )
         return pb.Index(
-            name=str(found.name),
+            name=str(entry.name),
             display_name=record["display_name"],
             description=record["description"],
             metadata=_metadata({"config": record["config"]}),
-            deployed_indexes=_deployments(resources, found.name.id),
+            deployed_indexes=_deployments(resources, entry.name.id),
             etag=etag_of(record),
             labels=record["labels"],
             create_time=timestamp(record["created_s"]),
             update_time=timestamp(record["updated_s"]),
-            index_update_method=found.update_method,  # type: ignore[arg-type]  # an int is one
+            index_update_method=entry.update_method,  # type: ignore[arg-type]  # an int is one
         )
 
-    def _stats(self, found: KnownIndex, deadline: Deadline) -> pb.IndexStats:
-        snapshot = self._facade.catalog.snapshot(found.name.id, deadline=deadline)
+    def _stats(self, entry: KnownIndex, deadline: Deadline) -> pb.IndexStats:
+        snapshot = self._facade.catalog.snapshot(entry.name.id, deadline=deadline)
         return pb.IndexStats(
             vectors_count=snapshot.dense_rows,
             sparse_vectors_count=snapshot.sparse_rows,
-            shards_count=found.manifest.shards,
+            shards_count=entry.manifest.shards,
         )
 
 
@@ -354,30 +360,30 @@ def _spec(index: str, measure: Measure) -> dict[str, Any]:
     }
 
 
-def _record_of(found: KnownIndex, now_s: float) -> dict[str, Any]:
+def _record_of(entry: KnownIndex, now_s: float) -> dict[str, Any]:
     """Return a description for an index that has none."""
-    if found.record is not None:
-        return dict(found.record)
-    created_s = found.manifest.created_at.timestamp()
+    if entry.record is not None:
+        return dict(entry.record)
+    created_s = entry.manifest.created_at.timestamp()
     return {
-        "parent": found.name.parent,
-        "display_name": found.name.id,
+        "parent": entry.name.parent,
+        "display_name": entry.name.id,
         "description": "",
         "labels": {},
-        "config": _config_of(found),
+        "config": _config_of(entry),
         "update_method": STREAM,
         "created_s": created_s,
         "updated_s": now_s,
-        "index_id": found.manifest.index_id,
+        "index_id": entry.manifest.index_id,
     }
 
 
-def _config_of(found: KnownIndex) -> dict[str, Any]:
-    if found.record is not None and found.record["config"]:
-        return dict(found.record["config"])
-    measure = measure_of(found.manifest.spec.distance)
+def _config_of(entry: KnownIndex) -> dict[str, Any]:
+    if entry.record is not None and entry.record["config"]:
+        return dict(entry.record["config"])
+    measure = measure_of(entry.manifest.spec.distance)
     return {
-        "dimensions": found.manifest.dimensions,
+        "dimensions": entry.manifest.dimensions,
         "distanceMeasureType": measure.name,
         "algorithmConfig": {"treeAhConfig": {}},
     }

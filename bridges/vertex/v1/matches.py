@@ -23,8 +23,7 @@ from scannery.bridges.vertex.v1.queries import (
 from scannery.bridges.vertex.v1.registry import opened
 from scannery.runtime.errors import InvalidRequestError, UnknownDatapointError
 from scannery.serving.bridging import Deadline, check_count, limits
-from scannery.v1 import search_pb2 as own
-from scannery.v1 import types_pb2
+from scannery.v1 import search_pb2, types_pb2
 from scannery.vertex.v1 import match_pb2 as pb
 from scannery.vertex.v1.index_pb2 import IndexDatapoint
 
@@ -34,7 +33,7 @@ Neighbor = pb.FindNeighborsResponse.Neighbor
 Query = pb.FindNeighborsRequest.Query
 
 
-_PLACE = re.compile(
+_FIELD_PATH = re.compile(
     r"^(?:(?P<is_filter>(?:options\.)?where(?:_each\[(?P<filter>\d+)\])?)|(?:query|queries\[(?P<query>\d+)\])(?:\.(?P<field>\w+))?)"
 )
 _FIELDS = {"vector": "feature_vector", "sparse_vector": "sparse_embedding"}
@@ -63,14 +62,14 @@ class Matches:
         check_hits((query.neighbor_count for query in queries), "queries")
         target, measure = self._target(deployment, full=full)
         points = self._points(deployment.index, queries, deadline)
-        asked = [
+        engine_queries = [
             searched(query, point, target, f"queries[{number}]")
             for number, (query, point) in enumerate(zip(queries, points, strict=True))
         ]
-        hits = self._hits(deployment.index, asked, deadline)
+        hits = self._hits(deployment.index, engine_queries, deadline)
         return [
-            [_neighbor(hit, one, measure, full=full) for hit in _ordered(one, found)]
-            for one, found in zip(asked, hits, strict=True)
+            [_neighbor(hit, query, measure, full=full) for hit in _ordered(query, hits_of_query)]
+            for query, hits_of_query in zip(engine_queries, hits, strict=True)
         ]
 
     def datapoints(
@@ -78,7 +77,7 @@ class Matches:
     ) -> list[IndexDatapoint]:
         """Return the datapoints that exist, in the order of their ids."""
         opened(self._facade, deployment.index)
-        request = own.GetRequest(index=deployment.index, ids=ids, return_vector=True)
+        request = search_pb2.GetRequest(index=deployment.index, ids=ids, return_vector=True)
         answer = self._facade.engine.get(request, deadline)
         return [foreign_datapoint(point) for point in answer.datapoints]
 
@@ -114,39 +113,45 @@ class Matches:
                     f"queries[{number}].datapoint",
                     "must have a feature_vector, a sparse_embedding, or the datapoint_id of a datapoint",
                 )
-        request = own.GetRequest(index=index, ids=named, return_fields=["id"], return_vector=True)
+        request = search_pb2.GetRequest(index=index, ids=named, return_fields=["id"], return_vector=True)
         answer = self._facade.engine.get(request, deadline)
         for missing in answer.missing_ids:
             path = f"queries[{named[missing]}].datapoint.datapoint_id"
             raise UnknownDatapointError(f"{path}: the index has no datapoint {missing!r:.200}", field=path)
         return {point.id: point for point in answer.datapoints}
 
-    def _hits(self, index: str, asked: Sequence[EngineQuery], deadline: Deadline) -> list[Sequence[own.Hit]]:
+    def _hits(
+        self, index: str, queries: Sequence[EngineQuery], deadline: Deadline
+    ) -> list[Sequence[search_pb2.Hit]]:
         """Return the hits of each query; queries with equal options are searched together."""
         groups: dict[bytes, list[int]] = defaultdict(list)
-        for number, one in enumerate(asked):
-            groups[one.options.SerializeToString(deterministic=True)].append(number)
-        found: list[Sequence[own.Hit]] = [()] * len(asked)
+        for number, query in enumerate(queries):
+            groups[query.options.SerializeToString(deterministic=True)].append(number)
+        hits_each: list[Sequence[search_pb2.Hit]] = [()] * len(queries)
         for numbers in groups.values():
             try:
-                answers = self._group(index, [asked[n] for n in numbers], deadline)
+                answers = self._group(index, [queries[n] for n in numbers], deadline)
             except InvalidRequestError as error:
                 field = _translated(error.field or "", numbers)
                 raise InvalidRequestError(_translated(error.message, numbers), field=field) from error
             for number, hits in zip(numbers, answers, strict=True):
-                found[number] = hits
-        return found
+                hits_each[number] = hits
+        return hits_each
 
-    def _group(self, index: str, asked: Sequence[EngineQuery], deadline: Deadline) -> list[Sequence[own.Hit]]:
-        options = asked[0].options
-        if len(asked) == 1:
-            request = own.SearchRequest(index=index, query=asked[0].query, options=options)
-            if asked[0].where is not None:
-                request.options.where.CopyFrom(asked[0].where)
+    def _group(
+        self, index: str, queries: Sequence[EngineQuery], deadline: Deadline
+    ) -> list[Sequence[search_pb2.Hit]]:
+        options = queries[0].options
+        if len(queries) == 1:
+            request = search_pb2.SearchRequest(index=index, query=queries[0].query, options=options)
+            if queries[0].where is not None:
+                request.options.where.CopyFrom(queries[0].where)
             return [self._facade.engine.search(request, deadline).hits]
-        many = own.SearchManyRequest(index=index, queries=[one.query for one in asked], options=options)
-        if any(one.where is not None for one in asked):
-            many.where_each.extend(one.where or types_pb2.Filter() for one in asked)
+        many = search_pb2.SearchManyRequest(
+            index=index, queries=[query.query for query in queries], options=options
+        )
+        if any(query.where is not None for query in queries):
+            many.where_each.extend(query.where or types_pb2.Filter() for query in queries)
         return [result.hits for result in self._facade.engine.search_many(many, deadline).results]
 
 
@@ -166,7 +171,7 @@ class MatchMethods:
         """Return the neighbours of each query."""
         deployment = self._deployments.find(request.index_endpoint, request.deployed_index_id)
         check_count("queries", len(request.queries), limits.MAX_QUERIES)
-        found = self._matches.neighbors(
+        neighbor_lists = self._matches.neighbors(
             deployment, request.queries, full=request.return_full_datapoint, deadline=call.deadline
         )
         return pb.FindNeighborsResponse(
@@ -174,7 +179,7 @@ class MatchMethods:
                 pb.FindNeighborsResponse.NearestNeighbors(
                     id=query.datapoint.datapoint_id, neighbors=neighbors
                 )
-                for query, neighbors in zip(request.queries, found, strict=True)
+                for query, neighbors in zip(request.queries, neighbor_lists, strict=True)
             ]
         )
 
@@ -182,34 +187,34 @@ class MatchMethods:
         """Return datapoints by id."""
         deployment = self._deployments.find(request.index_endpoint, request.deployed_index_id)
         check_count("ids", len(request.ids), limits.MAX_GET_IDS)
-        found = self._matches.datapoints(deployment, request.ids, call.deadline)
-        return pb.ReadIndexDatapointsResponse(datapoints=found)
+        datapoints = self._matches.datapoints(deployment, request.ids, call.deadline)
+        return pb.ReadIndexDatapointsResponse(datapoints=datapoints)
 
 
 def check_hits(counts: Iterable[int], field: str) -> None:
-    """Raise InvalidRequestError if an answer could have more neighbours than one of our own.
+    """Raise InvalidRequestError if an answer could have more neighbours than one of our search_pb2.
 
     Args:
         counts: neighbours that each query asks for.
         field: of the request.
 
     """
-    most = sum(min(count or DEFAULT_NEIGHBORS, limits.MAX_K) for count in counts)
-    if most > limits.MAX_BATCH_HITS:
+    total = sum(min(count or DEFAULT_NEIGHBORS, limits.MAX_K) for count in counts)
+    if total > limits.MAX_BATCH_HITS:
         raise InvalidRequestError.at(
-            field, f"must ask for at most {limits.MAX_BATCH_HITS} neighbors in all, got {most}"
+            field, f"must ask for at most {limits.MAX_BATCH_HITS} neighbors in all, got {total}"
         )
 
 
 def _translated(text: str, numbers: Sequence[int]) -> str:
     """Return a text about one of our messages with the request's own numbers and names of fields."""
 
-    def place(found: re.Match[str]) -> str:
-        number = numbers[int(found["query"] or found["filter"] or 0)]
-        field = "restricts" if found["is_filter"] else _FIELDS.get(found["field"] or "", "")
+    def rewritten(match: re.Match[str]) -> str:
+        number = numbers[int(match["query"] or match["filter"] or 0)]
+        field = "restricts" if match["is_filter"] else _FIELDS.get(match["field"] or "", "")
         return f"queries[{number}].datapoint.{field}".rstrip(".")
 
-    return _PLACE.sub(place, text, count=1)
+    return _FIELD_PATH.sub(rewritten, text, count=1)
 
 
 def _is_by_id(point: IndexDatapoint) -> bool:
@@ -219,20 +224,20 @@ def _is_by_id(point: IndexDatapoint) -> bool:
 def _with_vectors(query: Query, vectors: Mapping[str, types_pb2.Datapoint]) -> IndexDatapoint:
     """Return the datapoint of a query with the vector of the datapoint that it names: with `rrf` with both."""
     own_vectors = foreign_datapoint(vectors[query.datapoint.datapoint_id])
-    found = IndexDatapoint()
-    found.CopyFrom(query.datapoint)
-    found.feature_vector.extend(own_vectors.feature_vector)
-    if own_vectors.HasField("sparse_embedding") and (query.HasField("rrf") or not found.feature_vector):
-        found.sparse_embedding.CopyFrom(own_vectors.sparse_embedding)
-    return found
+    merged = IndexDatapoint()
+    merged.CopyFrom(query.datapoint)
+    merged.feature_vector.extend(own_vectors.feature_vector)
+    if own_vectors.HasField("sparse_embedding") and (query.HasField("rrf") or not merged.feature_vector):
+        merged.sparse_embedding.CopyFrom(own_vectors.sparse_embedding)
+    return merged
 
 
-def _ordered(query: EngineQuery, hits: Sequence[own.Hit]) -> Sequence[own.Hit]:
+def _ordered(query: EngineQuery, hits: Sequence[search_pb2.Hit]) -> Sequence[search_pb2.Hit]:
     """Return hits in the order of the answer: those of a query without a direction are equally far, so by id."""
     return hits if query.has_direction else sorted(hits, key=lambda hit: hit.datapoint.id)
 
 
-def _neighbor(hit: own.Hit, query: EngineQuery, measure: Measure, *, full: bool) -> Neighbor:
+def _neighbor(hit: search_pb2.Hit, query: EngineQuery, measure: Measure, *, full: bool) -> Neighbor:
     neighbor = Neighbor()
     if full:
         neighbor.datapoint.CopyFrom(foreign_datapoint(hit.datapoint))

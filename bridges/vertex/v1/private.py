@@ -46,14 +46,16 @@ class PrivateMethods:
 
     def batch_match(self, request: pb.BatchMatchRequest, call: Call) -> pb.BatchMatchResponse:
         """Return the neighbours of the queries of several indexes; the error of one index is part of the answer."""
-        queries = sum(len(one.requests) for one in request.requests)
+        queries = sum(len(group.requests) for group in request.requests)
         check_count("requests", queries, limits.MAX_QUERIES)
-        check_hits((query.num_neighbors for one in request.requests for query in one.requests), "requests")
+        check_hits(
+            (query.num_neighbors for group in request.requests for query in group.requests), "requests"
+        )
         response = pb.BatchMatchResponse()
-        for one in request.requests:
-            answer = PerIndex(deployed_index_id=one.deployed_index_id)
+        for group in request.requests:
+            answer = PerIndex(deployed_index_id=group.deployed_index_id)
             try:
-                answer.responses.extend(self._answers(one.deployed_index_id, one.requests, call))
+                answer.responses.extend(self._answers(group.deployed_index_id, group.requests, call))
             except Exception as error:
                 code, message, _ = status_for_callers(error)
                 if code is StatusCode.INTERNAL:
@@ -68,8 +70,8 @@ class PrivateMethods:
         """Return datapoints by id."""
         deployment = self._deployments.find_anywhere(request.deployed_index_id)
         check_count("id", len(request.id), limits.MAX_GET_IDS)
-        found = self._matches.datapoints(deployment, request.id, call.deadline)
-        return pb.BatchGetEmbeddingsResponse(embeddings=map(_embedding, found))
+        datapoints = self._matches.datapoints(deployment, request.id, call.deadline)
+        return pb.BatchGetEmbeddingsResponse(embeddings=map(_embedding, datapoints))
 
     def _answers(
         self, deployed: str, requests: Iterable[pb.MatchRequest], call: Call
@@ -79,12 +81,12 @@ class PrivateMethods:
         if not requests:
             return []
         full = any(request.embedding_enabled for request in requests)
-        found = self._matches.neighbors(
+        neighbor_lists = self._matches.neighbors(
             deployment, [_query(request) for request in requests], full=full, deadline=call.deadline
         )
         return [
             _response(neighbors, full=request.embedding_enabled)
-            for request, neighbors in zip(requests, found, strict=True)
+            for request, neighbors in zip(requests, neighbor_lists, strict=True)
         ]
 
 
@@ -114,8 +116,8 @@ def _query(request: pb.MatchRequest) -> Query:
         )
     for numeric in request.numeric_restricts:
         kind = numeric.WhichOneof("value")
-        given = {} if kind is None else {kind: getattr(numeric, kind)}
-        point.numeric_restricts.add(namespace=numeric.name, op=numeric.op, **given)
+        operand = {} if kind is None else {kind: getattr(numeric, kind)}
+        point.numeric_restricts.add(namespace=numeric.name, op=numeric.op, **operand)
     if request.HasField("rrf"):
         query.rrf.alpha = request.rrf.alpha
     return query
@@ -138,22 +140,22 @@ def _response(
 
 
 def _embedding(point: IndexDatapoint) -> pb.Embedding:
-    found = pb.Embedding(
+    embedding = pb.Embedding(
         id=point.datapoint_id, float_val=point.feature_vector, crowding_attribute=_number(point)
     )
     for restrict in point.restricts:
-        found.restricts.add(
+        embedding.restricts.add(
             name=restrict.namespace, allow_tokens=restrict.allow_list, deny_tokens=restrict.deny_list
         )
     for numeric in point.numeric_restricts:
         kind = numeric.WhichOneof("value") or "value_int"
-        found.numeric_restricts.add(name=numeric.namespace, **{kind: getattr(numeric, kind)})
+        embedding.numeric_restricts.add(name=numeric.namespace, **{kind: getattr(numeric, kind)})
     if point.HasField("sparse_embedding"):
-        found.sparse_embedding.float_val.extend(point.sparse_embedding.values)
-        found.sparse_embedding.dimension.extend(point.sparse_embedding.dimensions)
+        embedding.sparse_embedding.float_val.extend(point.sparse_embedding.values)
+        embedding.sparse_embedding.dimension.extend(point.sparse_embedding.dimensions)
     if point.HasField("embedding_metadata"):
-        found.embedding_metadata.CopyFrom(point.embedding_metadata)
-    return found
+        embedding.embedding_metadata.CopyFrom(point.embedding_metadata)
+    return embedding
 
 
 def _number(point: IndexDatapoint) -> int:

@@ -24,8 +24,7 @@ from scannery.bridges.vertex.v1.filters import filter_of
 from scannery.indexer import Distance, IndexSpec
 from scannery.runtime.errors import InvalidRequestError, UnsupportedError
 from scannery.serving.bridging import limits
-from scannery.v1 import search_pb2 as own
-from scannery.v1 import types_pb2
+from scannery.v1 import search_pb2, types_pb2
 from scannery.vertex.v1.index_pb2 import IndexDatapoint
 from scannery.vertex.v1.match_pb2 import FindNeighborsRequest
 
@@ -45,10 +44,10 @@ Query = FindNeighborsRequest.Query
 Kind: TypeAlias = Literal["dense", "sparse", "hybrid"]
 DEFAULT_NEIGHBORS = 10
 DEFAULT_ALPHA = 0.5
-_MODES: dict[Kind, own.Mode.ValueType] = {
-    "dense": own.MODE_DENSE,
-    "sparse": own.MODE_LEXICAL,
-    "hybrid": own.MODE_HYBRID,
+_MODES: dict[Kind, search_pb2.Mode.ValueType] = {
+    "dense": search_pb2.MODE_DENSE,
+    "sparse": search_pb2.MODE_LEXICAL,
+    "hybrid": search_pb2.MODE_HYBRID,
 }
 
 
@@ -71,8 +70,8 @@ class EngineQuery:
     """A query of this server."""
 
     kind: Kind
-    query: own.Query
-    options: own.SearchOptions
+    query: search_pb2.Query
+    options: search_pb2.SearchOptions
     """Options without the filter."""
     where: types_pb2.Filter | None
     has_direction: bool = True
@@ -95,17 +94,19 @@ def searched(query: Query, point: IndexDatapoint, target: Target, path: str) -> 
     """
     kind, alpha = _kind(query, point, f"{path}.rrf.alpha")
     front = f"{path}.datapoint"
-    asked, has_direction = own.Query(), True
+    search_query, has_direction = search_pb2.Query(), True
     if kind != "sparse":
         _check_vector(point, target, f"{front}.feature_vector")
-        asked.vector.values.extend(point.feature_vector)
+        search_query.vector.values.extend(point.feature_vector)
     if kind == "dense" and target.spec.distance == "cosine" and not any(point.feature_vector):
-        has_direction, asked.vector.values[0] = False, 1.0
+        has_direction, search_query.vector.values[0] = False, 1.0
     if kind != "dense":
-        asked.sparse_vector.CopyFrom(sparse_vector(point.sparse_embedding, f"{front}.sparse_embedding"))
+        search_query.sparse_vector.CopyFrom(
+            sparse_vector(point.sparse_embedding, f"{front}.sparse_embedding")
+        )
     return EngineQuery(
         kind,
-        asked,
+        search_query,
         _options(query, kind, alpha, target, path),
         filter_of(point, target.spec, front),
         has_direction,
@@ -131,31 +132,31 @@ def _check_vector(point: IndexDatapoint, target: Target, path: str) -> None:
         )
 
 
-def _options(query: Query, kind: Kind, alpha: float, target: Target, path: str) -> own.SearchOptions:
+def _options(query: Query, kind: Kind, alpha: float, target: Target, path: str) -> search_pb2.SearchOptions:
     k = _within(query.neighbor_count, f"{path}.neighbor_count", limits.MAX_K) or DEFAULT_NEIGHBORS
-    options = own.SearchOptions(k=k, mode=_MODES[kind], return_vector=target.full)
+    options = search_pb2.SearchOptions(k=k, mode=_MODES[kind], return_vector=target.full)
     if not target.full:
         options.return_fields.append(CROWDING if _has_crowding(target.spec) else "id")
-    most = _within(
+    per_crowd = _within(
         query.per_crowding_attribute_neighbor_count,
         f"{path}.per_crowding_attribute_neighbor_count",
         limits.MAX_K,
     )
-    if most and most < k:
+    if per_crowd and per_crowd < k:
         if target.spec.attributes.get(CROWDING) != "string":
             raise UnsupportedError(
                 f"{path}.per_crowding_attribute_neighbor_count: the index has no attribute {CROWDING!r} of type string",
                 field=f"{path}.per_crowding_attribute_neighbor_count",
             )
-        options.crowding.max_per_group, options.crowding.group_by = most, CROWDING
+        options.crowding.max_per_group, options.crowding.group_by = per_crowd, CROWDING
     if kind == "hybrid":
-        options.fusion.method, options.fusion.alpha = own.FUSION_METHOD_RECIPROCAL_RANK, alpha
+        options.fusion.method, options.fusion.alpha = search_pb2.FUSION_METHOD_RECIPROCAL_RANK, alpha
     if kind != "sparse":
         _add_depth(options, query, k, target, path)
     return options
 
 
-def _add_depth(options: own.SearchOptions, query: Query, k: int, target: Target, path: str) -> None:
+def _add_depth(options: search_pb2.SearchOptions, query: Query, k: int, target: Target, path: str) -> None:
     """Set how much of the index is searched."""
     candidates = _within(
         query.approximate_neighbor_count, f"{path}.approximate_neighbor_count", limits.MAX_RESCORE
@@ -179,16 +180,16 @@ def _has_crowding(spec: IndexSpec) -> bool:
     return CROWDING in spec.attributes
 
 
-def _within(value: int, path: str, most: int) -> int:
-    if not 0 <= value <= most:
-        raise InvalidRequestError.at(path, f"must be 0 to {most}, got {value}")
+def _within(value: int, path: str, maximum: int) -> int:
+    if not 0 <= value <= maximum:
+        raise InvalidRequestError.at(path, f"must be 0 to {maximum}, got {value}")
     return value
 
 
 DEFAULT_MEASURE = "DOT_PRODUCT_DISTANCE"
 _NORMS = ("NONE", "UNIT_L2_NORM")
 _MEASURES = ("DOT_PRODUCT_DISTANCE", "COSINE_DISTANCE", "SQUARED_L2_DISTANCE", "L1_DISTANCE")
-_OWN: dict[Distance, str] = {
+_DEFAULT_NORMS: dict[Distance, str] = {
     "dot": "DOT_PRODUCT_DISTANCE",
     "cosine": "COSINE_DISTANCE",
     "squared_l2": "SQUARED_L2_DISTANCE",
@@ -203,13 +204,14 @@ class Measure:
     norm: str = "NONE"
 
     def __post_init__(self) -> None:
-        for field, value, known in (
+        for field, value, allowed in (
             ("distanceMeasureType", self.name, _MEASURES),
             ("featureNormType", self.norm, _NORMS),
         ):
-            if value not in known:
+            if value not in allowed:
                 raise InvalidRequestError.at(
-                    f"index.metadata.config.{field}", f"must be one of {', '.join(known)}, got {value!r:.80}"
+                    f"index.metadata.config.{field}",
+                    f"must be one of {', '.join(allowed)}, got {value!r:.80}",
                 )
         if self.name == "L1_DISTANCE":
             raise UnsupportedError(
@@ -235,4 +237,4 @@ class Measure:
 
 def measure_of(distance: Distance) -> Measure:
     """Return the measure of an index that was not made through the service's API."""
-    return Measure(_OWN[distance])
+    return Measure(_DEFAULT_NORMS[distance])

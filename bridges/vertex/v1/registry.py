@@ -109,10 +109,10 @@ class Registry:
 
         """
         name = parse_name(text, INDEX_KIND, field)
-        found = self.known(name.id, self._facade.state.read() if resources is None else resources)
-        if found is None or (found.record is not None and found.record["parent"] != name.parent):
+        entry = self.known(name.id, self._facade.state.read() if resources is None else resources)
+        if entry is None or (entry.record is not None and entry.record["parent"] != name.parent):
             raise unknown_resource(text, field)
-        return KnownIndex(name, found.manifest, found.record)
+        return KnownIndex(name, entry.manifest, entry.record)
 
     def find_recent(self, text: str, field: str = "name") -> KnownIndex:
         """As `find`, mostly without access to the store: what is known of the index may be half a second old."""
@@ -199,9 +199,9 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 def timestamp(seconds: float) -> Timestamp:
     """Return a time, given in seconds since 1970, as a message."""
-    found = Timestamp()
-    found.FromMicroseconds(round(seconds * 1e6))
-    return found
+    time_message = Timestamp()
+    time_message.FromMicroseconds(round(seconds * 1e6))
+    return time_message
 
 
 def check_texts(resource: Any, front: str) -> None:
@@ -236,21 +236,23 @@ def check_labels(labels: Mapping[str, str], path: str) -> None:
             )
 
 
-def changed_paths(mask: FieldMask, given: Any, known: Sequence[str], field: str = "update_mask") -> list[str]:
+def changed_paths(
+    mask: FieldMask, message: Any, allowed: Sequence[str], field: str = "update_mask"
+) -> list[str]:
     """Return the fields that an update changes: those of the mask, or without one those that are set.
 
     Raises:
         InvalidRequestError: the mask names another field, or nothing is changed.
 
     """
-    paths = list(dict.fromkeys(mask.paths)) or [name for name in known if _is_set(given, name)]
+    paths = list(dict.fromkeys(mask.paths)) or [name for name in allowed if _is_set(message, name)]
     for path in paths:
-        if path not in known:
+        if path not in allowed:
             raise InvalidRequestError.at(
-                field, f"{path!r:.80} cannot be changed; possible are {', '.join(known)}"
+                field, f"{path!r:.80} cannot be changed; possible are {', '.join(allowed)}"
             )
     if not paths:
-        raise InvalidRequestError.at(field, f"must name at least one of {', '.join(known)}")
+        raise InvalidRequestError.at(field, f"must name at least one of {', '.join(allowed)}")
     return paths
 
 
@@ -258,14 +260,14 @@ def masked(message: MessageT, mask: FieldMask) -> MessageT:
     """Return a message with the fields of a mask only; without paths, all."""
     if not mask.paths:
         return message
-    found = type(message)()
-    known = [path for path in mask.paths if path != "*"]
-    if len(known) < len(mask.paths):
+    result = type(message)()
+    paths = [path for path in mask.paths if path != "*"]
+    if len(paths) < len(mask.paths):
         return message
-    if not _is_valid(known, message):
+    if not _is_valid(paths, message):
         raise InvalidRequestError.at("read_mask", "names a field that there is not")
-    FieldMask(paths=known).MergeMessage(message, found)
-    return found
+    FieldMask(paths=paths).MergeMessage(message, result)
+    return result
 
 
 def _is_valid(paths: Sequence[str], message: Any) -> bool:
@@ -316,4 +318,4 @@ def _test(name: str, operator: str, value: str) -> Callable[[Any], bool]:
 
 def _is_set(message: Any, name: str) -> bool:
     field = message.DESCRIPTOR.fields_by_name[name]
-    return any(found is field or found.name == name for found, _ in message.ListFields())
+    return any(present is field or present.name == name for present, _ in message.ListFields())

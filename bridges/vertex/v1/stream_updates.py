@@ -16,8 +16,7 @@ from scannery.bridges.vertex.v1.registry import STREAM, KnownIndex, Registry
 from scannery.indexer import IndexSpec
 from scannery.runtime.errors import ConditionError, InvalidRequestError, UnknownDatapointError
 from scannery.serving.bridging import Engine, check_count, limits
-from scannery.v1 import index_pb2 as own
-from scannery.v1 import search_pb2, types_pb2
+from scannery.v1 import index_pb2, search_pb2, types_pb2
 from scannery.vertex.v1 import index_pb2 as pb
 
 __all__ = ["StreamUpdateMethods"]
@@ -28,7 +27,7 @@ _RESTRICTING = ("string", "string_list", "int", "float")
 """Types of declared attributes that hold tokens or numbers."""
 _ATTEMPTS = 5
 """Attempts to change datapoints that others write at the same time."""
-_PLACE = re.compile(r"upserts\[(\d+)\]\.datapoint\.?([A-Za-z_]*)[^:]*")
+_PREFIX = re.compile(r"upserts\[(\d+)\]\.datapoint\.?([A-Za-z_]*)[^:]*")
 _FIELDS = {
     "id": "datapoint_id",
     "vector": "feature_vector",
@@ -65,7 +64,7 @@ class StreamUpdateMethods:
         """Delete datapoints; unknown ids are no error."""
         index = self._streamed(request.index)
         check_count("datapoint_ids", len(request.datapoint_ids), limits.MAX_DELETES)
-        message = own.DeleteRequest(index=index.name.id, ids=request.datapoint_ids)
+        message = index_pb2.DeleteRequest(index=index.name.id, ids=request.datapoint_ids)
         try:
             self._facade.engine.delete(message, call.deadline)
         except InvalidRequestError as error:
@@ -88,7 +87,7 @@ class StreamUpdateMethods:
         spec = index.manifest.spec
         batch = _Batch()
         for number, point in enumerate(request.datapoints):
-            batch.add(number, own.Upsert(datapoint=own_datapoint(point, spec, f"datapoints[{number}]")))
+            batch.add(number, index_pb2.Upsert(datapoint=own_datapoint(point, spec, f"datapoints[{number}]")))
         batch.write(self._facade.engine, index.name.id, call)
 
     def _update(self, index: KnownIndex, request: pb.UpsertDatapointsRequest, call: Call) -> None:
@@ -132,16 +131,16 @@ class _Batch:
     """What is written at once: of datapoints with the same id, the last one."""
 
     def __init__(self) -> None:
-        self._items: dict[str, tuple[int, own.Upsert]] = {}
+        self._items: dict[str, tuple[int, index_pb2.Upsert]] = {}
 
-    def add(self, number: int, item: own.Upsert) -> None:
+    def add(self, number: int, item: index_pb2.Upsert) -> None:
         """Take a datapoint, by its number in the request."""
         self._items[item.datapoint.id] = number, item
 
     def write(self, engine: Engine, index: str, call: Call) -> None:
         """Write all or none; errors have the names of the request's fields."""
         items = [*self._items.values()]
-        message = own.UpsertRequest(index=index, upserts=[item for _, item in items])
+        message = index_pb2.UpsertRequest(index=index, upserts=[item for _, item in items])
         try:
             engine.upsert(message, call.deadline)
         except InvalidRequestError as error:
@@ -152,40 +151,40 @@ class _Batch:
 
 def _changed(
     point: pb.IndexDatapoint, before: types_pb2.Datapoint, mask: FieldMask, spec: IndexSpec, path: str
-) -> own.Upsert:
+) -> index_pb2.Upsert:
     """Return the change of a datapoint; what is not in the mask stays."""
-    found = types_pb2.Datapoint(id=before.id)
+    datapoint = types_pb2.Datapoint(id=before.id)
     paths = []
     if _RESTRICTS in mask.paths:
-        given = attribute_values(point, spec, path)
-        for name, value in given.items():
-            found.attributes[name].CopyFrom(value)
+        attributes = attribute_values(point, spec, path)
+        for name, value in attributes.items():
+            datapoint.attributes[name].CopyFrom(value)
         dynamic: dict[str, Any] = json.loads(before.dynamic_json) if before.dynamic_json else {}
         present = {name for name in before.attributes if spec.attributes.get(name) in _RESTRICTING}
         present |= {
             name for name, value in dynamic.items() if not isinstance(value, (bool, dict, type(None)))
         }
-        names = ({*given} | present) - {CROWDING}
+        names = ({*attributes} | present) - {CROWDING}
         paths += [f"attributes.{name}" for name in sorted(names)]
     if _METADATA in mask.paths:
         paths.append("payload_json")
         if point.HasField("embedding_metadata"):
-            found.payload_json = payload_of(point, path)
+            datapoint.payload_json = payload_of(point, path)
     if not paths:  # no restricts before, and none now
         paths = ["payload_json"]
         if before.HasField("payload_json"):
-            found.payload_json = before.payload_json
-    return own.Upsert(
-        datapoint=found,
+            datapoint.payload_json = before.payload_json
+    return index_pb2.Upsert(
+        datapoint=datapoint,
         update_mask=FieldMask(paths=paths),
-        condition=own.WriteCondition(if_revision=before.revision),
+        condition=index_pb2.WriteCondition(if_revision=before.revision),
     )
 
 
 def _translated(text: str, numbers: Sequence[int]) -> str:
     """Return a text about one of our messages with the request's own numbers and names of fields."""
-    return _PLACE.sub(
-        lambda found: f"datapoints[{numbers[int(found[1])]}].{_FIELDS.get(found[2], found[2])}".rstrip("."),
+    return _PREFIX.sub(
+        lambda match: f"datapoints[{numbers[int(match[1])]}].{_FIELDS.get(match[2], match[2])}".rstrip("."),
         text,
         count=1,
     )

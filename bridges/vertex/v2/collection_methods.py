@@ -103,8 +103,10 @@ class CollectionMethods:
         """Return the collections of a location."""
         location = parse_parent(request.parent)
         check_list(request.filter, request.order_by)
-        found = [(each.name.id, each.message) for each in self._collections.below(location)]
-        page, token = page_of(found, size=request.page_size, token=request.page_token, asked=location)
+        collections = [(each.name.id, each.message) for each in self._collections.below(location)]
+        page, token = page_of(
+            collections, size=request.page_size, token=request.page_token, query_key=location
+        )
         return pb.ListCollectionsResponse(collections=page, next_page_token=token)
 
     def update(self, request: pb.UpdateCollectionRequest, call: Call) -> operations_pb2.Operation:
@@ -147,8 +149,8 @@ class CollectionMethods:
         self._collections.remove(collection, once=once)
         return finished(self._facade, call, "delete", name, name, Empty())
 
-    def _create(self, name: CollectionName, given: pb.Collection, once: Once, call: Call) -> None:
-        message, schema = self._checked(given)
+    def _create(self, name: CollectionName, collection: pb.Collection, once: Once, call: Call) -> None:
+        message, schema = self._checked(collection)
         distance = message.labels.get(DISTANCE_LABEL, "cosine")
         if distance not in ("dot", "cosine"):
             raise InvalidRequestError.at(
@@ -168,15 +170,15 @@ class CollectionMethods:
         )
         self._collections.put(name, record, instead_of=replaced, once=once, mark=mark)
 
-    def _checked(self, given: pb.Collection) -> tuple[pb.Collection, VectorSchema]:
+    def _checked(self, original: pb.Collection) -> tuple[pb.Collection, VectorSchema]:
         """Return a new collection that was checked, and its vectors."""
-        if given.HasField("encryption_spec"):
+        if original.HasField("encryption_spec"):
             raise UnsupportedError(
                 "collection.encryption_spec: keys of the caller are not supported",
                 field="collection.encryption_spec",
             )
         message = pb.Collection()
-        message.CopyFrom(given)
+        message.CopyFrom(original)
         _check_texts(message)
         if message.HasField("schema") and not message.HasField("data_schema"):
             message.data_schema.CopyFrom(message.schema)
@@ -242,50 +244,50 @@ def check_list(given_filter: str, order_by: str) -> None:
         raise UnsupportedError("order_by: lists are ordered by name", field="order_by")
 
 
-def merged(before: pb.Collection, given: pb.Collection, mask: list[str]) -> pb.Collection:
+def merged(before: pb.Collection, changes: pb.Collection, mask: list[str]) -> pb.Collection:
     """Return a collection with the fields of a mask, or those that are given where the mask is empty."""
     after = pb.Collection()
     after.CopyFrom(before)
-    if given.HasField("schema") and not given.HasField("data_schema"):
-        given = pb.Collection(
-            **{field.name: value for field, value in given.ListFields()}, data_schema=given.schema
+    if changes.HasField("schema") and not changes.HasField("data_schema"):
+        changes = pb.Collection(
+            **{field.name: value for field, value in changes.ListFields()}, data_schema=changes.schema
         )
-    paths = mask or [field.name for field, _ in given.ListFields() if field.name in (*_TEXTS, *_SCHEMAS)]
+    paths = mask or [field.name for field, _ in changes.ListFields() if field.name in (*_TEXTS, *_SCHEMAS)]
     for path in [*_TEXTS, *_SCHEMAS] if paths == ["*"] else paths:
-        first, _, rest = path.partition(".")
+        first, _, tail = path.partition(".")
         if first not in (*_TEXTS, *_SCHEMAS):
             raise InvalidRequestError.at(
                 "update_mask",
                 f"must have paths of {', '.join((*_TEXTS, *_SCHEMAS))}, or be *, got {path!r:.80}",
             )
-        if rest:
-            _merge_field(after, given, first, rest)
+        if tail:
+            _merge_field(after, changes, first, tail)
         else:
             after.ClearField(first)  # type: ignore[arg-type]  # one of the names above
             part = pb.Collection()
-            part.CopyFrom(given)
-            for field, _ in given.ListFields():
+            part.CopyFrom(changes)
+            for field, _ in changes.ListFields():
                 if field.name != first:
                     part.ClearField(field.name)  # type: ignore[arg-type]  # the name of a field
             after.MergeFrom(part)
     return after
 
 
-def _merge_field(after: pb.Collection, given: pb.Collection, first: str, rest: str) -> None:
+def _merge_field(after: pb.Collection, changes: pb.Collection, first: str, tail: str) -> None:
     """Set a field of one of the schemas, or one label."""
-    if first == "vector_schema" and rest in given.vector_schema:
-        after.vector_schema[rest].CopyFrom(given.vector_schema[rest])
+    if first == "vector_schema" and tail in changes.vector_schema:
+        after.vector_schema[tail].CopyFrom(changes.vector_schema[tail])
         return
-    if first == "labels" and rest in given.labels:
-        after.labels[rest] = given.labels[rest]
+    if first == "labels" and tail in changes.labels:
+        after.labels[tail] = changes.labels[tail]
         return
-    name = rest.removeprefix("properties.")
-    properties = given.data_schema.fields["properties"].struct_value.fields
-    if first == "data_schema" and name != rest and name in properties:
+    name = tail.removeprefix("properties.")
+    properties = changes.data_schema.fields["properties"].struct_value.fields
+    if first == "data_schema" and name != tail and name in properties:
         kept = after.data_schema.fields["properties"].struct_value.fields
         kept[name].CopyFrom(properties[name])
         return
-    raise InvalidRequestError.at("update_mask", f"{first}.{rest:.80} is not in the collection given")
+    raise InvalidRequestError.at("update_mask", f"{first}.{tail:.80} is not in the collection given")
 
 
 def _check_grown(before: Collection, after: pb.Collection, schema: VectorSchema) -> None:
@@ -310,9 +312,9 @@ def _check_grown(before: Collection, after: pb.Collection, schema: VectorSchema)
 
 def _check_properties(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     DataSchema(after)
-    given = after.get("properties", {})
+    properties = after.get("properties", {})
     for name in before.get("properties", {}):
-        if name not in given:
+        if name not in properties:
             raise InvalidRequestError.at(f"collection.data_schema.properties.{name}", "cannot be removed")
 
 
@@ -393,8 +395,10 @@ class IndexMethods:
         """Return the indexes of a collection."""
         collection = self._collections.get(parsed_collection(request.parent, "parent"), "parent")
         check_list(request.filter, request.order_by)
-        found = [(each, stored_index(collection, each)) for each in sorted(collection.indexes)]
-        page, token = page_of(found, size=request.page_size, token=request.page_token, asked=request.parent)
+        listed = [(each, stored_index(collection, each)) for each in sorted(collection.indexes)]
+        page, token = page_of(
+            listed, size=request.page_size, token=request.page_token, query_key=request.parent
+        )
         return pb.ListIndexesResponse(indexes=page, next_page_token=token)
 
     def update(self, request: pb.UpdateIndexRequest, call: Call) -> operations_pb2.Operation:
@@ -405,8 +409,8 @@ class IndexMethods:
         target = name.index_name(identifier)
         if self._collections.answered(once):
             return finished(self._facade, call, "update", name, target, after)
-        given = [field.name for field, _ in request.index.ListFields() if field.name in _CHANGEABLE]
-        for path in list(request.update_mask.paths) or given:
+        changed_fields = [field.name for field, _ in request.index.ListFields() if field.name in _CHANGEABLE]
+        for path in list(request.update_mask.paths) or changed_fields:
             if path not in _CHANGEABLE:
                 raise InvalidRequestError.at(
                     "update_mask", f"must have paths of {', '.join(_CHANGEABLE)}, got {path!r:.80}"
@@ -432,8 +436,8 @@ class IndexMethods:
         if not self._collections.answered(once):
             collection = self._collections.get(name, "name")
             stored_index(collection, identifier)
-            rest = {key: each for key, each in collection.record["indexes"].items() if key != identifier}
-            self._put(collection, rest, once)
+            remaining = {key: each for key, each in collection.record["indexes"].items() if key != identifier}
+            self._put(collection, remaining, once)
         return finished(self._facade, call, "delete", name, target, Empty())
 
     def _put_one(
@@ -452,10 +456,10 @@ def _check(index: pb.Index, collection: Collection) -> None:
     """Raise InvalidRequestError for an index that does not fit its collection."""
     schema = collection.schema
     if index.index_field not in (*schema.dense, *filter(None, [schema.sparse])):
-        known = ", ".join(sorted(filter(None, [*schema.dense, schema.sparse]))) or "it has none"
+        names = ", ".join(sorted(filter(None, [*schema.dense, schema.sparse]))) or "it has none"
         raise InvalidRequestError.at(
             "index.index_field",
-            f"must be a vector field of the collection ({known}), got {index.index_field!r:.80}",
+            f"must be a vector field of the collection ({names}), got {index.index_field!r:.80}",
         )
     if index.index_field == schema.sparse and index.distance_metric == pb.COSINE_DISTANCE:
         raise InvalidRequestError.at(

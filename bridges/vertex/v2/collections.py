@@ -247,10 +247,10 @@ class Collections:
         """Return whether a request has succeeded within the last hour; InvalidRequestError if its id was another's."""
         if not once.id:
             return False
-        known = self._state.read().get(REQUESTS, {}).get(once.key)
-        if known is None or self.now_us() - known["at_us"] > KEPT_REQUEST_US:
+        outcome = self._state.read().get(REQUESTS, {}).get(once.key)
+        if outcome is None or self.now_us() - outcome["at_us"] > KEPT_REQUEST_US:
             return False
-        if known["asked"] != once.asked:
+        if outcome["asked"] != once.asked:
             raise InvalidRequestError.at("request_id", "was used for another request")
         return True
 
@@ -276,10 +276,10 @@ class Collections:
         return int(self._clock() * 1e6)
 
     def _loaded(self, name: CollectionName, record: Mapping[str, Any]) -> Collection:
-        known = self._known.get(name.id)
-        if known is None or known.record is not record:
-            known = self._known[name.id] = _loaded(name, record)
-        return known
+        collection = self._known.get(name.id)
+        if collection is None or collection.record is not record:
+            collection = self._known[name.id] = _loaded(name, record)
+        return collection
 
 
 def _exists(name: CollectionName) -> AlreadyExistsError:
@@ -335,8 +335,8 @@ def _loaded(name: CollectionName, record: Mapping[str, Any]) -> Collection:
         unit = index.dense_scann.feature_norm_type == pb.DenseScannIndex.UNIT_L2_NORM
         metric = index.distance_metric or pb.DOT_PRODUCT
         indexes[identifier] = CollectionIndex(identifier, index.index_field, metric, unit)
-    given = message.data_schema if message.HasField("data_schema") else message.schema
-    schema = struct_of(given, "data_schema")
+    schema_message = message.data_schema if message.HasField("data_schema") else message.schema
+    schema = struct_of(schema_message, "data_schema")
     return Collection(
         name=name,
         message=message,

@@ -41,8 +41,8 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
     "null": lambda value: value is None,
 }
-_OTHERS = frozenset({"type", "enum", "const", "properties", "required", "additionalProperties", "items"})
-_KEYWORDS = _ANNOTATIONS | _OTHERS | _COUNTS.keys() | _BOUNDS.keys()
+_ASSERTIONS = frozenset({"type", "enum", "const", "properties", "required", "additionalProperties", "items"})
+_KEYWORDS = _ANNOTATIONS | _ASSERTIONS | _COUNTS.keys() | _BOUNDS.keys()
 _MAX_DEPTH = 16
 
 
@@ -69,17 +69,17 @@ def _check(schema: Any, path: str, depth: int) -> None:
     if depth > _MAX_DEPTH:
         raise InvalidRequestError.at(path, f"must be nested at most {_MAX_DEPTH} deep")
     for keyword, value in schema.items():
-        place = f"{path}.{keyword:.80}"
+        keyword_path = f"{path}.{keyword:.80}"
         if keyword not in _KEYWORDS:
             raise InvalidRequestError.at(
-                place, f"is not supported; there are {', '.join(sorted(_KEYWORDS - _ANNOTATIONS))}"
+                keyword_path, f"is not supported; there are {', '.join(sorted(_KEYWORDS - _ANNOTATIONS))}"
             )
         if keyword == "properties":
-            _check_properties(value, place, depth)
+            _check_properties(value, keyword_path, depth)
         elif keyword in ("items", "additionalProperties"):
-            _check(value, place, depth + 1)
+            _check(value, keyword_path, depth + 1)
         else:
-            _check_keyword(keyword, value, place)
+            _check_keyword(keyword, value, keyword_path)
 
 
 def _check_properties(value: Any, path: str, depth: int) -> None:
@@ -149,14 +149,14 @@ def _validate_fields(value: Mapping[str, Any], schema: Mapping[str, Any], path: 
     missing = [name for name in schema.get("required", ()) if name not in value]
     if missing:
         raise InvalidRequestError.at(f"{path}.{missing[0]:.80}", "is required by the data schema")
-    properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    properties, default = schema.get("properties", {}), schema.get("additionalProperties", True)
     for name, each in value.items():
-        _validate(each, properties.get(name, others), f"{path}.{name:.80}")
+        _validate(each, properties.get(name, default), f"{path}.{name:.80}")
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(a: Any, b: Any) -> bool:
     """Return whether two values are equal in JSON, where true is not 1."""
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
 
 
 def _shown(value: Any) -> str:

@@ -59,8 +59,8 @@ def query_vector(
     """
     encoder = _encoder(facade, collection, field, path)
     if task in _QUERIES or task == pb.EMBEDDING_TASK_TYPE_UNSPECIFIED:
-        return _one(encoder.encode([text], path=path, deadline=deadline))
-    return _one(encoder.encode_documents([text], deadline, path=path))
+        return _single_row(encoder.encode([text], path=path, deadline=deadline))
+    return _single_row(encoder.encode_documents([text], deadline, path=path))
 
 
 def document_vectors(
@@ -73,15 +73,15 @@ def document_vectors(
     """Return the vector of each of some data, float32 (D,); None where it has none of the fields of the template."""
     assert field.template is not None
     texts = [field.template.render(each) for each in data]
-    wanted = [text for text in texts if text is not None]
-    if not wanted:
+    present = [text for text in texts if text is not None]
+    if not present:
         return [None] * len(texts)
     path = f"vectors.{field.name}"
     encoder = _encoder(facade, collection, field, path)
     if field.task_type in _QUERIES:
-        made_ND = encoder.encode(wanted, path=path, deadline=deadline)
+        made_ND = encoder.encode(present, path=path, deadline=deadline)
     else:
-        made_ND = encoder.encode_documents(wanted, deadline, path=path)
+        made_ND = encoder.encode_documents(present, deadline, path=path)
     rows = iter(made_ND)
     return [None if text is None else np.array(next(rows), np.float32) for text in texts]
 
@@ -95,7 +95,7 @@ def _encoder(facade: Facade, collection: Collection, field: DenseField, path: st
     return facade.catalog.encoders.encoder_of(manifest, field=path)
 
 
-def _one(vectors_ND: np.ndarray) -> np.ndarray:
+def _single_row(vectors_ND: np.ndarray) -> np.ndarray:
     vector_D: np.ndarray = vectors_ND[0]
     return vector_D
 
@@ -168,15 +168,15 @@ def planned(collection: Collection, field: str, hint: v2_pb.SearchHint, metric: 
     if metric not in pb.DistanceMetric.values():
         raise InvalidRequestError.at(f"{path}.distance_metric", f"is unknown: {metric}")
     if kind in ("index_hint", "use_index"):
-        place = f"{path}.search_hint.{kind}"
-        given = hint.index_hint if kind == "index_hint" else hint.use_index
-        index = _named(collection, field, given.name, place)
+        hint_path = f"{path}.search_hint.{kind}"
+        hint_index = hint.index_hint if kind == "index_hint" else hint.use_index
+        index = _named(collection, field, hint_index.name, hint_path)
         if metric not in (0, index.metric):
             raise InvalidRequestError.at(f"{path}.distance_metric", "is not that of the index")
-        return _with_params(_by_index(collection, index, field, path), given, place)
+        return _with_params(_by_index(collection, index, field, path), hint_index, hint_path)
     wants_index = kind is None or (kind == "use_knn" and not hint.use_knn)
-    if wants_index and (found := _fitting(collection, field, metric)) is not None:
-        return _by_index(collection, found, field, path)
+    if wants_index and (fitting := _fitting(collection, field, metric)) is not None:
+        return _by_index(collection, fitting, field, path)
     metric = metric or pb.DOT_PRODUCT
     return Plan(metric=metric, inner_product=_is_inner(collection, field, metric, path))
 
@@ -193,12 +193,12 @@ def _named(collection: Collection, field: str, name: str, path: str) -> Collecti
 
 def _fitting(collection: Collection, field: str, metric: int) -> CollectionIndex | None:
     """Return an index of a field that has the metric, if one is given."""
-    found = [
+    indexes = [
         index
         for _, index in sorted(collection.indexes.items())
         if index.field == field and metric in (0, index.metric)
     ]
-    return found[0] if found else None
+    return indexes[0] if indexes else None
 
 
 def _by_index(collection: Collection, index: CollectionIndex, field: str, path: str) -> Plan:
@@ -227,26 +227,27 @@ def _is_inner(collection: Collection, field: str, metric: int, path: str) -> boo
 
 def _with_params(plan: Plan, hint: v2_pb.SearchHint.IndexHint, path: str) -> Plan:
     """Return a plan with the settings of a hint."""
-    params, place = hint.dense_scann_params, f"{path}.dense_scann_params"
+    params, params_path = hint.dense_scann_params, f"{path}.dense_scann_params"
     if params.HasField("target_recall"):
         if params.search_leaves_pct or params.initial_candidate_count:
             raise InvalidRequestError.at(
-                f"{place}.target_recall", "cannot be set together with other settings"
+                f"{params_path}.target_recall", "cannot be set together with other settings"
             )
         if not 0 <= params.target_recall <= 1:
             raise InvalidRequestError.at(
-                f"{place}.target_recall", f"must be 0 to 1, got {params.target_recall}"
+                f"{params_path}.target_recall", f"must be 0 to 1, got {params.target_recall}"
             )
         if params.target_recall > GREATEST_RECALL:
             return replace(plan, exact=True)
         return replace(plan, target_recall=max(params.target_recall, LEAST_RECALL))
     if not 0 <= params.search_leaves_pct <= 100:
         raise InvalidRequestError.at(
-            f"{place}.search_leaves_pct", f"must be 0 to 100, got {params.search_leaves_pct}"
+            f"{params_path}.search_leaves_pct", f"must be 0 to 100, got {params.search_leaves_pct}"
         )
     if params.initial_candidate_count < 0:
         raise InvalidRequestError.at(
-            f"{place}.initial_candidate_count", f"must be at least 0, got {params.initial_candidate_count}"
+            f"{params_path}.initial_candidate_count",
+            f"must be at least 0, got {params.initial_candidate_count}",
         )
     if params.search_leaves_pct == 100 and not params.initial_candidate_count:
         return replace(plan, exact=True)

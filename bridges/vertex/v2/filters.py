@@ -49,13 +49,15 @@ def parsed_filter(struct: Struct, path: str) -> pb.Filter | None:
 
 def _parts(struct: Struct, path: str) -> Iterator[pb.Filter]:
     for name, value in sorted(struct.fields.items()):
-        place = f"{path}.{name:.80}"
+        field_path = f"{path}.{name:.80}"
         if name in _JOINS:
-            yield _joined(name, value, place)
+            yield _joined(name, value, field_path)
         elif name.startswith("$"):
-            raise InvalidRequestError.at(place, f"must be a field of the data, or one of {', '.join(_JOINS)}")
+            raise InvalidRequestError.at(
+                field_path, f"must be a field of the data, or one of {', '.join(_JOINS)}"
+            )
         else:
-            yield from _conditions(name, value, place)
+            yield from _conditions(name, value, field_path)
 
 
 def _joined(name: str, value: Value, path: str) -> pb.Filter:
@@ -63,10 +65,10 @@ def _joined(name: str, value: Value, path: str) -> pb.Filter:
         raise InvalidRequestError.at(path, "must be a list of at least one filter")
     filters = []
     for number, each in enumerate(value.list_value.values):
-        place = f"{path}[{number}]"
+        item_path = f"{path}[{number}]"
         if each.WhichOneof("kind") != "struct_value":
-            raise InvalidRequestError.at(place, "must be an object: a filter")
-        filters.append(parsed_filter(each.struct_value, place) or pb.Filter())
+            raise InvalidRequestError.at(item_path, "must be an object: a filter")
+        filters.append(parsed_filter(each.struct_value, item_path) or pb.Filter())
     joined = pb.FilterList(filters=filters)
     return pb.Filter(all_of=joined) if name == "$and" else pb.Filter(any_of=joined)
 
@@ -79,13 +81,13 @@ def _conditions(name: str, value: Value, path: str) -> Iterator[pb.Filter]:
     if not operators:
         raise InvalidRequestError.at(path, f"must have an operator: {', '.join(_OPERATORS)}")
     for operator, operand in sorted(operators.items()):
-        place = f"{path}.{operator:.80}"
+        operator_path = f"{path}.{operator:.80}"
         if operator in _COMPARISONS:
-            yield _condition(name, _COMPARISONS[operator], [_scalar(operand, place)])
+            yield _condition(name, _COMPARISONS[operator], [_scalar(operand, operator_path)])
         elif operator in _OF_LISTS:
-            yield _of_list(name, operator, operand, place)
+            yield _of_list(name, operator, operand, operator_path)
         else:
-            raise InvalidRequestError.at(place, f"is no operator; there are {', '.join(_OPERATORS)}")
+            raise InvalidRequestError.at(operator_path, f"is no operator; there are {', '.join(_OPERATORS)}")
 
 
 def _of_list(name: str, operator: str, operand: Value, path: str) -> pb.Filter:
@@ -106,14 +108,14 @@ def _scalars(values: ListValue, path: str) -> list[pb.Value]:
 def _scalar(value: Value, path: str) -> pb.Value:
     if value.WhichOneof("kind") in ("struct_value", "list_value"):
         raise InvalidRequestError.at(path, "must be a string, a number, a boolean or null")
-    given = plain(value, path)
-    if isinstance(given, bool):
-        return pb.Value(bool_value=given)
-    if isinstance(given, int):
-        return pb.Value(int_value=given)
-    if isinstance(given, float):
-        return pb.Value(float_value=given)
-    return pb.Value() if given is None else pb.Value(string_value=given)
+    scalar = plain(value, path)
+    if isinstance(scalar, bool):
+        return pb.Value(bool_value=scalar)
+    if isinstance(scalar, int):
+        return pb.Value(int_value=scalar)
+    if isinstance(scalar, float):
+        return pb.Value(float_value=scalar)
+    return pb.Value() if scalar is None else pb.Value(string_value=scalar)
 
 
 def _condition(name: str, operator: pb.Operator.ValueType, values: list[pb.Value]) -> pb.Filter:

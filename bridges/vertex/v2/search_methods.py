@@ -67,21 +67,21 @@ class SearchMethods:
     def search(self, request: pb.SearchDataObjectsRequest, call: Call) -> pb.SearchDataObjectsResponse:
         """Answer one search, or a page of it."""
         collection = self._collection(request.parent)
-        asked = self._searcher.asked(collection, request, call)
+        search = self._searcher.asked(collection, request, call)
         if request.page_size < 0:
             raise InvalidRequestError.at("page_size", f"must be at least 0, got {request.page_size}")
-        size = min(request.page_size, MAX_PAGE) or asked.top_k
+        size = min(request.page_size, MAX_PAGE) or search.top_k
         same = _without_page(request)
-        place = read_token(request.page_token, same)
-        if place and not (place.isdecimal() and int(place) < asked.top_k):
+        position = read_token(request.page_token, same)
+        if position and not (position.isdecimal() and int(position) < search.top_k):
             raise InvalidRequestError.at("page_token", "is not a token of this search")
-        skip = int(place or 0)
-        most = min(size, asked.top_k - skip)
-        more = skip + most < asked.top_k
-        found = self._searcher.found(collection, asked, call, skip=skip, most=most + more)
-        answer = _answer(found[:most], asked, asked.output, collection)
-        if len(found) > most:
-            answer.next_page_token = written_token(str(skip + most), same)
+        skip = int(position or 0)
+        limit = min(size, search.top_k - skip)
+        more = skip + limit < search.top_k
+        results = self._searcher.found(collection, search, call, skip=skip, limit=limit + more)
+        answer = _answer(results[:limit], search, search.output, collection)
+        if len(results) > limit:
+            answer.next_page_token = written_token(str(skip + limit), same)
         return answer
 
     def search_batch(
@@ -103,10 +103,10 @@ class SearchMethods:
             answer = self._combined(collection, request.combine, searches, call, signals=signals)
             return pb.BatchSearchDataObjectsResponse(results=[answer])
         results, room = [], MAX_ANSWER_BYTES
-        for number, asked in enumerate(searches):
-            found = self._searcher.found(collection, asked, call)
-            room = _room_left(room, found)
-            answer = _answer(found, asked, asked.output, collection)
+        for number, search in enumerate(searches):
+            scored = self._searcher.found(collection, search, call)
+            room = _room_left(room, scored)
+            answer = _answer(scored, search, search.output, collection)
             for rank, result in enumerate(answer.results if signals else (), start=1):
                 result.search_result_metadata.search_distances.add(
                     search_index=number, rank=rank, distance=result.distance
@@ -173,8 +173,8 @@ class SearchMethods:
         output = _combined_output(combine, searches, collection)
         read = output if record is None else Output(frozenset({"*"}), output.vectors, output.metadata)
         rankings, room = list[Sequence[ScoredObject]](), MAX_ANSWER_BYTES
-        for asked in searches:
-            rankings.append(self._searcher.found(collection, asked, call, output=read))
+        for search in searches:
+            rankings.append(self._searcher.found(collection, search, call, output=read))
             room = _room_left(room, rankings[-1])
         placed = _placed(rankings)
         scores = fused([[each.stored.id for each in ranking] for ranking in rankings], weights)
@@ -200,16 +200,16 @@ class SearchMethods:
 
 
 def _check_hits(searches: Sequence[ParsedSearch]) -> None:
-    most = sum(each.top_k for each in searches)
-    if most > limits.MAX_BATCH_HITS:
+    total = sum(each.top_k for each in searches)
+    if total > limits.MAX_BATCH_HITS:
         raise InvalidRequestError.at(
-            "searches", f"must ask for at most {limits.MAX_BATCH_HITS} results in all (top_k), got {most}"
+            "searches", f"must ask for at most {limits.MAX_BATCH_HITS} results in all (top_k), got {total}"
         )
 
 
-def _room_left(room_bytes: int, found: Sequence[ScoredObject]) -> int:
+def _room_left(room_bytes: int, results: Sequence[ScoredObject]) -> int:
     """Return the bytes that are left for the other searches of a batch; InvalidRequestError if it is too large."""
-    room_bytes -= sum(each.size_bytes for each in found)
+    room_bytes -= sum(each.size_bytes for each in results)
     if room_bytes < 0:
         raise InvalidRequestError.at(
             "searches", f"find more than {MAX_ANSWER_BYTES} bytes; ask for less (top_k, output_fields)"
@@ -218,26 +218,26 @@ def _room_left(room_bytes: int, found: Sequence[ScoredObject]) -> int:
 
 
 def _answer(
-    found: Sequence[ScoredObject], asked: ParsedSearch, output: Output, collection: Collection
+    results: Sequence[ScoredObject], search: ParsedSearch, output: Output, collection: Collection
 ) -> pb.SearchDataObjectsResponse:
     answer = pb.SearchDataObjectsResponse()
-    for each in found:
+    for each in results:
         message = output.message(each.stored, collection.name, collection.schema)
         answer.results.add(data_object=message, distance=each.distance)
-    if asked.plan is not None:
-        answer.search_response_metadata.CopyFrom(asked.plan.metadata())
+    if search.plan is not None:
+        answer.search_response_metadata.CopyFrom(search.plan.metadata())
     return answer
 
 
 def _placed(rankings: Sequence[Sequence[ScoredObject]]) -> dict[str, _RankedObject]:
     """Return each data object of some rankings by id."""
     first: dict[str, ScoredObject] = {}
-    places: dict[str, dict[int, tuple[int, float]]] = {}
+    ranks: dict[str, dict[int, tuple[int, float]]] = {}
     for number, ranking in enumerate(rankings):
         for rank, each in enumerate(ranking, start=1):
             first.setdefault(each.stored.id, each)
-            places.setdefault(each.stored.id, {})[number] = (rank, each.distance)
-    return {identifier: _RankedObject(each, places[identifier]) for identifier, each in first.items()}
+            ranks.setdefault(each.stored.id, {})[number] = (rank, each.distance)
+    return {identifier: _RankedObject(each, ranks[identifier]) for identifier, each in first.items()}
 
 
 def _combined_output(
@@ -249,23 +249,23 @@ def _combined_output(
     if combine.HasField("output_fields"):
         return Output.of(combine.output_fields, "combine.output_fields", schema=collection.schema)
     output = searches[0].output
-    for asked in searches[1:]:
-        output |= asked.output
+    for search in searches[1:]:
+        output |= search.output
     return output
 
 
 def _describe(result: pb.SearchResult, placed: _RankedObject, rank: int, score: float) -> None:
     """Set the places of a data object in the rankings."""
     metadata = result.search_result_metadata
-    for number, (place, distance) in sorted(placed.places.items()):
-        metadata.search_distances.add(search_index=number, rank=place, distance=distance)
+    for number, (position, distance) in sorted(placed.places.items()):
+        metadata.search_distances.add(search_index=number, rank=position, distance=distance)
     metadata.rrf_ranker_result.rank, metadata.rrf_ranker_result.score = rank, score
 
 
 def _without_page(request: Message) -> str:
     """Return a text that is the same for all pages of a request."""
-    asked = type(request)()
-    asked.CopyFrom(request)
-    asked.ClearField("page_size")
-    asked.ClearField("page_token")
-    return asked.SerializeToString(deterministic=True).hex()
+    copy = type(request)()
+    copy.CopyFrom(request)
+    copy.ClearField("page_size")
+    copy.ClearField("page_token")
+    return copy.SerializeToString(deterministic=True).hex()

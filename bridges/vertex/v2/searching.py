@@ -130,78 +130,79 @@ class Searcher:
     def found(
         self,
         collection: Collection,
-        asked: ParsedSearch,
+        search: ParsedSearch,
         call: Call,
         *,
         skip: int = 0,
-        most: int | None = None,
+        limit: int | None = None,
         output: Output | None = None,
     ) -> list[ScoredObject]:
         """Return what a search finds, best first.
 
         Args:
             collection: that is searched.
-            asked: the search.
+            search: the search.
             call: with the deadline.
             skip: best data objects to leave out.
-            most: data objects to return; None: `top_k`.
+            limit: data objects to return; None: `top_k`.
             output: what is read of them; None: what the search asks for.
 
         """
-        most = asked.top_k if most is None else most
+        limit = search.top_k if limit is None else limit
         request = search_pb2.SearchRequest(index=collection.index)
-        options, output = request.options, output or asked.output
-        if asked.where is not None:
-            options.where.CopyFrom(asked.where)
-        if asked.text:
-            names = Output(frozenset({"*"}), output.vectors, output.metadata) if asked.fields else output
+        options, output = request.options, output or search.output
+        if search.where is not None:
+            options.where.CopyFrom(search.where)
+        if search.text:
+            names = Output(frozenset({"*"}), output.vectors, output.metadata) if search.fields else output
             _set_output(options, names)
-            return self._with_words(collection, asked, request, call, skip=skip, most=most)
+            return self._with_words(collection, search, request, call, skip=skip, limit=limit)
         _set_output(options, output)
-        options.k, options.offset = most, skip
-        if asked.vector_D is None:
-            assert asked.sparse is not None
+        options.k, options.offset = limit, skip
+        if search.vector_D is None:
+            assert search.sparse is not None
             options.mode = search_pb2.MODE_LEXICAL
-            request.query.sparse_vector.indices.extend(asked.sparse.indices)
-            request.query.sparse_vector.values.extend(asked.sparse.values)
-            if not asked.sparse.indices:
+            request.query.sparse_vector.indices.extend(search.sparse.indices)
+            request.query.sparse_vector.values.extend(search.sparse.values)
+            if not search.sparse.indices:
                 return []
         else:
-            assert asked.plan is not None
+            assert search.plan is not None
             options.mode = search_pb2.MODE_DENSE
-            request.query.vector.packed = asked.vector_D.astype("<f4").tobytes()
-            if asked.space:
-                options.vectors.add(name=asked.space)
-            asked.plan.set(options)
-            if asked.plan.leaves_pct:
-                options.knobs.leaves = self._leaves(collection, asked)
+            request.query.vector.packed = search.vector_D.astype("<f4").tobytes()
+            if search.space:
+                options.vectors.add(name=search.space)
+            search.plan.set(options)
+            if search.plan.leaves_pct:
+                options.knobs.leaves = self._leaves(collection, search)
         return [
-            _found(hit, collection, asked) for hit in self._facade.engine.search(request, call.deadline).hits
+            _scored(hit, collection, search)
+            for hit in self._facade.engine.search(request, call.deadline).hits
         ]
 
-    def _leaves(self, collection: Collection, asked: ParsedSearch) -> int:
+    def _leaves(self, collection: Collection, search: ParsedSearch) -> int:
         """Return how many leaves of a segment to search: a share of those of the segment that has most."""
-        assert asked.plan is not None
-        segments = self._facade.catalog.snapshot(collection.index).space(asked.space).index.segments
-        return max(1, math.ceil(most_leaves(segments) * asked.plan.leaves_pct / 100))
+        assert search.plan is not None
+        segments = self._facade.catalog.snapshot(collection.index).space(search.space).index.segments
+        return max(1, math.ceil(most_leaves(segments) * search.plan.leaves_pct / 100))
 
-    def _by_vector(self, collection: Collection, given: pb.VectorSearch, path: str) -> ParsedSearch:
-        kind, schema = given.WhichOneof("vector_type"), collection.schema
-        where, output = parsed_filter(given.filter, f"{path}.filter"), _output(given, collection, path)
-        top_k = _top_k(given, path)
+    def _by_vector(self, collection: Collection, message: pb.VectorSearch, path: str) -> ParsedSearch:
+        kind, schema = message.WhichOneof("vector_type"), collection.schema
+        where, output = parsed_filter(message.filter, f"{path}.filter"), _output(message, collection, path)
+        top_k = _top_k(message, path)
         if kind == "sparse_vector":
-            if given.search_field != schema.sparse or not schema.sparse:
+            if message.search_field != schema.sparse or not schema.sparse:
                 raise InvalidRequestError.at(
                     f"{path}.search_field",
-                    f"must be the sparse field ({schema.sparse or 'there is none'}), got {given.search_field!r:.80}",
+                    f"must be the sparse field ({schema.sparse or 'there is none'}), got {message.search_field!r:.80}",
                 )
-            sparse = parsed_sparse(given.sparse_vector, f"{path}.sparse_vector")
-            plan = planned(collection, schema.sparse, given.search_hint, given.distance_metric, path)
+            sparse = parsed_sparse(message.sparse_vector, f"{path}.sparse_vector")
+            plan = planned(collection, schema.sparse, message.search_hint, message.distance_metric, path)
             return ParsedSearch(top_k=top_k, output=output, where=where, sparse=sparse, plan=plan)
         if kind is None:
             raise InvalidRequestError.at(f"{path}.vector_type", "must be vector or sparse_vector")
-        dense = schema.dense_field(given.search_field, f"{path}.search_field")
-        size = len(given.vector.values)
+        dense = schema.dense_field(message.search_field, f"{path}.search_field")
+        size = len(message.vector.values)
         if size != dense.dimensions:
             raise InvalidRequestError.at(
                 f"{path}.vector", f"must have {dense.dimensions} components, got {size}"
@@ -210,29 +211,29 @@ class Searcher:
             top_k=top_k,
             output=output,
             where=where,
-            vector_D=np.array(given.vector.values, np.float32),
+            vector_D=np.array(message.vector.values, np.float32),
             space=dense.space,
-            plan=planned(collection, dense.name, given.search_hint, given.distance_metric, path),
+            plan=planned(collection, dense.name, message.search_hint, message.distance_metric, path),
         )
 
     def _by_meaning(
-        self, collection: Collection, given: pb.SemanticSearch, call: Call, path: str
+        self, collection: Collection, message: pb.SemanticSearch, call: Call, path: str
     ) -> ParsedSearch:
-        dense = collection.schema.dense_field(given.search_field, f"{path}.search_field")
-        plan = planned(collection, dense.name, given.search_hint, 0, path)
-        check_text(given.search_text, f"{path}.search_text")
-        where, output = parsed_filter(given.filter, f"{path}.filter"), _output(given, collection, path)
+        dense = collection.schema.dense_field(message.search_field, f"{path}.search_field")
+        plan = planned(collection, dense.name, message.search_hint, 0, path)
+        check_text(message.search_text, f"{path}.search_text")
+        where, output = parsed_filter(message.filter, f"{path}.filter"), _output(message, collection, path)
         vector_D = query_vector(
             self._facade,
             collection,
             dense,
-            given.search_text,
-            given.task_type,
+            message.search_text,
+            message.task_type,
             call.deadline,
             path=f"{path}.search_text",
         )
         return ParsedSearch(
-            top_k=_top_k(given, path),
+            top_k=_top_k(message, path),
             output=output,
             where=where,
             vector_D=vector_D,
@@ -240,68 +241,68 @@ class Searcher:
             plan=plan,
         )
 
-    def _by_words(self, collection: Collection, given: pb.TextSearch, path: str) -> ParsedSearch:
-        if given.HasField("structured_query"):
+    def _by_words(self, collection: Collection, message: pb.TextSearch, path: str) -> ParsedSearch:
+        if message.HasField("structured_query"):
             raise UnsupportedError(
                 f"{path}.structured_query: queries with operators are not supported",
                 field=f"{path}.structured_query",
             )
-        check_text(given.search_text, f"{path}.search_text")
-        if not 1 <= len(given.data_field_names) <= MAX_NAMED:
+        check_text(message.search_text, f"{path}.search_text")
+        if not 1 <= len(message.data_field_names) <= MAX_NAMED:
             raise InvalidRequestError.at(
                 f"{path}.data_field_names",
-                f"must name 1 to {MAX_NAMED} fields of the data, got {len(given.data_field_names)}",
+                f"must name 1 to {MAX_NAMED} fields of the data, got {len(message.data_field_names)}",
             )
         return ParsedSearch(
-            top_k=_top_k(given, path),
-            output=_output(given, collection, path),
-            where=parsed_filter(given.filter, f"{path}.filter"),
-            text=given.search_text,
-            fields=tuple(given.data_field_names),
+            top_k=_top_k(message, path),
+            output=_output(message, collection, path),
+            where=parsed_filter(message.filter, f"{path}.filter"),
+            text=message.search_text,
+            fields=tuple(message.data_field_names),
         )
 
     def _with_words(
         self,
         collection: Collection,
-        asked: ParsedSearch,
+        search: ParsedSearch,
         request: search_pb2.SearchRequest,
         call: Call,
         *,
         skip: int,
-        most: int,
+        limit: int,
     ) -> list[ScoredObject]:
         """Return the data objects that have all words of the query in one of the named fields."""
         spec = self._facade.catalog.manifest(collection.index).spec.lexical
         if spec is None:
             raise LexicalUnavailableError("text_search: the collection has no words", field="text_search")
         analyser = analyser_of(spec)
-        words = set(analyser.terms(asked.text))
+        words = set(analyser.terms(search.text))
         kept: list[ScoredObject] = []
-        for each in self._worded(collection, asked, request, call, skip + most):
-            texts = (searched_text(each.stored.data, [name]) for name in asked.fields)
+        for each in self._worded(collection, search, request, call, skip + limit):
+            texts = (searched_text(each.stored.data, [name]) for name in search.fields)
             if any(words.issubset(analyser.terms(text)) for text in texts):
                 kept.append(each)
-                if len(kept) == skip + most:
+                if len(kept) == skip + limit:
                     break
         return kept[skip:]
 
     def _worded(
         self,
         collection: Collection,
-        asked: ParsedSearch,
+        search: ParsedSearch,
         request: search_pb2.SearchRequest,
         call: Call,
-        wanted: int,
+        count: int,
     ) -> Iterator[ScoredObject]:
         """Yield the data objects with words of the query in any field, best first."""
-        request.query.text, request.options.mode = asked.text, search_pb2.MODE_LEXICAL
+        request.query.text, request.options.mode = search.text, search_pb2.MODE_LEXICAL
         seen = 0
         while seen < MAX_SEEN:
             request.options.offset = seen
-            request.options.k = min(max(wanted, 100), MAX_SEEN - seen)
+            request.options.k = min(max(count, 100), MAX_SEEN - seen)
             hits = self._facade.engine.search(request, call.deadline).hits
             for hit in hits:
-                yield _found(hit, collection, asked)
+                yield _scored(hit, collection, search)
             if len(hits) < request.options.k:
                 return
             seen += len(hits)
@@ -320,21 +321,21 @@ def _set_output(options: search_pb2.SearchOptions, output: Output) -> None:
     options.return_vector = output.needs_vectors
 
 
-def _found(hit: search_pb2.Hit, collection: Collection, asked: ParsedSearch) -> ScoredObject:
+def _scored(hit: search_pb2.Hit, collection: Collection, search: ParsedSearch) -> ScoredObject:
     distance = hit.score
-    if asked.plan is not None and asked.vector_D is not None:
-        distance = asked.plan.distance(hit.score, float(np.linalg.norm(asked.vector_D.astype(np.float64))))
+    if search.plan is not None and search.vector_D is not None:
+        distance = search.plan.distance(hit.score, float(np.linalg.norm(search.vector_D.astype(np.float64))))
     return ScoredObject(stored_object(hit.datapoint, collection.schema), distance, hit.ByteSize())
 
 
 def _output(
-    given: pb.VectorSearch | pb.SemanticSearch | pb.TextSearch, collection: Collection, path: str
+    message: pb.VectorSearch | pb.SemanticSearch | pb.TextSearch, collection: Collection, path: str
 ) -> Output:
-    return Output.of(given.output_fields, f"{path}.output_fields", schema=collection.schema)
+    return Output.of(message.output_fields, f"{path}.output_fields", schema=collection.schema)
 
 
-def _top_k(given: pb.VectorSearch | pb.SemanticSearch | pb.TextSearch, path: str) -> int:
-    top_k = given.top_k if given.HasField("top_k") else DEFAULT_TOP_K
+def _top_k(message: pb.VectorSearch | pb.SemanticSearch | pb.TextSearch, path: str) -> int:
+    top_k = message.top_k if message.HasField("top_k") else DEFAULT_TOP_K
     if not 1 <= top_k <= MAX_TOP_K:
         raise InvalidRequestError.at(f"{path}.top_k", f"must be 1 to {MAX_TOP_K}, got {top_k}")
     return top_k
@@ -381,16 +382,16 @@ class RerankInput:
 
 def checked_ranker(ranker: pb.VertexRanker, path: str) -> RerankInput:
     """Return what a request asks for; InvalidRequestError names the field below `path` that is wrong."""
-    place = f"{path}.vertex_ranker"
+    ranker_path = f"{path}.vertex_ranker"
     spec = ranker.text_record_spec
-    check_text(spec.query, f"{place}.text_record_spec.query")
+    check_text(spec.query, f"{ranker_path}.text_record_spec.query")
     if not (spec.title_template or spec.content_template):
         raise InvalidRequestError.at(
-            f"{place}.text_record_spec", "must have a title_template or a content_template"
+            f"{ranker_path}.text_record_spec", "must have a title_template or a content_template"
         )
     if not 0 <= ranker.top_n <= MAX_RANKED:
-        raise InvalidRequestError.at(f"{place}.top_n", f"must be 0 to {MAX_RANKED}, got {ranker.top_n}")
-    front = f"{place}.text_record_spec"
+        raise InvalidRequestError.at(f"{ranker_path}.top_n", f"must be 0 to {MAX_RANKED}, got {ranker.top_n}")
+    front = f"{ranker_path}.text_record_spec"
     return RerankInput(
         spec.query,
         TextTemplate(spec.title_template, f"{front}.title_template") if spec.title_template else None,

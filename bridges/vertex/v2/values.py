@@ -118,21 +118,21 @@ def _number(number: float, path: str) -> int | float:
     return number
 
 
-def _fill(value: Value, given: Any) -> None:
-    if given is None:
+def _fill(value: Value, content: Any) -> None:
+    if content is None:
         value.null_value = 0  # type: ignore[assignment]  # the only member of NullValue
-    elif isinstance(given, bool):
-        value.bool_value = given
-    elif isinstance(given, int | float):
-        value.number_value = given
-    elif isinstance(given, str):
-        value.string_value = given
-    elif isinstance(given, Mapping):
+    elif isinstance(content, bool):
+        value.bool_value = content
+    elif isinstance(content, int | float):
+        value.number_value = content
+    elif isinstance(content, str):
+        value.string_value = content
+    elif isinstance(content, Mapping):
         value.struct_value.SetInParent()
-        fill(value.struct_value, given)
+        fill(value.struct_value, content)
     else:
         value.list_value.SetInParent()
-        for each in given:
+        for each in content:
             _fill(value.list_value.values.add(), each)
 
 

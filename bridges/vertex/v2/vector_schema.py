@@ -48,8 +48,8 @@ class VectorSchema:
     def dense_field(self, name: str, path: str) -> DenseField:
         """Return a dense field; InvalidRequestError if there is none of this name."""
         if name not in self.dense:
-            known = ", ".join(sorted(self.dense)) or "none"
-            raise InvalidRequestError.at(path, f"must be a dense field ({known}), got {name!r:.80}")
+            names = ", ".join(sorted(self.dense)) or "none"
+            raise InvalidRequestError.at(path, f"must be a dense field ({names}), got {name!r:.80}")
         return self.dense[name]
 
     @property
@@ -82,16 +82,16 @@ def parsed_schema(
     sparse = ""
     unnamed = _unnamed(fields) if spaces is None else ""
     for name, field in sorted(fields.items()):
-        place = f"{path}.{name:.80}"
+        field_path = f"{path}.{name:.80}"
         kind = field.WhichOneof("vector_type_config")
         if kind is None:
-            raise InvalidRequestError.at(place, "must have dense_vector or sparse_vector")
+            raise InvalidRequestError.at(field_path, "must have dense_vector or sparse_vector")
         if kind == "dense_vector":
             space = (spaces or {}).get(name, "" if name == unnamed else name)
-            dense[name] = _dense(name, space, field.dense_vector, models, place)
+            dense[name] = _dense(name, space, field.dense_vector, models, field_path)
         elif sparse:
             raise UnsupportedError(
-                f"{place}: a second sparse field ({sparse!r} is one) is not supported", field=place
+                f"{field_path}: a second sparse field ({sparse!r} is one) is not supported", field=field_path
             )
         else:
             sparse = name
@@ -157,12 +157,12 @@ def _dense(
         )
     if not embedded:
         return DenseField(name=name, space=space, dimensions=field.dimensions)
-    config, place = field.vertex_embedding_config, f"{path}.dense_vector.vertex_embedding_config"
+    config, config_path = field.vertex_embedding_config, f"{path}.dense_vector.vertex_embedding_config"
     if config.model_id not in models:
-        known = ", ".join(sorted(models)) or "none"
+        names = ", ".join(sorted(models)) or "none"
         raise InvalidRequestError.at(
-            f"{place}.model_id",
-            f"must be a model of this server ({known}), got {config.model_id!r:.100}; its operator adds one with "
+            f"{config_path}.model_id",
+            f"must be a model of this server ({names}), got {config.model_id!r:.100}; its operator adds one with "
             "--vertex-model",
         )
     return DenseField(
@@ -171,6 +171,6 @@ def _dense(
         dimensions=field.dimensions,
         model=models[config.model_id],
         model_id=config.model_id,
-        template=TextTemplate(config.text_template, f"{place}.text_template"),
+        template=TextTemplate(config.text_template, f"{config_path}.text_template"),
         task_type=config.task_type,
     )

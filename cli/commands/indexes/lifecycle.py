@@ -203,13 +203,13 @@ def _spec(name: str | None, file: Path | None) -> str | dict[str, Any]:
     return load_spec(file).model_dump(mode="json", exclude_defaults=True)
 
 
-def _attributes(given: Iterable[str] | None) -> dict[str, str] | None:
-    return _pairs(given, "--attribute must be NAME=TYPE")
+def _attributes(pairs: Iterable[str] | None) -> dict[str, str] | None:
+    return _pairs(pairs, "--attribute must be NAME=TYPE")
 
 
-def _named_vectors(given: Iterable[str] | None) -> dict[str, Any] | None:
-    found = _pairs(given, "--named-vector must be NAME=MODEL, NAME=DIMENSIONS or NAME=JSON")
-    return found and {name: _named_vector(name, value) for name, value in found.items()}
+def _named_vectors(pairs: Iterable[str] | None) -> dict[str, Any] | None:
+    vectors = _pairs(pairs, "--named-vector must be NAME=MODEL, NAME=DIMENSIONS or NAME=JSON")
+    return vectors and {name: _named_vector(name, value) for name, value in vectors.items()}
 
 
 def _named_vector(name: str, value: str) -> Any:
@@ -218,9 +218,9 @@ def _named_vector(name: str, value: str) -> Any:
     return parsed_json(value, f"--named-vector {name}") if value.startswith("{") else value
 
 
-def _pairs(given: Iterable[str] | None, what: str) -> dict[str, str] | None:
+def _pairs(items: Iterable[str] | None, what: str) -> dict[str, str] | None:
     pairs: dict[str, str] = {}
-    for item in given or ():
+    for item in items or ():
         name, equals, value = item.partition("=")
         if not name or not equals or not value or name in pairs:
             raise typer.BadParameter(f"{what}, each name once, got {item!r}")

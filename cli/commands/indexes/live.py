@@ -223,13 +223,13 @@ def _forget(store: Store, name: str, log: LogRoot | None, *, as_json: bool) -> N
     from scannery.live.log.homes import forget_log
 
     with _taken_is_usage("--log"):
-        known = forget_log(store, name, log_root=log)
+        registration = forget_log(store, name, log_root=log)
     if as_json:
-        print_json(known and asdict(known))
-    elif known is None:
+        print_json(registration and asdict(registration))
+    elif registration is None:
         typer.echo(f"{name} has no log to forget.")
     else:
-        typer.echo(f"{name} begins a new log with the next write; the old one was {known.where}.")
+        typer.echo(f"{name} begins a new log with the next write; the old one was {registration.where}.")
 
 
 def _show_log(store: Store, name: str, log: LogRoot | None, *, as_json: bool) -> None:
@@ -237,12 +237,12 @@ def _show_log(store: Store, name: str, log: LogRoot | None, *, as_json: bool) ->
     from scannery.live.maintenance.lag import log_status
 
     manifest = read_manifest(store, name)
-    known, status = registered(store, name), log_status(store, manifest, log_root=log)
+    registration, status = registered(store, name), log_status(store, manifest, log_root=log)
     if as_json:
-        print_json({"registered": known and asdict(known), "status": status and asdict(status)})
+        print_json({"registered": registration and asdict(registration), "status": status and asdict(status)})
         return
-    if known is not None:
-        typer.echo(f"{name} has its live updates {known.where}.")
+    if registration is not None:
+        typer.echo(f"{name} has its live updates {registration.where}.")
     elif status is not None:
         typer.echo(f"{name} has a log made by an earlier release; the next write registers it in the store.")
     else:

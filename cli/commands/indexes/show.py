@@ -41,12 +41,12 @@ def documents_of(manifest: Manifest) -> tuple[int, bool] | None:
     sum may be too large.
     """
     counts = [entry.documents for entry in manifest.segments]
-    known = [count for count in counts if count is not None]
-    if len(known) < len(counts):
+    exact = [count for count in counts if count is not None]
+    if len(exact) < len(counts):
         return None
     segments = Counter(entry.shard for entry in manifest.segments)
     whole = all(entry.documents == entry.live_rows for entry in manifest.segments)
-    return sum(known), whole or all(count == 1 for count in segments.values())
+    return sum(exact), whole or all(count == 1 for count in segments.values())
 
 
 def unsealed_batches(store: Store, manifest: Manifest, log_root: LogRoot | None = None) -> int | None:
@@ -106,18 +106,18 @@ def _named_recalls(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _named_text(manifest: Manifest, name: str) -> str:
-    spec, own = manifest.spec.named_vectors[name], manifest.of_vectors(name)
-    rows = sum(entry.rows for entry in own.segments)
+    spec, vectors = manifest.spec.named_vectors[name], manifest.of_vectors(name)
+    rows = sum(entry.rows for entry in vectors.segments)
     model, field = spec.encoder.model if spec.encoder else None, manifest.spec.text_field(name)
-    return vectors_text(own.dimensions, spec.distance, rows, model=model, field=field)
+    return vectors_text(vectors.dimensions, spec.distance, rows, model=model, field=field)
 
 
 def _vectors_text(manifest: Manifest) -> str:
     if not manifest.dimensions:
         return "none"
     without = sum(entry.live_rows for entry in manifest.segments if not entry.vectors)
-    rest = f"; {without:,} datapoints without one" if without else ""
-    return f"{manifest.dimensions} dimensions, {manifest.spec.distance}{rest}"
+    note = f"; {without:,} datapoints without one" if without else ""
+    return f"{manifest.dimensions} dimensions, {manifest.spec.distance}{note}"
 
 
 def _search_text(manifest: Manifest) -> str:
@@ -137,10 +137,10 @@ def _search_text(manifest: Manifest) -> str:
 
 
 def _documents_text(manifest: Manifest) -> str:
-    found = documents_of(manifest)
-    if found is None:
+    documents = documents_of(manifest)
+    if documents is None:
         return "not counted"
-    count, exact = found
+    count, exact = documents
     return f"{count:,}" if exact else f"at most {count:,}: some may be in several segments"
 
 
@@ -196,17 +196,15 @@ def _curve(entry: SegmentEntry, target: float) -> Table:
     table = Table(*heads, "", title=title, title_justify="left")
     for point in entry.curve:
         mark = "default" if reached and point is default else ""
-        own = (f"{point.recalls[kind]:.4f}" if kind in point.recalls else "" for kind in kinds)
-        table.add_row(*_point(point), *own, mark)
+        recalls = (f"{point.recalls[kind]:.4f}" if kind in point.recalls else "" for kind in kinds)
+        table.add_row(*_point(point), *recalls, mark)
     return table
 
 
 def _trial(trial: ConfigTrial) -> Table:
     """Return the ScaNN configurations that were tried on a sample."""
-    asked = ", ".join(f"{count:,} {name}" for name, count in trial.queries.items())
-    title = (
-        f"ScaNN's parameters, tried on {trial.rows:,} rows for recall {trial.target:g} with queries: {asked}"
-    )
+    query_counts = ", ".join(f"{count:,} {name}" for name, count in trial.queries.items())
+    title = f"ScaNN's parameters, tried on {trial.rows:,} rows for recall {trial.target:g} with queries: {query_counts}"
     heads = (
         "leaves",
         "soar",
@@ -217,11 +215,18 @@ def _trial(trial: ConfigTrial) -> Table:
         "µs a query",
     )
     table = Table(*heads, "", title=title, title_justify="left")
-    for one in trial.tried:
-        threshold = "" if one.anisotropic_threshold is None else f"{one.anisotropic_threshold:g}"
-        took = f"recall {one.recall:.3f}" if one.query_us is None else f"{one.query_us:,.0f}"
-        what = (f"{one.leaves:,}", "yes" if one.soar else "no", str(one.dimensions_per_block), threshold)
-        table.add_row(*what, f"{one.searched:,}", f"{one.rescore:,}", took, "chosen" if one.chosen else "")
+    for result in trial.tried:
+        threshold = "" if result.anisotropic_threshold is None else f"{result.anisotropic_threshold:g}"
+        took = f"recall {result.recall:.3f}" if result.query_us is None else f"{result.query_us:,.0f}"
+        what = (
+            f"{result.leaves:,}",
+            "yes" if result.soar else "no",
+            str(result.dimensions_per_block),
+            threshold,
+        )
+        table.add_row(
+            *what, f"{result.searched:,}", f"{result.rescore:,}", took, "chosen" if result.chosen else ""
+        )
     return table
 
 
@@ -274,8 +279,8 @@ def _made_by(statistics: Mapping[str, Any]) -> str:
         return f"live updates: {statistics.get('mutations', 0):,} mutations sealed"
     if statistics["mode"] == "merge":
         return f"live updates: {statistics.get('merged', 0):,} segments merged"
-    if found := _MADE_BY.get(statistics["mode"]):
-        return found
+    if label := _MADE_BY.get(statistics["mode"]):
+        return label
     changes = ("added", "replaced", "removed", "unchanged")
     done = [f"{statistics[name]:,} {name}" for name in changes if statistics.get(name)]
     documents = f"{statistics.get('documents', 0):,} documents read"

@@ -83,15 +83,15 @@ _LISTED = ("index", "version", "datapoints", "dimensions", "distance", "size", "
 
 def _list_served(target: str, *, as_json: bool) -> None:
     with connected(target, None, timeout_s=30.0) as client:
-        found = client.indexes()
+        infos = client.indexes()
     if as_json:
-        print_json([_served_summary(info) for info in found])
+        print_json([_served_summary(info) for info in infos])
         return
     table = Table(*_LISTED)
-    for info in found:
+    for info in infos:
         counts = (f"{info.rows:,}", str(info.dimensions), info.distance, size_text(info.size_bytes))
         table.add_row(info.name, str(info.version), *counts, time_text(info))
-    console().print(table if found else f"There is no index on {escape(target)}.")
+    console().print(table if infos else f"There is no index on {escape(target)}.")
 
 
 def _served_summary(info: IndexInfo) -> dict[str, object]:
@@ -185,8 +185,8 @@ def verify_command(
     if report.problems:
         raise typer.Exit(NO)
     if not as_json:
-        recalls = {"": report.recall, **{f" of {name}": own for name, own in report.named_recall.items()}}
-        shown = ", ".join(f"{own:.3f}{of}" for of, own in recalls.items() if own is not None)
+        recalls = {"": report.recall, **{f" of {name}": value for name, value in report.named_recall.items()}}
+        shown = ", ".join(f"{value:.3f}{of}" for of, value in recalls.items() if value is not None)
         recall = f", recall@10 {shown} on a sample" if shown else ""
         exact = f"; {report.exact_segments} searched exactly" if report.exact_segments else ""
         console().print(
@@ -256,7 +256,7 @@ def gc_command(
 def compact_command(
     name: NameArgument,
     store: StoreOption,
-    rest: Annotated[
+    extra: Annotated[
         list[str] | None, typer.Argument(metavar="[-- RUNNER OPTIONS]", help="Options for the runner.")
     ] = None,
     runner: Annotated[
@@ -273,7 +273,7 @@ def compact_command(
 
     name = index_of(Store.open(store), name)
     with quiet_beam(), stage_bar() as progress:
-        report = compact(name, store, runner=runner, runner_options=rest or [], progress=progress)
+        report = compact(name, store, runner=runner, runner_options=extra or [], progress=progress)
     if as_json:
         print_json(report.to_dict())
         return

@@ -92,9 +92,9 @@ def read_answer(response: Response, kind: type[MessageT]) -> MessageT:
 def _connect_error(response: Response) -> ScanneryError | None:
     """Return the error in a body, as gRPC would give it; None if there is none."""
     try:
-        found = json.loads(response.body)
-        code, message = found["code"], found.get("message", "")
-        detail = _error_detail(found.get("details", []))
+        body = json.loads(response.body)
+        code, message = body["code"], body.get("message", "")
+        detail = _error_detail(body.get("details", []))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DecodeError):
         return None
     if not isinstance(code, str) or not isinstance(message, str):

@@ -159,7 +159,7 @@ class Pool(Generic[ConnectionT]):
         now_s = time.monotonic()
         if now_s >= self._sweep_s:
             self._sweep_s = now_s + IDLE_S / 4
-            self._close_idle(lambda other: now_s - other.used_s > IDLE_S)
+            self._close_idle(lambda connection: now_s - connection.used_s > IDLE_S)
         while (connection := self._idle(now_s)) is not None:
             if (not checked and now_s - connection.used_s < FRESH_S) or connection.quiet:
                 return connection
@@ -185,7 +185,9 @@ class Pool(Generic[ConnectionT]):
         workers = load.idle[-1].worker.workers
         if workers == 1 or len(self._all) >= MAX_CONNECTIONS:
             return False
-        return load.under_way * workers > sum(other.under_way for other in self._loads.values())
+        return load.under_way * workers > sum(
+            load_of_server.under_way for load_of_server in self._loads.values()
+        )
 
     def add(self, connection: ConnectionT) -> bool:
         """Take a new connection; return whether its worker has no more than its share of the connections."""
@@ -214,7 +216,7 @@ class Pool(Generic[ConnectionT]):
             self._loads[connection.worker.name].under_way -= 1
             self._remove(connection)
         connection.close()
-        self._close_idle(lambda other: not other.quiet)
+        self._close_idle(lambda connection: not connection.quiet)
 
     def _remove(self, connection: ConnectionT) -> None:
         self._all.discard(connection)
@@ -226,7 +228,9 @@ class Pool(Generic[ConnectionT]):
 
     def _close_idle(self, ends: Callable[[ConnectionT], bool]) -> None:
         with self._lock:
-            ended = [other for load in self._loads.values() for other in load.idle if ends(other)]
+            ended = [
+                connection for load in self._loads.values() for connection in load.idle if ends(connection)
+            ]
             for connection in ended:
                 self._loads[connection.worker.name].idle.remove(connection)
                 self._remove(connection)

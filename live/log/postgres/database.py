@@ -78,9 +78,13 @@ def translated_errors(where: str) -> Iterator[None]:
 
 def _is_refused(error: psycopg.OperationalError) -> bool:
     """Return whether the server refuses these credentials, so that trying again does not help."""
-    known = (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName)
+    error_types = (
+        errors.InvalidPassword,
+        errors.InvalidAuthorizationSpecification,
+        errors.InvalidCatalogName,
+    )
     # Errors of the handshake have no code.
-    return isinstance(error, known) or any(text in str(error) for text in _REFUSALS)
+    return isinstance(error, error_types) or any(text in str(error) for text in _REFUSALS)
 
 
 def _translated(where: str, error: psycopg.Error) -> Exception:
@@ -235,19 +239,19 @@ class Database:
             LogRefusedError: the URL cannot be read.
 
         """
-        given = connection_options(location.url)
-        if given is None:
+        options = connection_options(location.url)
+        if options is None:
             raise LogRefusedError(
                 "the URL of the mutation logs cannot be read: it is postgresql://USER@HOST:PORT/DATABASE, with "
                 "special characters as %XX"
             )
-        self._options: dict[str, Any] = _DEFAULTS | given
-        place = f"{given.get('host') or 'localhost'}:{given.get('port') or 5432}"
-        self.where = f"postgresql://{place}/{given.get('dbname') or given.get('user') or ''}"
+        self._options: dict[str, Any] = _DEFAULTS | options
+        address = f"{options.get('host') or 'localhost'}:{options.get('port') or 5432}"
+        self.where = f"postgresql://{address}/{options.get('dbname') or options.get('user') or ''}"
         """The database without credentials, for messages and for the registration in the store."""
         self.positions = Positions(self)
         self._reset()
-        _KNOWN.add(self)
+        _DATABASES.add(self)
 
     @classmethod
     def of(cls, location: DatabaseUrl) -> Database:
@@ -369,7 +373,7 @@ class Database:
 
 _SHARED: dict[str, Database] = {}
 _SHARED_LOCK = threading.Lock()
-_KNOWN: weakref.WeakSet[Database] = weakref.WeakSet()
+_DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
 _INHERITED: list[_Connection] = []
 """Connections of a parent. They are kept: closing them would end the sessions of the parent."""
 
@@ -377,7 +381,7 @@ _INHERITED: list[_Connection] = []
 def _forget_inherited() -> None:
     global _SHARED_LOCK  # noqa: PLW0603
     _SHARED_LOCK = threading.Lock()  # the thread that may hold it exists only in the parent
-    for database in list(_KNOWN):
+    for database in list(_DATABASES):
         database._after_fork_in_child()
 
 

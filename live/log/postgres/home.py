@@ -74,12 +74,12 @@ class PostgresHome:
         now_s = time.monotonic()
         if now_s < self._absent_until_s:
             return None
-        known = registered(self._store, self._index)
-        if known is None or self._row(known.log_id) is None:
+        registration = registered(self._store, self._index)
+        if registration is None or self._row(registration.log_id) is None:
             self._absent_until_s = now_s + ABSENT_S
             return None
-        self.key = known.log_id
-        return PostgresLog(self._database, known.log_id)
+        self.key = registration.log_id
+        return PostgresLog(self._database, registration.log_id)
 
     def look_again(self) -> None:
         """Look for the log at the next `open`; see LogHome."""
@@ -100,37 +100,40 @@ class PostgresHome:
 
     def check(self, log: MutationLog | None, manifest: Manifest) -> None:
         """Check that the log is the one that the index uses; see LogHome."""
-        known = registered(self._store, self._index)
+        registration = registered(self._store, self._index)
         if log is None:
-            if known is not None:
-                self._check_missing(known)
+            if registration is not None:
+                self._check_missing(registration)
             return
         check_index(log, manifest, where=self.where)
-        if known is not None:
-            check_registered(log, self._index, known.log_id, where=self.where, registered=known.where)
-            self._check_not_copied(known)
+        if registration is not None:
+            check_registered(
+                log, self._index, registration.log_id, where=self.where, registered=registration.where
+            )
+            self._check_not_copied(registration)
 
-    def _check_missing(self, known: Registration) -> None:
-        if self._row(known.log_id) is not None:
+    def _check_missing(self, registration: Registration) -> None:
+        if self._row(registration.log_id) is not None:
             return  # another process created it since; it is checked when it is opened
-        if known.path == self._database.where:
+        if registration.path == self._database.where:
             raise CorruptError(
-                f"the log of index {self._index!r} is gone from {known.path}: restore the database, or {FORGET}"
+                f"the log of index {self._index!r} is gone from {registration.path}: restore the database, or {FORGET}"
             )
         raise WrongLogError(
-            f"index {self._index!r} has live updates in a log {known.where}, and there is none {self.where}: {ADVICE}"
+            f"index {self._index!r} has live updates in a log {registration.where}, and there is none "
+            f"{self.where}: {ADVICE}"
         )
 
-    def _check_not_copied(self, known: Registration) -> None:
+    def _check_not_copied(self, registration: Registration) -> None:
         """Raise WrongLogError if another copy of the store uses the log: each would seal the updates of both."""
-        row = self._row(known.log_id)
+        row = self._row(registration.log_id)
         if row is None or row[1] == self._place:
             return
         host, _, folder = row[1].partition(":")
         if host != socket.gethostname() or not Path(folder).is_absolute():
             return  # this machine cannot check it, or the store was moved to it
-        former, own = Path(folder) / self._index, self._store.local_root
-        if former.exists() and (own is None or not former.samefile(own / self._index)):
+        former, local_root = Path(folder) / self._index, self._store.local_root
+        if former.exists() and (local_root is None or not former.samefile(local_root / self._index)):
             raise WrongLogError(
                 f"index {self._index!r} of this store is a copy of the one in {folder}, which still exists and uses "
                 f"the same log {self.where}: make copies with `scannery index snapshot`"
@@ -139,10 +142,10 @@ class PostgresHome:
     def claim(self, log: MutationLog | None, manifest: Manifest) -> MutationLog:
         """Return the log to write to; see LogHome."""
         check_current(self._store, self._index, manifest)
-        own = None
+        new_log = None
         if log is None:
             self.check(None, manifest)
-            log = own = self._created(manifest)
+            log = new_log = self._created(manifest)
         try:
             check_index(log, manifest, where=self.where)
             log_id = log.identity().log_id
@@ -150,18 +153,20 @@ class PostgresHome:
             register(self._store, self._index, log_id, self._database.where)
             self._absent_until_s = float("-inf")
             self._note_store(log_id)
-            if own is not None:
+            if new_log is not None:
                 self._check_own(log_id, manifest)
         except BaseException:
-            if own is not None:
-                own.close()
+            if new_log is not None:
+                new_log.close()
             raise
         return log
 
     def _created(self, manifest: Manifest) -> PostgresLog:
         """Return the log of an index, made once if several processes try."""
-        known = registered(self._store, self._index)
-        log_id = self.key = self._insert(known.log_id if known else new_index_id(), manifest.index_id)
+        registration = registered(self._store, self._index)
+        log_id = self.key = self._insert(
+            registration.log_id if registration else new_index_id(), manifest.index_id
+        )
         return PostgresLog(self._database, log_id)
 
     def _insert(self, log_id: str, index_id: str | None) -> str:
@@ -199,12 +204,12 @@ class PostgresHome:
 
     def check_absent(self) -> None:
         """Check that the database has no log of the index; see LogHome."""
-        known = registered(self._store, self._index)
-        if known is not None and self._row(known.log_id) is not None:
+        registration = registered(self._store, self._index)
+        if registration is not None and self._row(registration.log_id) is not None:
             raise AlreadyExistsError(
                 f"{self._database.where} has the log of index {self._index!r} already: seal it, or set it aside first: "
-                f"UPDATE scannery.logs SET log_id = 'former {known.log_id}', index_id = NULL "
-                f"WHERE log_id = '{known.log_id}'"
+                f"UPDATE scannery.logs SET log_id = 'former {registration.log_id}', index_id = NULL "
+                f"WHERE log_id = '{registration.log_id}'"
             )
 
     def place(self, copy: Path, *, log_id: str, index_id: str) -> int:

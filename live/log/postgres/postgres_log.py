@@ -70,23 +70,23 @@ class PostgresLog:
             self._stand_on(transaction.position, transaction.chain)
 
     def _check_stand(self, transaction: PostgresTransaction) -> None:
-        known = self._hashes.get(transaction.position)
-        if known is not None and known != transaction.chain:
+        chain = self._hashes.get(transaction.position)
+        if chain is not None and chain != transaction.chain:
             raise self._lost(transaction.position)
 
     def read(self, after: int, *, max_bytes: int = READ_BYTES) -> Sequence[LogEntry]:
         """Return the entries after a sequence; see MutationLog."""
         self._check_open()
-        known = self._hashes.get(after)
-        found = self._database.ask(
+        chain = self._hashes.get(after)
+        answer = self._database.ask(
             lambda connection: entries_after(
-                connection, self._log_id, after, max_bytes=max_bytes, known=known
+                connection, self._log_id, after, max_bytes=max_bytes, expected_chain=chain
             )
         )
-        if found.last is not None:
+        if answer.last is not None:
             with self._lock:
-                self._stand_on(after + len(found.entries), found.last)
-        return found.entries
+                self._stand_on(after + len(answer.entries), answer.last)
+        return answer.entries
 
     def _stand_on(self, sequence: int, chain: bytes) -> None:
         self._hashes[sequence] = chain
@@ -104,8 +104,8 @@ class PostgresLog:
                 raise LogReplacedError(
                     f"the mutation log {self._log_id} was removed from {self._database.where}"
                 )
-            known = self._hashes.get(end.sequence)
-            if end.sequence < self._seen or (known is not None and known != end.chain):
+            chain = self._hashes.get(end.sequence)
+            if end.sequence < self._seen or (chain is not None and chain != end.chain):
                 raise self._lost(end.sequence)
             before, self._seen = self._seen, end.sequence
             return end.sequence != before

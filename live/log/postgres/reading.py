@@ -67,7 +67,7 @@ def entries_after(
     after: int,
     *,
     max_bytes: int | None = None,
-    known: bytes | None = None,
+    expected_chain: bytes | None = None,
 ) -> LogEntries:
     """Return the entries after a sequence, as `MutationLog.read` does.
 
@@ -76,7 +76,7 @@ def entries_after(
         log_id: id of the log.
         after: the sequence.
         max_bytes: entries stop when they reach this size; None: all.
-        known: hash of the record at `after` as the caller read it; None: it was never read.
+        expected_chain: hash of the record at `after` as the caller read it; None: it was never read.
 
     """
     rows = _rows(connection, log_id, after, max_bytes)
@@ -87,7 +87,7 @@ def entries_after(
     before = truncated_chain if after == truncated else b""
     if records and records[0][0] == after:
         before = records.pop(0)[1]
-    if known is not None and (position < after or before != known):
+    if expected_chain is not None and (position < after or before != expected_chain):
         raise LogReplacedError(
             f"the log has lost records up to sequence {after}, which were read before: its database was restored, or "
             "another one took its place"
@@ -102,23 +102,23 @@ def entries_after(
 def _rows(
     connection: psycopg.Connection[tuple[Any, ...]], log_id: str, after: int, max_bytes: int | None
 ) -> list[tuple[Any, ...]]:
-    most = 1 << 62 if max_bytes is None else max_bytes
+    limit = 1 << 62 if max_bytes is None else max_bytes
     rows = 1 << 40 if max_bytes is None else MAX_ROWS
-    asked = {"log_id": log_id, "after": after, "most": most, "rows": rows}
-    found: list[tuple[Any, ...]] = connection.cursor(binary=True).execute(_QUERY, asked).fetchall()
-    if not found:
+    parameters = {"log_id": log_id, "after": after, "most": limit, "rows": rows}
+    records: list[tuple[Any, ...]] = connection.cursor(binary=True).execute(_QUERY, parameters).fetchall()
+    if not records:
         raise LogReplacedError(f"the mutation log {log_id} was removed from its database")
-    return found
+    return records
 
 
 def _checked(records: list[tuple[int, bytes, bytes]], after: int, chain: bytes) -> list[LogEntry]:
     """Return the entries; CorruptError if one is missing, or its hash is wrong."""
     entries = []
-    for expected, (sequence, found, data) in enumerate(records, after + 1):
+    for expected, (sequence, stored_chain, data) in enumerate(records, after + 1):
         if sequence != expected:
             raise CorruptError(f"the log has no record {expected}, but a later one")
         chain = chained(chain, sequence, data)
-        if chain != found:
+        if chain != stored_chain:
             raise CorruptError(f"record {sequence} of the log is damaged: its hash is wrong")
         entries.append(LogEntry(sequence, data))
     return entries

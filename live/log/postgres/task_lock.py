@@ -38,13 +38,11 @@ def try_task_lock(location: DatabaseUrl, log_id: str, task: str) -> DatabaseLock
     connection = database.connect()
     try:
         with translated_errors(database.where):
-            found = connection.execute(
-                "SELECT pg_try_advisory_lock(%s)", (lock_key(log_id, task),)
-            ).fetchone()
+            row = connection.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(log_id, task),)).fetchone()
     except BaseException:
         connection.close()
         raise
-    if found is not None and found[0]:
+    if row is not None and row[0]:
         return DatabaseLock(connection)
     connection.close()
     return None

@@ -157,11 +157,11 @@ class PostgresTransaction:
 
     def read(self, after: int) -> Sequence[LogEntry]:
         """Return all entries after a sequence; see LogTransaction."""
-        own = [entry for entry, _ in self._records if entry.sequence > after]
+        appended = [entry for entry, _ in self._records if entry.sequence > after]
         if after >= self._before.position:
-            return own
-        known = self.known_hash(after)
-        return [*entries_after(self._connection, self.log_id, after, known=known).entries, *own]
+            return appended
+        chain = self.known_hash(after)
+        return [*entries_after(self._connection, self.log_id, after, expected_chain=chain).entries, *appended]
 
     def expect(self, requests: Sequence[Request]) -> None:
         """Read the responses to some requests; see LogTransaction."""
@@ -181,10 +181,10 @@ class PostgresTransaction:
         key = _key(request)
         if key not in self._asked:
             self.expect([request])
-        known = self._answers.get(key) or self._given.get(key)
-        if known is None:
+        entry = self._answers.get(key) or self._given.get(key)
+        if entry is None:
             return None
-        answer, digest = known
+        answer, digest = entry
         request.check_repeated(digest, answer.sequence)
         return answer
 
@@ -333,25 +333,25 @@ def _settle(database: Database, log_id: str, transaction: PostgresTransaction, b
     while True:
         try:
             with _attempt(database, log_id) as (connection, state):
-                found = _took_effect(connection, state, transaction)
+                committed = _took_effect(connection, state, transaction)
                 _roll_back(connection)
             break
         # Also if the server refuses the question, as a standby does: that does not say that nothing was written.
         except (StoreError, ReadOnlyError) as error:
             if time.monotonic() >= end_s:
-                found = None
+                committed = None
                 broken.__cause__ = error
                 break
             if _is_held(error):
                 # Perhaps the session of this commit, whose connection only this side has lost.
                 _end_hung(database)
             time.sleep(SETTLE_PAUSE_S)  # there is nothing to wait on: the server is down
-    if found is None:
+    if committed is None:
         raise StoreError(
             f"the connection to {database.where} broke during the commit, and it cannot be told whether the write was "
             "done; repeat it with the same request id"
         ) from broken
-    if not found:
+    if not committed:
         with translated_errors(database.where):
             raise broken
 

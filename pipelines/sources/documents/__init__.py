@@ -83,8 +83,8 @@ def document_record(part: Part, fields: dict[str, Any]) -> Record:
     """Return the record of a file; its own names win over those of the document."""
     path = PurePosixPath(part.path)
     folder = "" if path.parent == PurePosixPath(".") else str(path.parent)
-    own = {"id": part.path, "path": part.path, "name": path.name.split(".")[0], "folder": folder}
-    return Record({**fields, **own}, part.source)
+    properties = {"id": part.path, "path": part.path, "name": path.name.split(".")[0], "folder": folder}
+    return Record({**fields, **properties}, part.source)
 
 
 def markdown_fields(text: str) -> dict[str, Any]:

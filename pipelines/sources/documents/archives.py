@@ -40,7 +40,7 @@ class Archive:
             self._zip = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise DocumentError("malformed", f"not a {kind} file: {error}") from error
-        self._methods = {one.filename: one.compress_type for one in self._zip.infolist()}
+        self._methods = {member.filename: member.compress_type for member in self._zip.infolist()}
         if len(self._methods) > MAX_ENTRIES:
             raise DocumentError("too_large", f"the archive has more than {MAX_ENTRIES} files")
         self._left = MAX_READ_BYTES

@@ -75,32 +75,32 @@ def _core(archive: Archive) -> dict[str, str]:
     if "docProps/core.xml" not in archive:
         return {}
     root = archive.xml("docProps/core.xml")
-    found = {name: one_line(root.findtext(tag) or "") for name, tag in _CORE.items()}
-    return {name: value for name, value in found.items() if value}
+    values = {name: one_line(root.findtext(tag) or "") for name, tag in _CORE.items()}
+    return {name: value for name, value in values.items() if value}
 
 
 def _heading_levels(archive: Archive) -> dict[str, int]:
     """Return the heading level, from 1, of each paragraph style that has one."""
     if "word/styles.xml" not in archive:
         return {}
-    own: dict[str, int] = {}
+    levels: dict[str, int] = {}
     parents: dict[str, str] = {}
     for style in archive.xml("word/styles.xml").iterfind(f"{_W}style"):
         name = style.get(f"{_W}styleId")
-        if name is None or len(parents) + len(own) > MOST_STYLES:
+        if name is None or len(parents) + len(levels) > MOST_STYLES:
             continue
         level = _level(style)
         if level is not None:
-            own[name] = level
+            levels[name] = level
         elif (based := style.find(f"{_W}basedOn")) is not None:
             parents[name] = based.get(f"{_W}val") or ""
     for name in parents:
         above = name
         for _ in range(16):  # styles may be based on each other in a circle
             above = parents.get(above, above)
-        if above in own:
-            own[name] = own[above]
-    return {name: level for name, level in own.items() if level < _BODY}
+        if above in levels:
+            levels[name] = levels[above]
+    return {name: level for name, level in levels.items() if level < _BODY}
 
 
 def _level(style: Any) -> int | None:
@@ -159,8 +159,8 @@ def _text(element: Any) -> str:
     """Return the text of an element, without what is deleted in tracked changes."""
     # `w:t` is text; deleted text is `w:delText`, and fields are `w:instrText`.
     return "".join(
-        one.text or "" if one.tag == f"{_W}t" else _BREAKS[one.tag]
-        for one in element.iter(f"{_W}t", *_BREAKS)
+        run.text or "" if run.tag == f"{_W}t" else _BREAKS[run.tag]
+        for run in element.iter(f"{_W}t", *_BREAKS)
     )
 
 
@@ -171,4 +171,4 @@ def _rows(element: Any) -> Iterator[list[str]]:
 
 def _cell(cell: Any) -> str:
     # A table within a cell has rows of its own, which `_rows` finds.
-    return one_line(" ".join(_text(one) for one in cell.iterchildren(f"{_W}p", f"{_W}sdt")))
+    return one_line(" ".join(_text(paragraph) for paragraph in cell.iterchildren(f"{_W}p", f"{_W}sdt")))

@@ -34,7 +34,7 @@ def read_epub(file: BinaryIO) -> Document:
     rootfile = archive.xml(_CONTAINER).find(_ROOTFILE)
     name = "" if rootfile is None else rootfile.get("full-path") or ""
     package = archive.xml(name)
-    items = {one.get("id"): one for one in package.iterfind(f"{_OPF}manifest/{_OPF}item")}
+    items = {item.get("id"): item for item in package.iterfind(f"{_OPF}manifest/{_OPF}item")}
     names = _chapter_names(archive, name, items.values())
     texts, size = [], 0
     for reference in package.findall(f"{_OPF}spine/{_OPF}itemref")[:MOST_CHAPTERS]:
@@ -70,10 +70,10 @@ def _chapter(data: bytes, name: str | None) -> str:
 def _check_protection(archive: Archive) -> None:
     if "META-INF/encryption.xml" not in archive:
         return
-    for one in archive.xml("META-INF/encryption.xml").iter(
+    for method in archive.xml("META-INF/encryption.xml").iter(
         "{http://www.w3.org/2001/04/xmlenc#}EncryptionMethod"
     ):
-        if one.get("Algorithm") not in _FONTS and one.getparent().tag.endswith("EncryptedData"):
+        if method.get("Algorithm") not in _FONTS and method.getparent().tag.endswith("EncryptedData"):
             raise DocumentError("encrypted", "the book is protected (DRM)")
 
 

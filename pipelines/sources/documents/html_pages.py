@@ -83,7 +83,7 @@ def read_html(data: bytes, encoding: str = "") -> Document:
     if root is None:
         return Document(text="")
     metas = _metas(root)
-    titles = [one_line("".join(one.itertext())) for one in root.iter("title")][:1]
+    titles = [one_line("".join(title.itertext())) for title in root.iter("title")][:1]
     etree.strip_elements(root, *_DROPPED, with_tail=False)
     content, hidden = _content(root)
     title = next(filter(None, [*titles, metas.get("og:title"), _first_heading(content)]), None)
@@ -159,22 +159,22 @@ def _metas(root: Any) -> dict[str, str]:
 def _content(root: Any) -> tuple[Any, frozenset[Any]]:
     """Return the element with the main content, and the elements in it that are navigation or hidden."""
     body = next(root.iter("body"), root)
-    mains = [one for one in body.iter() if one.tag == "main" or one.get("role") == "main"][:1]
+    mains = [node for node in body.iter() if node.tag == "main" or node.get("role") == "main"][:1]
     articles = [*body.iter("article")]
     kept = mains or (articles if len(articles) == 1 else [])
     content = body
     if kept and (size := _size(kept[0])) >= min(500, _size(body) // 3):
         content = kept[0] if size else body
-    return content, frozenset(one for one in content.iter() if one is not content and _is_hidden(one))
+    return content, frozenset(node for node in content.iter() if node is not content and _is_hidden(node))
 
 
 def _is_hidden(element: Any) -> bool:
-    given = element.attrib
-    if given and (
-        given.get("role") in _HIDDEN_ROLES
-        or "hidden" in given
-        or given.get("aria-hidden") == "true"
-        or "display:none" in given.get("style", "").replace(" ", "").lower()
+    attributes = element.attrib
+    if attributes and (
+        attributes.get("role") in _HIDDEN_ROLES
+        or "hidden" in attributes
+        or attributes.get("aria-hidden") == "true"
+        or "display:none" in attributes.get("style", "").replace(" ", "").lower()
     ):
         return True
     # The header of a page is content if it has the heading of the page.
@@ -188,7 +188,9 @@ def _size(element: Any) -> int:
 
 
 def _first_heading(root: Any) -> str | None:
-    return next((text for one in root.iter("h1", "h2") if (text := one_line("".join(one.itertext())))), None)
+    return next(
+        (text for heading in root.iter("h1", "h2") if (text := one_line("".join(heading.itertext())))), None
+    )
 
 
 def _markdown(root: Any, hidden: frozenset[Any]) -> str:
@@ -319,7 +321,7 @@ class _Writer:
     def table(self, element: Any) -> None:
         """Write a table of data."""
         self.flush()
-        captions = [one_line("".join(one.itertext())) for one in element.iter("caption")]
+        captions = [one_line("".join(caption.itertext())) for caption in element.iter("caption")]
         self.blocks += [Block(escaped(caption)) for caption in captions if caption]
         if text := table(_rows(element)):
             self.blocks.append(Block(text))
@@ -344,11 +346,11 @@ def _rows(element: Any) -> Iterator[list[str]]:
 
 def _fill(cells: list[str], pending: dict[int, tuple[str, int]]) -> None:
     """Add the cells of rows above that span the next places."""
-    while (place := len(cells)) in pending:
-        text, down = pending.pop(place)
+    while (column := len(cells)) in pending:
+        text, down = pending.pop(column)
         cells.append(text)
         if down > 1:
-            pending[place] = (text, down - 1)
+            pending[column] = (text, down - 1)
 
 
 def _span(cell: Any, name: str) -> int:
@@ -375,8 +377,8 @@ def has_html(text: str) -> bool:
 
 def html_share(texts: Iterable[str | None]) -> float:
     """Return the share of texts that have HTML, entities alone not counted."""
-    found = [_TAG.search(text) is not None for text in texts if text]
-    return sum(found) / len(found) if found else 0.0
+    has_tag = [_TAG.search(text) is not None for text in texts if text]
+    return sum(has_tag) / len(has_tag) if has_tag else 0.0
 
 
 def mapping_of(spec: IndexSpec) -> FieldMapping:

@@ -68,16 +68,16 @@ def _content(reader: Any) -> dict[str, Any]:
 
 def _metadata(reader: Any) -> dict[str, Any]:
     try:
-        known = reader.metadata
-        created = known.creation_date if known else None
-        found = {
-            "title": known.title if known else None,
-            "author": known.author if known else None,
+        info = reader.metadata
+        created = info.creation_date if info else None
+        values = {
+            "title": info.title if info else None,
+            "author": info.author if info else None,
             "published": created.isoformat() if created else None,
         }
     except Exception:  # noqa: BLE001 -- a wrong date does not make the text worse
         return {}
-    return {name: text for name, value in found.items() if (text := _clean(str(value or "")))}
+    return {name: text for name, value in values.items() if (text := _clean(str(value or "")))}
 
 
 def _clean(text: str) -> str:

@@ -103,11 +103,11 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (date, datetime, time)):
         return value.isoformat()
     if isinstance(value, dict):
-        return {str(key): _plain(one, depth + 1) for key, one in value.items()}
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, set):
         value = sorted(value, key=str)  # their order is that of hashes, which differ in each process
     if isinstance(value, (list, tuple)):
-        return [_plain(one, depth + 1) for one in value]
+        return [_plain(item, depth + 1) for item in value]
     return value
 
 

@@ -40,7 +40,7 @@ def marked_encoding(head: bytes) -> str | None:
     return None
 
 
-def encoding_of(blocks: Iterator[bytes], given: str) -> str:
+def encoding_of(blocks: Iterator[bytes], default: str) -> str:
     """Return the encoding of a file that is UTF-16 or UTF-32, else the given one; empty for UTF-8.
 
     Raises:
@@ -48,23 +48,23 @@ def encoding_of(blocks: Iterator[bytes], given: str) -> str:
 
     """
     encoding = marked_encoding(next(blocks, b"")[:200])
-    return encoding if encoding is not None and is_wide(encoding) else given
+    return encoding if encoding is not None and is_wide(encoding) else default
 
 
-def decoded_text(data: bytes, given: str = "") -> tuple[str, str]:
+def decoded_text(data: bytes, declared: str = "") -> tuple[str, str]:
     """Return the text of a whole file, and how it was read, where that could be wrong; else an empty text.
 
     Args:
         data: the bytes of the file.
-        given: its encoding, if that is known.
+        declared: its encoding, if that is known.
 
     Raises:
         UnicodeDecodeError: it has not the given encoding, or is no text.
 
     """
     marked = marked_encoding(data[:200])
-    if given and not is_wide(marked or ""):
-        return data.decode(given).removeprefix("\ufeff"), ""
+    if declared and not is_wide(marked or ""):
+        return data.decode(declared).removeprefix("\ufeff"), ""
     try:
         return data.decode(marked or "utf-8").removeprefix("\ufeff"), ""
     except UnicodeDecodeError:
@@ -108,12 +108,12 @@ def _transcoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
         raise DamagedError(f"not {encoding}: {error}") from error
 
 
-def find_encoding(blocks: Iterator[bytes], given: str | None = None) -> tuple[bytes, str, bool]:
+def find_encoding(blocks: Iterator[bytes], encoding: str | None = None) -> tuple[bytes, str, bool]:
     """Return the begin of a file, its encoding, and whether that was guessed.
 
     Args:
         blocks: of the file, decompressed; its first 32 MiB are read at most.
-        given: the encoding, if it is known.
+        encoding: the encoding, if it is known.
 
     """
     head, seen = b"", 0
@@ -122,8 +122,8 @@ def find_encoding(blocks: Iterator[bytes], given: str | None = None) -> tuple[by
         head += block
         if len(head) >= SAMPLE_BYTES:
             break
-    if given is not None:
-        return head[:SAMPLE_BYTES], given, False
+    if encoding is not None:
+        return head[:SAMPLE_BYTES], encoding, False
     if (marked := marked_encoding(head)) is not None:
         return head[:SAMPLE_BYTES], marked, False
     good, bad = 0, list[bytes]()

@@ -24,7 +24,7 @@ _LATIN = ("éïèêñ", "äöüßé", "éèàêçâôîùûœëïæü", "ãçá�
 """Letters beyond ASCII of English, German, French, Portuguese, Spanish, Italian, Danish and Norwegian, Swedish,
 Finnish, Icelandic, Dutch, Catalan, Estonian, Polish, Czech, Slovak, Hungarian, Croatian, Romanian, Turkish, Lithuanian,
 Latvian and Albanian; common ones first."""
-_OTHER = ("оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъё", "оанівиертслкдмупязьбгйчхцїжшюєщфґ", "аиоентрсвлдпкмъязубчгйщцжшхюфь",
+_CYRILLIC = ("оеаинтсрвлкмдпуяыьгзбчйхжшюцщэфъё", "оанівиертслкдмупязьбгйчхцїжшюєщфґ", "аиоентрсвлдпкмъязубчгйщцжшхюфь",
           "αοιετνσρκπυλμηςγδόίάέωχήβθύφώξζψϊ", "יוהלאתרמבשנדםעחקפכגזטןצסךףץ", "اليمنرتوبعدسفكهقأحجشطصةىخإضذزءغئثظؤآ",
           "านรอกเงมยลวดทสตะปบคหแจพชขใไำๆผโซถฟณธญศษ")  # fmt: skip
 """The same of Russian, Ukrainian, Bulgarian, Greek, Hebrew, Arabic and Thai."""
@@ -72,7 +72,7 @@ def _score(text: str) -> float:
     """Return how well a text fits the language that it fits best, as the sum over its letters."""
     counts: Counter[str] = Counter()
     fit = 0.0
-    for (before, character, behind), count in _places(text):
+    for (before, character, behind), count in _letter_contexts(text):
         counts[character if character == "İ" else character.lower()] += count
         fit += count * _fit(before, character, behind)
     return fit + max(
@@ -81,7 +81,7 @@ def _score(text: str) -> float:
     )
 
 
-def _places(text: str) -> Iterator[tuple[tuple[str, str, str], int]]:
+def _letter_contexts(text: str) -> Iterator[tuple[tuple[str, str, str], int]]:
     """Yield each character beyond ASCII with the letters before and behind it, where there are any, and how often."""
     for (before, character, behind), count in Counter(
         zip(" " + text, text, text[1:] + " ", strict=False)
@@ -100,7 +100,10 @@ def _fit(before: str, character: str, behind: str) -> float:
     is_latin = character < "\u0250"
     if not is_latin:
         # No word has letters of two scripts; a final sigma is at the end of its word.
-        is_mixed = any(other and other < "\u0250" for other in (before, behind)) and character not in "ªº"
+        is_mixed = (
+            any(neighbour and neighbour < "\u0250" for neighbour in (before, behind))
+            and character not in "ªº"
+        )
         cost = -4.0 if is_mixed or (character == "ς" and behind) else 0.0
     else:
         cost = -2.0 if before > "\x7f" and behind > "\x7f" else 0.0
@@ -112,8 +115,8 @@ def _fit(before: str, character: str, behind: str) -> float:
 
 
 def _weight(weights: Mapping[str, float], character: str) -> float:
-    if (known := weights.get(character)) is not None:
-        return known
+    if (weight := weights.get(character)) is not None:
+        return weight
     if character in _SIGNS:
         return -1.0
     if unicodedata.combining(character) or unicodedata.category(character) == "Mn":
@@ -123,7 +126,7 @@ def _weight(weights: Mapping[str, float], character: str) -> float:
 
 @cache
 def _alphabets() -> list[dict[str, float]]:
-    alphabets = [(_LATIN, _LATIN_STEP), (_OTHER, _OTHER_STEP)]
+    alphabets = [(_LATIN, _LATIN_STEP), (_CYRILLIC, _OTHER_STEP)]
     return [
         {letter: -0.5 - step * rank for rank, letter in enumerate(letters)}
         for group, step in alphabets
@@ -137,7 +140,7 @@ def _wide_score(text: str, encoding: str) -> float:
     has_spaces = encoding not in ("gb18030", "big5")
     return sum(
         count * (_wide_weight(character, encoding, common) - (0.0 if has_spaces or before or behind else 1.0))
-        for (before, character, behind), count in _places(text)
+        for (before, character, behind), count in _letter_contexts(text)
     )
 
 

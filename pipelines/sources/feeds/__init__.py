@@ -82,7 +82,7 @@ def transcripts_beside(file: InputFile, compression: str) -> set[str]:
         entries, _ = _entries(Part(base=file.base, path=file.path, format="feed", compression=compression))
     except (DocumentError, DamagedError, OSError):
         return set()
-    paths = (local_path(one.url, file.path) for entry in entries for one in entry.transcripts)
+    paths = (local_path(transcript.url, file.path) for entry in entries for transcript in entry.transcripts)
     return {path for path in paths if path is not None}
 
 
@@ -101,10 +101,10 @@ def _fields(part: Part, entry: Entry) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the fields of an entry, and what of it could not be read, such as a transcript that it names."""
     if not entry.transcripts:
         return entry.fields, entry.problems
-    found = transcript_of(entry.transcripts, part.base, part.path, part.fetch)
-    if found.text is None or not found.text.strip():
-        return entry.fields, (*entry.problems, found.problem or "transcript: empty")
-    return {**entry.fields, "text": found.text}, entry.problems
+    transcript = transcript_of(entry.transcripts, part.base, part.path, part.fetch)
+    if transcript.text is None or not transcript.text.strip():
+        return entry.fields, (*entry.problems, transcript.problem or "transcript: empty")
+    return {**entry.fields, "text": transcript.text}, entry.problems
 
 
 def _local(part: Part, entry: Entry) -> Iterator[str]:

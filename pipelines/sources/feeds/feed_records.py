@@ -117,7 +117,7 @@ def _own_name(tag: str) -> str:
 def _entry(entry: Any, about: dict[str, Any], site: str | None) -> Entry:
     enclosure = entry.find("enclosure")
     if enclosure is None:
-        enclosure = next((one for one in entry.iterfind("link") if one.get("rel") == "enclosure"), {})
+        enclosure = next((child for child in entry.iterfind("link") if child.get("rel") == "enclosure"), {})
     link = _link(entry, site)
     url = enclosure.get("url") or enclosure.get("href")
     description = _description(entry)
@@ -136,16 +136,16 @@ def _entry(entry: Any, about: dict[str, Any], site: str | None) -> Entry:
         "episode": _number(_text(entry, f"{_ITUNES}episode")),
         "categories": [
             text
-            for one in entry.iterfind("category")
-            if (text := one_line(one.text or one.get("term") or ""))
+            for child in entry.iterfind("category")
+            if (text := one_line(child.text or child.get("term") or ""))
         ],
         "enclosure_url": url,
         "enclosure_type": enclosure.get("type"),
     }
     transcripts = tuple(
-        Transcript(one.get("url"), (one.get("type") or "").lower())
-        for one in entry.iterchildren()
-        if isinstance(one.tag, str) and one.tag.endswith("}transcript") and one.get("url")
+        Transcript(child.get("url"), (child.get("type") or "").lower())
+        for child in entry.iterchildren()
+        if isinstance(child.tag, str) and child.tag.endswith("}transcript") and child.get("url")
     )
     return Entry(
         {key: value for key, value in fields.items() if value not in (None, "", [])}, transcripts, problems
@@ -167,14 +167,14 @@ def _content(element: Any) -> str:
 
 
 def _text(element: Any, name: str) -> str | None:
-    found = element.find(name)
-    return None if found is None else one_line(unescape(_content(found))) or None
+    child = element.find(name)
+    return None if child is None else one_line(unescape(_content(child))) or None
 
 
 def _author(element: Any) -> str | None:
-    found = element.find("author")
-    if found is not None and found.find("name") is not None:
-        return _text(found, "name")
+    author = element.find("author")
+    if author is not None and author.find("name") is not None:
+        return _text(author, "name")
     return _text(element, "author") or _text(element, f"{_DC}creator")
 
 
@@ -184,32 +184,34 @@ def _description(entry: Any) -> str:
 
     best = ""
     for name in _CONTENT:
-        found = entry.find(name)
-        if found is None:
+        description = entry.find(name)
+        if description is None:
             continue
-        if found.get("type") == "xhtml":
-            html = "".join(etree.tostring(child, encoding="unicode") for child in found)
+        if description.get("type") == "xhtml":
+            html = "".join(etree.tostring(child, encoding="unicode") for child in description)
         else:
-            html = _content(found)
-            html = html.replace("&", "&amp;").replace("<", "&lt;") if found.get("type") == "text" else html
+            html = _content(description)
+            html = (
+                html.replace("&", "&amp;").replace("<", "&lt;") if description.get("type") == "text" else html
+            )
         text = markdown_of(html)
         best = max(best, text, key=len)
     return best
 
 
 def _title(entry: Any) -> str | None:
-    found = entry.find("title")
-    if found is None or found.get("type") != "html":
+    title = entry.find("title")
+    if title is None or title.get("type") != "html":
         return _text(entry, "title")
-    return one_line(unescape(_TAG.sub("", _content(found)))) or None
+    return one_line(unescape(_TAG.sub("", _content(title)))) or None
 
 
 def _link(element: Any, site: str | None = None) -> str | None:
     """Return the page of an entry or feed; a relative one from `xml:base`, else from the feed's own page."""
-    for one in element.iterfind("link"):
-        if one.get("href") and one.get("rel", "alternate") == "alternate":
-            return _absolute(one.get("href"), one.base or site)
-    texts = ((one_line(one.text or ""), one.base) for one in element.iterfind("link"))
+    for link in element.iterfind("link"):
+        if link.get("href") and link.get("rel", "alternate") == "alternate":
+            return _absolute(link.get("href"), link.base or site)
+    texts = ((one_line(link.text or ""), link.base) for link in element.iterfind("link"))
     return next((_absolute(text, base or site) for text, base in texts if text), None)
 
 
@@ -233,9 +235,9 @@ def _time(entry: Any, *names: str) -> tuple[str | None, tuple[str, ...]]:
         if text is None:
             continue
         try:
-            found = time_in_text(text)
-            if _FIRST_YEAR < found.year < _LAST_YEAR:
-                return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).isoformat(), ()
+            time = time_in_text(text)
+            if _FIRST_YEAR < time.year < _LAST_YEAR:
+                return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).isoformat(), ()
         except (ValueError, OverflowError):
             pass
         problems.append(f"{name.rpartition('}')[2]}: not a time")
@@ -249,7 +251,7 @@ def _duration_s(text: str | None) -> int | None:
         part.isascii() and part.replace(".", "", 1).isdigit() and len(part) < 12 for part in parts
     ):
         return None
-    return int(sum(float(part) * 60**place for place, part in enumerate(reversed(parts))))
+    return int(sum(float(part) * 60**power for power, part in enumerate(reversed(parts))))
 
 
 def _number(text: str | None) -> int | None:

@@ -114,8 +114,8 @@ def fetch(url: str, allowed: Sequence[str], most_bytes: int) -> bytes:
     if not is_allowed:
         raise FetchError(f"{parts.netloc} is not in source.fetch")
     with _CACHE_LOCK:
-        known = _CACHE.get(url)
-    data = _fetched_once(url, parts, allowed, most_bytes) if known is None else known
+        cached = _CACHE.get(url)
+    data = _fetched_once(url, parts, allowed, most_bytes) if cached is None else cached
     with _CACHE_LOCK:
         _CACHE[url] = data
         while sum(map(len, _CACHE.values())) > CACHED_BYTES:
@@ -213,18 +213,18 @@ def _split(url: str) -> SplitResult:
 
 def _is_allowed(parts: SplitResult, allowed: Sequence[str]) -> bool:
     host = (parts.hostname or "").lower()
-    own = {"http": 80, "https": 443}.get(parts.scheme)
-    port = parts.port or own
-    names = {host} if port == own else set()
-    return bool(host) and bool(({f"{host}:{port}"} | names) & {one.lower() for one in allowed})
+    default_port = {"http": 80, "https": 443}.get(parts.scheme)
+    port = parts.port or default_port
+    names = {host} if port == default_port else set()
+    return bool(host) and bool(({f"{host}:{port}"} | names) & {name.lower() for name in allowed})
 
 
 def _connected(parts: SplitResult, allowed: Sequence[str], until: float) -> http.client.HTTPConnection:
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     timeout_s = max(0.01, min(CONNECT_S, until - time.monotonic()))
-    addresses = [found[4][0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    addresses = [info[4][0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if not _is_address(host) and host.lower() != "localhost":
-        private = [one for one in addresses if not _is_public(str(one))]
+        private = [address for address in addresses if not _is_public(str(address))]
         if private:
             raise FetchError(f"{host} has the private address {private[0]}; put the address in source.fetch")
     # To the address that was checked: another look-up could give another one.
@@ -246,16 +246,16 @@ _EMBEDDED = {"64:ff9b::/96": 0, "2002::/16": 80, "::/96": 0}
 
 
 def _is_public(address: str) -> bool:
-    found = ipaddress.ip_address(address)
-    if isinstance(found, ipaddress.IPv6Address):
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, ipaddress.IPv6Address):
         for network, shift in _EMBEDDED.items():
-            if found in ipaddress.ip_network(network):
-                found = ipaddress.IPv4Address(int(found) >> shift & 0xFFFFFFFF)
+            if ip in ipaddress.ip_network(network):
+                ip = ipaddress.IPv4Address(int(ip) >> shift & 0xFFFFFFFF)
                 break
         else:
-            if found.is_site_local:
+            if ip.is_site_local:
                 return False
-    return found.is_global and not found.is_multicast
+    return ip.is_global and not ip.is_multicast
 
 
 def _is_address(host: str) -> bool:

@@ -58,18 +58,18 @@ def transcript_of(
         allowed: hosts that transcripts may be fetched from.
 
     """
-    found = TranscriptResult()
-    for transcript in sorted(transcripts, key=lambda one: _BEST.index(_kind(one))):
+    result = TranscriptResult()
+    for transcript in sorted(transcripts, key=lambda transcript: _BEST.index(_kind(transcript))):
         try:
-            found.text = _readable(_content(transcript, base, feed, allowed), _kind(transcript))
+            result.text = _readable(_content(transcript, base, feed, allowed), _kind(transcript))
         except OSError:
-            found.problem = found.problem or "transcript: the file cannot be opened"
+            result.problem = result.problem or "transcript: the file cannot be opened"
         except (FetchError, DocumentError) as error:
-            found.problem = found.problem or f"transcript: {error}"
-        if found.text:
-            found.problem = None
+            result.problem = result.problem or f"transcript: {error}"
+        if result.text:
+            result.problem = None
             break
-    return found
+    return result
 
 
 def local_path(url: str, feed: str) -> str | None:
@@ -84,16 +84,16 @@ def local_path(url: str, feed: str) -> str | None:
     if named.startswith("/") or "\\" in named or "\0" in named:
         return None
     path = posixpath.normpath(posixpath.join(posixpath.dirname(feed), named))
-    own = posixpath.relpath(path, posixpath.dirname(feed) or ".")
+    target = posixpath.relpath(path, posixpath.dirname(feed) or ".")
     # Hidden names are no input, and have keys and passwords of tools: a feed may come from anybody.
-    is_hidden = any(part.startswith(".") and part != ".." for part in own.split("/"))
+    is_hidden = any(part.startswith(".") and part != ".." for part in target.split("/"))
     return None if is_hidden or path.startswith(("../", "/")) or path in (".", "..") else path
 
 
 def _kind(transcript: Transcript) -> str:
-    known = _TYPES.get(transcript.type.partition(";")[0].strip())
+    kind = _TYPES.get(transcript.type.partition(";")[0].strip())
     parts = _parts(transcript.url)
-    return known or ("txt" if parts is None else _ENDINGS.get(_ending(parts), "txt"))
+    return kind or ("txt" if parts is None else _ENDINGS.get(_ending(parts), "txt"))
 
 
 def _parts(url: str) -> SplitResult | None:

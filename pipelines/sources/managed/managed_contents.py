@@ -44,7 +44,7 @@ def read_contents(uri: str) -> Iterator[ContentsRecord]:
 
     """
     try:
-        files = managed.arrange(_found(uri))
+        files = managed.arrange(_files(uri))
     except (InputNotFoundError, UnknownFormatError) as error:
         raise InvalidRecordError(str(error), reason="source", field="contentsDeltaUri") from error
     deleted = {id for file in files for id in managed.deletes_of(file)}
@@ -66,7 +66,7 @@ def read_json_lines(uri: str) -> Iterator[ContentsRecord]:
 
     """
     try:
-        files = _found(uri)
+        files = _files(uri)
     except InputNotFoundError as error:
         raise InvalidRecordError(str(error), reason="source", field=_LINES_FIELD) from error
     if unknown := [file.path for file in files if _compression(file.path) is None]:
@@ -80,7 +80,7 @@ def read_json_lines(uri: str) -> Iterator[ContentsRecord]:
         yield from _read_lines(file)
 
 
-def _found(uri: str) -> list[InputFile]:
+def _files(uri: str) -> list[InputFile]:
     files = find_files([uri])
     if "://" in uri:
         return files
@@ -88,11 +88,11 @@ def _found(uri: str) -> list[InputFile]:
 
 
 def _read(file: InputFile, deleted: set[str]) -> Iterator[ContentsRecord]:
-    found = managed.format_of(file.path)
-    if file.problem or found is None:
+    detected = managed.format_of(file.path)
+    if file.problem or detected is None:
         yield ContentsRecord(source=file.source, problem=file.problem, category="PARSING_ERROR")
         return
-    format, compression = found
+    format, compression = detected
     try:
         for part in managed.split(file, format, compression, PART_BYTES):
             for item in managed.raw_records(part):
@@ -113,10 +113,10 @@ def _record(item: Record, format: str, deleted: set[str]) -> ContentsRecord:
 
 def _problem(letter: DeadLetter) -> ContentsRecord:
     named = with_category(letter)
-    place = f"line {letter.line}: " if letter.line else f"row {letter.row}: " if letter.row else ""
+    location = f"line {letter.line}: " if letter.line else f"row {letter.row}: " if letter.row else ""
     return ContentsRecord(
         source=letter.source,
-        problem=f"{place}{letter.message}",
+        problem=f"{location}{letter.message}",
         category=named.category or "PARSING_ERROR",
         id=letter.id or "",
         excerpt=letter.excerpt,
@@ -125,7 +125,9 @@ def _problem(letter: DeadLetter) -> ContentsRecord:
 
 def _compression(path: str) -> str | None:
     """Return how a file is compressed, by its name; empty: not at all; None: it has no JSON lines."""
-    return next((found for ending, found in _ENDINGS.items() if path.lower().endswith(ending)), None)
+    return next(
+        (compression for ending, compression in _ENDINGS.items() if path.lower().endswith(ending)), None
+    )
 
 
 def _read_lines(file: InputFile) -> Iterator[ContentsRecord]:
@@ -142,7 +144,7 @@ def _read_lines(file: InputFile) -> Iterator[ContentsRecord]:
 
 
 def _line(item: Record | DeadLetter, source: str) -> ContentsRecord:
-    place = f"{source}:{item.line}" if item.line else source
+    location = f"{source}:{item.line}" if item.line else source
     if isinstance(item, DeadLetter):
-        return ContentsRecord(source=place, problem=item.message, excerpt=item.excerpt)
-    return ContentsRecord(source=place, fields=item.fields)
+        return ContentsRecord(source=location, problem=item.message, excerpt=item.excerpt)
+    return ContentsRecord(source=location, fields=item.fields)

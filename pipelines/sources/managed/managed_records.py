@@ -50,7 +50,7 @@ the spec does not take), nor for errors of files.
 _SYNTAX = {".avro": "INVALID_AVRO_SYNTAX", ".csv": "INVALID_CSV_SYNTAX"}
 _SPARSE = "sparse_embedding"
 _TAKEN = ("id", "embedding", "embedding_metadata")
-_KNOWN = frozenset({*_TAKEN, _SPARSE, "restricts", "numeric_restricts", "crowding_tag"})
+_FIELDS = frozenset({*_TAKEN, _SPARSE, "restricts", "numeric_restricts", "crowding_tag"})
 _NUMBERS = ("value_int", "value_float", "value_double")
 
 
@@ -72,19 +72,19 @@ class _RefusedError(Exception):
         self.category = category
 
 
-def to_record(record: Record, known: Fields) -> Record | DeadLetter:
+def to_record(record: Record, mapped: Fields) -> Record | DeadLetter:
     """Return the record with the spec's field names, or a dead letter for content that the index cannot hold."""
-    fields, placed = record.fields, _AttributeCollector(known.attributes, dynamic=known.dynamic)
+    fields, placed = record.fields, _AttributeCollector(mapped.attributes, dynamic=mapped.dynamic)
     try:
         for restrict in _entries(fields, "restricts", ("allow", "deny")):
             placed.tokens(restrict)
         for restrict in _entries(fields, "numeric_restricts", (*_NUMBERS, "op")):
             placed.number(restrict)
         placed.crowding(fields.get("crowding_tag"))
-        sparse = _sparse(fields.get(_SPARSE), taken=known.sparse_vector is not None)
+        sparse = _sparse(fields.get(_SPARSE), taken=mapped.sparse_vector is not None)
         _check_metadata(fields.get("embedding_metadata"))
-        for other in sorted(fields.keys() - _KNOWN, key=str):
-            placed.other(str(other), fields[other])
+        for key in sorted(fields.keys() - _FIELDS, key=str):
+            placed.other(str(key), fields[key])
     except _RefusedError as error:
         name = fields.get("id")
         return record.reject(error.reason, str(error), field=error.field, category=error.category,
@@ -141,14 +141,14 @@ class _AttributeCollector:
         if restrict.get("op") is not None:
             what = f"{name!r} has an operator, which only queries have"
             raise _RefusedError("attribute", "numeric_restricts", what, "OP_IN_DATAPOINT")
-        given = [(key, restrict[key]) for key in _NUMBERS if restrict.get(key) is not None]
-        if len(given) > 1:
-            what = f"{name!r} must have one of {', '.join(_NUMBERS)}, got {len(given)}"
+        numbers = [(key, restrict[key]) for key in _NUMBERS if restrict.get(key) is not None]
+        if len(numbers) > 1:
+            what = f"{name!r} must have one of {', '.join(_NUMBERS)}, got {len(numbers)}"
             raise _RefusedError("attribute", "numeric_restricts", what, "MULTIPLE_VALUES")
-        if not given or not _is_number(*given[0]):
+        if not numbers or not _is_number(*numbers[0]):
             what = f"{name!r} must have a finite number as one of {', '.join(_NUMBERS)}"
             raise _RefusedError("attribute", "numeric_restricts", what, "INVALID_NUMERIC_VALUE")
-        self._place(name, given[0][1], "INVALID_NUMERIC_VALUE")
+        self._place(name, numbers[0][1], "INVALID_NUMERIC_VALUE")
 
     def crowding(self, tag: object) -> None:
         if tag is not None and not isinstance(tag, str):

@@ -53,7 +53,7 @@ def _has_records(document: Any, fields: Fields) -> bool:
     ids = FieldExpression(fields.id).names
     if isinstance(document, list):
         return fields.generated_id is not None or any(
-            isinstance(one, Mapping) and not ids.isdisjoint(one) for one in document
+            isinstance(item, Mapping) and not ids.isdisjoint(item) for item in document
         )
     if not isinstance(document, Mapping) or ids.isdisjoint(document):
         return False

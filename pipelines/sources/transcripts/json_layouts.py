@@ -75,10 +75,10 @@ def _whole(document: Any) -> list[Segment]:
     """Return the segments of the first list of objects with a text and times."""
     for path in _SEGMENTS:
         elements = _at(document, path)
-        if path == "" and any(isinstance(one, Mapping) and "id" in one for one in elements):
+        if path == "" and any(isinstance(element, Mapping) and "id" in element for element in elements):
             continue  # records
         scale = _scale(path, elements)
-        segments = [segment for one in elements if (segment := _segment(one, scale)) is not None]
+        segments = [segment for element in elements if (segment := _segment(element, scale)) is not None]
         if segments and len(segments) >= _LEAST_SHARE * len(elements):
             return segments
     return []
@@ -87,7 +87,7 @@ def _whole(document: Any) -> list[Segment]:
 def _words(document: Any) -> list[Segment]:
     """Return the segments of lists of words: one list, or a list of results with one each (Vosk)."""
     if isinstance(document, list):
-        return [segment for one in document if isinstance(one, Mapping) for segment in _words(one)]
+        return [segment for item in document if isinstance(item, Mapping) for segment in _words(item)]
     for path in _WORDS:
         elements = _at(document, path)
         words = list(_word_segments(elements, _scale(path, elements)))
@@ -98,18 +98,24 @@ def _words(document: Any) -> list[Segment]:
 
 def _word_segments(elements: Sequence[Any], scale: float) -> Iterator[Segment]:
     """Yield words with the space in front of them; punctuation has none, and the time of the word before."""
-    at_s, is_spaced = 0.0, any(isinstance(one, Mapping) and one.get("type") == "spacing" for one in elements)
-    for one in elements:
-        if not isinstance(one, Mapping):
+    at_s, is_spaced = (
+        0.0,
+        any(isinstance(element, Mapping) and element.get("type") == "spacing" for element in elements),
+    )
+    for element in elements:
+        if not isinstance(element, Mapping):
             return
-        best = next(iter(_at(one, "alternatives")), one)
-        text = _text(best) or _text(one)
+        best = next(iter(_at(element, "alternatives")), element)
+        text = _text(best) or _text(element)
         if text is None:
             return
-        speaker = _speaker(one) or (_speaker(best) if isinstance(best, Mapping) else None)
-        start_s = _time(one, _START, scale)
-        end_s = _time(one, _END, scale)
-        is_mark = one.get("type") in ("punctuation", "punct", "spacing") or one.get("is_punctuation") is True
+        speaker = _speaker(element) or (_speaker(best) if isinstance(best, Mapping) else None)
+        start_s = _time(element, _START, scale)
+        end_s = _time(element, _END, scale)
+        is_mark = (
+            element.get("type") in ("punctuation", "punct", "spacing")
+            or element.get("is_punctuation") is True
+        )
         if start_s is None and not is_mark:
             return
         at_s = at_s if is_mark or start_s is None else start_s
@@ -120,16 +126,20 @@ def _word_segments(elements: Sequence[Any], scale: float) -> Iterator[Segment]:
 
 def _monologues(document: Any) -> list[Segment]:
     """Return the segments of Rev's layout: turns of elements that have the spaces between them."""
-    names = {one.get("id"): one.get("name") for one in _at(document, "speakers") if isinstance(one, Mapping)}
+    names = {
+        element.get("id"): element.get("name")
+        for element in _at(document, "speakers")
+        if isinstance(element, Mapping)
+    }
     segments = []
     for turn in _at(document, "monologues"):
         if not isinstance(turn, Mapping):
             return []
         speaker = names.get(turn.get("speaker")) or _speaker(turn)
         elements = [
-            {**one, "type": "spacing" if one.get("type") == "punct" else "text"}
-            for one in _at(turn, "elements")
-            if isinstance(one, Mapping)
+            {**element, "type": "spacing" if element.get("type") == "punct" else "text"}
+            for element in _at(turn, "elements")
+            if isinstance(element, Mapping)
         ]
         words = _word_segments([*elements, {"type": "spacing", "value": ""}], 1.0)
         segments += of_words(word._replace(speaker=speaker) for word in words)
@@ -147,13 +157,16 @@ def _captions(document: Any) -> list[Segment]:
             segments.append(Segment(start_s, start_s + (_time(event, _DURATION) or 0.0), text))
     # An event is shown until after the next one has begun.
     ends = [*(segment.start_s for segment in segments[1:]), float("inf")]
-    return [one._replace(end_s=min(one.end_s, end_s)) for one, end_s in zip(segments, ends, strict=False)]
+    return [
+        segment._replace(end_s=min(segment.end_s, end_s))
+        for segment, end_s in zip(segments, ends, strict=False)
+    ]
 
 
 def _google(document: Any) -> list[Segment]:
     """Return the segments of Google's layout: results with alternatives, whose words have times."""
     results = _at(document, "results") or _at(document, "response.results")
-    firsts = (next(iter(_at(one, "alternatives")), None) for one in results)
+    firsts = (next(iter(_at(result, "alternatives")), None) for result in results)
     bests: list[Mapping[str, Any]] = [
         best for best in firsts if isinstance(best, Mapping) and "transcript" in best
     ]
@@ -163,9 +176,9 @@ def _google(document: Any) -> list[Segment]:
     if tagged:  # all words once more, in the last result
         return of_words(_word_segments(tagged, 1.0))
     segments, end_s = [], 0.0
-    for one, best in zip(results, bests, strict=False) if len(results) == len(bests) else ():
+    for result, best in zip(results, bests, strict=False) if len(results) == len(bests) else ():
         words = list(_word_segments(_at(best, "words"), 1.0))
-        start_s, end_s = end_s, _time(one, {"resultEndTime": 1.0, "resultEndOffset": 1.0}) or end_s
+        start_s, end_s = end_s, _time(result, {"resultEndTime": 1.0, "resultEndOffset": 1.0}) or end_s
         if words:
             start_s, end_s = words[0].start_s, words[-1].end_s
         segments.append(Segment(start_s, end_s, str(best["transcript"])))
@@ -211,9 +224,11 @@ def _scale(path: str, elements: Sequence[Any]) -> float:
     """Return the unit of times without one in their names: AssemblyAI counts milliseconds, in whole numbers."""
     if path not in ("utterances", "words", "sentences"):
         return 1.0
-    times = [one.get(name) for one in elements if isinstance(one, Mapping) for name in ("start", "end")]
+    times = [
+        element.get(name) for element in elements if isinstance(element, Mapping) for name in ("start", "end")
+    ]
     is_whole = bool(times) and all(isinstance(time, int) for time in times)
-    return 0.001 if is_whole and all("confidence" in one for one in elements) else 1.0
+    return 0.001 if is_whole and all("confidence" in element for element in elements) else 1.0
 
 
 def _text(element: Any) -> str | None:

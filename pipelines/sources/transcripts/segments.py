@@ -44,12 +44,12 @@ def seconds_in(value: object) -> float | None:
 
 
 def _seconds_in_text(text: str) -> float | None:
-    if found := _NUMBER.fullmatch(text):
-        return float(found[1]) * _UNITS[found[2] or ""]
-    if found := _CLOCK.fullmatch(text):
-        return int(found[1] or 0) * 3600 + int(found[2]) * 60 + float(found[3].replace(",", "."))
-    if text != "PT" and (found := _ISO.fullmatch(text)):
-        return int(found[1] or 0) * 3600 + int(found[2] or 0) * 60 + float(found[3] or 0)
+    if match := _NUMBER.fullmatch(text):
+        return float(match[1]) * _UNITS[match[2] or ""]
+    if match := _CLOCK.fullmatch(text):
+        return int(match[1] or 0) * 3600 + int(match[2]) * 60 + float(match[3].replace(",", "."))
+    if text != "PT" and (match := _ISO.fullmatch(text)):
+        return int(match[1] or 0) * 3600 + int(match[2] or 0) * 60 + float(match[3] or 0)
     return None
 
 
@@ -103,8 +103,8 @@ def _cue(segment: Segment) -> str | None:
 
 def _clock(seconds: float) -> str:
     milliseconds = min(max(0, round(seconds * 1000)), 3_599_999_999)
-    minutes, rest = divmod(milliseconds, 60_000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}.{rest % 1000:03}"
+    minutes, remainder = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{remainder // 1000:02}.{remainder % 1000:03}"
 
 
 _TICKS = re.compile(r"(\d{1,18})t")
@@ -163,9 +163,9 @@ def _number(root: Any, name: str) -> float:
 def _seconds(text: str | None, ticks: float, frames: float) -> float | None:
     if text is None:
         return None
-    if found := _TICKS.fullmatch(text):
-        return int(found[1]) / ticks
-    if found := _FRAMES.fullmatch(text):
-        hours, minutes, seconds, frame = map(int, found.groups())
+    if match := _TICKS.fullmatch(text):
+        return int(match[1]) / ticks
+    if match := _FRAMES.fullmatch(text):
+        hours, minutes, seconds, frame = map(int, match.groups())
         return hours * 3600 + minutes * 60 + seconds + frame / frames
     return seconds_in(text)

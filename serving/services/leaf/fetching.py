@@ -21,7 +21,7 @@ import pyarrow as pa
 from scannery.indexer import REVISION_COLUMN, Segment, id_hashes
 from scannery.indexer.datapoints.named_vectors import without_vectors
 from scannery.live.row_tables import fitting_rows, stored_schema, whole_rows
-from scannery.live.writing.resolve import Places
+from scannery.live.writing.resolve import RowsBySegment
 from scannery.live.writing.write_views import RowFilter, matching_rows
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
@@ -238,7 +238,7 @@ def _matching(
     return matching_rows(snapshot.index, where, until_sequence)
 
 
-def _first(snapshot: Snapshot, found: Places, request: pb.LeafRowsRequest) -> Iterator[pa.Table]:
+def _first(snapshot: Snapshot, found: RowsBySegment, request: pb.LeafRowsRequest) -> Iterator[pa.Table]:
     """Yield the tables of the first rows, as many as were asked for."""
     left, left_bytes = request.limit, request.most_bytes
     for segment, rows_R in found if left else ():

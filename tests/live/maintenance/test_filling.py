@@ -23,7 +23,7 @@ class Writes:
         if seal:
             self.sealed, self.rows, self.since_s = self.written, 0, self.now_s
         return self.detector.filling(
-            written=self.written,
+            written_to=self.written,
             sealed=self.sealed,
             full=self.rows >= SEAL_ROWS,
             behind=self.rows >= 3 * SEAL_ROWS,

@@ -52,7 +52,7 @@ def test_several_files_at_once_give_the_same_parts_in_order(tmp_path):
     files = written(tmp_path / "input")
     done: list[int] = []
     expected = [part for file in files for part in split_file(file, 1000)]
-    assert cut_files(files, 1000, told=done.append) == expected
+    assert cut_files(files, 1000, report=done.append) == expected
     assert sum(done) == sum(file.size_bytes for file in files)
     assert len(expected) > 2 * len(files)
 

@@ -54,4 +54,4 @@ def test_an_input_without_a_readable_record_tells_the_first_fault(tmp_path):
     (tmp_path / "a.jsonl").write_bytes('{"id": 1, "text": "Käse"}\n'.encode("cp1252"))
     sample, source = init_sample([str(tmp_path)])
     with pytest.raises(SpecConflictError, match="no record can be read; the first fault: not UTF-8"):
-        draft_spec(sample, [str(tmp_path)], given={}, source=source)
+        draft_spec(sample, [str(tmp_path)], overrides={}, source=source)

@@ -85,7 +85,9 @@ def test_a_check_recommends_the_key_and_a_draft_has_it(tmp_path):
     assert check_sample(spec_of(), sample, None).html_share == 0.25
     assert check_sample(spec_of(text_format="plain"), sample, None).html_share == 0
     sample, source = init_sample([str(path)])
-    assert "text_format: html" in draft_spec(sample, [str(path)], given={"text": "body"}, source=source).text
+    assert (
+        "text_format: html" in draft_spec(sample, [str(path)], overrides={"text": "body"}, source=source).text
+    )
 
 
 @pytest.mark.parametrize(

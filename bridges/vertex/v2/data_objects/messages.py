@@ -135,7 +135,7 @@ def _sparse(point: types_pb2.Datapoint, kept: Mapping[str, Any]) -> SparseVector
 
 
 def parsed_vectors(
-    given: Mapping[str, pb.Vector], schema: VectorSchema, path: str
+    vectors: Mapping[str, pb.Vector], schema: VectorSchema, path: str
 ) -> tuple[dict[str, np.ndarray], dict[str, SparseVector]]:
     """Return the dense and the sparse vectors of a request, by field; the engine checks their components.
 
@@ -145,21 +145,21 @@ def parsed_vectors(
     """
     dense: dict[str, np.ndarray] = {}
     sparse: dict[str, SparseVector] = {}
-    for name, vector in sorted(given.items()):
-        place = f"{path}.{name:.80}"
+    for name, vector in sorted(vectors.items()):
+        field_path = f"{path}.{name:.80}"
         kind = vector.WhichOneof("vector_type")
         if name == schema.sparse and name:
             if kind != "sparse":
-                raise InvalidRequestError.at(place, "must be a sparse vector")
-            sparse[name] = parsed_sparse(vector.sparse, place)
+                raise InvalidRequestError.at(field_path, "must be a sparse vector")
+            sparse[name] = parsed_sparse(vector.sparse, field_path)
             continue
-        expected = schema.dense_field(name, place)
+        expected = schema.dense_field(name, field_path)
         if kind == "sparse":
-            raise InvalidRequestError.at(place, "must be a dense vector")
+            raise InvalidRequestError.at(field_path, "must be a dense vector")
         values = vector.dense.values if kind == "dense" else vector.values
         if len(values) != expected.dimensions:
             raise InvalidRequestError.at(
-                place, f"must have {expected.dimensions} components, got {len(values)}"
+                field_path, f"must have {expected.dimensions} components, got {len(values)}"
             )
         dense[name] = np.array(values, np.float32)
     return dense, sparse
@@ -198,20 +198,20 @@ class Output:
 
         """
         vectors = {*schema.dense, schema.sparse} - {""}
-        for kind, given, known in (
+        for kind, requested, allowed in (
             ("vector_fields", fields.vector_fields, vectors),
             ("metadata_fields", fields.metadata_fields, {*_METADATA}),
         ):
-            for number, name in enumerate(given):
-                if name != _ALL and name not in known:
+            for number, name in enumerate(requested):
+                if name != _ALL and name not in allowed:
                     raise InvalidRequestError.at(
                         f"{path}.{kind}[{number}]",
-                        f"must be * or one of {', '.join(sorted(known)) or 'none'}, got {name!r:.80}",
+                        f"must be * or one of {', '.join(sorted(allowed)) or 'none'}, got {name!r:.80}",
                     )
         return cls(*map(frozenset, (fields.data_fields, fields.vector_fields, fields.metadata_fields)))
 
-    def __or__(self, other: Output) -> Output:
-        return Output(self.data | other.data, self.vectors | other.vectors, self.metadata | other.metadata)
+    def __or__(self, second: Output) -> Output:
+        return Output(self.data | second.data, self.vectors | second.vectors, self.metadata | second.metadata)
 
     @property
     def needs_vectors(self) -> bool:
@@ -254,15 +254,15 @@ def message_of(stored: StoredObject, collection: CollectionName, schema: VectorS
     return message
 
 
-def _has(asked: frozenset[str], name: str) -> bool:
-    return name in asked or _ALL in asked
+def _has(names: frozenset[str], name: str) -> bool:
+    return name in names or _ALL in names
 
 
 def _kept(payload: str) -> dict[str, Any]:
     """Return what the payload keeps; nothing if another API wrote the datapoint."""
     kept = json.loads(payload) if payload else None
-    own = kept.get("vertex") if isinstance(kept, dict) else None
-    return own if isinstance(own, dict) else {}
+    metadata = kept.get("vertex") if isinstance(kept, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ def given_change(request: pb.UpdateDataObjectRequest, collection: Collection, pa
     """Return an update, with the checks that do not need the data object."""
     message = request.data_object
     _, identifier = parsed_object(message.name, f"{path}data_object.name")
-    given = given_object(message, collection, identifier, path, whole=False)
+    parsed = given_object(message, collection, identifier, path, whole=False)
     mask = list(request.update_mask.paths)
     if mask == ["*"]:
         mask = ["data", "vectors"]
@@ -312,7 +312,7 @@ def given_change(request: pb.UpdateDataObjectRequest, collection: Collection, pa
             for name, has in (("data", message.HasField("data")), ("vectors", bool(message.vectors)))
             if has
         ]
-    known = {*collection.schema.dense, collection.schema.sparse} - {""}
+    vector_names = {*collection.schema.dense, collection.schema.sparse} - {""}
     for each in mask:
         first, _, name = each.partition(".")
         if first not in ("data", "vectors") or each.endswith("."):
@@ -320,9 +320,9 @@ def given_change(request: pb.UpdateDataObjectRequest, collection: Collection, pa
                 f"{path}update_mask",
                 f"must have data, vectors, data.FIELD, vectors.FIELD or *, got {each!r:.80}",
             )
-        if first == "vectors" and name and name not in known:
+        if first == "vectors" and name and name not in vector_names:
             raise InvalidRequestError.at(f"{path}update_mask", f"there is no vector field {name!r:.80}")
-    return Change(given, tuple(mask), message.etag)
+    return Change(parsed, tuple(mask), message.etag)
 
 
 def check_data(collection: Collection, data: Mapping[str, Any], path: str) -> None:

@@ -76,17 +76,17 @@ class ObjectMethods:
         """Return a data object."""
         name, identifier = parsed_object(request.name, "name")
         collection = self._collections.get(name, "name", recent=True)
-        [found] = self._objects.read(collection, [identifier], call)
-        if found is None:
+        [stored] = self._objects.read(collection, [identifier], call)
+        if stored is None:
             raise unknown_object(name, identifier, "name")
-        return message_of(found, name, collection.schema)
+        return message_of(stored, name, collection.schema)
 
     def update(self, request: pb.UpdateDataObjectRequest, call: Call) -> pb.DataObject:
         """Change a data object that exists."""
         name, _ = parsed_object(request.data_object.name, "data_object.name")
         collection = self._collections.get(name, "data_object.name", recent=True)
-        [written] = self._objects.change(collection, [given_change(request, collection, "")], call)
-        return message_of(written, name, collection.schema)
+        [changed] = self._objects.change(collection, [given_change(request, collection, "")], call)
+        return message_of(changed, name, collection.schema)
 
     def update_batch(
         self, request: pb.BatchUpdateDataObjectsRequest, call: Call
@@ -132,19 +132,19 @@ class ObjectMethods:
         paths: Sequence[str],
         call: Call,
     ) -> list[pb.DataObject]:
-        given = [
+        objects = [
             given_object(each.data_object, collection, each.data_object_id, path)
             for each, path in zip(requests, paths, strict=True)
         ]
-        written = self._objects.create(collection, given, call)
-        return [message_of(each, collection.name, collection.schema) for each in written]
+        created = self._objects.create(collection, objects, call)
+        return [message_of(each, collection.name, collection.schema) for each in created]
 
 
-def _check_parent(given: str, parent: str, field: str) -> None:
+def _check_parent(value: str, parent: str, field: str) -> None:
     """Check the collection of one request of a batch; it may be left out."""
-    if given and given != parent:
+    if value and value != parent:
         raise InvalidRequestError.at(
-            field, f"must be in {parent!r:.200}, as the batch is, got {given!r:.200}"
+            field, f"must be in {parent!r:.200}, as the batch is, got {value!r:.200}"
         )
 
 

@@ -46,18 +46,20 @@ class Objects:
     ) -> list[StoredObject | None]:
         """Return data objects by id, with their vectors; None where there is none."""
         request = search_pb2.GetRequest(index=collection.index, ids=identifiers, return_vector=True)
-        found = {
+        by_id = {
             point.id: stored_object(point, collection.schema)
             for point in self._facade.engine.get(request, call.deadline).datapoints
         }
-        return [found.get(identifier) for identifier in identifiers]
+        return [by_id.get(identifier) for identifier in identifiers]
 
-    def create(self, collection: Collection, given: Sequence[GivenObject], call: Call) -> list[StoredObject]:
+    def create(
+        self, collection: Collection, objects: Sequence[GivenObject], call: Call
+    ) -> list[StoredObject]:
         """Write new data objects, all or none, and return them.
 
         Args:
             collection: theirs.
-            given: 1 to 1000, ids distinct.
+            objects: 1 to 1000, ids distinct.
             call: with the deadline.
 
         Raises:
@@ -66,19 +68,19 @@ class Objects:
         """
         absent = index_pb2.WriteCondition(if_absent=True)
         try:
-            return self.put(collection, given, [absent] * len(given), call)
+            return self.put(collection, objects, [absent] * len(objects), call)
         except ConditionError as error:
             match = _UPSERT.match(error.message)
             number = int(match[1]) if match else 0
-            field = f"{given[number].path}data_object_id"
+            field = f"{objects[number].path}data_object_id"
             raise AlreadyExistsError(
-                f"{field}: there is a data object {given[number].id!r:.200}", field=field
+                f"{field}: there is a data object {objects[number].id!r:.200}", field=field
             ) from error
 
     def put(
         self,
         collection: Collection,
-        given: Sequence[GivenObject],
+        new_objects: Sequence[GivenObject],
         conditions: Sequence[index_pb2.WriteCondition | None],
         call: Call,
     ) -> list[StoredObject]:
@@ -86,7 +88,7 @@ class Objects:
 
         Args:
             collection: theirs.
-            given: 1 to 1000, ids distinct.
+            new_objects: 1 to 1000, ids distinct.
             conditions: of each; None: it is written in any case.
             call: with the deadline.
 
@@ -104,10 +106,10 @@ class Objects:
                 create_time_us=now,
                 update_time_us=now,
             )
-            for each in given
+            for each in new_objects
         ]
         embedded = self._embedded(collection, objects, call)
-        return self._written(collection, embedded, conditions, [each.path for each in given], call)
+        return self._written(collection, embedded, conditions, [each.path for each in new_objects], call)
 
     def revisions(self, collection: Collection, identifiers: Sequence[str], call: Call) -> dict[str, int]:
         """Return the revisions of data objects by id; those that do not exist are left out."""
@@ -127,7 +129,7 @@ class Objects:
         for _ in range(MAX_ATTEMPTS):
             before = self.read(collection, [each.given.id for each in changes], call)
             after = [
-                self._changed(collection, each, known) for each, known in zip(changes, before, strict=True)
+                self._changed(collection, each, stored) for each, stored in zip(changes, before, strict=True)
             ]
             embedded = self._embedded(collection, after, call)
             conditions = [index_pb2.WriteCondition(if_revision=each.revision) for each in after]
@@ -147,16 +149,16 @@ class Objects:
 
         """
         for _ in range(MAX_ATTEMPTS):
-            known = self.revisions(collection, list(etags), call)
+            revisions = self.revisions(collection, list(etags), call)
             for number, (identifier, etag) in enumerate(etags.items()):
                 path = f"requests[{number}]." if len(etags) > 1 else ""
-                if identifier not in known:
+                if identifier not in revisions:
                     raise unknown_object(collection.name, identifier, f"{path}name")
-                check_etag(etag, etag_of_revision(known[identifier]), f"{path}etag")
+                check_etag(etag, etag_of_revision(revisions[identifier]), f"{path}etag")
             request = index_pb2.DeleteRequest(index=collection.index, ids=list(etags))
             for identifier in etags:
                 # Written between the check and the deletion, it has another revision.
-                request.conditions.add(if_revision=known[identifier])
+                request.conditions.add(if_revision=revisions[identifier])
             try:
                 self._facade.engine.delete(request, call.deadline)
             except ConditionError:
@@ -167,17 +169,17 @@ class Objects:
 
     def _changed(self, collection: Collection, change: Change, before: StoredObject | None) -> StoredObject:
         """Return a data object after a change, without vectors that the server is to make again."""
-        given, path = change.given, change.given.path
+        update, path = change.given, change.given.path
         if before is None:
-            raise unknown_object(collection.name, given.id, f"{path}data_object.name")
+            raise unknown_object(collection.name, update.id, f"{path}data_object.name")
         check_etag(change.etag, before.etag, f"{path}data_object.etag")
-        data = _replaced(before.data, given.data, change.mask, "data")
-        dense = _replaced(before.dense, given.dense, change.mask, "vectors")
+        data = _replaced(before.data, update.data, change.mask, "data")
+        dense = _replaced(before.dense, update.dense, change.mask, "vectors")
         sparse = before.sparse
         if "vectors" in change.mask or f"vectors.{collection.schema.sparse}" in change.mask:
-            sparse = given.sparse
+            sparse = update.sparse
         check_data(collection, data, f"{path}data_object.data")
-        made = {name for name in before.made if name not in given.dense}
+        made = {name for name in before.made if name not in update.dense}
         if data != before.data:
             # Their text may be another one now.
             dense = {name: vector for name, vector in dense.items() if name not in made}
@@ -194,21 +196,21 @@ class Objects:
         self, collection: Collection, objects: Sequence[StoredObject], call: Call
     ) -> list[StoredObject]:
         """Return data objects with the vectors that models make of them, where none is given."""
-        found = list(objects)
+        embedded = list(objects)
         for field in collection.schema.dense.values():
             if not field.model:
                 continue
-            numbers = [number for number, each in enumerate(found) if field.name not in each.dense]
+            numbers = [number for number, each in enumerate(embedded) if field.name not in each.dense]
             vectors = document_vectors(
-                self._facade, collection, field, [found[number].data for number in numbers], call.deadline
+                self._facade, collection, field, [embedded[number].data for number in numbers], call.deadline
             )
             for number, vector_D in zip(numbers, vectors, strict=True):
                 if vector_D is not None:
-                    each = found[number]
-                    found[number] = replace(
+                    each = embedded[number]
+                    embedded[number] = replace(
                         each, dense={**each.dense, field.name: vector_D}, made=each.made | {field.name}
                     )
-        return found
+        return embedded
 
     def _written(
         self,
@@ -232,18 +234,18 @@ class Objects:
 
 
 def _replaced(
-    before: Mapping[str, ValueT], given: Mapping[str, ValueT], mask: Sequence[str], part: str
+    before: Mapping[str, ValueT], changes: Mapping[str, ValueT], mask: Sequence[str], part: str
 ) -> dict[str, ValueT]:
     """Return one part of a data object with what a mask names; a name that is not given is removed."""
     if part in mask:
-        return dict(given)
+        return dict(changes)
     after = dict(before)
     for path in mask:
         name = path.removeprefix(f"{part}.")
         if name == path:
             continue
-        if name in given:
-            after[name] = given[name]
+        if name in changes:
+            after[name] = changes[name]
         else:
             after.pop(name, None)
     return after

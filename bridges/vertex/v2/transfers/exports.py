@@ -28,35 +28,35 @@ _FIELD = "gcs_destination.export_uri"
 
 
 def export(
-    facade: Facade, collection: Collection, place: str, fields: Names[str], told: Callable[[], None]
+    facade: Facade, collection: Collection, target: str, fields: Names[str], report: Callable[[], None]
 ) -> None:
     """Write all data objects of a collection to a folder; its files appear when all are written.
 
     Args:
         facade: of the server.
         collection: that is read.
-        place: folder or bucket prefix, checked.
+        target: folder or bucket prefix, checked.
         fields: LINE_FIELDS of each line.
-        told: called after each page; its errors end the export.
+        report: called after each page; its errors end the export.
 
     """
     with scratch_folder("export") as folder, LineFiles(folder, _NAME) as files:
         for page in _pages(facade, collection, vectors="vectors" in fields):
             for stored in page:
                 files.add(line_of(stored, collection.schema, fields))
-            told()
+            report()
         # Much may have happened there since the request.
-        check_still_below(place, facade.config.contents, _FIELD)
-        check_unused(place)
+        check_still_below(target, facade.config.contents, _FIELD)
+        check_unused(target)
         if files.lines:
-            with _claimed(place):
-                files.publish(place)
+            with _claimed(target):
+                files.publish(target)
 
 
-def check_unused(place: str) -> None:
+def check_unused(folder: str) -> None:
     """Raise InvalidRequestError if a folder or bucket prefix has files: their lines would be imported, too."""
     try:
-        used = bool(Store.open(place).list())
+        used = bool(Store.open(folder).list())
     except NotFoundError:
         used = False
     if used:
@@ -64,9 +64,9 @@ def check_unused(place: str) -> None:
 
 
 @contextmanager
-def _claimed(place: str) -> Iterator[None]:
+def _claimed(folder: str) -> Iterator[None]:
     """Within the context, no other export writes to a folder without files; one that is killed leaves the claim."""
-    store = Store.open(place, create=True)
+    store = Store.open(folder, create=True)
     try:
         store.create(_CLAIM, b"{}\n")
     except AlreadyExistsError as error:

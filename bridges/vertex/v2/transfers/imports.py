@@ -56,8 +56,8 @@ class ImportPlaces:
 
     def check(self, name: str) -> None:
         """Raise InvalidRequestError if a folder, `contents`, `errors` or `output`, became a link meanwhile."""
-        if place := getattr(self, name):
-            check_still_below(place, self.roots, f"gcs_import.{_FIELDS[name]}")
+        if location := getattr(self, name):
+            check_still_below(location, self.roots, f"gcs_import.{_FIELDS[name]}")
 
 
 class Importer:
@@ -75,15 +75,15 @@ class Importer:
         self._reader, self._collections, self._objects = reader, collections, objects
 
     def run(
-        self, name: CollectionName, places: ImportPlaces, api: str, told: Progress
+        self, name: CollectionName, folders: ImportPlaces, api: str, report: Progress
     ) -> pb.ImportDataObjectsResponse:
         """Write a folder into a collection.
 
         Args:
             name: of the collection.
-            places: where the lines are, and where the results go.
+            folders: where the lines are, and where the results go.
             api: package of the API that was called.
-            told: called with the counts after each batch.
+            report: called with the counts after each batch.
 
         Raises:
             InvalidRequestError: the folder has no lines that can be read.
@@ -96,13 +96,13 @@ class Importer:
             LineFiles(folder, f"import-errors-{id}") as errors,
             LineFiles(folder, f"imported-{id}") as output,
         ):
-            one = _Import(self._collections, self._objects, name, api, errors, output, told)
-            places.check("contents")  # other operations may have come first
+            run = _Import(self._collections, self._objects, name, api, errors, output, report)
+            folders.check("contents")  # other operations may have come first
             try:
-                one.write(self._reader(places.contents))
+                run.write(self._reader(folders.contents))
             except InvalidRecordError as error:
                 raise InvalidRequestError(f"{error.field}: {error.message}", field=error.field) from error
-            return one.ended(places)
+            return run.ended(folders)
 
 
 class _Import:
@@ -116,10 +116,10 @@ class _Import:
         api: str,
         errors: LineFiles,
         output: LineFiles,
-        told: Progress,
+        report: Progress,
     ) -> None:
         self._collections, self._objects, self._name = collections, objects, name
-        self._api, self._errors, self._output, self._told = api, errors, output, told
+        self._api, self._errors, self._output, self._told = api, errors, output, report
         self._began = _now()
 
     def write(self, records: Iterator[ContentsRecord]) -> None:
@@ -136,13 +136,13 @@ class _Import:
             size_bytes += line.size_bytes
         self._write_batch(collection, list(batch.values()))
 
-    def ended(self, places: ImportPlaces) -> pb.ImportDataObjectsResponse:
+    def ended(self, folders: ImportPlaces) -> pb.ImportDataObjectsResponse:
         """Write the files of results, and return what is said of the import."""
-        places.check("errors")
-        places.check("output")
-        files = self._errors.publish(places.errors)
-        if places.output:
-            self._output.publish(places.output)
+        folders.check("errors")
+        folders.check("output")
+        files = self._errors.publish(folders.errors)
+        if folders.output:
+            self._output.publish(folders.output)
         response = pb.ImportDataObjectsResponse()
         if self._errors.lines:
             response.status.code = StatusCode.INVALID_ARGUMENT.value[0]
@@ -214,10 +214,10 @@ class _Import:
     ) -> tuple[list[Line], list[index_pb2.WriteCondition | None]]:
         """Return the lines that may be written, and on which condition; those with a stale etag are refused."""
         named = [line.given.id for line in lines if line.etag]
-        known = patiently(partial(self._revisions, collection, named)) if named else {}
+        revisions = patiently(partial(self._revisions, collection, named)) if named else {}
         kept, conditions = list[Line](), list[index_pb2.WriteCondition | None]()
         for line in lines:
-            revision = known.get(line.given.id)
+            revision = revisions.get(line.given.id)
             if line.etag and revision is not None and line.etag != etag_of_revision(revision):
                 message = (
                     f"etag: the data object has etag {etag_of_revision(revision)!r}, got {line.etag!r:.80}"
@@ -239,12 +239,12 @@ class _Import:
         lines: Sequence[Line],
         conditions: Sequence[index_pb2.WriteCondition | None],
     ) -> None:
-        given = [replace(line.given, path=f"lines[{number}].") for number, line in enumerate(lines)]
+        objects = [replace(line.given, path=f"lines[{number}].") for number, line in enumerate(lines)]
 
         def put(deadline: Deadline) -> list[StoredObject]:
-            return self._objects.put(collection, given, conditions, Call(self._api, deadline))
+            return self._objects.put(collection, objects, conditions, Call(self._api, deadline))
 
-        for each in patiently(put) if given else ():
+        for each in patiently(put) if objects else ():
             self._output.add({"id": each.id, "etag": each.etag})
 
     def _without_refused(

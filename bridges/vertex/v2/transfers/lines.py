@@ -79,8 +79,8 @@ def parsed_line(fields: Mapping[str, Any], collection: Collection, source: str) 
         name: _vector(each, f"vectors.{name:.80}") for name, each in _object(fields, "vectors").items()
     }
     dense, sparse = parsed_vectors(vectors, collection.schema, "vectors")
-    given = GivenObject(identifier, data, dense, sparse.get(collection.schema.sparse), "")
-    return Line(source, given, etag)
+    parsed = GivenObject(identifier, data, dense, sparse.get(collection.schema.sparse), "")
+    return Line(source, parsed, etag)
 
 
 def line_of(stored: StoredObject, schema: VectorSchema, fields: Names[str]) -> dict[str, Any]:

@@ -41,14 +41,14 @@ class TransferMethods:
     def import_objects(self, request: pb.ImportDataObjectsRequest, call: Call) -> operations_pb2.Operation:
         """Begin to write a folder of JSON lines into a collection."""
         collection = self._collections.get(parsed_collection(request.name, "name"), "name")
-        places = self._import_places(request)
+        folders = self._import_places(request)
         reader = self._facade.config.object_reader
         if reader is None:
             raise UnsupportedError("gcs_import: this server has no reader of JSON lines", field="gcs_import")
         importer = Importer(reader, self._collections, self._objects)
 
         def work(progress: Progress) -> pb.ImportDataObjectsResponse:
-            return importer.run(collection.name, places, call.api, progress)
+            return importer.run(collection.name, folders, call.api, progress)
 
         return self._facade.operations.begin(
             call,
@@ -61,12 +61,12 @@ class TransferMethods:
     def export_objects(self, request: pb.ExportDataObjectsRequest, call: Call) -> operations_pb2.Operation:
         """Begin to write a collection to files of JSON lines."""
         collection = self._collections.get(parsed_collection(request.name, "name"), "name")
-        fields, place = line_fields(request), self._export_place(request)
+        fields, folder = line_fields(request), self._export_place(request)
         began = _now()
 
         def work(progress: Progress) -> pb.ExportDataObjectsResponse:
             running = pb.ExportDataObjectsMetadata(create_time=began)
-            export(self._facade, collection, place, fields, lambda: progress(running))
+            export(self._facade, collection, folder, fields, lambda: progress(running))
             progress(pb.ExportDataObjectsMetadata(create_time=began, finish_time=_now()))
             return pb.ExportDataObjectsResponse()
 
@@ -81,13 +81,13 @@ class TransferMethods:
     def _import_places(self, request: pb.ImportDataObjectsRequest) -> ImportPlaces:
         if not request.HasField("gcs_import"):
             raise InvalidRequestError.at("gcs_import", "is required")
-        given = request.gcs_import
+        source = request.gcs_import
         roots = self._facade.config.contents
-        contents = folder_below(given.contents_uri, roots, "gcs_import.contents_uri", or_file=True)
-        errors = self._place(given.error_uri, "gcs_import.error_uri")
-        output = self._place(given.output_uri, "gcs_import.output_uri") if given.output_uri else ""
-        for field, place in (("error_uri", errors), ("output_uri", output)):
-            if is_within(place, contents):
+        contents = folder_below(source.contents_uri, roots, "gcs_import.contents_uri", or_file=True)
+        errors = self._place(source.error_uri, "gcs_import.error_uri")
+        output = self._place(source.output_uri, "gcs_import.output_uri") if source.output_uri else ""
+        for field, folder in (("error_uri", errors), ("output_uri", output)):
+            if is_within(folder, contents):
                 raise InvalidRequestError.at(
                     f"gcs_import.{field}",
                     "must not be in contents_uri: its files would be imported next time",
@@ -100,16 +100,16 @@ class TransferMethods:
         destination = request.gcs_destination
         if destination.format not in (destination.JSON, destination.JSONL):
             raise InvalidRequestError.at("gcs_destination.format", "must be JSONL")
-        place = self._place(destination.export_uri, "gcs_destination.export_uri")
-        check_unused(place)
-        return place
+        folder = self._place(destination.export_uri, "gcs_destination.export_uri")
+        check_unused(folder)
+        return folder
 
     def _place(self, uri: str, field: str) -> str:
         """Return a folder to write to, which need not exist."""
-        place = place_below(uri, self._facade.config.contents, field)
-        if "://" not in place and Path(place).exists() and not Path(place).is_dir():
+        folder = place_below(uri, self._facade.config.contents, field)
+        if "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
             raise InvalidRequestError.at(field, "must be a folder")
-        return place
+        return folder
 
 
 def _now() -> Timestamp:
