@@ -91,7 +91,7 @@ def _parameters(config: type) -> Iterator[tuple[str, inspect.Parameter]]:
             rich_help_panel=option.panel,
             show_default=default is not None,
             # Other ranges are those of the configuration, which names its field.
-            min=None if option.unit == 1 else option.least,
+            min=None if option.unit == 1 else option.minimum,
         )
         yield (
             parameter,

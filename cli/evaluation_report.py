@@ -177,8 +177,8 @@ def _difference_json(report: EvaluationReport, first: Evaluation, second: Evalua
         {
             "id": item.query_id,
             "text": str(report.queries[item.query_id]),
-            first.name: item.one,
-            second.name: item.other,
+            first.name: item.first,
+            second.name: item.second,
         }
         for item in items
     ]
@@ -306,7 +306,9 @@ def _print_differences(out: Console, report: EvaluationReport, first: Evaluation
     for item in items:
         text = "".join(char if char.isprintable() else " " for char in str(report.queries[item.query_id]))
         out.print(
-            f"  {item.one:.3f}  {item.other:.3f}  {item.query_id}: {text:.100}", markup=False, soft_wrap=True
+            f"  {item.first:.3f}  {item.second:.3f}  {item.query_id}: {text:.100}",
+            markup=False,
+            soft_wrap=True,
         )
 
 

@@ -17,7 +17,7 @@ __all__ = ["LazyCommand", "LazyCommands", "LazyGroup", "uncollected"]
 class LazyCommand(NamedTuple):
     """Where a command is, and its line in the list of commands."""
 
-    place: str
+    target: str
     """`module:name` of a function with typer's annotations, or of a `typer.Typer`."""
     help: str
     """The first line of the command's docstring; a test compares them."""
@@ -103,7 +103,7 @@ def uncollected() -> Iterator[None]:
 
 
 def _loaded(name: str, lazy: LazyCommand) -> Any:
-    module, _, attribute = lazy.place.partition(":")
+    module, _, attribute = lazy.target.partition(":")
     target = getattr(import_module(module), attribute)
     if isinstance(target, typer.Typer):
         command: Any = typer.main.get_group(target)

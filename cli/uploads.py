@@ -55,7 +55,7 @@ class FileRecord:
     problem: str = ""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """File and line or row, as messages name them."""
         return f"{self.file} {self.number}" if self.number else self.file
 
@@ -77,7 +77,9 @@ class RecordPositions:
 
     def of(self, position: int) -> str:
         """Return the place of a record by its position among all, from 0."""
-        return FileRecord(list(self._files)[self._file_of[position]], self._number_of[position], None).place
+        return FileRecord(
+            list(self._files)[self._file_of[position]], self._number_of[position], None
+        ).location
 
 
 def read_records(files: Sequence[str], spec: IndexSpec, more: frozenset[str]) -> Iterator[FileRecord]:
@@ -156,7 +158,7 @@ _PREFIX = re.compile(r"upserts\[([0-9]+)\](\.datapoint)?[.:]? ?")
 class Failure:
     """A record that was not written."""
 
-    place: str
+    location: str
     id: str
     problem: str
 
@@ -184,7 +186,8 @@ class UploadReport:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         refused = [
-            {"place": failure.place, "id": failure.id, "error": failure.problem} for failure in self.failures
+            {"place": failure.location, "id": failure.id, "error": failure.problem}
+            for failure in self.failures
         ]
         return {
             "datapoints": self.datapoints,
@@ -211,7 +214,7 @@ class Upload:
     ) -> None:
         self._index, self._files, self._batch = index, files, batch
         self._report = report
-        self._places = RecordPositions()
+        self._positions = RecordPositions()
         self._done = 0
         self._reader, self._spec = _reader_of(index)
 
@@ -242,10 +245,10 @@ class Upload:
                 typer.echo(f"{done.written:,} rows were written", err=True)
                 raise outcome.error
         failures = [
-            Failure(self._places.of(outcome.position), outcome.id, _problem(outcome.error))
+            Failure(self._positions.of(outcome.position), outcome.id, _problem(outcome.error))
             for outcome in done.failed
         ]
-        count = len(self._places) - len(failures)
+        count = len(self._positions) - len(failures)
         return UploadReport(count, done.written, done.sequence, failures, self._ignored())
 
     def update(self) -> UploadReport:
@@ -255,7 +258,7 @@ class Upload:
             try:
                 done = self._index.update(part)
             except ScanneryError as error:
-                raise self._explained(error, first=len(self._places) - len(part)) from error
+                raise self._explained(error, first=len(self._positions) - len(part)) from error
             count, sequence = count + done.written, done.sequence
             self._note(self._done + len(part))
         return UploadReport(self._done, count, sequence, (), self._ignored())
@@ -264,7 +267,7 @@ class Upload:
         columns = {f"vectors.{name}" for name in self._spec.named_vectors}
         names = DATAPOINT_KEYS | _EXPORTED | columns | self._spec.attributes.keys()
         for record in read_records(self._files, self._spec, names):
-            self._places.add(record)
+            self._positions.add(record)
             yield self._point(record)
 
     def _point(self, record: FileRecord) -> Any:
@@ -289,7 +292,7 @@ class Upload:
         typer.echo(f"{self._done:,} datapoints were written", err=True)
         if match is None:
             return error
-        location = self._places.of(first + int(match[1]))
+        location = self._positions.of(first + int(match[1]))
         return type(error)(
             f"{location}: {_problem(error)}", field=error.field, retry_after_s=error.retry_after_s
         )
@@ -312,7 +315,7 @@ def identifiers(index: Index, file: str) -> list[Any]:
         value = field.value(fields)
         identifier = fields.get("id") if value is None else value
         if record.record is None or identifier is None:
-            raise InvalidArgumentError(f"{record.place}: {record.problem or 'has no id'}")
+            raise InvalidArgumentError(f"{record.location}: {record.problem or 'has no id'}")
         identifiers.append(identifier)
     return identifiers
 

@@ -80,16 +80,14 @@ class EncoderStatistics:
         rates = ("padding_share", "texts_per_second", "tokens_per_second")
         return asdict(self) | {name: round(getattr(self, name), 4) for name in rates}
 
-    def __add__(self, addend: EncoderStatistics) -> EncoderStatistics:
+    def __add__(self, other: EncoderStatistics) -> EncoderStatistics:
         # Written out: this is a part of the time of a single text.
         return EncoderStatistics(
-            texts=self.texts + addend.texts,
-            tokens=self.tokens + addend.tokens,
-            padding_tokens=self.padding_tokens + addend.padding_tokens,
-            seconds=self.seconds + addend.seconds,
+            texts=self.texts + other.texts,
+            tokens=self.tokens + other.tokens,
+            padding_tokens=self.padding_tokens + other.padding_tokens,
+            seconds=self.seconds + other.seconds,
         )
 
-    def __sub__(self, subtrahend: EncoderStatistics) -> EncoderStatistics:
-        return EncoderStatistics(
-            **{key: value - getattr(subtrahend, key) for key, value in asdict(self).items()}
-        )
+    def __sub__(self, other: EncoderStatistics) -> EncoderStatistics:
+        return EncoderStatistics(**{key: value - getattr(other, key) for key, value in asdict(self).items()})

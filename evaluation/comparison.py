@@ -80,8 +80,8 @@ def read_answers(file: str | Path) -> list[OtherAnswer]:
         OtherAnswer(
             str(number) if record.id is None else record.id,
             record.query,
-            _hits_of(record.place, record.fields.get("hits")),
-            _filter_of(record.place, record.fields.get("where")),
+            _hits_of(record.location, record.fields.get("hits")),
+            _filter_of(record.location, record.fields.get("where")),
         )
         for number, record in enumerate(query_records(file, also=("hits", "where")), 1)
     ]

@@ -75,7 +75,7 @@ class Evaluation:
     """Queries with a relevant document, in the order of the queries file."""
     values: Mapping[str, np.ndarray]
     """Values by measure, the value of each query: float64 (Q,)."""
-    found: tuple[tuple[str, ...], ...]
+    hits: tuple[tuple[str, ...], ...]
     """The ids found for each query, best first."""
     seconds: float
     """Time of all searches together."""
@@ -89,7 +89,7 @@ class Evaluation:
     @property
     def empty(self) -> int:
         """Number of queries without a hit."""
-        return sum(not documents for documents in self.found)
+        return sum(not documents for documents in self.hits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +111,10 @@ class Difference:
     """A query that one configuration answers better than the other, with both values of the measure."""
 
     query_id: str
-    one: float
+    first: float
     """Value of the measure in the first configuration."""
 
-    other: float
+    second: float
     """Value in the second."""
 
 
@@ -173,7 +173,7 @@ def _evaluated(
         name=name,
         query_ids=tuple(judged),
         values=measured_values(measures, judged, results),
-        found=tuple(map(tuple, results)),
+        hits=tuple(map(tuple, results)),
         seconds=seconds,
     )
 
@@ -205,8 +205,8 @@ def largest_differences(
     return [
         Difference(
             query_id=first.query_ids[i],
-            one=float(first.values[measure][i]),
-            other=float(second.values[measure][i]),
+            first=float(first.values[measure][i]),
+            second=float(second.values[measure][i]),
         )
         for i in order.tolist()
         if gaps_Q[i] > 0
@@ -238,7 +238,7 @@ def write_run(path: Path, result: Evaluation) -> int:
 
     lines = [
         f"{word(query)} Q0 {word(document)} {rank} {len(documents) - rank + 1} {tag}\n"
-        for query, documents in zip(result.query_ids, result.found, strict=True)
+        for query, documents in zip(result.query_ids, result.hits, strict=True)
         for rank, document in enumerate(documents, 1)
     ]
     _write(path, "".join(lines))
@@ -259,7 +259,7 @@ def write_per_query(path: Path, results: Sequence[Evaluation], texts: Mapping[st
             "configuration": result.name,
             "query_id": name,
             "text": texts[name],
-            "hits": len(result.found[position]),
+            "hits": len(result.hits[position]),
             **{measure: float(values_Q[position]) for measure, values_Q in result.values.items()},
         }
         for result in results

@@ -291,7 +291,7 @@ class LiveIndex(Generic[SnapshotT]):
         """Write a batch; return when it is durable and visible here. Raises as `Writer.submit`."""
         if not prepared.needs_state:
             return self._submit(blind_upsert(prepared, request), deadline)
-        return self._written(
+        return self._write(
             lambda local: self._rows.named(named_by(prepared, local), local, deadline),
             lambda view: upsert_in(view, prepared, request),
             deadline,
@@ -300,7 +300,7 @@ class LiveIndex(Generic[SnapshotT]):
     def delete(self, deletion: Deletion, request: Request, deadline: Deadline) -> Answer:
         """Delete; return when that is durable and visible here. Raises as `Writer.submit`."""
         named = NamedRows(ids=deletion.ids, document_ids=deletion.document_ids, whole=False)
-        return self._written(
+        return self._write(
             lambda local: self._rows.named(named, local, deadline),
             lambda view: deletion_in(view, deletion, request),
             deadline,
@@ -311,8 +311,8 @@ class LiveIndex(Generic[SnapshotT]):
 
         A batch without any such datapoint writes nothing, and is answered with the last sequence.
         """
-        answer = self._written(
-            lambda local: self._rows.matching(write.wanted, local, deadline),
+        answer = self._write(
+            lambda local: self._rows.matching(write.selection, local, deadline),
             lambda view: filtered_in(view, write, request, deadline),
             deadline,
         )
@@ -326,7 +326,7 @@ class LiveIndex(Generic[SnapshotT]):
         """
 
         def count(local: LiveState) -> tuple[int, int]:
-            return self._rows.count(write.wanted, local, deadline), local.sequence
+            return self._rows.count(write.selection, local, deadline), local.sequence
 
         return self._read(count, lambda result: result)
 
@@ -390,7 +390,7 @@ class LiveIndex(Generic[SnapshotT]):
         if log is not None:
             log.close()
 
-    def _written(
+    def _write(
         self, read: Callable[[LiveState], WriteView], write: Callable[[WriteView], Write], deadline: Deadline
     ) -> Answer:
         """Return the response to a write that needs rows.

@@ -184,7 +184,7 @@ class TextVectors:
             self._encode_new(name, first, path_of)
         return [None if text is None else cache[text] for text in texts]
 
-    def known(self, name: str, texts: Sequence[str | None], path_of: PathOf) -> list[np.ndarray | None]:
+    def encoded(self, name: str, texts: Sequence[str | None], path_of: PathOf) -> list[np.ndarray | None]:
         """Return vectors that were encoded before.
 
         Raises:
@@ -268,7 +268,7 @@ def encode_again(table: pa.Table, item: PartialUpdate, spec: IndexSpec, vectors_
         table: the rows, with the new values.
         item: the change.
         spec: of the index.
-        vectors_of: `TextVectors.encode` or `TextVectors.known`.
+        vectors_of: `TextVectors.encode` or `TextVectors.encoded`.
 
     """
     for name in item.encoded:
@@ -317,7 +317,7 @@ class PreparedUpsert:
     """Items that change only some fields."""
     conditional: tuple[Conditional, ...] = ()
     """Items with a condition."""
-    known: KnownTerms = field(default_factory=dict, compare=False)
+    terms: KnownTerms = field(default_factory=dict, compare=False)
     """Terms of partially updated rows, found before the transaction; it redoes those of rows that change meanwhile."""
     vectors: TextVectors | None = field(default=None, compare=False)
     """Named vectors of the texts of partially updated rows, encoded before the transaction."""

@@ -61,9 +61,9 @@ class ResponseParser:
         self._body: list[bytes] = []
         self._in_body = self._complete = self._reusable = False
         self._status = 0
-        self._known = b""
+        self._last_head = b""
         """The head of the last answer up to its length, which is its last header; empty: it was another response."""
-        self._known_headers: dict[bytes, bytes] = {}
+        self._last_headers: dict[bytes, bytes] = {}
 
     def feed(self, data: bytes) -> Response | None:
         """Return the response if it is complete.
@@ -73,9 +73,9 @@ class ResponseParser:
 
         """
         if not self._head_bytes:
-            if self._known and (repeated := self._repeated(data)) is not None:
+            if self._last_head and (repeated := self._repeated(data)) is not None:
                 return repeated
-            self._known = b""
+            self._last_head = b""
             first = data
         else:
             first = b""
@@ -96,14 +96,14 @@ class ResponseParser:
 
     def _repeated(self, data: bytes) -> Response | None:
         """Return a whole response whose head differs from the last one's in nothing but the length; None for others."""
-        head = self._known
+        head = self._last_head
         if not data.startswith(head):
             return None
         end = data.find(_HEAD_END, len(head), len(head) + _MAX_DIGITS + len(_HEAD_END))
         length, start = data[len(head) : end], end + len(_HEAD_END)
         if end < 0 or not length.isdigit() or start + int(length) != len(data):
             return None
-        return Response(200, {**self._known_headers, b"content-length": length}, data[start:], True)
+        return Response(200, {**self._last_headers, b"content-length": length}, data[start:], True)
 
     def _learn(self, response: Response, data: bytes) -> None:
         """Remember the head of an answer that arrived at once, to compare the next ones with."""
@@ -112,7 +112,7 @@ class ResponseParser:
         end = data.find(_HEAD_END)
         last = data.rfind(b"\r\n", 0, max(end, 0)) + len(b"\r\n" + _LENGTH)
         if end > 0 and data[:last].endswith(b"\r\n" + _LENGTH) and data[last:end].isdigit():
-            self._known, self._known_headers = data[:last], response.headers
+            self._last_head, self._last_headers = data[:last], response.headers
 
     def _response(self) -> Response:
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)

@@ -30,8 +30,8 @@ class Option:
     """Heading in the help of a command."""
     unit: int
     """What the value of the flag is multiplied by."""
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
 
 def option(
@@ -42,11 +42,11 @@ def option(
     metavar: str | None = None,
     panel: str | None = None,
     unit: int = 1,
-    least: float = 0,
+    minimum: float = 0,
     maximum: float = math.inf,
 ) -> T:
     """Return a dataclass field with this default that is an option; see `Option` for the others."""
-    declared = Option(help, flag, metavar, panel, unit, least, maximum)
+    declared = Option(help, flag, metavar, panel, unit, minimum, maximum)
     return field(default=default, metadata={"option": declared})
 
 
@@ -71,5 +71,7 @@ def check_ranges(config: Any) -> None:
     """
     for name, (_, declared) in declared_options(type(config)).items():
         value = getattr(config, name)
-        if isinstance(value, (int, float)) and not declared.least <= value <= declared.most:
-            raise ConfigError(f"{name}: must be {declared.least} to {declared.most}, got {value}", field=name)
+        if isinstance(value, (int, float)) and not declared.minimum <= value <= declared.maximum:
+            raise ConfigError(
+                f"{name}: must be {declared.minimum} to {declared.maximum}, got {value}", field=name
+            )

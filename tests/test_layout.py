@@ -184,3 +184,121 @@ def test_a_field_is_documented_with_its_noun() -> None:
         place for place, text in documented if text.split()[0].lower().strip(".,;:") in PREPOSITIONS
     ]
     assert not without_noun, "Say what the field is: 'Bytes of a page', not 'Of a page'."
+
+
+GLOSSARY = {
+    "asked": "query, search, request, requested",
+    "found": "hits, rows, files, match, snapshot: what was found",
+    "given": "value, settings, message, override: what was given",
+    "how": "mode, method, explanation",
+    "known": "registration, cached, allowed, names: what is known",
+    "left": "remaining, tail; `left` beside `right` is one of two sides",
+    "most": "limit, maximum, max_tokens",
+    "one": "the noun of the collection: entry, row, element; first and second of two",
+    "other": "the noun, or second of two; `__add__(self, other)` is Python's",
+    "others": "the noun: siblings, unread, alternatives",
+    "own": "local, encoder, columns: whose it is follows from the class",
+    "place": "position, location, address, path, field_path; `place()` may be a verb",
+    "places": "positions, addresses, folders, ranks",
+    "rest": "tail, remainder, arguments",
+    "told": "report, message",
+    "wanted": "requested, selection, limit, reference",
+    "written": "output, count, state, paths",
+}
+"""Words that are refused as names, and nouns that say which thing it is; texts and comments may have the words."""
+
+ROOMS_OF_NOUNS = ("bridges", "cli", "client", "embed", "evaluation", "live", "pipelines", "runtime")
+"""Rooms whose names follow the glossary."""
+
+PUBLIC_NAMES = {
+    "Written": {"client/response/results.py"},
+    "written": {"bridges/importers/writing.py", "cli/uploads.py", "client/response/results.py"},
+    "place": {"pipelines/profiling/checking.py"},
+    "wanted": {"bridges/openai/plugin.py", "bridges/vertex/plugin.py"},
+}
+"""Names that users or other packages know: results of the SDK, keys of reports, the protocol of a bridge."""
+
+
+def _bindings(tree: ast.Module) -> Iterator[tuple[ast.AST, list[tuple[ast.AST, str]]]]:
+    """Yield the module and each of its functions with the names that it binds itself, and their nodes."""
+    scopes: list[ast.AST] = [tree]
+    for scope in scopes:
+        names: list[tuple[ast.AST, str]] = []
+        nodes = list(ast.iter_child_nodes(scope))
+        for node in nodes:
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    names.append((node, name))
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    names.append((node, name))
+                case ast.arg(arg=name) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)):
+                    names.append((node, name))
+                case ast.alias(asname=str(name)):
+                    names.append((node, name))
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                scopes.append(node)
+            else:
+                nodes += ast.iter_child_nodes(node)
+        yield scope, names
+
+
+def _refused_names(tree: ast.Module, path: str) -> Iterator[str]:
+    """Yield what to rename in a module: line, name, and what to write instead."""
+    for scope, bindings in _bindings(tree):
+        names = {name for _, name in bindings}
+        for node, name in bindings:
+            word = name.strip("_").lower()
+            is_term = (
+                word not in GLOSSARY
+                or path in PUBLIC_NAMES.get(name, ())
+                or (name == "left" and "right" in names)
+                or (name == "other" and getattr(scope, "name", "").startswith("__"))
+                or (word == "place" and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+            )
+            if not is_term:
+                yield f"{path}:{getattr(node, 'lineno', 0)}: {name}: {GLOSSARY[word]}"
+
+
+@pytest.mark.parametrize("room", ROOMS_OF_NOUNS)
+def test_a_name_says_what_it_holds(room: str) -> None:
+    refused = [
+        line
+        for path in sorted((ROOT / room).glob("**/*.py"))
+        for line in _refused_names(ast.parse(path.read_text()), path.relative_to(ROOT).as_posix())
+    ]
+    assert not refused, "Name a thing by its noun; what to write instead follows each name."
+
+
+def test_the_glossary_is_applied_to_every_kind_of_name() -> None:
+    module = """
+import hits as found
+class Known:
+    own: int
+    def __init__(self, given, *others): self._most = given
+    def __add__(self, other): return other
+    def place(self): return None
+def told(**rest):
+    left, right = rest
+    return [one for one in (lambda asked: asked)(left)]
+def _wanted():
+    try: place: int = 1
+    except ValueError as how: pass
+"""
+    refused = [line.split(": ")[1] for line in _refused_names(ast.parse(module), "a.py")]
+    assert sorted(refused) == sorted(
+        [
+            "found",
+            "Known",
+            "own",
+            "given",
+            "others",
+            "_most",
+            "told",
+            "rest",
+            "one",
+            "asked",
+            "_wanted",
+            "place",
+            "how",
+        ]
+    )

@@ -43,7 +43,7 @@ class _Retriever:
         )
         self.return_embedding = return_embedding
         self.search_options = dict(search_options or {})
-        self._own = arguments
+        self._own_arguments = arguments
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the retriever, and those of its store."""
@@ -55,7 +55,7 @@ class _Retriever:
             filter_policy=self.filter_policy.value,
             return_embedding=self.return_embedding,
             search_options=self.search_options,
-            **self._own,
+            **self._own_arguments,
         )
         return state
 
@@ -72,13 +72,13 @@ class _Retriever:
         self, query: Any, top_k: int | None, filters: dict[str, Any] | None, **options: Any
     ) -> dict[str, list[Document]]:
         arguments = self._arguments(top_k, filters, options)
-        return self._found(self.document_store.hits(query, **arguments))
+        return self._documents(self.document_store.hits(query, **arguments))
 
     async def _search_async(
         self, query: Any, top_k: int | None, filters: dict[str, Any] | None, **options: Any
     ) -> dict[str, list[Document]]:
         arguments = self._arguments(top_k, filters, options)
-        return self._found(await self.document_store.hits_async(query, **arguments))
+        return self._documents(await self.document_store.hits_async(query, **arguments))
 
     def _arguments(
         self, top_k: int | None, filters: dict[str, Any] | None, options: dict[str, Any]
@@ -91,7 +91,7 @@ class _Retriever:
             "filters": apply_filter_policy(self.filter_policy, self.filters, filters),
         }
 
-    def _found(self, hits: Hits) -> dict[str, list[Document]]:
+    def _documents(self, hits: Hits) -> dict[str, list[Document]]:
         return {"documents": [document(hit, with_embedding=self.return_embedding) for hit in hits]}
 
 
@@ -203,14 +203,14 @@ class ScanneryTextRetriever(_Retriever):
             top_k: of this run.
 
         """
-        return self._search(query, top_k, filters, **self._own)
+        return self._search(query, top_k, filters, **self._own_arguments)
 
     @component.output_types(documents=list[Document])
     async def run_async(
         self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
     ) -> dict[str, list[Document]]:
         """Do the same as `run`."""
-        return await self._search_async(query, top_k, filters, **self._own)
+        return await self._search_async(query, top_k, filters, **self._own_arguments)
 
 
 @component
@@ -273,7 +273,9 @@ class ScanneryHybridRetriever(_Retriever):
             top_k: of this run.
 
         """
-        return self._search(_both(query, query_embedding), top_k, filters, mode="hybrid", **self._own)
+        return self._search(
+            _both(query, query_embedding), top_k, filters, mode="hybrid", **self._own_arguments
+        )
 
     @component.output_types(documents=list[Document])
     async def run_async(
@@ -285,7 +287,7 @@ class ScanneryHybridRetriever(_Retriever):
     ) -> dict[str, list[Document]]:
         """Do the same as `run`."""
         both = _both(query, query_embedding)
-        return await self._search_async(both, top_k, filters, mode="hybrid", **self._own)
+        return await self._search_async(both, top_k, filters, mode="hybrid", **self._own_arguments)
 
 
 def _both(query: str, query_embedding: list[float] | None) -> Any:

@@ -131,14 +131,14 @@ class _Memo(dict[int, Any]):
 
     def __init__(self, growth: int) -> None:
         super().__init__()
-        self._left = growth
+        self._remaining = growth
 
     def __getitem__(self, number: int) -> Any:
         return self._copied(super().__getitem__(number), MAX_DEPTH)
 
     def _copied(self, value: Any, depth: int) -> Any:
-        self._left -= len(value) if isinstance(value, (str, bytes)) else 1
-        if self._left < 0 or depth < 0:
+        self._remaining -= len(value) if isinstance(value, (str, bytes)) else 1
+        if self._remaining < 0 or depth < 0:
             raise ValueError("values are repeated too often, or nested too deep")
         if isinstance(value, dict):
             return {key: self._copied(each, depth - 1) for key, each in value.items()}

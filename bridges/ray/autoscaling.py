@@ -92,7 +92,7 @@ class Scaling:
     def __init__(self, limits: Limits) -> None:
         """Begin without a history: for `shrink_after_s` nothing is removed."""
         self._limits = limits
-        self._wanted: deque[tuple[float, int]] = deque()
+        self._targets: deque[tuple[float, int]] = deque()
         """Times of measurements, and the rows that each wanted; the first one is at least `shrink_after_s` old."""
 
     def decide(self, now_s: float, rows: int, demand: float) -> int:
@@ -105,18 +105,18 @@ class Scaling:
 
         """
         target_rows = wanted_rows(rows, demand, self._limits)
-        self._wanted.append((now_s, target_rows))
+        self._targets.append((now_s, target_rows))
         since_s = now_s - self._limits.shrink_after_s
-        while len(self._wanted) > 1 and self._wanted[1][0] <= since_s:
-            self._wanted.popleft()
+        while len(self._targets) > 1 and self._targets[1][0] <= since_s:
+            self._targets.popleft()
         if target_rows >= rows:
             return target_rows
-        long_enough = self._wanted[0][0] <= since_s
-        return rows - 1 if long_enough and max(each for _, each in self._wanted) < rows else rows
+        long_enough = self._targets[0][0] <= since_s
+        return rows - 1 if long_enough and max(each for _, each in self._targets) < rows else rows
 
     def changed(self) -> None:
         """Forget the history: it was measured with another number of rows."""
-        self._wanted.clear()
+        self._targets.clear()
 
 
 _SAMPLE_EVERY_S = 0.25

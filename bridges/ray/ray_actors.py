@@ -133,22 +133,22 @@ class _Leaves:
 
     def __init__(self) -> None:
         self._actors: dict[str, Any] = {}
-        self._known: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
 
     def look(self) -> list[str]:
         """Return the addresses. Leaves that do not answer, or start again, keep their last ones."""
         import ray
 
         names = [name for name in ray.util.list_named_actors() if _is_leaf(name)]
-        self._known = {name: address for name, address in self._known.items() if name in names}
-        calls = {name: reference for name in names if (reference := self._asked(name)) is not None}
+        self._addresses = {name: address for name, address in self._addresses.items() if name in names}
+        calls = {name: reference for name in names if (reference := self._call(name)) is not None}
         if calls:
             ray.wait(list(calls.values()), num_returns=len(calls), timeout=_ANSWER_WITHIN_S)
         for name, reference in calls.items():
             self._note(name, reference)
-        return sorted(address for address in self._known.values() if address)
+        return sorted(address for address in self._addresses.values() if address)
 
-    def _asked(self, name: str) -> Any:
+    def _call(self, name: str) -> Any:
         import ray
 
         try:
@@ -168,9 +168,9 @@ class _Leaves:
             self._actors.pop(name, None)
             return
         if state.retired:
-            self._known[name] = ""
+            self._addresses[name] = ""
         elif state.address:
-            self._known[name] = state.address
+            self._addresses[name] = state.address
 
 
 def _is_leaf(name: str) -> bool:

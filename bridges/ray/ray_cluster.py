@@ -63,7 +63,7 @@ class RayCluster:
             ray.init(address, namespace=f"scannery/{name}", log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise UnavailableError(f"Ray at {address} does not answer: {error}", retry_after_s=1) from error
-        self._places = PlacementGroups(ray, name)
+        self._placements = PlacementGroups(ray, name)
         self._created: dict[Slot, Any] = {}
 
     def __enter__(self) -> RayCluster:
@@ -110,7 +110,7 @@ class RayCluster:
             before = self.states()
             expectation = _Expectation(leaf, root, end_s, mine)
             expectation.check_options(before)
-            self._places.check({slot.team: expectation.options(slot.team).cpus for slot in shape.slots()})
+            self._placements.check({slot.team: expectation.options(slot.team).cpus for slot in shape.slots()})
             self._retire([slot for slot in before if slot in shape.slots()], retired=False)
             for slots, options in ((shape.leaves(), leaf), (shape.root_slots(), root)):
                 absent = [slot for slot in slots if slot not in before]
@@ -125,7 +125,7 @@ class RayCluster:
                 self._retire([slot for slot in surplus if slot.team != ROOTS], retired=True)
                 self._wait_for_roots(shape, expectation)
                 self._end(surplus)
-            self._places.release(self._slots())
+            self._placements.release(self._slots())
 
     def down(self) -> int:
         """End all processes, roots first, and return how many there were; an `up` that runs is ended, too."""
@@ -136,7 +136,7 @@ class RayCluster:
                 self._end([slot for slot in slots if slot.team == ROOTS])
                 self._end([slot for slot in slots if slot.team != ROOTS])
                 ended.update(slots)
-            self._places.release([])
+            self._placements.release([])
         return len(ended)
 
     def _slots(self) -> list[Slot]:
@@ -162,7 +162,7 @@ class RayCluster:
         """Start the slots of each team on different nodes if there are enough."""
         for team in sorted({slot.team for slot in absent}):
             rows = [slot.row for slot in absent if slot.team == team]
-            for placement, reserved in self._places.of(team, rows, options.cpus):
+            for placement, reserved in self._placements.of(team, rows, options.cpus):
                 for row in sorted(set(rows) & set(reserved)):
                     self._start(Slot(team, row), options, placement, reserved.index(row))
 

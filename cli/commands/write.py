@@ -94,7 +94,7 @@ def upsert(
             f"{done.datapoints:,} datapoints written, {done.written:,} rows; sequence {done.sequence}."
         )
         for failure in done.failures[:SHOWN]:
-            typer.echo(f"refused: {failure.place}: {failure.problem}", err=True)
+            typer.echo(f"refused: {failure.location}: {failure.problem}", err=True)
         if len(done.failures) > SHOWN:
             typer.echo(f"and {len(done.failures) - SHOWN:,} more records were refused", err=True)
     if done.ignored:

@@ -238,7 +238,7 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _written(self, index: str, call: Call[RequestT, ResponseT, DoneT]) -> DoneT:
+    async def _write(self, index: str, call: Call[RequestT, ResponseT, DoneT]) -> DoneT:
         done = await self._run(call)
         # Later calls see it, whichever worker answers them.
         self._sequences.wrote(index, done.sequence)

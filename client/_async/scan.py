@@ -38,11 +38,11 @@ class AsyncScan:
         self._read = read
         self._reads_ahead = ahead
         self._snapshot: str | None = None
-        self._given = token
-        self._rest: Iterator[Datapoint] = iter(())
+        self._start_token = token
+        self._current: Iterator[Datapoint] = iter(())
         """What is left of the page, or of its beginning."""
         self._later: Iterator[Datapoint] = iter(())
-        """What follows `_rest` in the page."""
+        """What follows `_current` in the page."""
         self._ahead: AsyncPrefetch[ScanPage] | None = None
         """The page at `_next`, being read."""
         self._position = 0
@@ -64,13 +64,13 @@ class AsyncScan:
         Pass it to `scan` of the same index with the same arguments. It is valid for at least five minutes after the
         last page was read, and while the snapshot can be opened again.
         """
-        return self._given if self._snapshot is None else f"{self._snapshot}.{self._position}"
+        return self._start_token if self._snapshot is None else f"{self._snapshot}.{self._position}"
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Datapoint:
-        while (point := next(self._rest, None)) is None:
+        while (point := next(self._current, None)) is None:
             await self._turn()
         self._position += 1
         return point
@@ -79,7 +79,7 @@ class AsyncScan:
         """Yield the datapoints of each page that is left, as a list."""
         while True:
             await self._read_ahead()
-            batch = [*self._rest, *self._later]
+            batch = [*self._current, *self._later]
             self._position += len(batch)
             if batch:
                 yield batch
@@ -101,7 +101,7 @@ class AsyncScan:
         """Go on to what is left of the page, or else read the next one; StopAsyncIteration after the last one."""
         if (first := next(self._later, None)) is not None:
             await self._read_ahead()
-            self._rest, self._later = chain((first,), self._later), iter(())
+            self._current, self._later = chain((first,), self._later), iter(())
             return
         if self._next == "":
             raise StopAsyncIteration
@@ -109,7 +109,7 @@ class AsyncScan:
         page = await (self._read(self.token) if ahead is None else ahead.result())
         # Many scans end within their first page. One that takes the beginning of it is likely to go on.
         early = max(1, page.size // FIRST_PART) if self._snapshot is None else 0
-        self._rest, self._later = islice(page.points, early), page.points
+        self._current, self._later = islice(page.points, early), page.points
         self._snapshot, self._position, self._next = page.snapshot, page.position, page.next_token
         self.total, self.version, self.sequence = page.total, page.version, page.sequence
         self.index = page.index_name or None

@@ -205,7 +205,7 @@ class AsyncWrites(AsyncAggregations):
     async def _upsert(
         self, points: Iterable[Any], request_id: str | None, timeout_s: float | None
     ) -> Written:
-        return await self._client._written(
+        return await self._client._write(
             self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
         )
 
@@ -245,7 +245,7 @@ class AsyncWrites(AsyncAggregations):
         if where is None:
             if attributes is not None:
                 raise InvalidArgumentError("where: is required with attributes", field="where")
-            return await self._client._written(
+            return await self._client._write(
                 self.name, calls.update(self.name, points, request_id=request_id, timeout_s=timeout_s)
             )
         filtered_writes.check_alone(points=points, request_id=request_id)
@@ -300,7 +300,7 @@ class AsyncWrites(AsyncAggregations):
         if where is None:
             if dry_run:
                 raise InvalidArgumentError("where: is required with dry_run", field="where")
-            return await self._client._written(
+            return await self._client._write(
                 self.name,
                 calls.delete(
                     self.name,
@@ -337,6 +337,6 @@ class AsyncWrites(AsyncAggregations):
             return await self._client._run(call(None, ""))
 
         async def send(batch: Call[Any, Any, FilteredBatch]) -> FilteredBatch:
-            return await self._client._written(self.name, batch)
+            return await self._client._write(self.name, batch)
 
         return await write_batches_where(send, call, what, progress)

@@ -231,7 +231,7 @@ class Client:
     ) -> None:
         self.close()
 
-    def _written(self, index: str, call: Call[RequestT, ResponseT, DoneT]) -> DoneT:
+    def _write(self, index: str, call: Call[RequestT, ResponseT, DoneT]) -> DoneT:
         done = self._run(call)
         # Later calls see it, whichever worker answers them.
         self._sequences.wrote(index, done.sequence)

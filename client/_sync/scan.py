@@ -39,11 +39,11 @@ class Scan:
         self._read = read
         self._reads_ahead = ahead
         self._snapshot: str | None = None
-        self._given = token
-        self._rest: Iterator[Datapoint] = iter(())
+        self._start_token = token
+        self._current: Iterator[Datapoint] = iter(())
         """What is left of the page, or of its beginning."""
         self._later: Iterator[Datapoint] = iter(())
-        """What follows `_rest` in the page."""
+        """What follows `_current` in the page."""
         self._ahead: Prefetch[ScanPage] | None = None
         """The page at `_next`, being read."""
         self._position = 0
@@ -65,13 +65,13 @@ class Scan:
         Pass it to `scan` of the same index with the same arguments. It is valid for at least five minutes after the
         last page was read, and while the snapshot can be opened again.
         """
-        return self._given if self._snapshot is None else f"{self._snapshot}.{self._position}"
+        return self._start_token if self._snapshot is None else f"{self._snapshot}.{self._position}"
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Datapoint:
-        while (point := next(self._rest, None)) is None:
+        while (point := next(self._current, None)) is None:
             self._turn()
         self._position += 1
         return point
@@ -80,7 +80,7 @@ class Scan:
         """Yield the datapoints of each page that is left, as a list."""
         while True:
             self._read_ahead()
-            batch = [*self._rest, *self._later]
+            batch = [*self._current, *self._later]
             self._position += len(batch)
             if batch:
                 yield batch
@@ -102,7 +102,7 @@ class Scan:
         """Go on to what is left of the page, or else read the next one; StopIteration after the last one."""
         if (first := next(self._later, None)) is not None:
             self._read_ahead()
-            self._rest, self._later = chain((first,), self._later), iter(())
+            self._current, self._later = chain((first,), self._later), iter(())
             return
         if self._next == "":
             raise StopIteration
@@ -110,7 +110,7 @@ class Scan:
         page = self._read(self.token) if ahead is None else ahead.result()
         # Many scans end within their first page. One that takes the beginning of it is likely to go on.
         early = max(1, page.size // FIRST_PART) if self._snapshot is None else 0
-        self._rest, self._later = islice(page.points, early), page.points
+        self._current, self._later = islice(page.points, early), page.points
         self._snapshot, self._position, self._next = page.snapshot, page.position, page.next_token
         self.total, self.version, self.sequence = page.total, page.version, page.sequence
         self.index = page.index_name or None

@@ -204,7 +204,7 @@ class Writes(Aggregations):
         return write_all(write, parts, in_flight, progress, errors, size_of(points), reader_of)
 
     def _upsert(self, points: Iterable[Any], request_id: str | None, timeout_s: float | None) -> Written:
-        return self._client._written(
+        return self._client._write(
             self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
         )
 
@@ -244,7 +244,7 @@ class Writes(Aggregations):
         if where is None:
             if attributes is not None:
                 raise InvalidArgumentError("where: is required with attributes", field="where")
-            return self._client._written(
+            return self._client._write(
                 self.name, calls.update(self.name, points, request_id=request_id, timeout_s=timeout_s)
             )
         filtered_writes.check_alone(points=points, request_id=request_id)
@@ -299,7 +299,7 @@ class Writes(Aggregations):
         if where is None:
             if dry_run:
                 raise InvalidArgumentError("where: is required with dry_run", field="where")
-            return self._client._written(
+            return self._client._write(
                 self.name,
                 calls.delete(
                     self.name,
@@ -334,6 +334,6 @@ class Writes(Aggregations):
             return self._client._run(call(None, ""))
 
         def send(batch: Call[Any, Any, FilteredBatch]) -> FilteredBatch:
-            return self._client._written(self.name, batch)
+            return self._client._write(self.name, batch)
 
         return write_batches_where(send, call, what, progress)

@@ -102,7 +102,7 @@ class Tally:
     """The sum of what was written."""
 
     def __init__(self) -> None:
-        self._sequence = self._written = 0
+        self._sequence = self._rows = 0
         self._failed: list[NotWritten] = []
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
@@ -112,11 +112,11 @@ class Tally:
                 self._failed.append(outcome)
             else:
                 self._sequence = max(self._sequence, outcome.sequence)
-                self._written += outcome.written
+                self._rows += outcome.written
 
     def result(self) -> BulkWritten:
         """Return the sum."""
-        return BulkWritten(self._sequence, self._written, tuple(self._failed))
+        return BulkWritten(self._sequence, self._rows, tuple(self._failed))
 
 
 @contextmanager

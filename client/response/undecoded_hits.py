@@ -22,12 +22,12 @@ __all__ = ["undecoded"]
 class UndecodedHits(Hits):
     """The hits of one query, as the message that they came in."""
 
-    _found: search_pb2.SearchResponse | search_pb2.HitList
+    _message: search_pb2.SearchResponse | search_pb2.HitList
 
     def __len__(self) -> int:
         """Return their number, without making them."""
         try:
-            return len(self._found.hits)
+            return len(self._message.hits)
         except AttributeError:  # another thread has just made them, so `super()` would refuse the class
             return list.__len__(self)
 
@@ -44,7 +44,7 @@ def undecoded(
 ) -> Hits:
     """Return the hits of a message, which are made when one of them is looked at, with the snapshot and the mode."""
     hits = UndecodedHits()
-    hits._found, hits.version, hits.sequence, hits.mode = message, version, sequence, mode
+    hits._message, hits.version, hits.sequence, hits.mode = message, version, sequence, mode
     return hits
 
 
@@ -52,12 +52,12 @@ def _ordinary(hits: Hits) -> Hits:
     """Return the same object, with its hits made."""
     with _LOCK:
         if type(hits) is UndecodedHits:
-            made = list(map(_hit, hits._found.hits))
+            made = list(map(_hit, hits._message.hits))
             # Code that runs in between, such as a signal's, may have made them, too.
             if type(hits) is UndecodedHits:
                 list.__setitem__(hits, slice(None), made)  # all or, if interrupted before, none
                 hits.__class__ = Hits  # type: ignore[assignment]  # an ordinary list from now on
-                vars(hits).pop("_found", None)
+                vars(hits).pop("_message", None)
     return hits
 
 
@@ -88,9 +88,9 @@ def _made_first(name: str) -> Callable[..., Any]:
     return method
 
 
-def _added_to(self: Hits, addend: Any) -> Any:
-    # A list reads the operand behind `+` past its methods.
-    return list.__add__(addend, _ordinary(self)) if isinstance(addend, list) else NotImplemented
+def _added_to(self: Hits, operand: Any) -> Any:
+    # A list reads the other behind `+` past its methods.
+    return list.__add__(operand, _ordinary(self)) if isinstance(operand, list) else NotImplemented
 
 
 LIST_METHODS = (

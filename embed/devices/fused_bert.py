@@ -101,7 +101,13 @@ class _Steps:
         scratch = torch.empty(scratch_bytes(max(lengths), width // self._heads, width), dtype=torch.uint8)
         attend, add_norm, work = self._kernels.attend, self._kernels.add_norm, scratch.data_ptr()
         add_norm(
-            x_SD.data_ptr(), attended_SD.data_ptr(), *self._norm.places, size, width, self._norm.epsilon, work
+            x_SD.data_ptr(),
+            attended_SD.data_ptr(),
+            *self._norm.addresses,
+            size,
+            width,
+            self._norm.epsilon,
+            work,
         )
         attended, bounds = attended_SD.data_ptr(), ends.data_ptr()
         for layer in self._layers:
@@ -109,10 +115,10 @@ class _Steps:
             attend(qkv.data_ptr(), attended, bounds, len(lengths), self._heads, width, work)
             y_SD = layer.attended(attended_SD)
             norm = layer.attended_norm
-            add_norm(y_SD.data_ptr(), x_SD.data_ptr(), *norm.places, size, width, norm.epsilon, work)
+            add_norm(y_SD.data_ptr(), x_SD.data_ptr(), *norm.addresses, size, width, norm.epsilon, work)
             x_SD = layer.narrow(layer.wide(y_SD))
             norm = layer.norm
-            add_norm(x_SD.data_ptr(), y_SD.data_ptr(), *norm.places, size, width, norm.epsilon, work)
+            add_norm(x_SD.data_ptr(), y_SD.data_ptr(), *norm.addresses, size, width, norm.epsilon, work)
         return x_SD.float()
 
 
@@ -124,11 +130,11 @@ class _Product:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         self._bias = torch.cat([linear.bias.detach() for linear in linears]).to(torch.bfloat16)
         # GELU by the error function, as in BERT; "tanh" would be the approximation.
-        self._rest: tuple[str, list[float], str] = activation, [], "none" if activation == "gelu" else ""
+        self._options: tuple[str, list[float], str] = activation, [], "none" if activation == "gelu" else ""
         self._compute: Any = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = self._compute(x, self._weight, self._bias, *self._rest)
+        y: Tensor = self._compute(x, self._weight, self._bias, *self._options)
         return y
 
 

@@ -46,16 +46,16 @@ class OnePass(nn.Module):
         self._epsilon = bert.norm.eps
         self._width, self._inner = bert.norm.weight.numel(), first.wide.out_features
         self._words = bert.words.weight.to(torch.bfloat16)
-        self._places = (bert.positions.weight + bert.kinds.weight[0]).to(torch.bfloat16)
-        self._known, self._longest = len(self._words), len(self._places)
+        self._position_rows = (bert.positions.weight + bert.kinds.weight[0]).to(torch.bfloat16)
+        self._vocabulary_size, self._longest = len(self._words), len(self._position_rows)
         self._averaged = self._longest if model.pooling == "mean" else 1
         self._unit = int(model.normalizes)
         self._kept = [tensor for layer in bert.layers for tensor in _tensors(layer)]
         self._norm = Norm(bert.norm)
-        addresses = [*self._norm.places, *(tensor.data_ptr() for tensor in self._kept)]
+        addresses = [*self._norm.addresses, *(tensor.data_ptr() for tensor in self._kept)]
         self._table = torch.tensor(addresses, dtype=torch.int64)
         self._positions = torch.arange(self._longest)
-        self._words_at, self._places_at = self._words.data_ptr(), self._places.data_ptr()
+        self._words_at, self._position_rows_at = self._words.data_ptr(), self._position_rows.data_ptr()
         self._table_at, self._positions_at = self._table.data_ptr(), self._positions.data_ptr()
         self._spaces: deque[_Space] = deque()
 
@@ -98,8 +98,8 @@ class OnePass(nn.Module):
         return vector_D
 
     def _check(self, longest: int, largest: int) -> None:
-        if longest > self._longest or largest >= self._known:
-            raise IndexError(f"the model has {self._known} tokens and {self._longest} positions")
+        if longest > self._longest or largest >= self._vocabulary_size:
+            raise IndexError(f"the model has {self._vocabulary_size} tokens and {self._longest} positions")
 
     def _work_bytes(self, size: int, longest: int) -> int:
         # Whole blocks: what is behind the last token is computed, and not looked at.
@@ -112,7 +112,7 @@ class OnePass(nn.Module):
     ) -> None:
         rows = block_rows(size)
         self._whole.passes[rows](
-            ids, positions, self._words_at, self._places_at, vectors, work, ends, texts, size,
+            ids, positions, self._words_at, self._position_rows_at, vectors, work, ends, texts, size,
             -(-size // rows), self._table_at, self._count, self._heads, self._epsilon, self._averaged,
             self._unit, norms,
         )  # fmt: skip
@@ -137,7 +137,7 @@ class Norm:
     def __init__(self, norm: nn.LayerNorm) -> None:
         """Convert the weights."""
         self.tensors = norm.weight.detach().float().contiguous(), norm.bias.detach().float().contiguous()
-        self.places = tuple(tensor.data_ptr() for tensor in self.tensors)
+        self.addresses = tuple(tensor.data_ptr() for tensor in self.tensors)
         self.epsilon = norm.eps
 
 

@@ -42,19 +42,19 @@ class CachedModel:
         """
         self.weights_sha256, self.config_sha256 = hash_model_folder(folder, module_folders(folder))
         hashes = (self.weights_sha256, self.config_sha256)
-        self._place = _cache_path(folder, hashes, options)
+        self._path = _cache_path(folder, hashes, options)
 
     def fingerprint(self, label: str) -> Fingerprint | None:
         """Return the cached fingerprint with `label` as its model, or None."""
         try:
-            return Fingerprint.from_dict({**json.loads(_read(self._place)), "model": label})
+            return Fingerprint.from_dict({**json.loads(_read(self._path)), "model": label})
         except (OSError, ValueError, TypeError, EmbedError):
             return None
 
     def notes(self) -> dict[str, Any] | None:
         """Return the cached notes of models/lean.py, or None."""
         try:
-            checksum, _, text = _read(self._notes_place).partition("\n")
+            checksum, _, text = _read(self._notes_path).partition("\n")
             # A truncated vocabulary would still be valid.
             if hashlib.sha256(text.encode()).hexdigest() != checksum:
                 return None
@@ -65,16 +65,16 @@ class CachedModel:
 
     def remember(self, fingerprint: Fingerprint) -> None:
         """Cache the fingerprint; errors of writing are ignored."""
-        _write(self._place, json.dumps(fingerprint.to_dict()))
+        _write(self._path, json.dumps(fingerprint.to_dict()))
 
     def remember_notes(self, notes: Mapping[str, Any]) -> None:
         """Cache the notes; errors of writing are ignored."""
         text = json.dumps(notes)
-        _write(self._notes_place, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+        _write(self._notes_path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
     @property
-    def _notes_place(self) -> Path:
-        return self._place.parent.with_name("lean") / self._place.name
+    def _notes_path(self) -> Path:
+        return self._path.parent.with_name("lean") / self._path.name
 
 
 def recalled(folder: Path, label: str, options: Mapping[str, Any]) -> Fingerprint | None:

@@ -128,7 +128,7 @@ class FillDetector:
 
         """
         self._clock = clock
-        self._written: int | None = None
+        self._written_to: int | None = None
         self._sealed: int | None = None
         self._written_at_s = self._sealed_at_s = float("-inf")
 
@@ -144,8 +144,8 @@ class FillDetector:
 
         """
         now_s = self._clock()
-        if written_to != self._written:
-            self._written, self._written_at_s = written_to, now_s
+        if written_to != self._written_to:
+            self._written_to, self._written_at_s = written_to, now_s
         if sealed != self._sealed:
             if self._sealed is not None:  # a server that has just started does not know when that was
                 self._sealed_at_s = now_s

@@ -111,7 +111,7 @@ class FilteredWrite:
         """The sequence for all batches after this one, once it is known."""
         self._matched: Collection[Segment] = ()
         self._complete = True
-        self._known: KnownTerms = {}
+        self._terms: KnownTerms = {}
         self._batch: _Batch | None = None
 
     @property
@@ -120,7 +120,7 @@ class FilteredWrite:
         return 0 if self._batch is None else len(self._batch.resolved[1])
 
     @property
-    def wanted(self) -> MatchingRows:
+    def selection(self) -> MatchingRows:
         """The rows that the batch is chosen from."""
         return MatchingRows(
             where=self._where,
@@ -201,7 +201,7 @@ class FilteredWrite:
                 if not (tables or len(fitting_R)):
                     fitting_R = some_R[:1]
                 if len(fitting_R):
-                    tables.append(changed_rows([(segment, fitting_R)], change, manifest, self._known))
+                    tables.append(changed_rows([(segment, fitting_R)], change, manifest, self._terms))
                     left_bytes -= tables[-1].nbytes
                 if len(fitting_R) < len(some_R):
                     return pa.concat_tables(tables)

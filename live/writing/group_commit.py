@@ -215,4 +215,4 @@ def append_group(
         sequence = transaction.append(data, request=write.request, count=count)
         state.add(sequence, mutation, len(data))
         answers[number] = Answer(sequence, count)
-    return state.own
+    return state.local

@@ -63,8 +63,8 @@ def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
     for item in upsert.conditional:
         _check(item.condition, _rows(state, item.id), item.id, f"{item.path}.condition")
     manifest = state.manifest
-    vectors_of = None if upsert.vectors is None else upsert.vectors.known
-    changed = [_changed(item, state, upsert.known, vectors_of) for item in upsert.partial]
+    vectors_of = None if upsert.vectors is None else upsert.vectors.encoded
+    changed = [_changed(item, state, upsert.terms, vectors_of) for item in upsert.partial]
     if not changed:
         return upsert.mutation
     # The index may have got other words since the batch was prepared; changed rows have the new ones.
@@ -130,7 +130,7 @@ def _rows(state: LiveState, name: str) -> RowsBySegment:
 
 
 def named_by(upsert: PreparedUpsert, state: LiveState) -> NamedRows:
-    """Return the rows that `resolve_upsert` reads (`_places`)."""
+    """Return the rows that `resolve_upsert` reads (`_rows`)."""
     names = [item.id for item in upsert.conditional] + [item.id for item in upsert.partial]
     ids = tuple(dict.fromkeys(names))
     chunked = state.manifest.spec.source.chunk is not None
@@ -164,7 +164,7 @@ def look_ahead(upsert: PreparedUpsert, state: LiveState) -> None:
     vectors_of = None if upsert.vectors is None else upsert.vectors.encode
     for item in upsert.partial:
         with contextlib.suppress(UnknownDatapointError):  # it may exist when the write is resolved
-            _changed(item, state, upsert.known, vectors_of)
+            _changed(item, state, upsert.terms, vectors_of)
 
 
 def _changed(

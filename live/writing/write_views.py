@@ -137,26 +137,28 @@ class GroupState:
         self._pending = [
             (sequence, mutation) for sequence, mutation in self.later if sequence > local.sequence
         ]
-        self._own = local.logged(sum(len(entry.data) for entry in entries if entry.sequence > local.sequence))
+        self._local = local.logged(
+            sum(len(entry.data) for entry in entries if entry.sequence > local.sequence)
+        )
 
     @property
-    def own(self) -> LiveState:
+    def local(self) -> LiveState:
         """The state of this process before the next write."""
         if self._pending:
-            self._own, self._pending = apply(self._own, self._pending), []
-        return self._own
+            self._local, self._pending = apply(self._local, self._pending), []
+        return self._local
 
     @property
     def manifest(self) -> Manifest:
         """The manifest of the version."""
-        return self._own.manifest
+        return self._local.manifest
 
     def add(self, sequence: int, mutation: Mutation, size_bytes: int) -> None:
         """Add a write; `size_bytes` are those of its record."""
         self.sequence = sequence
         self.later.append((sequence, mutation))
         self._pending.append((sequence, mutation))
-        self._own = self._own.logged(size_bytes)
+        self._local = self._local.logged(size_bytes)
 
 
 class StateMovedError(Exception):
@@ -230,7 +232,7 @@ class OwnView:
 
     def before(self, group: GroupState) -> LiveState:
         """As `WriteView.before`."""
-        return group.own
+        return group.local
 
 
 class _OwnRows:

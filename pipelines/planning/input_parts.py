@@ -97,7 +97,7 @@ class CutMemory:
 
     def __init__(self, store: Store, index: str) -> None:
         self._store, self._key = store, stage_key(index, "cuts", "last.json.z")
-        self._known = self._read()
+        self._stored = self._read()
         self._kept: dict[str, list[Part]] = {}
         self._new = 0
         self._saved_at = time.monotonic()
@@ -112,7 +112,7 @@ class CutMemory:
         """Return the parts of a file, from memory if it looks as it did."""
         looks, changed_ns = _looks(file), _changed_ns(file)
         name = f"{file!r} {limit} {looks} {changed_ns}"
-        parts = [] if looks is None else _remembered(self._known.get(name), file, looks)
+        parts = [] if looks is None else _remembered(self._stored.get(name), file, looks)
         if not parts:
             parts = [*split_file(file, limit)]
             self._new += 1

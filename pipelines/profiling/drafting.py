@@ -132,7 +132,7 @@ def attribute_name(profile: FieldProfile, taken: Iterable[str]) -> str:
     """Return the name of an attribute for a field: its own in ASCII, with that of the mapping around it if need be."""
     parts = [part for part in map(_word, profile.parts) if part]
     if not parts:
-        return f"field_{profile.place}"
+        return f"field_{profile.position}"
     start = -2 if parts[-1] in _GENERIC else -1
     names = [profile.path, "_".join(parts[start:]), "_".join(parts), f"own_{'_'.join(parts)}"]
     names += [f"{names[1]}_{number}" for number in range(2, 1000)]
@@ -335,7 +335,7 @@ class _Drafting:
 
 
 def _role_line(name: str, role: Role) -> _Line:
-    alternatives = f"; also possible: {', '.join(role.others)}" if role.others else ""
+    alternatives = f"; also possible: {', '.join(role.alternatives)}" if role.alternatives else ""
     share = (
         ""
         if role.field.share == 1 or not role.field.records

@@ -56,7 +56,7 @@ class FieldProfile:
     parts: tuple[str, ...]
     """The names of the path: of the mappings around the field, then its own."""
 
-    place: int
+    position: int
     """Position among the fields, in the order of the file."""
 
     records: int

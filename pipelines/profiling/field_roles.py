@@ -47,7 +47,7 @@ class Role:
 
     field: FieldProfile
     why: str
-    others: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _role(field: FieldProfile, why: str) -> Role:
 def _vector(profiles: Sequence[FieldProfile]) -> Role | None:
     candidates = sorted(
         (profile for profile in profiles if profile.is_vector and profile.share >= NEARLY_ALL),
-        key=lambda profile: (not is_named_as_vector(profile.parts), profile.place),
+        key=lambda profile: (not is_named_as_vector(profile.parts), profile.position),
     )
     if not candidates:
         return None
@@ -136,7 +136,7 @@ def _vector(profiles: Sequence[FieldProfile]) -> Role | None:
 
 
 def _id(profiles: Sequence[FieldProfile]) -> Role | None:
-    scored = sorted(((_id_score(p), p) for p in profiles), key=lambda item: (-item[0], item[1].place))
+    scored = sorted(((_id_score(p), p) for p in profiles), key=lambda item: (-item[0], item[1].position))
     best = [(score, profile) for score, profile in scored if score > 0]
     if not best:
         return None
@@ -159,7 +159,7 @@ def _id_score(profile: FieldProfile) -> int:
         return 0
     has_spaces = profile.is_text and any(" " in str(value) for value in profile.values)
     by_values = 1 if has_spaces else 20 if profile.is_text else 10
-    return max(1, by_name + by_values + (5 if profile.place == 0 else 0) - 4 * profile.depth)
+    return max(1, by_name + by_values + (5 if profile.position == 0 else 0) - 4 * profile.depth)
 
 
 _SIGN = r"(?:[€$£¥₽₹₩₺%円元]|EUR|USD|GBP|CHF|JPY|CNY|SEK|NOK|DKK|PLN|CZK|INR|AUD|CAD|BRL|kr|zł|Kč|Ft)"
@@ -207,7 +207,7 @@ def _text(profiles: Sequence[FieldProfile], id: Role | None) -> Role | None:
             / (3 if _is_named(profile, _TITLE_NAMES) else 1)
         )
 
-    candidates.sort(key=lambda profile: (-score(profile), profile.place))
+    candidates.sort(key=lambda profile: (-score(profile), profile.position))
     if not candidates:
         return None
     why = f"{round(candidates[0].words):,} words on average, at most {candidates[0].longest:,} characters"
@@ -231,7 +231,7 @@ def _short_text(
         return is_text and is_long and profile.path not in taken and (named or not only_named)
 
     candidates = sorted(
-        filter(can_be, profiles), key=lambda p: (not _is_named(p, _TEXT_NAMES), -p.words, p.place)
+        filter(can_be, profiles), key=lambda p: (not _is_named(p, _TEXT_NAMES), -p.words, p.position)
     )
     return (
         Role(candidates[0], "short texts; the longest ones", _paths(candidates[1:])) if candidates else None
@@ -255,7 +255,7 @@ def _title(profiles: Sequence[FieldProfile], text: Role | None, id: Role | None)
         profile for profile in candidates if _is_named(profile, _TITLE_NAMES) and _is_telling(profile, 0.5)
     ]
     beside = None if text is None else text.field.parts[:-1]
-    by_name.sort(key=lambda profile: (_title_rank(profile), profile.parts[:-1] != beside, profile.place))
+    by_name.sort(key=lambda profile: (_title_rank(profile), profile.parts[:-1] != beside, profile.position))
     telling = [profile for profile in candidates if _is_telling(profile, 0.8) and not _is_code(profile)]
     if by_name:
         alternatives = [profile for profile in [*by_name, *telling] if profile is not by_name[0]]

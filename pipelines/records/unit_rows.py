@@ -48,10 +48,10 @@ class UnitRows(NamedTuple):
     read_s: float
     """Time until all records were validated."""
 
-    given: Counter[str]
+    field_counts: Counter[str]
     """Records with a value, by field that the spec names."""
 
-    others: Counter[str]
+    unused_fields: Counter[str]
     """Records of a sample by field that the spec does not name."""
 
     converted: Counter[str]
@@ -83,7 +83,7 @@ def own_rows(
     letters = _named([letter for block in parsed for letter in block.letters], spec)
     ignored, field_counts, unused, converted = (
         _summed(getattr(block, name) for block in parsed)
-        for name in ("ignored", "given", "others", "converted")
+        for name in ("ignored", "field_counts", "unused_fields", "converted")
     )
     read_s = time.perf_counter() - started
     return UnitRows(table, len(table), letters, ignored, Work(), read_s, field_counts, unused, converted)
@@ -114,7 +114,7 @@ def embedded_rows(
         table = _with_textless(table, parsed, has_text_N, spec, dimensions)
     return UnitRows(
         table, documents, letters, parsed.ignored, embedded.work, read_s,
-        _without_passages(parsed.given, spec), parsed.others + unused, parsed.converted,
+        _without_passages(parsed.field_counts, spec), parsed.unused_fields + unused, parsed.converted,
     )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def _noting_others(items: Iterable[Item], unused: Counter[str]) -> Iterator[Item
     """Yield the items, and count the columns of batches that the spec does not name."""
     for item in items:
         if isinstance(item, Batch):
-            unused.update(dict.fromkeys(item.others, len(item)))
+            unused.update(dict.fromkeys(item.unread, len(item)))
         yield item
 
 
@@ -188,8 +188,8 @@ class _ParsedRows(NamedTuple):
     """Those that the rows come from; none where they were read by columns."""
     letters: list[DeadLetter]
     ignored: Counter[str]
-    given: Counter[str]
-    others: Counter[str]
+    field_counts: Counter[str]
+    unused_fields: Counter[str]
     converted: Counter[str]
 
 
@@ -198,8 +198,8 @@ def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int, named: Mapping[s
     try:
         valid = validate_batch(batch, spec, dimensions, field_counts, named)
     except (ValueError, OverflowError, pa.ArrowException):  # such as text that is not UTF-8
-        unused = Counter(dict.fromkeys(batch.others, len(batch)))
-        parsed = _by_records(batch.records(), spec, dimensions, named)._replace(others=unused)
+        unused = Counter(dict.fromkeys(batch.unread, len(batch)))
+        parsed = _by_records(batch.records(), spec, dimensions, named)._replace(unused_fields=unused)
         return _with_places(parsed, spec, dimensions)
     bad = {rejected.row: rejected for rejected in valid.rejected}
     letters = [
@@ -213,7 +213,7 @@ def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int, named: Mapping[s
         "_row": batch.row + valid.rows_N,
     }
     table = embeddings_table(valid.table, locations, spec, dimensions)
-    unused = Counter(dict.fromkeys(batch.others, len(batch)))
+    unused = Counter(dict.fromkeys(batch.unread, len(batch)))
     return _ParsedRows(table, [], letters, Counter(), field_counts, unused, _converted(valid, spec))
 
 

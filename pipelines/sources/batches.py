@@ -43,7 +43,7 @@ class Batch:
     row: int
     """Number of the first row, counted from 1."""
 
-    others: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     """Names of columns of the file that the spec does not name; they were not read."""
 
     def __post_init__(self) -> None:

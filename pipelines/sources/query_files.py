@@ -61,7 +61,7 @@ class Query:
 class QueryRecord(NamedTuple):
     """A query of a file."""
 
-    place: str
+    location: str
     """File and line or row, as messages name them."""
     id: str | None
     """None if the file has none for it."""

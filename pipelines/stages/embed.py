@@ -196,8 +196,8 @@ def _observed(unit: WorkUnit, rows: UnitRows, job: Job, encoder: Encoder | None)
     observed: dict[str, Any] = {
         "cut_texts": int(np.count_nonzero(cut_N)),
         "cut_tokens": int(cut_N.sum()),
-        "fields": dict(rows.given) if named else {},
-        "other_fields": dict(rows.others.most_common(MAX_OTHER_FIELDS)) if named else {},
+        "fields": dict(rows.field_counts) if named else {},
+        "other_fields": dict(rows.unused_fields.most_common(MAX_OTHER_FIELDS)) if named else {},
         "converted": _bounded(rows.converted + _guesses(unit)),
     }
     if encoder is None or not len(rows.table):

@@ -237,7 +237,7 @@ class Catalogue:
     def find(self, hashes: Sequence[bytes]) -> dict[bytes, CachedPassages]:
         """Return the stored passages by content hash; unknown documents are left out."""
         rows_of_unit: dict[str, dict[tuple[int, int], bytes]] = defaultdict(dict)
-        for value, unit, shard, row in self.places(sorted(set(hashes))):
+        for value, unit, shard, row in self.locations(sorted(set(hashes))):
             rows_of_unit[unit][shard, row] = value
         cached: dict[bytes, CachedPassages] = {}
         for unit, rows in sorted(rows_of_unit.items()):  # the order of their numbers
@@ -246,7 +246,7 @@ class Catalogue:
                 cached.update(self._read(unit, missing))
         return cached
 
-    def places(self, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, str, int, int]]:
+    def locations(self, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, str, int, int]]:
         """Yield each hash, of some in order, with the unit, shard and row of every entry with its prefix."""
         prefixes = np.frombuffer(b"".join(value[:8] for value in hashes), np.uint64)
         entries_N2 = self._entries.with_prefixes(prefixes)
@@ -422,7 +422,7 @@ class NamedCatalogue:
         field = self._spec.text_field(name)
         texts_by_hash = {text_hash(name, digest, field, text): text for text in texts}
         rows_of_unit: dict[str, dict[int, dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
-        for value, unit, shard, row in self._catalogue.places(sorted(texts_by_hash)):
+        for value, unit, shard, row in self._catalogue.locations(sorted(texts_by_hash)):
             rows_of_unit[unit][shard][row] = texts_by_hash[value]
         vectors: dict[str, np.ndarray] = {}
         for unit, shards in sorted(rows_of_unit.items()):

@@ -278,28 +278,28 @@ class Counts:
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds by stage, summed over workers."""
 
-    def __add__(self, addend: Counts) -> Counts:
+    def __add__(self, other: Counts) -> Counts:
         return Counts(
-            documents=self.documents + addend.documents,
-            passages=self.passages + addend.passages,
-            embedded=self.embedded + addend.embedded,
-            named_embedded=added(self.named_embedded, addend.named_embedded),
-            tokens=self.tokens + addend.tokens,
-            padding_tokens=self.padding_tokens + addend.padding_tokens,
-            input_bytes=self.input_bytes + addend.input_bytes,
-            embeddings_bytes=self.embeddings_bytes + addend.embeddings_bytes,
-            dead_letters=added(self.dead_letters, addend.dead_letters),
-            changes=added(self.changes, addend.changes),
-            record_errors=added(self.record_errors, addend.record_errors),
-            ignored=added(self.ignored, addend.ignored),
-            cut_texts=self.cut_texts + addend.cut_texts,
-            cut_tokens=self.cut_tokens + addend.cut_tokens,
-            fields=added(self.fields, addend.fields),
-            other_fields=added(self.other_fields, addend.other_fields),
-            converted=added(self.converted, addend.converted),
-            sampled_texts=self.sampled_texts + addend.sampled_texts,
-            foreign_texts=added(self.foreign_texts, addend.foreign_texts),
-            seconds=added(self.seconds, addend.seconds),
+            documents=self.documents + other.documents,
+            passages=self.passages + other.passages,
+            embedded=self.embedded + other.embedded,
+            named_embedded=added(self.named_embedded, other.named_embedded),
+            tokens=self.tokens + other.tokens,
+            padding_tokens=self.padding_tokens + other.padding_tokens,
+            input_bytes=self.input_bytes + other.input_bytes,
+            embeddings_bytes=self.embeddings_bytes + other.embeddings_bytes,
+            dead_letters=added(self.dead_letters, other.dead_letters),
+            changes=added(self.changes, other.changes),
+            record_errors=added(self.record_errors, other.record_errors),
+            ignored=added(self.ignored, other.ignored),
+            cut_texts=self.cut_texts + other.cut_texts,
+            cut_tokens=self.cut_tokens + other.cut_tokens,
+            fields=added(self.fields, other.fields),
+            other_fields=added(self.other_fields, other.other_fields),
+            converted=added(self.converted, other.converted),
+            sampled_texts=self.sampled_texts + other.sampled_texts,
+            foreign_texts=added(self.foreign_texts, other.foreign_texts),
+            seconds=added(self.seconds, other.seconds),
         )
 
     def without_work(self) -> Counts:

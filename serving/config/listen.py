@@ -98,7 +98,7 @@ class ListenConfig:
     """Limit of queued requests; further ones are refused at once with RESOURCE_EXHAUSTED. Admission adapts the limit
     to the load, mostly to less."""
 
-    max_request_bytes: int = option(64 << 20, least=1 << 16, maximum=(1 << 31) - 1)
+    max_request_bytes: int = option(64 << 20, minimum=1 << 16, maximum=(1 << 31) - 1)
     """Largest accepted message; the default holds 1,000 query vectors of 16,384 dimensions."""
 
     memory_budget: int = option(
@@ -111,13 +111,13 @@ class ListenConfig:
     )
     """Bound of the memory of requests, in bytes. Requests above it are refused with RESOURCE_EXHAUSTED."""
 
-    max_request_s: float = option(300.0, least=0.001, maximum=86400)
+    max_request_s: float = option(300.0, minimum=0.001, maximum=86400)
     """Time limit of a request, in seconds; longer timeouts of callers are reduced to it."""
 
-    body_timeout_s: float = option(20.0, least=0.1, maximum=3600)
+    body_timeout_s: float = option(20.0, minimum=0.1, maximum=3600)
     """The body of a request must arrive within this many seconds after its headers."""
 
-    check_every_s: float = option(1.0, least=0.01, maximum=3600)
+    check_every_s: float = option(1.0, minimum=0.01, maximum=3600)
     """Interval of checks for new versions, in seconds."""
 
     http: str = option(

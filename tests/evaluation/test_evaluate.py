@@ -58,7 +58,7 @@ def test_the_largest_differences_come_first() -> None:
     bad = answering({"one": ["b", "a"], "two": [], "three": ["d", "e"]})
     one, other = evaluate({"good": good, "bad": bad}, QUERIES, JUDGEMENTS)
     assert [item.query_id for item in largest_differences(one, other, 5)] == ["q2", "q1"]
-    assert largest_differences(one, other, 1)[0].one == 1
+    assert largest_differences(one, other, 1)[0].first == 1
 
 
 def test_a_missing_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ class Base:
     names: tuple[str, ...] = option((), "Which.", "--name")
     fast: bool = option(True, "Whether at once.")
     quiet: bool = option(False, "Whether in silence.")
-    queue: int = option(5, least=1, maximum=9)
+    queue: int = option(5, minimum=1, maximum=9)
     """Of programs only: without help there is no flag."""
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ class JsonDocument:
         self._marks, self._mark = marks or SharedMarks(), -1
         self._object = JsonObject(store, key, "resources", dict)
         self._lock = threading.Lock()
-        self._known: Resources = {}
+        self._resources: Resources = {}
         self._stamp: str | None = None
         self._checked_at_s = float("-inf")
 
@@ -69,9 +69,9 @@ class JsonDocument:
             checked_at_s, mark = self._clock(), self._marks.of(self._key)
             stamp = self._current_stamp()
             if stamp != self._stamp:
-                self._known, self._stamp = self._object.read(), stamp
+                self._resources, self._stamp = self._object.read(), stamp
             self._checked_at_s, self._mark = checked_at_s, mark
-            return self._known
+            return self._resources
 
     def recent(self) -> Resources:
         """Return the resources as they were at most RECENT_S ago, mostly without access to the store.
@@ -80,7 +80,7 @@ class JsonDocument:
         """
         is_recent = self._clock() - self._checked_at_s <= RECENT_S
         if self._stamp is not None and is_recent and self._mark == self._marks.of(self._key):
-            return self._known
+            return self._resources
         return self.read()
 
     def change(self, change: Callable[[Resources], object]) -> Resources:

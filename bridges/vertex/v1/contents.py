@@ -336,7 +336,7 @@ class ContentsWriter:
 
 
 def _validate(reader: ContentsReader, uri: str, manifest: Manifest, report: Progress) -> int:
-    """Read everything, and return the number of records. `report` gets the wrong ones before InvalidRequestError is raised."""
+    """Read everything, and return the number of records; InvalidRequestError, after `report`, if one is wrong."""
     count = 0
     files: dict[str, Stats] = {}
     seen: set[str] = set()

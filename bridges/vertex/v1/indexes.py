@@ -267,7 +267,7 @@ class IndexMethods:
 
     def _listed(self, id: str, resources: Resources) -> KnownIndex | None:
         try:
-            return self._registry.known(id, resources, wait=False)
+            return self._registry.entry(id, resources, wait=False)
         except IndexerError as error:
             # An index that is broken must not hide the others.
             _LOG.warning("index %s is left out of the list: %s", id, error)

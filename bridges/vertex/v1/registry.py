@@ -109,7 +109,7 @@ class Registry:
 
         """
         name = parse_name(text, INDEX_KIND, field)
-        entry = self.known(name.id, self._facade.state.read() if resources is None else resources)
+        entry = self.entry(name.id, self._facade.state.read() if resources is None else resources)
         if entry is None or (entry.record is not None and entry.record["parent"] != name.parent):
             raise unknown_resource(text, field)
         return KnownIndex(name, entry.manifest, entry.record)
@@ -121,7 +121,7 @@ class Registry:
         # One without a description may have got it just now, from another worker.
         return self.find(text, field, resources=resources if id in resources.get(INDEXES, {}) else None)
 
-    def known(self, id: str, resources: Resources, *, wait: bool = True) -> KnownIndex | None:
+    def entry(self, id: str, resources: Resources, *, wait: bool = True) -> KnownIndex | None:
         """Return an index by its id, None if there is none that the caller may see.
 
         The index of a collection (API v2) is none: only that API knows the schema and the revisions of its objects.

@@ -77,7 +77,7 @@ class Once:
 
     id: str
     """`request_id`; empty: it has none."""
-    asked: str
+    content: str
     """What it asks for."""
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class Collections:
 
         """
         self._state, self._clock = state, clock
-        self._known: dict[str, Collection] = {}
+        self._loaded_collections: dict[str, Collection] = {}
 
     def get(self, name: CollectionName, field: str, *, recent: bool = False) -> Collection:
         """Return a collection.
@@ -250,7 +250,7 @@ class Collections:
         outcome = self._state.read().get(REQUESTS, {}).get(once.key)
         if outcome is None or self.now_us() - outcome["at_us"] > KEPT_REQUEST_US:
             return False
-        if outcome["asked"] != once.asked:
+        if outcome["asked"] != once.content:
             raise InvalidRequestError.at("request_id", "was used for another request")
         return True
 
@@ -265,7 +265,7 @@ class Collections:
         if not once.id:
             return
         now, kept = self.now_us(), resources.setdefault(REQUESTS, {})
-        kept[once.key] = {"asked": once.asked, "at_us": now}
+        kept[once.key] = {"asked": once.content, "at_us": now}
         for key, _ in sorted(kept.items(), key=lambda item: item[1]["at_us"])[:-MAX_REQUESTS]:
             del kept[key]
         for key in [key for key, each in kept.items() if now - each["at_us"] > KEPT_REQUEST_US]:
@@ -276,9 +276,9 @@ class Collections:
         return int(self._clock() * 1e6)
 
     def _loaded(self, name: CollectionName, record: Mapping[str, Any]) -> Collection:
-        collection = self._known.get(name.id)
+        collection = self._loaded_collections.get(name.id)
         if collection is None or collection.record is not record:
-            collection = self._known[name.id] = _loaded(name, record)
+            collection = self._loaded_collections[name.id] = _loaded(name, record)
         return collection
 
 

@@ -40,9 +40,9 @@ MAX_SEARCHES = 100
 class _RankedObject:
     """A data object of a combined list, with its place in each ranking."""
 
-    found: ScoredObject
+    scored: ScoredObject
     """Object with the distance of the first search that found it."""
-    places: Mapping[int, tuple[int, float]]
+    ranks: Mapping[int, tuple[int, float]]
     """Rank from 1, and distance, by number of the search."""
 
 
@@ -67,7 +67,7 @@ class SearchMethods:
     def search(self, request: pb.SearchDataObjectsRequest, call: Call) -> pb.SearchDataObjectsResponse:
         """Answer one search, or a page of it."""
         collection = self._collection(request.parent)
-        search = self._searcher.asked(collection, request, call)
+        search = self._searcher.parse(collection, request, call)
         if request.page_size < 0:
             raise InvalidRequestError.at("page_size", f"must be at least 0, got {request.page_size}")
         size = min(request.page_size, MAX_PAGE) or search.top_k
@@ -78,7 +78,7 @@ class SearchMethods:
         skip = int(position or 0)
         limit = min(size, search.top_k - skip)
         more = skip + limit < search.top_k
-        results = self._searcher.found(collection, search, call, skip=skip, limit=limit + more)
+        results = self._searcher.execute(collection, search, call, skip=skip, limit=limit + more)
         answer = _answer(results[:limit], search, search.output, collection)
         if len(results) > limit:
             answer.next_page_token = written_token(str(skip + limit), same)
@@ -94,7 +94,7 @@ class SearchMethods:
                 "searches", f"must be 1 to {MAX_SEARCHES}, got {len(request.searches)}"
             )
         searches = [
-            self._searcher.asked(collection, each, call, f"searches[{number}].")
+            self._searcher.parse(collection, each, call, f"searches[{number}].")
             for number, each in enumerate(request.searches)
         ]
         _check_hits(searches)
@@ -104,7 +104,7 @@ class SearchMethods:
             return pb.BatchSearchDataObjectsResponse(results=[answer])
         results, room = [], MAX_ANSWER_BYTES
         for number, search in enumerate(searches):
-            scored = self._searcher.found(collection, search, call)
+            scored = self._searcher.execute(collection, search, call)
             room = _room_left(room, scored)
             answer = _answer(scored, search, search.output, collection)
             for rank, result in enumerate(answer.results if signals else (), start=1):
@@ -174,14 +174,14 @@ class SearchMethods:
         read = output if record is None else Output(frozenset({"*"}), output.vectors, output.metadata)
         rankings, room = list[Sequence[ScoredObject]](), MAX_ANSWER_BYTES
         for search in searches:
-            rankings.append(self._searcher.found(collection, search, call, output=read))
+            rankings.append(self._searcher.execute(collection, search, call, output=read))
             room = _room_left(room, rankings[-1])
         placed = _placed(rankings)
         scores = fused([[each.stored.id for each in ranking] for ranking in rankings], weights)
         order, final = list(scores), dict(scores)
         ranks = {identifier: rank for rank, identifier in enumerate(scores, start=1)}
         if record is not None:
-            stored = [placed[identifier].found.stored for identifier in order]
+            stored = [placed[identifier].scored.stored for identifier in order]
             final = reranked(self._facade, collection, record, stored, call)
             order = list(final)
         answer = pb.SearchDataObjectsResponse()
@@ -190,7 +190,9 @@ class SearchMethods:
         ):
             result = answer.results.add(distance=final[identifier])
             each = placed[identifier]
-            result.data_object.CopyFrom(output.message(each.found.stored, collection.name, collection.schema))
+            result.data_object.CopyFrom(
+                output.message(each.scored.stored, collection.name, collection.schema)
+            )
             if signals:
                 _describe(result, each, ranks[identifier], scores[identifier])
                 if record is not None:
@@ -257,7 +259,7 @@ def _combined_output(
 def _describe(result: pb.SearchResult, placed: _RankedObject, rank: int, score: float) -> None:
     """Set the places of a data object in the rankings."""
     metadata = result.search_result_metadata
-    for number, (position, distance) in sorted(placed.places.items()):
+    for number, (position, distance) in sorted(placed.ranks.items()):
         metadata.search_distances.add(search_index=number, rank=position, distance=distance)
     metadata.rrf_ranker_result.rank, metadata.rrf_ranker_result.score = rank, score
 

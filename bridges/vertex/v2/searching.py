@@ -95,7 +95,7 @@ class Searcher:
         """Search the indexes of a server."""
         self._facade = facade
 
-    def asked(
+    def parse(
         self,
         collection: Collection,
         request: pb.Search | pb.SearchDataObjectsRequest,
@@ -127,7 +127,7 @@ class Searcher:
             return self._by_meaning(collection, request.semantic_search, call, path)
         return self._by_words(collection, request.text_search, path)
 
-    def found(
+    def execute(
         self,
         collection: Collection,
         search: ParsedSearch,
@@ -376,7 +376,7 @@ class RerankInput:
     query: str
     title: TextTemplate | None
     content: TextTemplate | None
-    most: int
+    limit: int
     """Data objects to rerank."""
 
 
@@ -412,7 +412,7 @@ def reranked(
     """
     manifest = facade.catalog.manifest(collection.index)
     reranker = facade.catalog.encoders.rerankers.reranker_of(manifest)
-    chosen = stored[: ranked.most]
+    chosen = stored[: ranked.limit]
     texts = [_text(each, ranked) for each in chosen]
     scores: list[float] = []
     for start in range(0, len(texts), BATCH_TEXTS):

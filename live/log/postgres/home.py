@@ -60,7 +60,7 @@ class PostgresHome:
         self._store, self._index = store, index
         self._database = Database.of(root)
         local = store.local_root
-        self._place = store.uri if local is None else f"{socket.gethostname()}:{local}"
+        self._folder = store.uri if local is None else f"{socket.gethostname()}:{local}"
         self._absent_until_s = float("-inf")
         self.key = ""
 
@@ -127,7 +127,7 @@ class PostgresHome:
     def _check_not_copied(self, registration: Registration) -> None:
         """Raise WrongLogError if another copy of the store uses the log: each would seal the updates of both."""
         row = self._row(registration.log_id)
-        if row is None or row[1] == self._place:
+        if row is None or row[1] == self._folder:
             return
         host, _, folder = row[1].partition(":")
         if host != socket.gethostname() or not Path(folder).is_absolute():
@@ -175,7 +175,7 @@ class PostgresHome:
             connection.execute(
                 "INSERT INTO scannery.logs (log_id, index_id, index_name, store) VALUES (%s, %s, %s, %s) "
                 "ON CONFLICT DO NOTHING",
-                (log_id, index_id, self._index, self._place),
+                (log_id, index_id, self._index, self._folder),
             )
             row = connection.execute(
                 "SELECT log_id FROM scannery.logs WHERE log_id = %s OR index_id = %s", (log_id, index_id)
@@ -190,7 +190,7 @@ class PostgresHome:
         self._database.ask(
             lambda connection: connection.execute(
                 "UPDATE scannery.logs SET store = %s WHERE log_id = %s AND store <> %s",
-                (self._place, log_id, self._place),
+                (self._folder, log_id, self._folder),
             )
         )
 

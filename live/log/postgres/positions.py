@@ -40,7 +40,7 @@ class Positions:
         """Ask for nothing yet."""
         self._database = database
         self._followed: Counter[str] = Counter()
-        self._known: dict[str, Position] = {}
+        self._ends: dict[str, Position] = {}
         self._asked_at_s = self._changed_at_s = float("-inf")
         self._lock = threading.Lock()
 
@@ -79,10 +79,10 @@ class Positions:
             every_s = POLL_S if now_s - self._changed_at_s < IDLE_AFTER_S else IDLE_POLL_S
             if self._asked_at_s < since_s or now_s - self._asked_at_s >= every_s:
                 ends = self._ask()
-                if ends != self._known:
-                    self._known, self._changed_at_s = ends, now_s
+                if ends != self._ends:
+                    self._ends, self._changed_at_s = ends, now_s
                 self._asked_at_s = now_s
-            return self._known
+            return self._ends
 
     def of(self, log_id: str, *, since_s: float) -> Position | None:
         """Return the end of a log that is followed; None if the database does not have it. Otherwise as `all`."""

@@ -114,8 +114,8 @@ class PostgresTransaction:
         self.index_id = state.index_id
         self._records: list[tuple[LogEntry, bytes]] = []
         self._answers: dict[bytes, tuple[Answer, bytes]] = {}
-        self._given: dict[bytes, tuple[Answer, bytes]] = {}
-        self._asked: set[bytes] = set()
+        self._stored_answers: dict[bytes, tuple[Answer, bytes]] = {}
+        self._read_keys: set[bytes] = set()
         self.known_hash: Callable[[int], bytes | None] = lambda sequence: None
         """Returns the hash of a record that the reader of this log has read."""
         if self.position < after:
@@ -166,7 +166,7 @@ class PostgresTransaction:
     def expect(self, requests: Sequence[Request]) -> None:
         """Read the responses to some requests; see LogTransaction."""
         keys = [_key(request) for request in requests if request.id]
-        self._asked.update(keys)
+        self._read_keys.update(keys)
         if not keys:
             return
         rows = self._connection.execute(
@@ -174,14 +174,16 @@ class PostgresTransaction:
             "AND answered_at > clock_timestamp() - make_interval(secs => %s)",
             (self.number, keys, KEEP_ANSWERS_S),
         )
-        self._given |= {key: (Answer(sequence, count), digest) for key, sequence, count, digest in rows}
+        self._stored_answers |= {
+            key: (Answer(sequence, count), digest) for key, sequence, count, digest in rows
+        }
 
     def answer_of(self, request: Request) -> Answer | None:
         """Return the response that the request got before; see LogTransaction."""
         key = _key(request)
-        if key not in self._asked:
+        if key not in self._read_keys:
             self.expect([request])
-        entry = self._answers.get(key) or self._given.get(key)
+        entry = self._answers.get(key) or self._stored_answers.get(key)
         if entry is None:
             return None
         answer, digest = entry

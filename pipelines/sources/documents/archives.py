@@ -43,7 +43,7 @@ class Archive:
         self._methods = {member.filename: member.compress_type for member in self._zip.infolist()}
         if len(self._methods) > MAX_ENTRIES:
             raise DocumentError("too_large", f"the archive has more than {MAX_ENTRIES} files")
-        self._left = MAX_READ_BYTES
+        self._remaining = MAX_READ_BYTES
 
     def __contains__(self, name: str) -> bool:
         return name in self._methods
@@ -62,13 +62,13 @@ class Archive:
         try:
             with self._zip.open(name) as entry:
                 # Sizes in the directory may be wrong: what is read counts.
-                data = entry.read(min(MAX_ENTRY_BYTES, self._left) + 1)
+                data = entry.read(min(MAX_ENTRY_BYTES, self._remaining) + 1)
         except RuntimeError as error:  # the password
             raise DocumentError("encrypted", f"{name} is encrypted") from error
         except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
             raise DocumentError("damaged_file", f"{name}: {error}") from error
-        self._left -= len(data)
-        if len(data) > MAX_ENTRY_BYTES or self._left < 0:
+        self._remaining -= len(data)
+        if len(data) > MAX_ENTRY_BYTES or self._remaining < 0:
             raise DocumentError(
                 "too_large", f"{name} is larger than {MAX_ENTRY_BYTES >> 20} MiB, decompressed"
             )

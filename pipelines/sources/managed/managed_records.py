@@ -84,7 +84,7 @@ def to_record(record: Record, mapped: Fields) -> Record | DeadLetter:
         sparse = _sparse(fields.get(_SPARSE), taken=mapped.sparse_vector is not None)
         _check_metadata(fields.get("embedding_metadata"))
         for key in sorted(fields.keys() - _FIELDS, key=str):
-            placed.other(str(key), fields[key])
+            placed.undeclared(str(key), fields[key])
     except _RefusedError as error:
         name = fields.get("id")
         return record.reject(error.reason, str(error), field=error.field, category=error.category,
@@ -125,9 +125,9 @@ class _AttributeCollector:
         name = restrict["namespace"]
         allowed, denied = (_tokens(restrict, key) for key in ("allow", "deny"))
         if allowed:
-            self._place(name, allowed)
+            self._add(name, allowed)
         if denied and (f"{name}_deny" in self._attributes or self._dynamic):
-            self._place(f"{name}_deny", denied)
+            self._add(f"{name}_deny", denied)
         elif denied and name in self._attributes:
             what = (
                 f"{name!r} denies tokens; to keep them, give the spec an attribute `{name}_deny: string_list`"
@@ -148,16 +148,16 @@ class _AttributeCollector:
         if not numbers or not _is_number(*numbers[0]):
             what = f"{name!r} must have a finite number as one of {', '.join(_NUMBERS)}"
             raise _RefusedError("attribute", "numeric_restricts", what, "INVALID_NUMERIC_VALUE")
-        self._place(name, numbers[0][1], "INVALID_NUMERIC_VALUE")
+        self._add(name, numbers[0][1], "INVALID_NUMERIC_VALUE")
 
     def crowding(self, tag: object) -> None:
         if tag is not None and not isinstance(tag, str):
             raise _RefusedError("attribute", "crowding_tag", "must be a string", "PARSING_ERROR")
         if tag:
             is_declared = "crowding_tag" in self._attributes
-            self._place("crowding_tag", [tag] if is_declared else tag)
+            self._add("crowding_tag", [tag] if is_declared else tag)
 
-    def other(self, name: str, value: Any) -> None:
+    def undeclared(self, name: str, value: Any) -> None:
         """Take a value that the spec does not name."""
         if not self._dynamic or name in (*_TAKEN, _SPARSE):
             self.ignored.add(name)
@@ -166,10 +166,10 @@ class _AttributeCollector:
         else:
             self.values[name] = value
 
-    def _place(self, name: str, value: Any, category: str = "INVALID_TOKEN_VALUE") -> None:
+    def _add(self, name: str, value: Any, category: str = "INVALID_TOKEN_VALUE") -> None:
         kind = self._attributes.get(name)
         if kind is None:
-            self.other(name, value)
+            self.undeclared(name, value)
             return
         if name in self.values:
             raise _RefusedError("attribute", name, "has values twice", "DUPLICATE_NAMESPACE")

@@ -67,7 +67,7 @@ def test_a_text_per_line_and_standard_input_are_read(tmp_path: Path, monkeypatch
     assert ids == ["1", "2"]
     monkeypatch.setattr("sys.stdin", io.StringIO('{"query": "chess"}\n\n{"vector": [1, 2]}\n'))
     first, second = query_records(STDIN)
-    assert (first.query.text, first.place) == ("chess", "standard input, line 1")
+    assert (first.query.text, first.location) == ("chess", "standard input, line 1")
     assert np.asarray(second.query.vector).tolist() == [1, 2]
 
 

@@ -93,11 +93,11 @@ def test_blocks_of_a_large_catalogue_are_found_by_few_bytes(tmp_path, monkeypatc
     with cache.Catalogue.open(store, "t", "b") as catalogue:
         rows = [*rng.choice(documents, wanted, replace=False).tolist()]
         asked = sorted({hashes[i].tobytes() for i in rows} | {b"\0" * 16, b"\xff" * 16})
-        places = set(catalogue.places(asked))
+        places = set(catalogue.locations(asked))
         at = {place[1:] for place in places if place[0] == hashes[rows[0]].tobytes()}
         assert (f"u{rows[0] % units}", 0, rows[0] // units) in at
         assert {place[0] for place in places} == {hashes[i].tobytes() for i in rows}
-        same = list(catalogue.places([hashes[5000].tobytes()]))
+        same = list(catalogue.locations([hashes[5000].tobytes()]))
         assert len(same) == 600
     read = bucket.read_bytes["stage"]
     whole = documents * 16

@@ -210,8 +210,8 @@ class Output:
                     )
         return cls(*map(frozenset, (fields.data_fields, fields.vector_fields, fields.metadata_fields)))
 
-    def __or__(self, second: Output) -> Output:
-        return Output(self.data | second.data, self.vectors | second.vectors, self.metadata | second.metadata)
+    def __or__(self, other: Output) -> Output:
+        return Output(self.data | other.data, self.vectors | other.vectors, self.metadata | other.metadata)
 
     @property
     def needs_vectors(self) -> bool:
@@ -281,7 +281,7 @@ class GivenObject:
 class Change(NamedTuple):
     """An update of a request that was parsed."""
 
-    given: GivenObject
+    object: GivenObject
     mask: tuple[str, ...]
     etag: str
 

@@ -109,7 +109,7 @@ class Objects:
             for each in new_objects
         ]
         embedded = self._embedded(collection, objects, call)
-        return self._written(collection, embedded, conditions, [each.path for each in new_objects], call)
+        return self._write(collection, embedded, conditions, [each.path for each in new_objects], call)
 
     def revisions(self, collection: Collection, identifiers: Sequence[str], call: Call) -> dict[str, int]:
         """Return the revisions of data objects by id; those that do not exist are left out."""
@@ -127,15 +127,15 @@ class Objects:
 
         """
         for _ in range(MAX_ATTEMPTS):
-            before = self.read(collection, [each.given.id for each in changes], call)
+            before = self.read(collection, [each.object.id for each in changes], call)
             after = [
                 self._changed(collection, each, stored) for each, stored in zip(changes, before, strict=True)
             ]
             embedded = self._embedded(collection, after, call)
             conditions = [index_pb2.WriteCondition(if_revision=each.revision) for each in after]
-            paths = [each.given.path for each in changes]
+            paths = [each.object.path for each in changes]
             try:
-                return self._written(collection, embedded, conditions, paths, call)
+                return self._write(collection, embedded, conditions, paths, call)
             except ConditionError:
                 call.deadline.check()  # another request was quicker: read again, and compare etags again
         raise StaleEtagError("data_object.etag: other requests write the data object all the time; try again")
@@ -169,7 +169,7 @@ class Objects:
 
     def _changed(self, collection: Collection, change: Change, before: StoredObject | None) -> StoredObject:
         """Return a data object after a change, without vectors that the server is to make again."""
-        update, path = change.given, change.given.path
+        update, path = change.object, change.object.path
         if before is None:
             raise unknown_object(collection.name, update.id, f"{path}data_object.name")
         check_etag(change.etag, before.etag, f"{path}data_object.etag")
@@ -212,7 +212,7 @@ class Objects:
                     )
         return embedded
 
-    def _written(
+    def _write(
         self,
         collection: Collection,
         objects: Sequence[StoredObject],

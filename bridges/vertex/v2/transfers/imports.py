@@ -119,7 +119,7 @@ class _Import:
         report: Progress,
     ) -> None:
         self._collections, self._objects, self._name = collections, objects, name
-        self._api, self._errors, self._output, self._told = api, errors, output, report
+        self._api, self._errors, self._output, self._report = api, errors, output, report
         self._began = _now()
 
     def write(self, records: Iterator[ContentsRecord]) -> None:
@@ -129,10 +129,10 @@ class _Import:
             line = self._parsed(record, collection)
             if line is None:
                 continue
-            if line.given.id in batch or len(batch) == BATCH_ROWS or size_bytes >= BATCH_BYTES:
+            if line.object.id in batch or len(batch) == BATCH_ROWS or size_bytes >= BATCH_BYTES:
                 self._write_batch(collection, list(batch.values()))
                 collection, batch, size_bytes = self._collection(), {}, 0
-            batch[line.given.id] = line
+            batch[line.object.id] = line
             size_bytes += line.size_bytes
         self._write_batch(collection, list(batch.values()))
 
@@ -194,7 +194,7 @@ class _Import:
             success_count=self._output.lines,
             failure_count=self._errors.lines,
         )
-        self._told(metadata)
+        self._report(metadata)
 
     def _write_lines(self, collection: Collection, lines: Sequence[Line]) -> None:
         """Write lines with distinct ids; those that are refused do not keep the others from being written."""
@@ -213,16 +213,16 @@ class _Import:
         self, collection: Collection, lines: Sequence[Line]
     ) -> tuple[list[Line], list[index_pb2.WriteCondition | None]]:
         """Return the lines that may be written, and on which condition; those with a stale etag are refused."""
-        named = [line.given.id for line in lines if line.etag]
+        named = [line.object.id for line in lines if line.etag]
         revisions = patiently(partial(self._revisions, collection, named)) if named else {}
         kept, conditions = list[Line](), list[index_pb2.WriteCondition | None]()
         for line in lines:
-            revision = revisions.get(line.given.id)
+            revision = revisions.get(line.object.id)
             if line.etag and revision is not None and line.etag != etag_of_revision(revision):
                 message = (
                     f"etag: the data object has etag {etag_of_revision(revision)!r}, got {line.etag!r:.80}"
                 )
-                self._refuse(line.source, line.given.id, message, code=StatusCode.ABORTED)
+                self._refuse(line.source, line.object.id, message, code=StatusCode.ABORTED)
                 continue
             kept.append(line)
             conditions.append(_condition(line, revision))
@@ -239,7 +239,7 @@ class _Import:
         lines: Sequence[Line],
         conditions: Sequence[index_pb2.WriteCondition | None],
     ) -> None:
-        objects = [replace(line.given, path=f"lines[{number}].") for number, line in enumerate(lines)]
+        objects = [replace(line.object, path=f"lines[{number}].") for number, line in enumerate(lines)]
 
         def put(deadline: Deadline) -> list[StoredObject]:
             return self._objects.put(collection, objects, conditions, Call(self._api, deadline))
@@ -255,7 +255,7 @@ class _Import:
         number = int(match[1]) if match else 0
         if match or len(lines) == 1:
             line = lines[number]
-            self._refuse(line.source, line.given.id, _NUMBER.sub("", error.message))
+            self._refuse(line.source, line.object.id, _NUMBER.sub("", error.message))
             return [*lines[:number], *lines[number + 1 :]]
         half = len(lines) // 2
         self._write_lines(collection, lines[:half])

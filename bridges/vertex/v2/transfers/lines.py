@@ -39,15 +39,15 @@ class Line:
 
     source: str
     """File and line."""
-    given: GivenObject
+    object: GivenObject
     etag: str
     """Empty: the line has none."""
 
     @property
     def size_bytes(self) -> int:
         """About what it takes in a request."""
-        vectors = sum(vector_D.nbytes for vector_D in self.given.dense.values())
-        return vectors + len(json_of(self.given.data))
+        vectors = sum(vector_D.nbytes for vector_D in self.object.dense.values())
+        return vectors + len(json_of(self.object.data))
 
 
 def parsed_line(fields: Mapping[str, Any], collection: Collection, source: str) -> Line:

@@ -84,8 +84,8 @@ class TransferMethods:
         source = request.gcs_import
         roots = self._facade.config.contents
         contents = folder_below(source.contents_uri, roots, "gcs_import.contents_uri", or_file=True)
-        errors = self._place(source.error_uri, "gcs_import.error_uri")
-        output = self._place(source.output_uri, "gcs_import.output_uri") if source.output_uri else ""
+        errors = self._folder(source.error_uri, "gcs_import.error_uri")
+        output = self._folder(source.output_uri, "gcs_import.output_uri") if source.output_uri else ""
         for field, folder in (("error_uri", errors), ("output_uri", output)):
             if is_within(folder, contents):
                 raise InvalidRequestError.at(
@@ -100,11 +100,11 @@ class TransferMethods:
         destination = request.gcs_destination
         if destination.format not in (destination.JSON, destination.JSONL):
             raise InvalidRequestError.at("gcs_destination.format", "must be JSONL")
-        folder = self._place(destination.export_uri, "gcs_destination.export_uri")
+        folder = self._folder(destination.export_uri, "gcs_destination.export_uri")
         check_unused(folder)
         return folder
 
-    def _place(self, uri: str, field: str) -> str:
+    def _folder(self, uri: str, field: str) -> str:
         """Return a folder to write to, which need not exist."""
         folder = place_below(uri, self._facade.config.contents, field)
         if "://" not in folder and Path(folder).exists() and not Path(folder).is_dir():
