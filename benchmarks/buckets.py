@@ -22,131 +22,40 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from benchmarks.data import Vectors, fashion_mnist, latent
-from benchmarks.harness import ROOT, K, environment, folder_of, free_port, in_turns, options, publish, table
+from benchmarks.data import fashion_mnist, latent
+from benchmarks.harness import ROOT, K, environment, folder_of, in_turns, options, publish, table
 from scannery.indexer import Store, exact_search, parse_spec, read_manifest, search_ready
 from scannery.indexer.tuning.settings_choice import recall_by_score
-
-ENVIRONMENT = {"AWS_ALLOW_HTTP": "true", "AWS_SKIP_SIGNATURE": "true", "AWS_REGION": "us-east-1"}
-_BLOCK = 1 << 18
-Counts = dict[str, int]
-
-
-# --- the server
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """A read-only S3 server over a folder, whose answers begin after a delay, at the speed of one stream."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def __init__(
-        self, folder: Path, first_byte_s: float, bytes_per_s: float, counts: dict[str, int], *rest: Any
-    ) -> None:
-        self._folder, self._first_byte_s, self._bytes_per_s, self._counts = (
-            folder,
-            first_byte_s,
-            bytes_per_s,
-            counts,
-        )
-        super().__init__(*rest)
-
-    def log_message(self, *_: object) -> None: ...
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        query = urlsplit(self.path).query
-        if "list-type" in query:
-            self._send(200, _listing(self._folder, query))
-        else:
-            self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
-        path = self._folder / unquote(urlsplit(self.path).path).removeprefix("/bucket/")
-        if not path.is_file():
-            self._send(404, b"<Error><Code>NoSuchKey</Code></Error>" if with_body else b"")
-            return
-        size = path.stat().st_size
-        start, end, headers = 0, size, {"ETag": f'"{path.stat().st_mtime_ns}"'}
-        if part := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            start, end = int(part[1]), min(int(part[2] or size - 1) + 1, size)
-            headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
-        self._counts["requests"] += 1
-        self._counts["bytes"] += end - start if with_body else 0
-        time.sleep(self._first_byte_s)
-        self._head(206 if part else 200, end - start, headers)
-        if with_body:
-            self._send_range(path, start, end)
-
-    def _send_range(self, path: Path, start: int, end: int) -> None:
-        began_s, first = time.monotonic(), start
-        with path.open("rb") as file, contextlib.suppress(OSError):  # the client has given up
-            while start < end:
-                start += os.sendfile(self.connection.fileno(), file.fileno(), start, min(_BLOCK, end - start))
-                time.sleep(max(0.0, (start - first) / self._bytes_per_s - (time.monotonic() - began_s)))
-
-    def _send(self, status: int, data: bytes) -> None:
-        self._head(status, len(data), {})
-        self.wfile.write(data)
-
-    def _head(self, status: int, length: int, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(length), **headers}.items():
-            self.send_header(name, value)
-        self.send_header("Last-Modified", "Sun, 01 Nov 2026 00:00:00 GMT")
-        self.end_headers()
-        self.wfile.flush()
-        # The sockets must not hold what is not sent yet, or the speed would be that of their buffers.
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BLOCK)
-
-
-def _listing(folder: Path, query: str) -> bytes:
-    """Return all objects below a prefix, as one page."""
-    match = re.search(r"(?:^|&)prefix=([^&]*)", query)
-    prefix, items = unquote(match[1]) if match else "", []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        key = path.relative_to(folder).as_posix()
-        if key.startswith(prefix):
-            about = f"<Size>{path.stat().st_size}</Size><LastModified>2026-11-01T00:00:00.000Z</LastModified>"
-            items.append(f"<Contents><Key>{key}</Key>{about}</Contents>")
-    head = (
-        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><IsTruncated>false</IsTruncated>'
-    )
-    return f"{head}{''.join(items)}</ListBucketResult>".encode()
+from tests.object_server import ObjectServer
 
 
 @contextlib.contextmanager
-def slow_bucket(folder: Path, given: argparse.Namespace) -> Iterator[tuple[str, Counts]]:
-    """Serve a folder by threads of this process; yield the address, and counts of requests and bytes."""
-    counts = {"requests": 0, "bytes": 0}
-    handler: Any = partial(_Handler, folder, given.first_byte_ms / 1e3, given.mb_per_s * 1e6, counts)
-    server = ThreadingHTTPServer(("127.0.0.1", free_port()), handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", counts
-    finally:
-        server.shutdown()
-        server.server_close()
+def slow_bucket(folder: Path, given: argparse.Namespace) -> Iterator[ObjectServer]:
+    """Serve a folder as a bucket, by threads of this process."""
+    with ObjectServer() as server:
+        server.show(folder)
+        server.first_byte_s, server.bytes_per_s = given.first_byte_ms / 1e3, given.mb_per_s * 1e6
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+
+
+def counts(bucket: ObjectServer) -> dict[str, int]:
+    """Return the numbers of requests and of bytes."""
+    return {"requests": len(bucket.requests), "bytes": sum(size for *_, size in bucket.requests)}
 
 
 # --- processes that open an index
@@ -197,12 +106,11 @@ print(json.dumps(found))
 
 
 def opened(
-    bucket: tuple[str, Counts], cache: Path, kind: str, name: str, queries: Path | str = "",
+    bucket: ObjectServer, cache: Path, kind: str, name: str, queries: Path | str = "",
     target: float = 0.95, rows: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Open an index in a process, and ask its queries; return what it took, with the requests of both parts."""
-    address, counts = bucket
-    environ = os.environ | ENVIRONMENT | {"AWS_ENDPOINT": address, "PYTHONPATH": str(ROOT / "src")}
+    environ = os.environ | bucket.environment | {"PYTHONPATH": str(ROOT / "src")}
     found: dict[str, Any] = {}
     with subprocess.Popen(
         [sys.executable, "-c", OPEN, kind, name, str(queries), str(target), str(rows)],
@@ -216,14 +124,14 @@ def opened(
                 found |= json.loads(line)
                 break
             if line.strip() == "opened":
-                found["opened"] = dict(counts)
-            counts.update(requests=0, bytes=0)
+                found["opened"] = counts(bucket)
+            bucket.requests.clear()
             process.stdin.write("\n")
             process.stdin.flush()
     if process.returncode:
         raise SystemExit("opening failed")
     disk = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-    return found | {"asked": dict(counts), "disk": disk}
+    return found | {"asked": counts(bucket), "disk": disk}
 
 
 def open_cases(given: argparse.Namespace, folder: Path) -> None:
@@ -237,7 +145,7 @@ def open_cases(given: argparse.Namespace, folder: Path) -> None:
         manifest = publish(Store.open(place / "store", create=True), spec, vectors_ND, folder)
         with slow_bucket(place, given) as bucket:
 
-            def emptied(bucket: tuple[str, Counts] = bucket, cache: Path = cache) -> dict[str, Any]:
+            def emptied(bucket: ObjectServer = bucket, cache: Path = cache) -> dict[str, Any]:
                 shutil.rmtree(cache, ignore_errors=True)
                 return opened(bucket, cache, "open", "opened")
 
@@ -253,13 +161,8 @@ def open_cases(given: argparse.Namespace, folder: Path) -> None:
             requests, size = (
                 np.median([run["opened"][key] for run in runs]) for key in ("requests", "bytes")
             )
-            cells = (
-                f"{middle[0]:.2f}",
-                f"{middle[1]:.2f}",
-                f"{middle[2]:.0f}",
-                f"{requests:.0f}",
-                f"{size / 1e6:.0f}",
-            )
+            open_s, cpu_s, own_mib = middle
+            cells = f"{open_s:.2f}", f"{cpu_s:.2f}", f"{own_mib:.0f}", f"{requests:.0f}", f"{size / 1e6:.0f}"
             lines.append([name, *cells])
         print(table(("cache", "seconds", "processor s", "memory MiB", "requests", "MB"), lines), flush=True)
 
@@ -274,14 +177,10 @@ def cold_cases(given: argparse.Namespace, folder: Path) -> None:
     """Print one table for each collection."""
     queries = given.queries
     for name in ("fashion", "generated"):
-        data: Vectors = (
-            fashion_mnist()
-            if name == "fashion"
-            else latent(given.rows or 200_000, given.dimensions or 384, queries)
-        )
-        spec = parse_spec(
-            {"index": name, "source": {"id": "id", "vector": "v"}, "shards": 1, "distance": data.distance}
-        )
+        shape = given.rows or 200_000, given.dimensions or 384
+        data = fashion_mnist() if name == "fashion" else latent(*shape, queries)
+        source = {"id": "id", "vector": "v"}
+        spec = parse_spec({"index": name, "source": source, "shards": 1, "distance": data.distance})
         store = Store.open(folder / "store", create=True)
         publish(store, spec, data.vectors_ND, folder)
         np.save(folder / f"{name}.npy", data.queries_QD[:queries])

@@ -71,15 +71,10 @@ from scannery.client import Words
 from scannery.indexer import Store, parse_spec, read_manifest
 
 INDEX, QUERIES = "clustered", 500
-SPEC = parse_spec(
-    {
-        "index": INDEX,
-        "source": {"id": "id", "vector": "v", "text": "text"},
-        "attributes": {"show": "string", "year": "int", "rating": "float"},
-        "lexical": True,
-        "shards": 8,
-    }
-)
+SPEC = parse_spec({
+    "index": INDEX, "source": {"id": "id", "vector": "v", "text": "text"}, "lexical": True, "shards": 8,
+    "attributes": {"show": "string", "year": "int", "rating": "float"},
+})  # fmt: skip
 WORDS = [first + last for first in "bcdfghklmnprst" for last in ("ar", "en", "il", "or", "un", "ath", "est")]
 Ask = Callable[[int], object]
 

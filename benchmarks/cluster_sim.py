@@ -38,7 +38,7 @@ from benchmarks.harness import (
     environment,
     folder_of,
     milliseconds,
-    numbers,
+    options,
     served,
     table,
     throughput,
@@ -135,39 +135,13 @@ def fitted(one: Measured, cores: int) -> tuple[float, float]:
 
 def main() -> None:
     """Run one of the three commands."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("measure", "validate", "plan"):
-        commands.add_parser(name).add_argument("file", type=Path)
-    own = commands.choices
-    own["measure"].add_argument("--rows", type=int, default=100_000)
-    own["measure"].add_argument("--dimensions", type=int, default=64)
-    own["measure"].add_argument("--groups", type=numbers, default=[1, 2, 4])
-    own["measure"].add_argument("--callers", type=numbers, default=[1, 4])
-    own["measure"].add_argument("--seconds", type=float, default=3.0)
-    own["measure"].add_argument("--store", type=Path, help="folder that keeps the index for the next run")
-    _plan_arguments(own["plan"])
-    given = parser.parse_args()
+    given = options(
+        __doc__, "command", "file", rows=100_000, dimensions=64, groups=list[int](), callers=[1, 4], seconds=3.0,
+        store=Path, sizes=Path, vectors=1e9, replicas=2, root_us=float, root_group_us=float, leaf_ms=3.0, leaf_cores=8,
+        pauses_per_s=0.1, rates=[500, 2000, 4000], queries=3000, price_core=0.04, price_gib=0.005, price_gb_month=0.08,
+    )  # fmt: skip
+    given.file = Path(given.file)
     {"measure": _measure, "validate": _validate, "plan": _plan}[given.command](given)
-
-
-def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sizes", type=Path, help="file of benchmarks.cluster sizes")
-    parser.add_argument("--vectors", type=float, default=1e9)
-    parser.add_argument("--groups", type=int, default=32)
-    parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--root-us", type=float, help="of a root for a query; else as measured")
-    parser.add_argument(
-        "--root-group-us", type=float, help="of a root for each group of a query; else as measured"
-    )
-    parser.add_argument("--leaf-ms", type=float, default=3.0)
-    parser.add_argument("--leaf-cores", type=int, default=8)
-    parser.add_argument("--pauses-per-s", type=float, default=0.1)
-    parser.add_argument("--rates", type=numbers, default=[500, 2000, 4000])
-    parser.add_argument("--queries", type=int, default=3000, help="that are simulated at each rate")
-    parser.add_argument("--price-core", type=float, default=0.04)
-    parser.add_argument("--price-gib", type=float, default=0.005)
-    parser.add_argument("--price-gb-month", type=float, default=0.08)
 
 
 def _measure(given: argparse.Namespace) -> None:
@@ -175,7 +149,7 @@ def _measure(given: argparse.Namespace) -> None:
     with folder_of(given.store) as folder:
         vectors_ND = vectors_of(given.rows, given.dimensions)
         store, queries_QD = store_of(folder, vectors_ND), near(vectors_ND, QUERIES, 0.1)
-        for groups in given.groups:
+        for groups in given.groups or (1, 2, 4):
             found += _cluster(store, groups, queries_QD, given.callers, given.seconds)
     rows = [asdict(each) for each in found]
     about = {"environment": environment("scann", "grpcio"), "cores": len(os.sched_getaffinity(0))}
@@ -206,6 +180,7 @@ def _validate(given: argparse.Namespace) -> None:
 
 
 def _plan(given: argparse.Namespace) -> None:
+    [given.groups] = given.groups or [32]
     _, measured = _read(given.file)
     root_s, group_s = root_costs(measured)
     root_s = root_s if given.root_us is None else given.root_us / 1e6

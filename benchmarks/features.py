@@ -35,12 +35,10 @@ from benchmarks.data import generated, transcripts
 from benchmarks.harness import (
     K,
     cpu_s,
-    environment,
-    folder_of,
     in_turns,
-    options,
     publish,
     random_vectors,
+    run_cases,
     served,
     table,
     timed,
@@ -84,21 +82,14 @@ def _range(name: str, low: float, width: float) -> Where:
 
 FILTERS: dict[str, Callable[[random.Random], Where]] = {
     "string, equal (1 of 5000 values)": lambda rng: {"show": f"show {rng.randrange(SHOWS)}"},
-    "string, 20 of 5000 values": lambda rng: {
-        "show": {"$in": [f"show {rng.randrange(SHOWS)}" for _ in range(20)]}
-    },
-    "string list, has one of 100": lambda rng: {
-        "tags": f"t{rng.randrange(100)}",
-        "rating": {"$ne": rng.random()},
-    },
+    "string, 20 of 5000 values": lambda rng: {"show": {"$in": [f"show {rng.randrange(SHOWS)}" for _ in range(20)]}},
+    "string list, has one of 100": lambda rng: {"tags": f"t{rng.randrange(100)}", "rating": {"$ne": rng.random()}},
     "integer, equal (1 of 20000 values)": lambda rng: {"number": rng.randrange(NUMBERS)},
     "integer, range of 1 % of the rows": lambda rng: _range("number", rng.randrange(NUMBERS), NUMBERS // 100),
-    "integer, range of half the rows": lambda rng: _range(
-        "number", rng.randrange(NUMBERS // 2), NUMBERS // 2
-    ),
+    "integer, range of half the rows": lambda rng: _range("number", rng.randrange(NUMBERS // 2), NUMBERS // 2),
     "float, range of 1 % of the rows": lambda rng: _range("rating", rng.random(), 0.01),
     "float, range of half the rows": lambda rng: _range("rating", rng.random() / 2, 0.5),
-}
+}  # fmt: skip
 
 
 def dynamic(given: argparse.Namespace, folder: Path) -> None:
@@ -111,10 +102,10 @@ def dynamic(given: argparse.Namespace, folder: Path) -> None:
     }
     store, vectors_ND = Store.open(folder / "store", create=True), random_vectors(rows, 32)
     spec = spec_for("both", DECLARED, dynamic=True)
-    publish(store, spec, vectors_ND, folder, columns=_with_lists(columns))
+    publish(store, spec, vectors_ND, folder, columns=with_dynamic(columns, "d_"))
     few = {name: values[:20_000] for name, values in columns.items()}
     publish(store, spec_for("declared", DECLARED), vectors_ND[:20_000], folder, columns=few)
-    only = {DYNAMIC_COLUMN: [text.replace('"d_', '"') for text in _with_lists(few)[DYNAMIC_COLUMN]]}
+    only = {DYNAMIC_COLUMN: with_dynamic(few, "")[DYNAMIC_COLUMN]}
     publish(store, spec_for("dynamic", {}, dynamic=True), vectors_ND[:20_000], folder, columns=only)
     with scannery.connect(folder / "store", timeout_s=600) as client:
         index = client.index("both")
@@ -139,12 +130,6 @@ def dynamic(given: argparse.Namespace, folder: Path) -> None:
     print(
         f"answers with all attributes: {rates}, ratio {rates['dynamic'] / rates['declared']:.2f}; {sizes}\n"
     )
-
-
-def _with_lists(columns: dict[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    rows = zip(*columns.values(), strict=True)
-    names = [f"d_{name}" for name in columns]
-    return {**columns, DYNAMIC_COLUMN: [dynamic_json(dict(zip(names, row, strict=True))) for row in rows]}
 
 
 def _all_fields(index: scannery.Index, queries_QD: np.ndarray) -> float:
@@ -247,12 +232,8 @@ def operators(given: argparse.Namespace, folder: Path) -> None:
             evaluated, searched = _fastest(filters), _fastest(searches)
             for name in searches:
                 took_us, query_us = (taken[name] / queries * 1e6 for taken in (evaluated, searched))
-                cells = (
-                    f"{allowed[name]:,}",
-                    f"{first_ms[name]:,.0f}",
-                    f"{took_us:,.0f}",
-                    f"{1e6 / query_us:,.0f}",
-                )
+                figures = first_ms[name], took_us, 1e6 / query_us
+                cells = f"{allowed[name]:,}", *(f"{figure:,.0f}" for figure in figures)
                 lines.append([f"1 of {groups:,}", name, *cells, f"{searched['`$eq`'] / searched[name]:.2f}"])
     print(
         table(["allows", "filter", "rows", "first filter, ms", "filter, µs", "searches/s", "× `$eq`"], lines)
@@ -536,14 +517,5 @@ CASES = {
 }  # fmt: skip
 
 
-def main() -> None:
-    given = options(__doc__, cases=CASES, rows=0, queries=200)
-    print(environment("scann", "numpy", "pyarrow", "grpcio"))
-    for name in given.cases:
-        print(f"## {name}\n", flush=True)
-        with folder_of() as folder:
-            CASES[name](given, folder)
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(__doc__, CASES, "scann numpy pyarrow grpcio", rows=0, queries=200)

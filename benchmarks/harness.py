@@ -28,8 +28,8 @@ from scannery.indexer import IndexSpec, Manifest, Store, parse_spec
 __all__ = [
     "BATCH", "CALLERS", "MINILM", "ROOT", "ROUNDS", "K", "anonymous_mib", "children", "cpu_s", "descendants",
     "environment", "folder_of", "free_port", "in_turns", "listens", "load_of", "milliseconds", "numbers", "options",
-    "pss_bytes", "publish", "random_vectors", "served", "shared_data", "spec_of", "started", "table", "throughput",
-    "timed", "until",
+    "pss_bytes", "publish", "random_vectors", "run_cases", "served", "shared_data", "spec_of", "started", "table",
+    "throughput", "timed", "until",
 ]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,6 +79,21 @@ def options(
         if unknown := sorted({*given.cases} - {*known}):
             parser.error(f"no such case: {', '.join(unknown)}")
     return given
+
+
+def run_cases(
+    about: str | None, cases: Mapping[str, Callable[[argparse.Namespace, Path], None]], packages: str, *,
+    own_cache: bool = False, **defaults: Any,
+) -> None:  # fmt: skip
+    """Run the cases that the command line names, each with a folder of its own, and with a cache there if asked."""
+    given = options(about, cases=cases, **defaults)
+    print(environment(*packages.split()), flush=True)
+    for name in given.cases:
+        print(f"## {name}\n", flush=True)
+        with folder_of() as folder:
+            if own_cache:
+                os.environ["SCANNERY_CACHE_DIR"] = str(folder / "cache")
+            cases[name](given, folder)
 
 
 def numbers(text: str) -> list[int]:

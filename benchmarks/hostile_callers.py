@@ -9,7 +9,6 @@ a process of that priority that only computes: what that costs is not the server
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import socket
@@ -21,23 +20,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import grpc
 import numpy as np
 
 import scannery
-from benchmarks.harness import children, served, table
+from benchmarks.harness import children, free_port, options, served, table
 from scannery.serving.security import KeyFile
-from scannery.v1.search_pb2 import SearchRequest
-from scannery.v1.search_pb2_grpc import SearchServiceStub
-
-__all__ = ["KINDS", "build", "hostile", "resident_mb"]
 
 DIMENSIONS = 16
 ROWS, LARGE_ROWS, LARGE_BYTES = 20_000, 61, 1_000_000
 STRANGERS, UNREAD, BODIES, HEAVY = 3, 12, 12, 8
 """Strangers without credentials; connections that do not read; bodies without an end; threads with heavy requests."""
+PHASES = ("alone", "beside a process that computes", "beside all of them")
 PATH = "/scannery.v1.SearchService/Search"
 
 
@@ -189,46 +183,34 @@ def _asked(address: str, key: str, seconds: float, pid: int) -> tuple[list[float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--hostile", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--key", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--compute", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.hostile:
-        hostile(arguments.hostile, arguments.key)
-        return
-    if arguments.compute:
+    if sys.argv[1:2] == ["--compute"]:
         compute()
+    if sys.argv[1:2] == ["--hostile"]:
+        hostile(int(sys.argv[2]), sys.argv[3])
+    given = options(__doc__, rounds=3, seconds=5.0, rows=ROWS)
     with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder) / "store", arguments.rows)
+        build(Path(folder) / "store", given.rows)
         keys = KeyFile(Path(folder) / "keys.json")
         good, bad = (keys.create(name, scopes=("read",))[1] for name in ("good", "bad"))
-        options = ("--keys", str(keys.path), "--workers", "1", "--http", "127.0.0.1:0")
-        with served(str(Path(folder) / "store"), *options) as (pid, address, _):
+        port = free_port()
+        chosen = ("--keys", str(keys.path), "--workers", "1", "--http", f"127.0.0.1:{port}")
+        with served(Path(folder) / "store", *chosen) as (pid, address, _):
             with scannery.connect(address, api_key=good) as client:
                 for _ in range(5):
                     client.index("small").search([1.0] * DIMENSIONS)
-                port = _http_port(address, good)
             quiet, computed, beside = list[float](), list[float](), list[float]()
             before_mb, most_mb, failures = resident_mb(pid), 0.0, 0
-            for _ in range(arguments.rounds):
-                quiet += _asked(address, good, arguments.seconds, pid)[0]
+            for _ in range(given.rounds):
+                quiet += _asked(address, good, given.seconds, pid)[0]
                 with _beside("--compute"):
-                    computed += _asked(address, good, arguments.seconds, pid)[0]
-                with _beside("--hostile", str(port), "--key", bad):
-                    latencies, memory, failed = _asked(address, good, arguments.seconds, pid)
+                    computed += _asked(address, good, given.seconds, pid)[0]
+                with _beside("--hostile", str(port), bad):
+                    latencies, memory, failed = _asked(address, good, given.seconds, pid)
                 beside, most_mb, failures = beside + latencies, max(most_mb, memory), failures + failed
                 time.sleep(1)
     rows = [
         (name, len(each), *(f"{1000 * float(np.quantile(each, share)):.1f}" for share in (0.5, 0.99)))
-        for name, each in (
-            ("alone", quiet),
-            ("beside a process that computes", computed),
-            ("beside all of them", beside),
-        )
+        for name, each in zip(PHASES, (quiet, computed, beside), strict=True)
     ]
     print(table(("good caller", "searches", "p50 ms", "p99 ms"), rows))
     computing, ratio = (
@@ -236,17 +218,6 @@ def main() -> None:
     )
     print(f"\np99 beside / alone: {ratio:.1f}, of computing: {computing:.1f}; refused or failed: {failures}")
     print(f"memory of the server: {before_mb:.0f} MB before, at most {most_mb:.0f} MB")
-
-
-def _http_port(address: str, key: str) -> int:
-    metadata = (("scannery-http", "ask"), ("authorization", f"Bearer {key}"))
-    with grpc.insecure_channel(address) as channel:
-        try:
-            SearchServiceStub(channel).Search(SearchRequest(index="small"), metadata=metadata, timeout=30)
-        except grpc.RpcError as error:
-            trailers: Any = error
-            return int(dict(trailers.trailing_metadata())["scannery-http"])
-    raise RuntimeError("the server has no HTTP port")
 
 
 if __name__ == "__main__":

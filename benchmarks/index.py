@@ -135,15 +135,9 @@ def builds(folder: Path, data: Vectors, rounds: int) -> tuple[list[list[object]]
 
     def whole() -> Run:
         stores.append(next(places))
-        command = (
-            "build",
-            str(folder / "spec.json"),
-            "--input",
-            str(folder / "vectors.npy"),
-            "--store",
-            str(stores[-1]),
-        )
-        return run("-m", "scannery.cli.main", *command, "--json", cache=folder / f"own-{len(stores)}")
+        files = ("--input", str(folder / "vectors.npy"), "--store", str(stores[-1]))
+        command = ("build", str(folder / "spec.json"), *files, "--json")
+        return run("-m", "scannery.cli.main", *command, cache=folder / f"own-{len(stores)}")
 
     ways: dict[str, Callable[[], Run]] = {
         "ScaNN alone": lambda: run("-c", _SCANN, str(folder), str(next(places))),

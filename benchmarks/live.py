@@ -49,13 +49,11 @@ from benchmarks.harness import (
     BATCH,
     K,
     descendants,
-    environment,
-    folder_of,
     in_turns,
     milliseconds,
-    options,
     publish,
     random_vectors,
+    run_cases,
     served,
     shared_data,
     spec_of,
@@ -105,13 +103,9 @@ def upserts(indexes: Sequence[Any], vectors_ND: np.ndarray, batch: int, seconds:
         while time.perf_counter() < end_s:
             rows = range(call * batch, (call + 1) * batch)
             points = [
-                {
-                    "id": f"{number}-{batch}-{row}",
-                    "vector": vectors_ND[row % len(vectors_ND)],
-                    "attributes": {"n": row},
-                }
+                {"id": f"{number}-{batch}-{row}", "vector": vectors_ND[row % len(vectors_ND)], "attributes": {"n": row}}
                 for row in rows
-            ]
+            ]  # fmt: skip
             took.append(timed(lambda: indexes[number].upsert(points)))  # noqa: B023  called at once
             call += 1
 
@@ -636,17 +630,8 @@ CASES = {
 }  # fmt: skip
 
 
-def main() -> None:
-    given = options(
-        __doc__, cases=CASES, name="final_runbook.yaml", points=60_000, dimensions=64, part=50_000, every=10,
-        dataset=str, url="",
-    )  # fmt: skip
-    print(environment("scann", "numpy", "pyarrow", "grpcio", "apsw"))
-    for name in given.cases:
-        with folder_of() as folder:
-            os.environ["SCANNERY_CACHE_DIR"] = str(folder / "cache")
-            CASES[name](given, folder)
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(
+        __doc__, CASES, "scann numpy pyarrow grpcio apsw", own_cache=True, name="final_runbook.yaml", points=60_000,
+        dimensions=64, part=50_000, every=10, dataset=str, url="",
+    )  # fmt: skip

@@ -8,7 +8,6 @@ Half of the indexes have a built segment, every fourth has live updates beside i
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from benchmarks.harness import (
     children,
     cpu_s,
     environment,
+    options,
     publish,
     random_vectors,
     served,
@@ -40,19 +40,13 @@ SEARCHES = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--indexes", default="100,1000", metavar="N,…", help="numbers of indexes")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the idle server")
-    options = parser.parse_args()
+    given = options(__doc__, "folder", indexes=[100, 1000], seconds=60.0)
     columns = []
-    for count in map(int, options.indexes.split(",")):
-        folder = options.folder / str(count)
+    for count in given.indexes:
+        folder = Path(given.folder) / str(count)
         if not folder.exists():
             fill(folder, count - 1)  # to which the measurement adds one
-        columns.append(measured(folder, count, options.seconds))
+        columns.append(measured(folder, count, given.seconds))
     print(environment("pyarrow", "grpcio"))
     print(table(["", *(column["indexes"] for column in columns)], rows(columns)))
 

@@ -41,7 +41,7 @@ from benchmarks.collections import (
     xquad_r,
 )
 from benchmarks.data import archived
-from benchmarks.harness import MINILM, environment, folder_of, options, shared_data, table
+from benchmarks.harness import MINILM, run_cases, shared_data, table
 from scannery.embed.text.markdown import front_matter_end
 from scannery.embed.text.sentences import sentences_of
 from scannery.evaluation.evaluate import Evaluation, evaluate
@@ -486,22 +486,8 @@ CASES = {
 }  # fmt: skip
 
 
-def main() -> None:
-    given = options(
-        __doc__,
-        cases=CASES,
-        on="",
-        languages="ar,de,el,en,es,hi,ru,th,tr,vi,zh",
-        dictionary=Path,
-        shows=500,
-        every=1,
-    )
-    print(environment("sentence-transformers", "torch", "scann"))
-    for name in given.cases:
-        print(f"## {name}\n", flush=True)
-        with folder_of() as folder:
-            CASES[name](given, folder)
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(
+        __doc__, CASES, "sentence-transformers torch scann", on="", languages="ar,de,el,en,es,hi,ru,th,tr,vi,zh",
+        dictionary=Path, shows=500, every=1,
+    )  # fmt: skip

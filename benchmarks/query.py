@@ -203,15 +203,8 @@ def main() -> None:
                 one = Opened(collection, service, segment)
                 print(f"\n### {collection.name}\n")
                 if "overhead" in given.cases:
-                    header = [
-                        "data",
-                        "batch",
-                        "ScaNN µs",
-                        "segment µs",
-                        "handler µs",
-                        "segment ×",
-                        "handler ×",
-                    ]
+                    header = ["data", "batch", *(f"{name} µs" for name in ("ScaNN", "segment", "handler"))]
+                    header += ["segment ×", "handler ×"]
                     print(table(header, overhead_rows(one, given.queries)))
                 if "filters" in given.cases:
                     header = ["filter", "allows", "recall@10", "all hits", "plan", "queries/s", "× no filter"]

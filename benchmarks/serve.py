@@ -126,12 +126,8 @@ def vectors(opened: OpenIndex, store: str, seconds: float) -> None:
     print(f"one search in process, one thread: {median(alone):.0f} µs\n")
     for label in [*servers][1:]:
         for callers in (CALLERS, 1):
-            rounds = zip(
-                turns[f"{label}, {callers} callers"],
-                turns[f"an empty gRPC handler, {callers} callers"],
-                alone,
-                strict=True,
-            )
+            pair = (turns[f"{each}, {callers} callers"] for each in (label, "an empty gRPC handler"))
+            rounds = zip(*pair, alone, strict=True)
             ratio = median(one[3] / (handler[3] + search) for one, handler, search in rounds)
             print(f"{label}, {callers} callers: {ratio:.2f} × (empty handler + search alone)")
 
@@ -212,11 +208,8 @@ def _batch_rate(
     index: Index, queries_QD: np.ndarray, fields: list[str] | None, callers: int, seconds: float
 ) -> float:
     def ask(number: int) -> object:
-        return [
-            hit.id
-            for hits in index.search_many(hundred(queries_QD, number), K, fields=fields)
-            for hit in hits
-        ]
+        lists = index.search_many(hundred(queries_QD, number), K, fields=fields)
+        return [hit.id for hits in lists for hit in hits]
 
     return throughput(ask, callers, seconds)[0]
 
@@ -312,6 +305,10 @@ def texts(opened: OpenIndex, store: str, seconds: float, neighbours: int = 0) ->
         busy(neighbours),
     ):
         index = client.index(opened.spec.index)
+        by_vector = unary(index, queries_QD)
+
+        def encoded(number: int) -> object:
+            return encoder.encode_queries([new_text()])
 
         def ask(number: int, mode: Mode = "dense") -> object:
             return index.search(new_text(), K, fields=[], mode=mode)
@@ -320,23 +317,12 @@ def texts(opened: OpenIndex, store: str, seconds: float, neighbours: int = 0) ->
             return index.search("warm", K, fields=[], mode="dense")
 
         calls: dict[str, tuple[Ask, int, float]] = {
-            ALONE: (lambda number: encoder.encode_queries([new_text()]), 1, 0.0),
+            ALONE: (encoded, 1, 0.0),
             # For about as long a server and its caller do other things between two texts.
-            f"{ALONE}, after a pause of 1 ms": (
-                lambda number: encoder.encode_queries([new_text()]),
-                1,
-                0.001,
-            ),
+            f"{ALONE}, after a pause of 1 ms": (encoded, 1, 0.001),
             **{f"dense text search, {callers} callers": (ask, callers, 0.0) for callers in (1, CALLERS, 32)},
-            **{
-                f"vector search, {callers} callers": (unary(index, queries_QD), callers, 0.0)
-                for callers in (1, CALLERS)
-            },
-            "text search from the cache, 8 callers": (
-                lambda number: index.search("warm", K, fields=[], mode="dense"),
-                CALLERS,
-                0.0,
-            ),
+            **{f"vector search, {callers} callers": (by_vector, callers, 0.0) for callers in (1, CALLERS)},
+            "text search from the cache, 8 callers": (cached, CALLERS, 0.0),
         }
         if opened.spec.lexical:
             calls["hybrid text search, 1 callers"] = (partial(ask, mode="hybrid"), 1, 0.0)

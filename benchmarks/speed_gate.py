@@ -37,6 +37,7 @@ import numpy as np
 # The rest is imported where it is needed: the other checkout's process imports nothing that depends on its names.
 from benchmarks.callers import K, OtherProcesses, measured, processor_s
 
+COMMAND = (sys.executable, "-P", "-m", "scannery.cli.main")
 LIMIT = 0.97
 """Least speed of this checkout, as a share of the other's."""
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,16 +146,7 @@ class Side:
         """Start a server, and return it with its port of HTTP when it is ready."""
         with socket.create_server(("127.0.0.1", 0)) as unused:
             port = unused.getsockname()[1]
-        command = [
-            sys.executable,
-            "-m",
-            "scannery.cli.main",
-            "serve",
-            "--store",
-            str(store),
-            "--recall-share",
-            "0",
-        ]
+        command = [*COMMAND, "serve", "--store", str(store), "--recall-share", "0"]
         process = subprocess.Popen(
             [*command, "--listen", "127.0.0.1:0", "--http", f"127.0.0.1:{port}", *options],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -266,16 +258,7 @@ def prepare(folder: Path, other: Path) -> None:
     for index, source in (("gate", "large"), ("written", "small")):
         spec = folder / f"{index}.json"
         spec.write_text(json.dumps({"index": index, **SPEC}))
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "scannery.cli.main",
-            "build",
-            str(spec),
-            "--store",
-            str(folder / "store"),
-        ]
+        command = [*COMMAND, "build", str(spec), "--store", str(folder / "store")]
         subprocess.run(
             [*command, "--input", str(folder / f"{source}.parquet")],
             env=os.environ | {"PYTHONPATH": str(other / "src")}, check=True,

@@ -7,11 +7,6 @@ Shapes: N rows, D dimensions.
 
 from __future__ import annotations
 
-import argparse
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections import defaultdict
 from typing import Any
@@ -20,6 +15,7 @@ import numpy as np
 
 import scannery
 from benchmarks.callers import processor_s
+from benchmarks.harness import folder_of, free_port, options, served
 
 DIMENSIONS = 384
 CALLS = {1: 100, 100: 12, 1000: 4}
@@ -30,39 +26,17 @@ LIVE = {"seal_rows": 5_000_000, "seal_age_s": 86_400.0, "max_rows": 9_000_000}
 
 def main() -> None:
     """Print a line for each size and wire."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--turns", type=int, default=12)
-    turns = parser.parse_args().turns
-    with tempfile.TemporaryDirectory() as store:
+    turns = options(__doc__, turns=12).turns
+    with folder_of() as store:
         with scannery.connect(store, create=True) as client:
             client.create_index("written", dimensions=DIMENSIONS, live=LIVE)
-        ports = [_free_port() for _ in range(2)]
-        grpc, http = (f"127.0.0.1:{port}" for port in ports)
-        serve = [
-            sys.executable,
-            "-m",
-            "scannery.cli.main",
-            "serve",
-            "--store",
-            store,
-            "--listen",
-            grpc,
-            "--http",
-            http,
-        ]
-        with subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
-            assert server.stdout is not None
-            server.stdout.readline()
-            try:
-                with (
-                    scannery.connect(grpc, http=False, timeout_s=120) as over_grpc,
-                    scannery.connect(f"http://{http}", timeout_s=120) as over_http,
-                ):
-                    _measure({"gRPC": over_grpc, "HTTP": over_http}, turns)
-            finally:
-                server.terminate()
+        http = f"127.0.0.1:{free_port()}"
+        with (
+            served(store, "--http", http) as (_, grpc, _),
+            scannery.connect(grpc, http=False, timeout_s=120) as over_grpc,
+            scannery.connect(f"http://{http}", timeout_s=120) as over_http,
+        ):
+            _measure({"gRPC": over_grpc, "HTTP": over_http}, turns)
 
 
 def _measure(clients: dict[str, scannery.Client], turns: int) -> None:
@@ -95,11 +69,6 @@ def _measure(clients: dict[str, scannery.Client], turns: int) -> None:
             server_ms = 1000 * all_s[wire] / len(times) - own_ms
             least_ms, median_ms = 1000 * min(times), 1000 * float(np.median(times))
             print(f"| {size} | {wire} | {least_ms:.1f} | {median_ms:.1f} | {own_ms:.1f} + {server_ms:.1f} |")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        return int(unused.getsockname()[1])
 
 
 if __name__ == "__main__":

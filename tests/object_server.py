@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -26,6 +27,7 @@ class ObjectServer(ThreadingHTTPServer):
     Attributes:
         objects: the objects.
         requests: method and path of each request, with the number of bytes of its body or answer.
+        first_byte_s: time before an object is answered.
         bytes_per_s: speed of a connection; None: unlimited.
         cut_after: a connection is closed after this number of bytes of an answer; None: never.
         failing: whether all requests are answered with an error of the server.
@@ -41,9 +43,17 @@ class ObjectServer(ThreadingHTTPServer):
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.requests: list[tuple[str, str, int]] = []
         self.writing = threading.Lock()
+        self.first_byte_s = 0.0
         self.bytes_per_s: float | None = None
         self.cut_after: int | None = None
         self.failing = False
+
+    def show(self, folder: Path) -> None:
+        """Add the files of a folder, as `s3://bucket/PATH`."""
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self.objects[f"/bucket/{path.relative_to(folder).as_posix()}"] = data = path.read_bytes()
+                _etag(data)  # known before the first request
 
     @property
     def environment(self) -> dict[str, str]:
@@ -166,10 +176,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, answer.encode())
 
     def _body(self) -> bytes:
-        length, data = int(self.headers.get("Content-Length", 0)), bytearray()
+        length, data, began_s = int(self.headers.get("Content-Length", 0)), bytearray(), time.monotonic()
         while len(data) < length:
             data += self.rfile.read(min(_CHUNK, length - len(data)))
-            self._wait(_CHUNK)
+            self._pace(len(data), began_s)
         self.server.requests.append((self.command, self.path, length))
         return bytes(data)
 
@@ -187,6 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
             data, status = whole[start : last + 1], 206
             headers["Content-Range"] = f"bytes {start}-{last}/{len(whole)}"
         self.server.requests.append((self.command, self.path, len(data) if with_body else 0))
+        time.sleep(self.server.first_byte_s)
         self._answer(status, data, with_body=with_body, **headers)
 
     def _answer(self, status: int, data: bytes, *, with_body: bool = True, **headers: str) -> None:
@@ -196,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        cut = self.server.cut_after if with_body else None
+        cut, began_s = self.server.cut_after if with_body else None, time.monotonic()
         with contextlib.suppress(OSError):  # the client has given up
             for start in range(0, len(data) if with_body else 0, _CHUNK):
                 if cut is not None and start >= cut:
@@ -204,11 +215,12 @@ class _Handler(BaseHTTPRequestHandler):
                     self.connection.close()
                     return
                 self.wfile.write(data[start : start + _CHUNK])
-                self._wait(_CHUNK)
+                self._pace(min(start + _CHUNK, len(data)), began_s)
 
-    def _wait(self, size_bytes: int) -> None:
+    def _pace(self, size_bytes: int, began_s: float) -> None:
+        """Wait until this many bytes may have passed since then."""
         if self.server.bytes_per_s:
-            time.sleep(size_bytes / self.server.bytes_per_s)
+            time.sleep(max(0.0, size_bytes / self.server.bytes_per_s - (time.monotonic() - began_s)))
 
 
 @functools.lru_cache(64)
