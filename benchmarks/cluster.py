@@ -354,14 +354,8 @@ def large(given: argparse.Namespace, folder: Path) -> None:
     gigabytes = [f"{each / 1e9:.2f}" for each in (opened, searched)]
     figures = [f"{leaf_us:.0f}", f"{milliseconds(took_s, 0.5):.1f}", f"{np.mean(hits) / K:.3f}"]
     titles = (
-        "rows",
-        "first start s",
-        "GB of memory",
-        "GB searched",
-        "leaf CPU µs/query",
-        "p50 ms",
-        "recall@10",
-    )
+        "rows", "first start s", "GB of memory", "GB searched", "leaf CPU µs/query", "p50 ms", "recall@10",
+    )  # fmt: skip
     print(table(titles, [[f"{len(vectors_ND):,}", f"{start_s:.0f}", *gigabytes, *figures]]))
 
 

@@ -98,12 +98,7 @@ class Process:
     """A process on a host, which uses some cores of it at most, and stands still at times."""
 
     def __init__(
-        self,
-        events: Events,
-        host: Host,
-        work: Work,
-        cores: int,
-        stops: Sequence[tuple[float, float]] = (),
+        self, events: Events, host: Host, work: Work, cores: int, stops: Sequence[tuple[float, float]] = ()
     ) -> None:
         self._events, self._host, self._work, self._free = events, host, work, cores
         self._waiting: deque[Job] = deque()

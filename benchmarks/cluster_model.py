@@ -306,10 +306,7 @@ class _Simulation:
             _Root(
                 self,
                 Process(
-                    self.events,
-                    shared or Host(self.events, shape.root_cores),
-                    still(work),
-                    shape.root_cores,
+                    self.events, shared or Host(self.events, shape.root_cores), still(work), shape.root_cores
                 ),
                 machines,
             )

@@ -14,17 +14,9 @@ from benchmarks.data import archived
 from benchmarks.harness import shared_data
 
 __all__ = [
-    "COLLECTIONS",
-    "LANGUAGES",
-    "MORE_COLLECTIONS",
-    "Collection",
-    "cisi",
-    "cranfield",
-    "podcast_titles",
-    "stackfaq",
-    "xquad_paragraphs",
-    "xquad_r",
-]
+    "COLLECTIONS", "LANGUAGES", "MORE_COLLECTIONS", "Collection", "cisi", "cranfield", "podcast_titles", "stackfaq",
+    "xquad_paragraphs", "xquad_r",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -32,17 +32,7 @@ import numpy as np
 
 import scannery
 from benchmarks.data import generated, transcripts
-from benchmarks.harness import (
-    K,
-    cpu_s,
-    in_turns,
-    publish,
-    random_vectors,
-    run_cases,
-    served,
-    table,
-    timed,
-)
+from benchmarks.harness import K, cpu_s, in_turns, publish, random_vectors, run_cases, served, table, timed
 from benchmarks.quality import PASSAGES, indexed
 from benchmarks.query import SEARCH, answered, handlers
 from scannery.client.request.calls import search
@@ -119,13 +109,8 @@ def dynamic(given: argparse.Namespace, folder: Path) -> None:
         rates = {name: given.queries / median(took) for name, took in in_turns(asks, warm=1).items()}
         sizes = {name: f"{one.stats().size_bytes / 2**20:.2f} MiB" for name, one in pair.items()}
     titles = (
-        "filter",
-        "declared, queries/s",
-        "dynamic, queries/s",
-        "ratio",
-        "first, ms",
-        "first, dynamic, ms",
-    )
+        "filter", "declared, queries/s", "dynamic, queries/s", "ratio", "first, ms", "first, dynamic, ms",
+    )  # fmt: skip
     print(table(titles, lines))
     print(
         f"answers with all attributes: {rates}, ratio {rates['dynamic'] / rates['declared']:.2f}; {sizes}\n"

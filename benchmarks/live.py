@@ -146,14 +146,8 @@ def writes(given: argparse.Namespace, folder: Path) -> None:
         singles.append(_single("server, all these rows in memory", indexes[0], vectors_ND, folder))
     print(table(["what", *UPSERT_TITLES], rows))
     titles = (
-        "one upsert",
-        "p50, ms",
-        "p99, ms",
-        "fsync, p50",
-        "log alone, p50",
-        "× fsync",
-        "beyond the log, ms",
-    )
+        "one upsert", "p50, ms", "p99, ms", "fsync, p50", "log alone, p50", "× fsync", "beyond the log, ms",
+    )  # fmt: skip
     print(table(titles, singles))
     _visibility(store, vectors_ND)
 

@@ -91,12 +91,9 @@ def main() -> None:
 
     application = _Counting(DomainDispatcherApplication(create_backend_app))
     run_simple(
-        "127.0.0.1",
-        int(options(__doc__, "port").port),
-        application,
-        threaded=True,
+        "127.0.0.1", int(options(__doc__, "port").port), application, threaded=True,
         request_handler=MotoRequestHandler,
-    )
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -271,14 +271,8 @@ def code(given: argparse.Namespace, folder: Path) -> None:
         cells = f"{old.mean():.5f}", f"{new.mean():.5f}", difference(new, old), f"{np.mean(old != new):.1%}"
         rows.append([collection.name, *cells, *(f"{_speed(collection, spec):.1f}" for spec in specs)])
     header = [
-        "collection",
-        "analyser 3",
-        "analyser 4",
-        "difference",
-        "queries that changed",
-        "MB/s, 3",
-        "MB/s, 4",
-    ]
+        "collection", "analyser 3", "analyser 4", "difference", "queries that changed", "MB/s, 3", "MB/s, 4",
+    ]  # fmt: skip
     print(table(header, rows))
 
 

@@ -272,15 +272,8 @@ def show(rehearsal: Rehearsal) -> None:
 def main() -> None:
     """Rehearse each size of the command line."""
     given = options(
-        __doc__,
-        passages=list[int](),
-        rows=list[int](),
-        workers=2,
-        shards=4,
-        rate=20_000.0,
-        kill=False,
-        exact=False,
-    )
+        __doc__, passages=list[int](), rows=list[int](), workers=2, shards=4, rate=20_000.0, kill=False, exact=False,
+    )  # fmt: skip
     print(environment("apache-beam", "obstore", "pyarrow", "scann"))
     print(f"Dask, {given.workers} workers, {given.shards} shards\n")
     for sizes, texts in ((given.passages, True), (given.rows, False)):

@@ -20,17 +20,8 @@ from scannery.serving.status import DETAIL_KEY
 from scannery.v1.types_pb2 import ErrorDetail
 
 __all__ = [
-    "GET",
-    "SEARCH",
-    "SEARCH_MANY",
-    "UPSERT",
-    "Http",
-    "Response",
-    "eventually",
-    "head",
-    "idle",
-    "over_grpc",
-]
+    "GET", "SEARCH", "SEARCH_MANY", "UPSERT", "Http", "Response", "eventually", "head", "idle", "over_grpc",
+]  # fmt: skip
 
 SEARCH, SEARCH_MANY = "/scannery.v1.SearchService/Search", "/scannery.v1.SearchService/SearchMany"
 GET, UPSERT = "/scannery.v1.SearchService/Get", "/scannery.v1.IndexService/Upsert"

@@ -473,13 +473,9 @@ def test_units_start_processes_with_options_that_they_have(unit: str, command: s
 def test_units_have_few_rights(unit: str) -> None:
     lines = (DEPLOY / f"{unit}.service").read_text().splitlines()
     assert {
-        "UMask=0077",
-        "CacheDirectoryMode=0700",
-        "NoNewPrivileges=yes",
-        "CapabilityBoundingSet=",
-        "ProtectSystem=strict",
-        "SystemCallFilter=@system-service",
-    } <= set(lines)
+        "UMask=0077", "CacheDirectoryMode=0700", "NoNewPrivileges=yes", "CapabilityBoundingSet=",
+        "ProtectSystem=strict", "SystemCallFilter=@system-service",
+    } <= set(lines)  # fmt: skip
     settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
     assert "127.0.0.1:" in settings["ExecStart"].split("--metrics-listen ")[1][:10]
     if unit != "scannery-encoder":

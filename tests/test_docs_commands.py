@@ -20,31 +20,12 @@ from tests.served import MINILM
 pytestmark = pytest.mark.system
 
 PAGES = (
-    "README.md",
-    "docs/quickstart.md",
-    "docs/build.md",
-    "docs/documents.md",
-    "docs/fields.md",
-    "docs/collections.md",
-    "docs/searching.md",
-    "docs/dynamic-attributes.md",
-    "docs/scan.md",
-    "docs/highlighting.md",
-    "docs/sdk.md",
-    "docs/encoders.md",
-    "docs/spec.md",
-    "docs/live-updates.md",
-    "docs/counting.md",
-    "docs/vectorless-rows.md",
-    "docs/named-vectors.md",
-    "docs/import-export.md",
-    "docs/serving.md",
-    "docs/cluster.md",
-    "docs/http.md",
-    "docs/security.md",
-    "docs/operations/serving.md",
-    "docs/operations/versions.md",
-)
+    "README.md", "docs/quickstart.md", "docs/build.md", "docs/documents.md", "docs/fields.md", "docs/collections.md",
+    "docs/searching.md", "docs/dynamic-attributes.md", "docs/scan.md", "docs/highlighting.md", "docs/sdk.md",
+    "docs/encoders.md", "docs/spec.md", "docs/live-updates.md", "docs/counting.md", "docs/vectorless-rows.md",
+    "docs/named-vectors.md", "docs/import-export.md", "docs/serving.md", "docs/cluster.md", "docs/http.md",
+    "docs/security.md", "docs/operations/serving.md", "docs/operations/versions.md",
+)  # fmt: skip
 
 START = "the first commands of Searching]("
 """What a page says whose examples begin with the index that docs/searching.md builds first."""

@@ -102,15 +102,8 @@ def test_duckdb_reads_the_vectors_that_get_returns(store: str):
 
 def test_the_command_prints_the_same_hits_from_store_and_server(store: str, questions: list[str]):
     command = [
-        sys.executable,
-        "-m",
-        "scannery.cli.main",
-        "search",
-        questions[0],
-        "--index",
-        "podcasts",
-        "--json",
-    ]
+        sys.executable, "-m", "scannery.cli.main", "search", questions[0], "--index", "podcasts", "--json",
+    ]  # fmt: skip
     environment = {"PYTHONPATH": str(Path(scannery.__file__).parent.parent), "PATH": "/usr/bin:/bin"}
     with Server(ServerConfig(store=store, listen="127.0.0.1:0")) as server:
         outputs = [

@@ -16,17 +16,8 @@ import pytest
 from tests.data import ROOT
 
 ROOMS = (
-    "bridges",
-    "cli",
-    "client",
-    "embed",
-    "evaluation",
-    "indexer",
-    "live",
-    "pipelines",
-    "runtime",
-    "serving",
-)
+    "bridges", "cli", "client", "embed", "evaluation", "indexer", "live", "pipelines", "runtime", "serving",
+)  # fmt: skip
 MAX_MODULES = 20
 """In a folder: more of them are rooms in one room."""
 
@@ -63,15 +54,8 @@ def test_each_room_is_linked_exactly_once():
     links = {path.name: path.readlink() for path in package.iterdir() if path.is_symlink()}
     assert links == {room: Path("../..") / room for room in ROOMS}
     assert {path.name for path in package.iterdir()} - {"__pycache__"} == {
-        "__init__.py",
-        "__main__.py",
-        "adapters.py",
-        "py.typed",
-        "testing.py",
-        "v1",
-        "vertex",
-        *ROOMS,
-    }
+        "__init__.py", "__main__.py", "adapters.py", "py.typed", "testing.py", "v1", "vertex", *ROOMS,
+    }  # fmt: skip
 
 
 def test_proto_is_no_package():
@@ -140,22 +124,9 @@ def test_the_wheel_holds_every_tracked_module(tmp_path: Path):
 
 PREPOSITIONS = frozenset(
     (
-        "after",
-        "as",
-        "at",
-        "before",
-        "behind",
-        "beside",
-        "between",
-        "by",
-        "for",
-        "from",
-        "in",
-        "of",
-        "on",
-        "over",
+        "after", "as", "at", "before", "behind", "beside", "between", "by", "for", "from", "in", "of", "on", "over",
     )
-) | {"to", "under", "with", "within", "without"}
+) | {"to", "under", "with", "within", "without"}  # fmt: skip
 
 
 def _documented(path: Path) -> Iterator[tuple[int, str]]:
@@ -287,18 +258,7 @@ def _wanted():
     refused = [line.split(": ")[1] for line in _refused_names(ast.parse(module), "a.py")]
     assert sorted(refused) == sorted(
         [
-            "found",
-            "Known",
-            "own",
-            "given",
-            "others",
-            "_most",
-            "told",
-            "rest",
-            "one",
-            "asked",
-            "_wanted",
-            "place",
+            "found", "Known", "own", "given", "others", "_most", "told", "rest", "one", "asked", "_wanted", "place",
             "how",
         ]
-    )
+    )  # fmt: skip

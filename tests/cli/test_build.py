@@ -62,14 +62,9 @@ def test_a_log_gets_lines_of_progress(corpus, capfd, monkeypatch):
     monkeypatch.setattr("scannery.cli.progress.LINE_EVERY_S", 0)
     main(
         [
-            "build",
-            str(corpus / "spec.yaml"),
-            "--store",
-            str(corpus / "store"),
-            "--input",
-            str(corpus / "a.jsonl"),
+            "build", str(corpus / "spec.yaml"), "--store", str(corpus / "store"), "--input", str(corpus / "a.jsonl"),
         ]
-    )
+    )  # fmt: skip
     out, err = capfd.readouterr()
     assert "reading input: 100%" in err
     assert "v: version 1" in out

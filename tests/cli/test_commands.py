@@ -220,12 +220,7 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
     ("index show nobody --store STORE", 3, "nobody"),
 ])  # fmt: skip
 def test_errors_are_one_line_and_have_a_code(
-    capsys: pytest.CaptureFixture[str],
-    library: Path,
-    tmp_path: Path,
-    arguments: str,
-    code: int,
-    message: str,
+    capsys: pytest.CaptureFixture[str], library: Path, tmp_path: Path, arguments: str, code: int, message: str
 ) -> None:
     spec = tmp_path / "spec.jsonl"  # as JSON, a spec and an input in one
     spec.write_text('{"index": "library", "source": {"vector": "v"}}')

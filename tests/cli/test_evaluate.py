@@ -106,21 +106,11 @@ def test_a_sweep_is_compared_with_its_best_and_written_to_files(
 ) -> None:
     arguments = ("evaluate", "-i", "texts", *place, "--queries", files[0], "--qrels", files[1], "-k", "3")
     sweep = (
-        "--sweep",
-        "alpha=0.2..0.8:0.3",
-        "--sweep",
-        "mode=lexical,hybrid",
-        "--measure",
-        "MRR@10,success@1",
-    )
+        "--sweep", "alpha=0.2..0.8:0.3", "--sweep", "mode=lexical,hybrid", "--measure", "MRR@10,success@1",
+    )  # fmt: skip
     outputs = (
-        "--run",
-        f"{tmp_path}/r.trec",
-        "--per-query",
-        f"{tmp_path}/q.jsonl",
-        "--plot",
-        f"{tmp_path}/p.svg",
-    )
+        "--run", f"{tmp_path}/r.trec", "--per-query", f"{tmp_path}/q.jsonl", "--plot", f"{tmp_path}/p.svg",
+    )  # fmt: skip
     answer = in_json(capsys, *arguments, *sweep, *outputs)
     names = ["lexical", "hybrid alpha=0.2", "hybrid alpha=0.5", "hybrid alpha=0.8"]
     assert list(answer["modes"]) == names
@@ -152,13 +142,8 @@ def test_hits_can_be_swept(
     arguments = ("evaluate", "-i", "texts", "-s", str(store), "--queries", files[0], "--qrels", files[1])
     answer = in_json(capsys, *arguments, "-m", "dense", "--sweep", "k=1,6", "--plot", f"{tmp_path}/p.png")
     assert list(answer["modes"]["dense k=6"]["metrics"]) == [
-        "nDCG",
-        "MRR",
-        "MAP",
-        "recall",
-        "success",
-        "judged",
-    ]
+        "nDCG", "MRR", "MAP", "recall", "success", "judged",
+    ]  # fmt: skip
     assert answer["modes"]["dense k=6"]["metrics"]["judged"]["mean"] == pytest.approx(1 / 6)
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
@@ -170,16 +155,8 @@ def test_reranking_can_be_swept(
     model = make_cross_encoder(tmp_path)
     with serving(store, device="cpu", reranker=str(model)) as server:
         arguments = (
-            "evaluate",
-            "-i",
-            "texts",
-            "-t",
-            server.address,
-            "--queries",
-            files[0],
-            "--qrels",
-            files[1],
-        )
+            "evaluate", "-i", "texts", "-t", server.address, "--queries", files[0], "--qrels", files[1],
+        )  # fmt: skip
         run_file = tmp_path / "run.trec"
         capsys.readouterr()  # progress of writing the model
         answer = in_json(
@@ -251,16 +228,8 @@ def test_queries_with_vectors_need_no_encoder(
     queries.write_text(json.dumps({"_id": "q", "vector": hit.vector.tolist()}))
     qrels.write_text(f"q\t{hit.id}\t1\n")
     arguments = (
-        "-i",
-        "library",
-        "-s",
-        str(library),
-        "--queries",
-        str(queries),
-        "--qrels",
-        str(qrels),
-        "--passages",
-    )
+        "-i", "library", "-s", str(library), "--queries", str(queries), "--qrels", str(qrels), "--passages",
+    )  # fmt: skip
     answer = in_json(capsys, "evaluate", *arguments)
     assert list(answer["modes"]) == ["dense"]
     assert answer["modes"]["dense"]["metrics"]["recall@100"]["mean"] == 1

@@ -84,11 +84,7 @@ CASES = {
     ),
 }  # fmt: skip
 
-ALIKE = {
-    "pandas_csv": "postgres_csv",
-    "excel_unicode_text": "mysql_tsv",
-    "rest_array": "elastic_dump",
-}
+ALIKE = {"pandas_csv": "postgres_csv", "excel_unicode_text": "mysql_tsv", "rest_array": "elastic_dump"}
 """Files that only `make test-long` reads, each with one that is read in the same way; tests/pipelines/sources has the
 dialects of all."""
 

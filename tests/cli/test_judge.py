@@ -49,14 +49,10 @@ def typed(keys: bytes) -> Iterator[None]:
 def tasks(query: str, names: str) -> list[Task]:
     return [
         Task(
-            query_number=1,
-            query_id=query,
-            query=query,
-            name=name,
-            hit=Hit(id=name, document_id=name, score=1),
+            query_number=1, query_id=query, query=query, name=name, hit=Hit(id=name, document_id=name, score=1),
         )
         for name in names
-    ]
+    ]  # fmt: skip
 
 
 def undone(step: Step | str) -> tuple[str, str] | None:
@@ -130,16 +126,8 @@ def test_judging_through_a_pipe_resumes_where_it_stopped(
     queries, output = tmp_path / "queries.txt", tmp_path / "qrels.tsv"
     queries.write_text(QUERIES)
     arguments = (
-        "judge",
-        str(store),
-        "texts",
-        "--queries",
-        str(queries),
-        "--output",
-        str(output),
-        "--depth",
-        "2",
-    )
+        "judge", str(store), "texts", "--queries", str(queries), "--output", str(output), "--depth", "2",
+    )  # fmt: skip
     with typed(b"1q"):
         status, summary, dialogue = run(capsys, *arguments)
     assert (status, "1 judgements added, 0 hits skipped" in summary) == (0, True)

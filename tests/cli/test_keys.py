@@ -85,21 +85,14 @@ def test_a_failed_handshake_prints_one_line(tmp_path: Path, library: Path) -> No
         # A process of its own: gRPC reads how much to log when it is imported.
         done = subprocess.run(
             [
-                sys.executable,
-                "-m",
-                "scannery.cli.main",
-                *question,
-                "--timeout",
-                "2",
-                "--target",
-                server.address,
+                sys.executable, "-m", "scannery.cli.main", *question, "--timeout", "2", "--target", server.address,
             ],
             capture_output=True,
             text=True,
             env={name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
             | {"PYTHONPATH": str(ROOT / "src"), "SCANNERY_TLS": "1"},
             check=False,
-        )
+        )  # fmt: skip
     assert done.returncode == 4
     assert done.stderr.startswith("error: ")
     assert len(done.stderr.splitlines()) == 1

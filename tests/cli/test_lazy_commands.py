@@ -12,16 +12,8 @@ from tests.startup import imported_modules
 @pytest.mark.system
 def test_help_and_version_import_no_package_that_a_command_needs() -> None:
     heavy = {
-        "numpy",
-        "pyarrow",
-        "pydantic",
-        "grpc",
-        "google.protobuf",
-        "torch",
-        "apache_beam",
-        "numba",
-        "scann",
-    }
+        "numpy", "pyarrow", "pydantic", "grpc", "google.protobuf", "torch", "apache_beam", "numba", "scann",
+    }  # fmt: skip
     loaded = imported_modules("from scannery.cli.main import main; main(['--help'])")
     assert not loaded & heavy
     assert not {name for name in loaded if name.startswith(("scannery.cli.commands", "scannery.client"))}

@@ -18,12 +18,8 @@ def test_a_table_keeps_its_rows_and_other_text_is_one_line(capsys: pytest.Captur
     print_points([point])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert lines[-5:] == [
-        "How to brew:",
-        "| grind | s |",
-        "| --- | --- |",
-        "| fine | 25 |",
-        "Then wait. [31m",
-    ]
+        "How to brew:", "| grind | s |", "| --- | --- |", "| fine | 25 |", "Then wait. [31m",
+    ]  # fmt: skip
 
 
 EVIL = "\x1b]0;t\x07\x9b31m\x7f\u202e"

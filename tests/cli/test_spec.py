@@ -207,20 +207,8 @@ def test_flags_win_over_guesses(tmp_path, capsys):
     ]
     data = write(tmp_path / "n.jsonl", records)
     _, out = run(
-        capsys,
-        "init",
-        data,
-        "-o",
-        "-",
-        "--id",
-        "slug",
-        "--text",
-        "body",
-        "--title",
-        "id",
-        "--encoder",
-        "./model",
-    )
+        capsys, "init", data, "-o", "-", "--id", "slug", "--text", "body", "--title", "id", "--encoder", "./model",
+    )  # fmt: skip
     written = yaml.safe_load(out)
     assert (written["source"]["id"], written["source"]["text"], written["source"]["title"]) == (
         "slug",
@@ -241,16 +229,12 @@ def test_vectors_need_no_encoder(tmp_path, capsys):
     assert (
         main(
             [
-                "build",
-                str(tmp_path / "spec.yaml"),
-                "--input",
-                str(tmp_path / "v.npy"),
-                "--store",
+                "build", str(tmp_path / "spec.yaml"), "--input", str(tmp_path / "v.npy"), "--store",
                 str(tmp_path / "s"),
             ]
         )
         == 0
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.system

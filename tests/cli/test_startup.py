@@ -81,12 +81,8 @@ def test_a_small_build_imports_no_kernels(store, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"id": "a", "vector": [1.0, 0.0]}\n')
     (tmp_path / "spec.yaml").write_text("index: small\nsource: {vector: vector}\n")
     arguments = [
-        str(tmp_path / "spec.yaml"),
-        "--input",
-        str(tmp_path / "a.jsonl"),
-        "-s",
-        str(tmp_path / "store"),
-    ]
+        str(tmp_path / "spec.yaml"), "--input", str(tmp_path / "a.jsonl"), "-s", str(tmp_path / "store"),
+    ]  # fmt: skip
     loaded = imported_modules(SEARCH, "build", *arguments)
     assert "pyarrow" in loaded
     assert not loaded & {"numba", "pandas", "torch", "apache_beam"}

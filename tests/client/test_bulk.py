@@ -219,12 +219,9 @@ def test_what_may_be_tried_again() -> None:
     # Refused before anything was done.
     assert attempts(write, upsert)[0].wait_s(busy, reached=True) == pytest.approx(0.6)
     for error in (
-        ResourceExhaustedError("too large"),
-        scannery.InvalidArgumentError("x"),
-        scannery.DeadlineExceededError("x"),
-        scannery.UnauthenticatedError("x"),
-        scannery.InternalError("x"),
-    ):
+        ResourceExhaustedError("too large"), scannery.InvalidArgumentError("x"), scannery.DeadlineExceededError("x"),
+        scannery.UnauthenticatedError("x"), scannery.InternalError("x"),
+    ):  # fmt: skip
         assert attempts(read, search)[0].wait_s(error, reached=True) is None
 
 

@@ -230,16 +230,8 @@ def test_errors_are_the_builtin_ones_too() -> None:
 def test_the_sdk_loads_no_wire_before_a_server_is_named() -> None:
     modules = imported_modules("import scannery; scannery.connect; scannery.Client; scannery.Index")
     unneeded = {
-        "asyncio",
-        "concurrent.futures",
-        "grpc",
-        "html",
-        "httptools",
-        "logging",
-        "pathlib",
-        "socket",
-        "ssl",
-    }
+        "asyncio", "concurrent.futures", "grpc", "html", "httptools", "logging", "pathlib", "socket", "ssl",
+    }  # fmt: skip
     assert modules & unneeded - imported_modules("import numpy") == set()
 
 

@@ -98,10 +98,7 @@ def outcome(ask: Callable[[], Any]) -> Any:
 
 
 async def test_answers_and_errors_are_those_of_grpc(server: Server, over_grpc: Counter[str]) -> None:
-    with (
-        scannery.connect(server.address, http=False) as plain,
-        scannery.connect(server.address) as client,
-    ):
+    with scannery.connect(server.address, http=False) as plain, scannery.connect(server.address) as client:
         async with scannery.aio.connect(server.address) as async_client:
             index, async_index = by_http(client), await by_http_async(async_client)
             expected = [outcome(partial(ask, plain.index("library"))) for ask in ASKS]

@@ -158,9 +158,7 @@ def test_a_forked_child_reads_for_itself() -> None:
     assert prefetch.result() == "parent"
 
 
-def test_without_a_thread_the_call_is_made_when_its_result_is_wanted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_thread_the_call_is_made_when_its_result_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -24,14 +24,8 @@ from tests.tools.ports import free_ports
 from tests.tools.prepared_process import PreparedProcess
 
 __all__ = [
-    "Cluster",
-    "Process",
-    "Traffic",
-    "children_of",
-    "often",
-    "running_cluster",
-    "wait_until",
-]
+    "Cluster", "Process", "Traffic", "children_of", "often", "running_cluster", "wait_until",
+]  # fmt: skip
 
 
 class Process:

@@ -50,20 +50,9 @@ SPEC = parse_spec(
     }
 )
 WORDS = [
-    "vector",
-    "search",
-    "podcast",
-    "wasm",
-    "goroutine",
-    "channel",
-    "index",
-    "query",
-    "naïve",
-    "café",
-    "passage",
-    "deep",
-    "river",
-]
+    "vector", "search", "podcast", "wasm", "goroutine", "channel", "index", "query", "naïve", "café", "passage",
+    "deep", "river",
+]  # fmt: skip
 VECTORS_ND = clustered(ROWS, DIMENSIONS, seed=7)
 VECTORS_ND[11::97] = VECTORS_ND[11]  # equal scores, which must come out by id
 TOPICS_ND = clustered(ROWS, TOPIC_DIMENSIONS, seed=8)

@@ -88,10 +88,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(store: Path) -> Iterator[Pair]:
-    with (
-        serving(store, device="cpu") as alone,
-        started_cluster(store, GROUPS, device="cpu") as (root, _),
-    ):
+    with serving(store, device="cpu") as alone, started_cluster(store, GROUPS, device="cpu") as (root, _):
         found = Pair(alone, root)
         yield found
         found.close()

@@ -110,10 +110,7 @@ def test_a_root_has_no_methods_of_leaves(guarded: Guarded) -> None:
 
 def test_a_key_of_one_index_sees_no_other_at_a_leaf(guarded: Guarded) -> None:
     with grpc.insecure_channel(guarded.leaves[0].address) as channel:
-        leaf, narrow = (
-            LeafServiceStub(channel),
-            (("authorization", f"Bearer {guarded.narrow_at_leaves}"),),
-        )
+        leaf, narrow = (LeafServiceStub(channel), (("authorization", f"Bearer {guarded.narrow_at_leaves}"),))
         status = leaf.GetStatus(LeafStatusRequest(), metadata=narrow, timeout=10)
         assert [index.at.index for index in status.indexes] == ["flat"]
         with pytest.raises(grpc.RpcError) as caught:

@@ -17,11 +17,7 @@ from scannery.serving.leaves.groups import LeafGroups
 from scannery.serving.services.search import Service
 from scannery.serving.status import status_for_callers
 from scannery.v1.leaf_pb2 import LeafSearchRequest
-from scannery.v1.search_pb2 import (
-    Mode,
-    SearchManyResponse,
-    SearchResponse,
-)
+from scannery.v1.search_pb2 import Mode, SearchManyResponse, SearchResponse
 from scannery.v1.search_pb2_grpc import SearchServiceStub
 from tests.cluster.questions import any_batch, any_search, make_store
 from tests.cluster.servers import started_cluster

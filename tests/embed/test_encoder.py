@@ -13,13 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scannery.embed import (
-    EmbedError,
-    Encoder,
-    InvalidArgumentError,
-    InvalidTextError,
-    ModelNotFoundError,
-)
+from scannery.embed import EmbedError, Encoder, InvalidArgumentError, InvalidTextError, ModelNotFoundError
 from scannery.embed.batching import Batch, bucket_batches, choose_buckets
 from scannery.embed.devices.cpu import CpuDevice
 from scannery.embed.models.loading import ModelOptions, load_model

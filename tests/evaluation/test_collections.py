@@ -29,14 +29,9 @@ class Row(NamedTuple):
 
 def test_oddities_are_counted_and_told() -> None:
     lines = [
-        Judgement("1", "a", 1),
-        Judgement("1", "a", 1),
-        Judgement("1", "a", 2),
-        Judgement("2", "gone", 1),
-        Judgement("2", "gone too", 0),
-        Judgement("3", "a", 0),
-        Judgement("9", "a", 1),
-    ]
+        Judgement("1", "a", 1), Judgement("1", "a", 1), Judgement("1", "a", 2), Judgement("2", "gone", 1),
+        Judgement("2", "gone too", 0), Judgement("3", "a", 0), Judgement("9", "a", 1),
+    ]  # fmt: skip
     check = check_collection(QUERIES, lines, lambda ids: {name for name in ids if name == "a"})
     assert (check.judgements, check.relevant, check.repeated, check.contradicting) == (5, 2, 2, 1)
     assert (check.unknown_queries, check.unknown_documents) == (("9",), ("gone", "gone too"))

@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scannery.evaluation.measures import (
-    RESAMPLES,
-    interval_of,
-    intervals_of,
-    paired_bootstrap,
-)
+from scannery.evaluation.measures import RESAMPLES, interval_of, intervals_of, paired_bootstrap
 
 
 @pytest.mark.system

@@ -214,10 +214,7 @@ class Handlers:
 
     def update(self, **parts: Any) -> pb.UpdateWhereResponse:
         request = pb.UpdateWhereRequest(
-            index="live",
-            where=types_pb2.Filter(),
-            attributes={"year": types_pb2.Value(int_value=1)},
-            **parts,
+            index="live", where=types_pb2.Filter(), attributes={"year": types_pb2.Value(int_value=1)}, **parts
         )
         return self._filtered.update(request, Deadline.after(30))
 

@@ -17,24 +17,9 @@ from typing import Any, NamedTuple
 from scannery.indexer import IndexSpec, parse_spec
 
 __all__ = [
-    "ATTRIBUTES",
-    "DIMENSIONS",
-    "DYNAMIC",
-    "INDEX",
-    "NAMED",
-    "PLACES",
-    "PLAIN",
-    "WORDS",
-    "Row",
-    "Shape",
-    "exact",
-    "make_spec",
-    "random_dynamic",
-    "random_row",
-    "random_values",
-    "random_vector",
-    "random_vectors",
-]
+    "ATTRIBUTES", "DIMENSIONS", "DYNAMIC", "INDEX", "NAMED", "PLACES", "PLAIN", "WORDS", "Row", "Shape", "exact",
+    "make_spec", "random_dynamic", "random_row", "random_values", "random_vector", "random_vectors",
+]  # fmt: skip
 
 INDEX = "modelled"
 DIMENSIONS = 5

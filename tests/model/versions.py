@@ -101,13 +101,9 @@ def _build(machine: Machine, rng: random.Random, op: Op, rows: list[Row], **opti
 
     def effect(parent: Rows) -> Rows:
         return after_build(
-            parent,
-            plain,
-            full=options.get("mode") == "full",
-            deletes=options.get("deletes", ()),
-            newer_than=began_at[0],
-            whole=not machine.grouped,
-        )
+            parent, plain, full=options.get("mode") == "full", deletes=options.get("deletes", ()),
+            newer_than=began_at[0], whole=not machine.grouped,
+        )  # fmt: skip
 
     with machine.during(op.get("during", []), op.get("at", "")):
         report = build(

@@ -118,14 +118,8 @@ def test_every_bad_record_is_in_the_dead_letters_with_its_place(store, write):
     ]
     report = run(store, write("a.jsonl", lines))
     reasons = [
-        "malformed",
-        "missing_id",
-        "missing_vector",
-        "vector_size",
-        "vector_value",
-        "attribute",
-        "duplicate_id",
-    ]
+        "malformed", "missing_id", "missing_vector", "vector_size", "vector_value", "attribute", "duplicate_id",
+    ]  # fmt: skip
     assert [(d.reason, d.line) for d in letters_of(store, report)] == list(
         zip(reasons, range(21, 28), strict=True)
     )

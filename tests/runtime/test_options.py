@@ -51,20 +51,8 @@ def run(*arguments: str) -> Any:
 def test_flags_have_the_names_and_defaults_of_the_fields() -> None:
     assert run() == Derived(place="there", size=2048)
     flags = (
-        "-a",
-        "x",
-        "--size",
-        "3",
-        "--name",
-        "p",
-        "--name",
-        "q",
-        "--no-fast",
-        "--quiet",
-        "--share",
-        "1",
-        "--again",
-    )
+        "-a", "x", "--size", "3", "--name", "p", "--name", "q", "--no-fast", "--quiet", "--share", "1", "--again",
+    )  # fmt: skip
     expected = Derived(place="x", size=3072, names=("p", "q"), fast=False, quiet=True, share=1.0, queue=7)
     assert run(*flags) == expected
 

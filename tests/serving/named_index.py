@@ -104,10 +104,7 @@ def publish_named(
     return commit(store, manifest)
 
 
-TITLES = {
-    "volcano": "Mountains of fire",
-    "bread": "Baking at home",
-}
+TITLES = {"volcano": "Mountains of fire", "bread": "Baking at home"}
 PICTURES = {
     name: np.eye(3, dtype=np.float32)[row % 3] + row for row, name in enumerate(SENTENCES) if row != 1
 }

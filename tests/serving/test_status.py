@@ -24,14 +24,8 @@ ERRORS = [
 ]
 # Nobody who asks can cause these; if they come, something is broken.
 INTERNAL = {
-    "CodedError",
-    "ServingError",
-    "ConfigError",
-    "BindError",
-    "IndexerError",
-    "InvalidSpecError",
-    "BuildError",
-}
+    "CodedError", "ServingError", "ConfigError", "BindError", "IndexerError", "InvalidSpecError", "BuildError",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)

@@ -77,13 +77,7 @@ def _run(package: str, *options: str) -> None:
     # protoc finds its plug-ins (mypy-protobuf) on the path; they are installed beside this Python.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     status = protoc.main(
-        [
-            "protoc",
-            f"-I{PROTOS}",
-            f"-I{Path(grpc_tools.__file__).parent / '_proto'}",
-            *options,
-            *sources,
-        ]
+        ["protoc", f"-I{PROTOS}", f"-I{Path(grpc_tools.__file__).parent / '_proto'}", *options, *sources]
     )
     if status != 0:
         raise RuntimeError(f"protoc failed with status {status}")

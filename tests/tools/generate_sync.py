@@ -52,19 +52,13 @@ def _formatted(text: str) -> str:
     for command in (["check", "--quiet", "--select", "I,F401", "--fix-only"], ["format"]):
         done = subprocess.run(
             [
-                sys.executable,
-                "-m",
-                "ruff",
-                *command,
-                "--stdin-filename",
-                str(ROOT / "client/_sync/x.py"),
-                "-",
+                sys.executable, "-m", "ruff", *command, "--stdin-filename", str(ROOT / "client/_sync/x.py"), "-",
             ],
             input=text,
             capture_output=True,
             text=True,
             check=True,
-        )
+        )  # fmt: skip
         text = done.stdout
     return text
 

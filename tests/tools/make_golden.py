@@ -15,14 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from scannery.indexer import (
-    SegmentCache,
-    Store,
-    open_index,
-    parse_spec,
-    vector_column,
-    vectors_array,
-)
+from scannery.indexer import SegmentCache, Store, open_index, parse_spec, vector_column, vectors_array
 from scannery.indexer.manifest import FORMAT_VERSION
 from tests.data import ROOT, clustered, datapoints, publish
 

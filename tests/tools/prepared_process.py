@@ -163,15 +163,9 @@ def _run(arguments: list[str]) -> None:
 
 
 _IMPORTED = (
-    "cli.main",
-    "cli.commands.scan",
-    "cli.commands.serve",
-    "client",
-    "pipelines.building",
-    "serving.embedded",
-    "serving.process.supervisor",
-    "serving.transport.http.server",
-)
+    "cli.main", "cli.commands.scan", "cli.commands.serve", "client", "pipelines.building", "serving.embedded",
+    "serving.process.supervisor", "serving.transport.http.server",
+)  # fmt: skip
 
 
 def _prepare() -> None:

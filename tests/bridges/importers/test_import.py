@@ -395,17 +395,12 @@ def dsn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 'insert into "Pages" values (%s, %s::vector, null, %s, %s, %s, %s, %s)',
                 [
                     (
-                        n,
-                        str(VECTORS[n].tolist()),
-                        f"Text {n}",
-                        json.dumps({"x": [n]}),
-                        n,
-                        "2020-01-02T03:04:05Z",
+                        n, str(VECTORS[n].tolist()), f"Text {n}", json.dumps({"x": [n]}), n, "2020-01-02T03:04:05Z",
                         b"x",
                     )
                     for n in range(ROWS)
                 ],
-            )
+            )  # fmt: skip
         connection.execute("""update "Pages" set w = '[1, 2]' where id = 1""")
     yield dsn
     server.cleanup()

@@ -76,10 +76,7 @@ def test_rows_are_written_once(client: scannery.Client) -> None:
 def test_a_server_takes_it_too(client: scannery.Client, tmp_path: Path) -> None:
     client.create_index("other", dimensions=4)
     client.close()
-    with (
-        serving(tmp_path / "store") as server,
-        scannery.connect(server.address, http=False) as remote,
-    ):
+    with serving(tmp_path / "store") as server, scannery.connect(server.address, http=False) as remote:
         assert import_collection(remote, "copy", collection(), PAYLOAD_ONLY).written == ROWS
 
 

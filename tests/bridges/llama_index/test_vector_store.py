@@ -29,13 +29,8 @@ from tests.served import serving
 
 WORDS = WordEncoder(16)
 TEXTS = [
-    "bees make honey",
-    "trains run on rails",
-    "honey cake",
-    "rail strike",
-    "bees in winter",
-    "a cake shop",
-]
+    "bees make honey", "trains run on rails", "honey cake", "rail strike", "bees in winter", "a cake shop",
+]  # fmt: skip
 Op, Mode = FilterOperator, VectorStoreQueryMode
 NewStore = Callable[..., ScanneryVectorStore]
 

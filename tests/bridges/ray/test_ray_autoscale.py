@@ -43,18 +43,8 @@ class Autoscaler:
 def autoscaler(on_ray: OnRay) -> Iterator[Autoscaler]:
     on_ray.up(2, 1)
     running = Autoscaler(
-        on_ray,
-        "--min-rows",
-        "1",
-        "--max-rows",
-        "2",
-        "--target-load",
-        "0.02",
-        "--every",
-        "3",
-        "--shrink-after",
-        "6",
-    )
+        on_ray, "--min-rows", "1", "--max-rows", "2", "--target-load", "0.02", "--every", "3", "--shrink-after", "6",
+    )  # fmt: skip
     try:
         yield running
     finally:

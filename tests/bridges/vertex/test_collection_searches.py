@@ -98,10 +98,7 @@ def test_a_trained_index_finds_what_brute_force_finds(sealed: CollectionCaller) 
 def test_the_ranker_is_the_cross_encoder_of_the_server(tmp_path: Path) -> None:
     model = make_cross_encoder(tmp_path)
     films: dict[str, Any] = {
-        f"f{number}": {
-            "data": {"title": title, "plot": plot},
-            "vectors": {"v": dense(1, number)},
-        }
+        f"f{number}": {"data": {"title": title, "plot": plot}, "vectors": {"v": dense(1, number)}}
         for number, (title, plot) in enumerate(
             [
                 ("volcano", "molten rock rises"),

@@ -38,14 +38,8 @@ def as_csv(records: list[dict[str, Any]]) -> bytes:
         cells = [record["id"], *map(str, record["embedding"])]
         if "restricts" in record:
             cells += [
-                "3:0.5",
-                "11:2",
-                "color=red",
-                "color=blue",
-                "color=!green",
-                "#year=2020i",
-                "crowding_tag=group",
-            ]
+                "3:0.5", "11:2", "color=red", "color=blue", "color=!green", "#year=2020i", "crowding_tag=group",
+            ]  # fmt: skip
         lines.append(",".join(cells) + "\n")
     return "".join(lines).encode()
 

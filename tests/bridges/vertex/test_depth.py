@@ -85,10 +85,7 @@ def test_the_private_api_takes_a_percentage_too(served: tuple[Caller, str], trut
         {"fraction_leaf_nodes_to_search_override": 1.0},
     ):
         request = private_pb2.MatchRequest(
-            deployed_index_id="deployed",
-            float_val=QUERIES_QD[0].tolist(),
-            num_neighbors=K,
-            **option,
+            deployed_index_id="deployed", float_val=QUERIES_QD[0].tolist(), num_neighbors=K, **option
         )
         assert [neighbor.id for neighbor in caller.match(request).neighbor] == truth[0]
 

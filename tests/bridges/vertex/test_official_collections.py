@@ -90,10 +90,7 @@ def films(clients: Clients) -> str:
     name = f"films-{clients.api.__name__.rpartition('_')[2]}"
     clients.create(
         name,
-        vector_schema={
-            "plot": {"dense_vector": {"dimensions": SIZE}},
-            "words": {"sparse_vector": {}},
-        },
+        vector_schema={"plot": {"dense_vector": {"dimensions": SIZE}}, "words": {"sparse_vector": {}}},
         data_schema={
             "type": "object",
             "properties": {"title": {"type": "string"}, "year": {"type": "number"}},

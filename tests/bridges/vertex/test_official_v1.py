@@ -360,14 +360,8 @@ WITH_TLS = """
 def test_tls_with_a_development_certificate_and_two_workers(tmp_path: Path):
     Store.open(tmp_path / "store", create=True)
     options = (
-        "--store",
-        str(tmp_path / "store"),
-        "--vertex",
-        "--tls-dev",
-        str(tmp_path / "tls"),
-        "--workers",
-        "2",
-    )
+        "--store", str(tmp_path / "store"), "--vertex", "--tls-dev", str(tmp_path / "tls"), "--workers", "2",
+    )  # fmt: skip
     environment = {**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(tmp_path / "tls" / "ca.pem")}
     with command(*options) as address:
         assert (tmp_path / "tls" / "key.pem").stat().st_mode & 0o077 == 0

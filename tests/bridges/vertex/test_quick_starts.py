@@ -167,10 +167,7 @@ def test_a_sparse_field_has_an_index(caller: CollectionCaller):
         with pytest.raises(grpc.RpcError, match=match) as caught:
             create("wrong", field, **index)
         assert caught.value.code() is INVALID
-    for hint, code in (
-        (f"{parent}/indexes/none", NOT_FOUND),
-        (f"{parent}/indexes/dense-index", INVALID),
-    ):
+    for hint, code in ((f"{parent}/indexes/none", NOT_FOUND), (f"{parent}/indexes/dense-index", INVALID)):
         refused(code, metadata, search_hint={"index_hint": {"name": hint}})
     for id in ("sparse-index", "bare", "dense-index"):
         request = {"name": f"{parent}/indexes/{id}"}

@@ -13,12 +13,7 @@ import pytest
 from scannery.bridges.vertex.shared.line_files import LineFiles
 from scannery.vertex.v1 import operations_pb2
 from scannery.vertex.v2 import collections_pb2 as pb
-from tests.bridges.vertex.collection_client import (
-    CollectionCaller,
-    collections_served,
-    dense,
-    dimensions,
-)
+from tests.bridges.vertex.collection_client import CollectionCaller, collections_served, dense, dimensions
 from tests.bridges.vertex.facade_client import write_lines
 
 SCHEMA = {**dimensions(plot=3, cover=2), "words": {"sparse_vector": {}}}

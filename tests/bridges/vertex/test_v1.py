@@ -294,9 +294,7 @@ def test_the_private_api_gives_the_same_neighbors(served: tuple[Caller, str, str
 def test_distances(tmp_path: Path, measure: str, norm: str, distance: Any):
     with facade(tmp_path) as server, Caller(server.address) as caller:
         index = caller.create_index(
-            distanceMeasureType=measure,
-            featureNormType=norm,
-            algorithmConfig={"bruteForceConfig": {}},
+            distanceMeasureType=measure, featureNormType=norm, algorithmConfig={"bruteForceConfig": {}}
         ).name
         rows = [row for row in range(60) if row != 14]
         caller.upsert(

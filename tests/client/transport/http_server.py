@@ -181,10 +181,7 @@ def _read(sock: socket.socket) -> Exchange | None:
 
 
 def answered(
-    body: bytes,
-    kind: str = "application/proto",
-    status: int = 200,
-    headers: dict[str, str] | None = None,
+    body: bytes, kind: str = "application/proto", status: int = 200, headers: dict[str, str] | None = None
 ) -> bytes:
     """Return the bytes of a response."""
     lines = {"content-type": kind, "content-length": str(len(body)), **(headers or {})}

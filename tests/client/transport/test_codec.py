@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import scannery
-from scannery.client.transport.http.codec import (
-    ForeignAnswerError,
-    call_head,
-    read_answer,
-)
+from scannery.client.transport.http.codec import ForeignAnswerError, call_head, read_answer
 from scannery.client.transport.http.endpoint import Endpoint
 from scannery.client.transport.http.pool import Worker, worker_of
 from scannery.client.transport.retries import error_from_status

@@ -55,13 +55,8 @@ class StormWriter(threading.Thread):
     def run(self) -> None:
         """Write until the end; the first difference ends all."""
         kinds = [
-            self._upsert,
-            self._conditional,
-            self._update,
-            self._delete_ids,
-            self._delete_documents,
-            self._filtered,
-        ]
+            self._upsert, self._conditional, self._update, self._delete_ids, self._delete_documents, self._filtered,
+        ]  # fmt: skip
         try:
             while not self._ended.wait(PAUSE_S):
                 kind = self._rng.choices(kinds, [6, 3, 5, 3, 1, 2])[0]

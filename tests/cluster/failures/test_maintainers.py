@@ -214,10 +214,7 @@ def test_two_seal_each_mutation_once(store: Store, writer: Writer, pair: list[Ma
         assert 'scannery_maintenance_unsealed_rows{index="live"}' in answer.read().decode()
     assert [
         machine.end(number) for machine, number in zip(pair, (signal.SIGTERM, signal.SIGINT), strict=True)
-    ] == [
-        0,
-        0,
-    ]
+    ] == [0, 0]
     assert not any("ERROR" in machine.output for machine in pair)
     writer.check()
 

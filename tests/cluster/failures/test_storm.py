@@ -47,10 +47,7 @@ class Maintainer:
         self._command = [
             sys.executable, "-m", "scannery.cli.main", "maintain", "--store", str(store), "--log", log,
         ]  # fmt: skip
-        self._environment = os.environ | {
-            "PYTHONPATH": str(ROOT / "src"),
-            "SCANNERY_CACHE_DIR": str(folder),
-        }
+        self._environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "SCANNERY_CACHE_DIR": str(folder)}
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:

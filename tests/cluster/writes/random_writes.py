@@ -38,12 +38,8 @@ class RandomWrites:
                 request.ids.append("another") if isinstance(request, pb.DeleteRequest) else None
         else:
             kinds: list[Callable[[], AnyRequest]] = [
-                self._upsert,
-                self._partial,
-                self._delete,
-                self._delete_where,
-                self._update_where,
-            ]
+                self._upsert, self._partial, self._delete, self._delete_where, self._update_where,
+            ]  # fmt: skip
             request = self._chosen.choices(kinds, [6, 4, 3, 1, 1])[0]()
             if self._chosen.random() < 0.3:
                 request.request_id = f"r{self._chosen.randrange(1 << 40)}"

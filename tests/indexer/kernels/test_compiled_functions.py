@@ -14,16 +14,8 @@ ROOMS = sorted(path for path in (ROOT / "src" / "scannery").iterdir() if path.is
 MODULES = [module for room in ROOMS for module in sorted(room.resolve().rglob("*.py"))]
 COMPILERS = ("compiled", "_compiled")
 OF_NUMBA = (
-    "jit",
-    "njit",
-    "vectorize",
-    "guvectorize",
-    "cfunc",
-    "stencil",
-    "overload",
-    "jitclass",
-    "generated_jit",
-)
+    "jit", "njit", "vectorize", "guvectorize", "cfunc", "stencil", "overload", "jitclass", "generated_jit",
+)  # fmt: skip
 
 
 CALLS = {

@@ -20,16 +20,8 @@ from tests.data import ROOT, clustered
 FOUND = "import json, sys, scannery; print(json.dumps([sys.argv[1:], sys.path, scannery.__file__]))"
 # Of the standard library, of ours, and what Python itself looks for when it starts.
 NAMES = (
-    "runpy",
-    "json",
-    "argparse",
-    "obstore",
-    "pyarrow",
-    "numpy",
-    "scann",
-    "sitecustomize",
-    "usercustomize",
-)
+    "runpy", "json", "argparse", "obstore", "pyarrow", "numpy", "scann", "sitecustomize", "usercustomize",
+)  # fmt: skip
 
 
 @pytest.fixture

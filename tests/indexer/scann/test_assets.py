@@ -14,10 +14,7 @@ from scannery.indexer import CorruptError
 from scannery.indexer.scann.assets import CODES_COLUMN, LEAF_COLUMN, unpack_assets
 
 TABLE = pa.table(
-    {
-        LEAF_COLUMN: pa.array(np.zeros(3, np.int32)),
-        CODES_COLUMN: pa.array([b"ab"] * 3, pa.binary(2)),
-    }
+    {LEAF_COLUMN: pa.array(np.zeros(3, np.int32)), CODES_COLUMN: pa.array([b"ab"] * 3, pa.binary(2))}
 )
 
 

@@ -67,9 +67,7 @@ def test_a_file_that_is_removed_is_made_anew(tmp_path: Path, changes: FolderChan
     assert changed(changes) == {"podcasts"}
 
 
-def test_a_folder_that_takes_the_place_of_the_root_is_followed(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_that_takes_the_place_of_the_root_is_followed(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     reader = FolderChanges(root)

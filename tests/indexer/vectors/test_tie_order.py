@@ -83,12 +83,7 @@ def test_many_equal_rows_near_a_query_do_not_hide_better_ones(tmp_path: Path) ->
     # As inner products tell it, rows beyond these are better for their own vector.
     vectors_ND[:600] = vectors_ND[np.argsort(np.linalg.norm(vectors_ND, axis=1))[-600]]
     spec = parse_spec(
-        {
-            "index": "equal",
-            "source": {"vector": "v"},
-            "distance": "dot",
-            "scann": {"exact_below_rows": 1000},
-        }
+        {"index": "equal", "source": {"vector": "v"}, "distance": "dot", "scann": {"exact_below_rows": 1000}}
     )
     store = Store.open(tmp_path / "store", create=True)
     publish_version(store, spec, datapoints(spec, vectors_ND), tmp_path)

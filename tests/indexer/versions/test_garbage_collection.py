@@ -160,12 +160,8 @@ def test_work_is_left_alone_however_old_its_files_are(store: Store):
     without_ids(store, "t", ["d2"])
     old, record = "t/segments/" + "0" * 64 + ".parquet", "t/stage/segments/x.json"
     for key in (
-        old,
-        "t/embeddings/used.parquet",
-        "t/stage/units/used.json",
-        "t/embeddings/other.parquet",
-        record,
-    ):
+        old, "t/embeddings/used.parquet", "t/stage/units/used.json", "t/embeddings/other.parquet", record,
+    ):  # fmt: skip
         store.write(key, b"")
         make_old(store, key)
     with working(store, "t", parent=1) as lease:

@@ -82,17 +82,8 @@ class PostgresServer:
         self._hosts = f"127.0.0.1,{host}" if host else "127.0.0.1"
         self._make_folder()
         self._run(
-            "initdb",
-            "-D",
-            self._data,
-            "-U",
-            "postgres",
-            "--auth=trust",
-            "--no-sync",
-            "-E",
-            "UTF8",
-            "--locale=C",
-        )
+            "initdb", "-D", self._data, "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C",
+        )  # fmt: skip
         settings = _SETTINGS | {"fsync": "on" if durable else "off"}
         if version < 18:
             del settings["io_method"]
@@ -118,17 +109,8 @@ class PostgresServer:
         found._make_folder()
         own = self.url("replication").replace("/replication", "")
         self._run(
-            "pg_basebackup",
-            "-d",
-            own,
-            "-D",
-            found._data,
-            "-R",
-            "-X",
-            "stream",
-            "--checkpoint=fast",
-            "--no-sync",
-        )
+            "pg_basebackup", "-d", own, "-D", found._data, "-R", "-X", "stream", "--checkpoint=fast", "--no-sync",
+        )  # fmt: skip
         found.port = free_port()
         found.start()
         if synchronous:

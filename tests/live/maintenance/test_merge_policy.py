@@ -54,14 +54,9 @@ def manifest(entries: Sequence[SegmentEntry], *, dimensions: int = 8, **live: ob
         }
     )
     return Manifest(
-        index="i",
-        version=1,
-        created_at=datetime.now(timezone.utc),
-        spec=spec,
-        dimensions=dimensions,
-        shards=1,
+        index="i", version=1, created_at=datetime.now(timezone.utc), spec=spec, dimensions=dimensions, shards=1,
         segments=tuple(entries),
-    )
+    )  # fmt: skip
 
 
 def sizes(groups: Sequence[Sequence[SegmentEntry]]) -> list[list[int]]:

@@ -27,10 +27,7 @@ GIVEN: dict[str, Any] = {
     "source": {"id": "id", "vector": "vector", "text": "text", "title": "title"},
     "vectors": "optional",
     "attributes": {"show": "string"},
-    "named_vectors": {
-        "title": {"dimensions": 3, "distance": "dot"},
-        "image": {"dimensions": 2},
-    },
+    "named_vectors": {"title": {"dimensions": 3, "distance": "dot"}, "image": {"dimensions": 2}},
     "live": {"seal_rows": 100_000, "merge_segments": 2},
 }
 """Vectors are given."""

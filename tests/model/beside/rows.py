@@ -11,23 +11,9 @@ from scannery.client import Client
 from tests.model.errors import check
 
 __all__ = [
-    "ALIAS",
-    "INDEX",
-    "PRESENT",
-    "TIMEOUT_S",
-    "Event",
-    "Histories",
-    "Reading",
-    "Refusal",
-    "Row",
-    "Rows",
-    "check_reading",
-    "check_refusal",
-    "new_point",
-    "row_of",
-    "shown_rows",
-    "vector_of",
-]
+    "ALIAS", "INDEX", "PRESENT", "TIMEOUT_S", "Event", "Histories", "Reading", "Refusal", "Row", "Rows",
+    "check_reading", "check_refusal", "new_point", "row_of", "shown_rows", "vector_of",
+]  # fmt: skip
 
 INDEX, ALIAS = "modelled", "also"
 TIMEOUT_S = 30.0

@@ -12,15 +12,7 @@ from tests.data import repeated
 from tests.live.log.postgres_server import PostgresServer
 from tests.model.beside.planted import new_columns_dropped
 from tests.model.beside.round import Round, run_beside
-from tests.model.beside.rows import (
-    PRESENT,
-    Histories,
-    Reading,
-    Refusal,
-    Row,
-    check_reading,
-    check_refusal,
-)
+from tests.model.beside.rows import PRESENT, Histories, Reading, Refusal, Row, check_reading, check_refusal
 from tests.model.errors import WrongError
 
 SHORT, LONG, PLANTED = 40, repeated(2500), 1500

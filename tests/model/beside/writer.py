@@ -327,8 +327,7 @@ class Writer:
         def apply(stored: Rows) -> dict[str, Row | None]:
             there = {name: stored[name][0] if name in stored else None for name in rows}
             check(
-                there == revisions,
-                f"{self.name} replaced rows at {there}, on the condition of {revisions}",
+                there == revisions, f"{self.name} replaced rows at {there}, on the condition of {revisions}"
             )
             return dict(rows)
 

@@ -144,12 +144,8 @@ def test_a_dask_cluster_that_loses_a_worker(store, write, tmp_path):
     path = write("a.jsonl", [*vector_records(0, 3000), "{broken", vector_records(5, 6)[0]])
     file = tmp_path / "scheduler.json"
     scheduler = (
-        "-m",
-        "distributed.cli.dask_scheduler",
-        "--port=0",
-        "--no-dashboard",
-        f"--scheduler-file={file}",
-    )
+        "-m", "distributed.cli.dask_scheduler", "--port=0", "--no-dashboard", f"--scheduler-file={file}",
+    )  # fmt: skip
     worker = ("-m", "distributed.cli.dask_worker", f"--scheduler-file={file}", "--nthreads=1", "--no-nanny",
               "--no-dashboard", f"--local-directory={tmp_path}")  # fmt: skip
     with process(*scheduler), process(*worker), process(*worker) as victim:

@@ -22,10 +22,7 @@ from tests.embed.tiny_models import make_model
 
 pytestmark = pytest.mark.system
 
-SPEC: dict[str, Any] = {
-    "index": "texts",
-    "source": {"text": "text", "title": "title"},
-}
+SPEC: dict[str, Any] = {"index": "texts", "source": {"text": "text", "title": "title"}}
 
 
 @pytest.fixture
@@ -40,14 +37,8 @@ def planned(spec: dict[str, Any], inputs: list[Path], folder: Path) -> tuple[Any
     encoder = PlannedEncoder(parsed.encoder)
     store = Store.open(folder / "store", create=True)
     job = new_job(
-        parsed,
-        store,
-        dimensions=32,
-        shards=1,
-        fingerprint=encoder.fingerprint.to_dict(),
-        parent=None,
-        mode="full",
-    )
+        parsed, store, dimensions=32, shards=1, fingerprint=encoder.fingerprint.to_dict(), parent=None, mode="full",
+    )  # fmt: skip
     job = with_widths(job, parts, encoder)
     return job, sampled_passages(parts, parsed, 32, encoder.load_on_cpu())
 

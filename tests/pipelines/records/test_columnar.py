@@ -78,9 +78,7 @@ def columns_of(draw: st.DrawFn, rows: int) -> dict[str, pa.Array]:
     text = (st.text(max_size=5), pa.string())
     whole = (st.integers(-(2**63), 2**63 - 1), pa.int64())
     real = (st.floats(), pa.float64())
-    vectors = draw(
-        st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=rows, max_size=rows),
-    )
+    vectors = draw(st.lists(st.lists(NUMBERS, min_size=3, max_size=3), min_size=rows, max_size=rows))
     given_columns = {
         "id": column(
             (IDS, pa.string()), (IDS, pa.large_string()), whole, (st.integers(0, 2**64 - 1), pa.uint64()), real

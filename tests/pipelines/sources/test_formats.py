@@ -194,13 +194,8 @@ def test_other_files_say_what_to_do(tmp_path: Path, name: str, hint: str):
 @pytest.mark.parametrize("pattern", ["", "/*", "/part*"])
 def test_marks_of_writers_are_left_out(tmp_path: Path, pattern: str):
     for name in (
-        "_SUCCESS",
-        "_committed_123",
-        "_started_123",
-        ".part-00000.crc",
-        "._SUCCESS.crc",
-        "_metadata",
-    ):
+        "_SUCCESS", "_committed_123", "_started_123", ".part-00000.crc", "._SUCCESS.crc", "_metadata",
+    ):  # fmt: skip
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "part-00000").write_bytes(of_parquet())
     found = find_files([f"{tmp_path}{pattern}"])

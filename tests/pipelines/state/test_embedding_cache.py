@@ -21,12 +21,7 @@ from tests.hooks import before_call
 
 pytestmark = pytest.mark.system
 
-TEXTS = {
-    "index": "t",
-    "source": {"text": "text"},
-    "encoder": {"model": "all-MiniLM-L6-v2"},
-    "shards": 4,
-}
+TEXTS = {"index": "t", "source": {"text": "text"}, "encoder": {"model": "all-MiniLM-L6-v2"}, "shards": 4}
 
 
 def test_an_update_reads_only_the_shards_of_vectors_that_it_reuses(write, tmp_path, monkeypatch):

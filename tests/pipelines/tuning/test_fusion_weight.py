@@ -21,33 +21,14 @@ from tests.embed.tiny_models import make_model
 from tests.pipelines.conftest import manifest_of, run
 
 SUBJECTS = [
-    "the cat",
-    "a volcano",
-    "the old car",
-    "an engineer",
-    "the river",
-    "my neighbour",
-    "a podcast",
-    "the bank",
-]
+    "the cat", "a volcano", "the old car", "an engineer", "the river", "my neighbour", "a podcast", "the bank",
+]  # fmt: skip
 VERBS = [
-    "sleeps near",
-    "erupts over",
-    "drives through",
-    "repairs",
-    "floods",
-    "talks about",
-    "records",
-    "lends to",
-]
+    "sleeps near", "erupts over", "drives through", "repairs", "floods", "talks about", "records", "lends to",
+]  # fmt: skip
 PLACES = [
-    "the quiet village",
-    "a frozen lake",
-    "the city centre",
-    "an empty office",
-    "green mountains",
-    "the harbour",
-]
+    "the quiet village", "a frozen lake", "the city centre", "an empty office", "green mountains", "the harbour",
+]  # fmt: skip
 SPEC = {
     "index": "talks",
     "source": {"id": "id", "text": "text"},

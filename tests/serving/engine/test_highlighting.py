@@ -246,10 +246,7 @@ def test_it_is_the_same_before_and_after_seal_merge_and_rollback(store: Path, tm
         live.upsert([{"id": "new", "text": "Hello. A volcano can sleep for years, and then erupt. Bye."}])
         fresh = by_id(live.search(QUERY, 5, highlight=True))
     opened = Store.open(path)
-    for change in (
-        lambda: seal(opened, "episodes"),
-        lambda: merge(opened, "episodes"),
-    ):
+    for change in (lambda: seal(opened, "episodes"), lambda: merge(opened, "episodes")):
         change()
         with scannery.connect(path) as client:
             now = by_id(client.index("episodes").search(QUERY, 5, highlight=True))

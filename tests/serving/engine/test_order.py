@@ -93,10 +93,7 @@ ASKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "lexical": ("word", {"mode": "lexical"}),
     "sparse": (Sparse({1: 1.0, 2: 0.5}), {"mode": "lexical"}),
     "hybrid": (Sparse({1: 1.0, 2: 0.5}, query=VECTOR), {"mode": "hybrid"}),
-    "weighted": (
-        Sparse({1: 1.0, 2: 0.5}, query=VECTOR),
-        {"mode": "hybrid", "fusion": "weighted_score"},
-    ),
+    "weighted": (Sparse({1: 1.0, 2: 0.5}, query=VECTOR), {"mode": "hybrid", "fusion": "weighted_score"}),
 }
 INDEXES = ["flat", "dots", "shards", "tree", "forest"]
 CASES = list(itertools.product(INDEXES, ASKS))

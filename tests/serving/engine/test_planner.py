@@ -135,13 +135,9 @@ def by_scann(
     costs = segment._planner.book.timed
     assert costs is not None
     return segment._planner.propose(
-        search_ready(query_1D, segment.distance),
-        K,
-        allowed,
-        settings,
-        TARGET,
+        search_ready(query_1D, segment.distance), K, allowed, settings, TARGET,
         more_leaves=costs.more_leaves(allowed.share),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("mask", MASKS)

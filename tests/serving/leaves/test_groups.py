@@ -50,13 +50,9 @@ def ask(
 ) -> dict[int, int]:
     at = state()
     answers = leaf_groups.call(
-        SEARCH,
-        LeafSearchRequest(at=at, wanted=wanted),
-        LeafSearchResponse,
-        Deadline.after(timeout_s),
-        at=at,
+        SEARCH, LeafSearchRequest(at=at, wanted=wanted), LeafSearchResponse, Deadline.after(timeout_s), at=at,
         **options,
-    )
+    )  # fmt: skip
     return {group: answer.allowed for group, answer in answers.items()}
 
 

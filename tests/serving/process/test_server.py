@@ -312,15 +312,8 @@ def test_everything_that_was_stored_comes_back(server: Server) -> None:
         [point] = client.index("library").get([record["id"]])
     assert point is not None
     for name in (
-        "id",
-        "document_id",
-        "title",
-        "text",
-        "text_start",
-        "text_end",
-        "time_start_s",
-        "time_end_s",
-    ):
+        "id", "document_id", "title", "text", "text_start", "text_end", "time_start_s", "time_end_s",
+    ):  # fmt: skip
         assert getattr(point, name) == record[name]
     assert point.payload == {"row": int(record["id"][1:]), "deep": [None, "ü"]}
     assert point.attributes == {name: record[name] for name in sorted(point.attributes)}

@@ -314,12 +314,8 @@ def test_contents_of_requests_are_apart_from_files_of_the_server(tmp_path: Path,
         return ServerConfig(store=store, log=log, vertex=vertex, security=security)
 
     for root in (
-        f"{tmp_path}/store",
-        f"{tmp_path}/link/index",
-        f"file://{tmp_path}/store/",
-        str(tmp_path),
-        "/",
-    ):
+        f"{tmp_path}/store", f"{tmp_path}/link/index", f"file://{tmp_path}/store/", str(tmp_path), "/",
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match="overlap") as caught:
             config(root)
         assert caught.value.field == "vertex_contents"
@@ -348,10 +344,7 @@ def test_with_credentials_a_server_may_be_reached_from_anywhere(keys: KeyFile) -
         EncoderConfig(models=("x",), listen="0.0.0.0:1", security=security)
     assert ServerConfig(store="x", listen="127.0.0.1:1", security=security).listen == "127.0.0.1:1"
     certificate = Authority(keys.path.parent).issue("server")
-    for good in (
-        replace(security, behind_tls=True),
-        secure(*certificate, keys_file=str(keys.path)),
-    ):
+    for good in (replace(security, behind_tls=True), secure(*certificate, keys_file=str(keys.path))):
         assert ServerConfig(store="x", listen="0.0.0.0:1", security=good).listen == "0.0.0.0:1"
     with pytest.raises(ConfigError, match="behind_tls"):
         secure(*certificate, behind_tls=True)

@@ -41,9 +41,7 @@ class Authority:
         certificate = self._signed(subject, key.public_key(), ca=False, days=days)
         key_path.write_bytes(
             key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
         )
         cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))

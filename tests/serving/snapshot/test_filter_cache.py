@@ -373,22 +373,9 @@ EPOCH_1970 = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
 
 ODD = [
-    "",
-    "a",
-    "A",
-    "ab",
-    "straße",
-    "STRASSE",
-    "\ud7ff",
-    "\ud7ffx",
-    "\ue000",
-    "\U0010ffff",
-    "\U0010ffff\U0010ffff",
-    "İ",
-    "ſ",
-    "\0",
-    "a\0",
-]
+    "", "a", "A", "ab", "straße", "STRASSE", "\ud7ff", "\ud7ffx", "\ue000", "\U0010ffff", "\U0010ffff\U0010ffff", "İ",
+    "ſ", "\0", "a\0",
+]  # fmt: skip
 
 
 @pytest.mark.system

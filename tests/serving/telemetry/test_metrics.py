@@ -49,20 +49,11 @@ def test_processes_are_added_up_and_the_text_is_that_of_prometheus() -> None:
         dumps.append(json.loads(Registry((counter, gauge, histogram)).to_bytes()))
     total = merged(families(), dumps)
     assert rendered(families(), total).splitlines() == [
-        "# HELP requests_total Requests.",
-        "# TYPE requests_total counter",
-        'requests_total{method="a\\"\\\\\\n"} 3',
-        "# HELP version Version.",
-        "# TYPE version gauge",
-        'version{index="i"} 2',
-        "# HELP seconds Time.",
-        "# TYPE seconds histogram",
-        'seconds_bucket{le="0.1"} 4',
-        'seconds_bucket{le="1"} 6',
-        'seconds_bucket{le="+Inf"} 8',
-        "seconds_sum 15.3",
-        "seconds_count 8",
-    ]
+        "# HELP requests_total Requests.", "# TYPE requests_total counter", 'requests_total{method="a\\"\\\\\\n"} 3',
+        "# HELP version Version.", "# TYPE version gauge", 'version{index="i"} 2', "# HELP seconds Time.",
+        "# TYPE seconds histogram", 'seconds_bucket{le="0.1"} 4', 'seconds_bucket{le="1"} 6',
+        'seconds_bucket{le="+Inf"} 8', "seconds_sum 15.3", "seconds_count 8",
+    ]  # fmt: skip
     # A process that takes the place of another goes on counting, and knows nothing of what it had.
     counter, gauge, histogram = families()
     Registry((counter, gauge, histogram)).restore(dumps[0])

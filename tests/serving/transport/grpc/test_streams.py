@@ -36,15 +36,9 @@ def pipeline(
     memory = Budget(total_bytes, "bytes")
     try:
         yield Pipeline(
-            requests,
-            answer,
-            threads=threads,
-            window=window,
-            window_bytes=window_bytes,
-            pool=pool,
-            helpers=Budget(helpers, "threads"),
-            share=memory.take("a", 0),
-        )
+            requests, answer, threads=threads, window=window, window_bytes=window_bytes, pool=pool,
+            helpers=Budget(helpers, "threads"), share=memory.take("a", 0),
+        )  # fmt: skip
     finally:
         pool.close()
 

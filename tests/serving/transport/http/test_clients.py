@@ -100,13 +100,9 @@ def connect_python(server: Server, *, json_body: bool) -> Client:
     def call(call: Call) -> tuple[str, bytes]:
         service, _, name = call.path.strip("/").rpartition("/")
         method = MethodInfo(
-            name=name,
-            service_name=service,
-            input=type(call.request),
-            output=response_type(call.path),
-            idempotency_level=IdempotencyLevel.UNKNOWN,
-            stream_type=StreamType.UNARY,
-        )
+            name=name, service_name=service, input=type(call.request), output=response_type(call.path),
+            idempotency_level=IdempotencyLevel.UNKNOWN, stream_type=StreamType.UNARY,
+        )  # fmt: skip
         try:
             answer = client.execute_unary(
                 request=call.request, method=method, headers=call.headers, timeout_ms=call.timeout_ms

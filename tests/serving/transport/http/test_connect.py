@@ -361,11 +361,7 @@ def test_health(server: Server, http: Http) -> None:
     for path in ("/healthz", "/readyz", "/healthz?probe=1"):
         response = http.ask("GET", path)
         assert (response.status, response.json) == (200, {"status": "ok"})
-    for method, path, status in (
-        ("GET", "/", 404),
-        ("DELETE", "/nothing", 404),
-        ("HEAD", "/healthz", 200),
-    ):
+    for method, path, status in (("GET", "/", 404), ("DELETE", "/nothing", 404), ("HEAD", "/healthz", 200)):
         assert http.ask(method, path).status == status
 
 

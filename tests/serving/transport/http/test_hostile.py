@@ -163,15 +163,9 @@ def test_only_what_is_clear_keeps_the_connection(server: Server) -> None:
             if http.response().headers.get("connection") != "close":
                 kept.append(name)
     assert set(kept) <= {
-        "two hosts",
-        "no host",
-        "a target that is no path",
-        "a target with a user",
-        "a target without a host",
-        "a target of another scheme",
-        "an asterisk",
-        "a body of GET",
-    }
+        "two hosts", "no host", "a target that is no path", "a target with a user", "a target without a host",
+        "a target of another scheme", "an asterisk", "a body of GET",
+    }  # fmt: skip
 
 
 def test_chunks_are_read(server: Server) -> None:

@@ -236,11 +236,7 @@ def test_a_vector_of_bytes_that_equal_its_length_has_no_template(server: Server)
 
 @pytest.mark.system
 def test_queries_with_more_than_a_vector_keep_it(tmp_path: Path) -> None:
-    more = [
-        Query(),
-        Query(words="red"),
-        Query(sparse_vector=SparseVector(indices=[1, 2], values=[1, 2])),
-    ]
+    more = [Query(), Query(words="red"), Query(sparse_vector=SparseVector(indices=[1, 2], values=[1, 2]))]
     with connected(tmp_path / "store", "embedded") as client:
         index = client.create_index("beside", dimensions=2, lexical=True, sparse=True)
         words = ["red", "red red green", "green", "blue red"]

@@ -56,17 +56,8 @@ WHOLE = (
     + head("DELETE", SEARCH),
 )  # fmt: skip
 PIECES = (
-    b"\r\n",
-    b"\0",
-    b":",
-    b" ",
-    b"chunked",
-    b"\n",
-    b"9",
-    b"upgrade: h2c\r\n",
-    b"HTTP/1.0",
-    b"content-length: 5\r\n",
-)
+    b"\r\n", b"\0", b":", b" ", b"chunked", b"\n", b"9", b"upgrade: h2c\r\n", b"HTTP/1.0", b"content-length: 5\r\n",
+)  # fmt: skip
 
 
 def mutated(rng: random.Random) -> bytes:

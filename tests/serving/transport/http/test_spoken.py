@@ -137,10 +137,7 @@ def test_offers_are_ignored_behind_tls_and_with_keys(library: Path, tmp_path: Pa
     cert, tls_key = made_certificate(tmp_path)
     security = SecurityConfig(keys_file=str(file.path), tls_cert=str(cert), tls_key=str(tls_key))
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-    with (
-        serving(library, security=security) as server,
-        Http(server.http_port, context=context) as http,
-    ):
+    with serving(library, security=security) as server, Http(server.http_port, context=context) as http:
         for headers, status in (([key], 200), ([], 401), ([key], 200)):
             http.send(packet("search", [*headers, *OFFERS["h2c of Java"]]))
             assert http.response().status == status
@@ -228,14 +225,8 @@ def test_targets_as_proxies_get_them(server: Server, http: Http) -> None:
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE", "PUT", "PATCH", "TRACE"])
 def test_only_post_has_a_body(server: Server, method: str) -> None:
     for path in (
-        "/healthz",
-        "/openapi.json",
-        "/nothing",
-        SEARCH,
-        "/v1/models",
-        "/v1/embeddings",
-        "/v1/nothing",
-    ):
+        "/healthz", "/openapi.json", "/nothing", SEARCH, "/v1/models", "/v1/embeddings", "/v1/nothing",
+    ):  # fmt: skip
         with Http(server.http_port) as http:
             bare = http.ask(method, path)
             assert http.ask(method, path, headers=[("content-length", "0")]).status == bare.status
