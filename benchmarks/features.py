@@ -502,5 +502,9 @@ CASES = {
 }  # fmt: skip
 
 
-if __name__ == "__main__":
+def main() -> None:
     run_cases(__doc__, CASES, "scann numpy pyarrow grpcio", rows=0, queries=200)
+
+
+if __name__ == "__main__":
+    main()

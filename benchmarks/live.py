@@ -624,8 +624,12 @@ CASES = {
 }  # fmt: skip
 
 
-if __name__ == "__main__":
+def main() -> None:
     run_cases(
         __doc__, CASES, "scann numpy pyarrow grpcio apsw", own_cache=True, name="final_runbook.yaml", points=60_000,
         dimensions=64, part=50_000, every=10, dataset=str, url="",
     )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

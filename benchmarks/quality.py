@@ -480,8 +480,12 @@ CASES = {
 }  # fmt: skip
 
 
-if __name__ == "__main__":
+def main() -> None:
     run_cases(
         __doc__, CASES, "sentence-transformers torch scann", on="", languages="ar,de,el,en,es,hi,ru,th,tr,vi,zh",
         dictionary=Path, shows=500, every=1,
     )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
