@@ -54,6 +54,10 @@ class Backoff:
         self.retry_at_s = self._clock() + wait_s
         return wait_s
 
+    def ease(self) -> None:
+        """Count a success where failures come and go: the next wait is half as long as it would have been."""
+        self.failures = max(0, min(self.failures, math.ceil(math.log2(self._max_s / self._first_s))) - 1)
+
     def reset(self) -> None:
         """Forget the failures."""
         self.failures, self.retry_at_s = 0, float("-inf")

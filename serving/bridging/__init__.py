@@ -7,7 +7,7 @@ finds bridges by the entry points `scannery.bridges`; nothing else in this room 
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.bridging.api import Bridge, HttpApi, HttpCall, HttpHead, Plugin, RefusedError
-from scannery.serving.bridging.engine import Engine, SearchOffer
+from scannery.serving.bridging.engine import Engine
 from scannery.serving.bridging.host import Host, Inside
 from scannery.serving.request.query import check_count, check_text
 from scannery.serving.scheduling.permits import waiting
@@ -29,7 +29,6 @@ __all__ = [
     "Principal",
     "RefusedError",
     "Scope",
-    "SearchOffer",
     "UnaryMethod",
     "check_count",
     "check_text",

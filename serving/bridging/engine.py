@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
@@ -17,17 +17,15 @@ from scannery.serving.contract import (
     SEARCH_SERVICE,
     UPSERT,
 )
+from scannery.serving.observation.query_observer import Observe
+from scannery.serving.request.query import count_queries
 from scannery.serving.security.principal import check_visible, current_principal
 from scannery.serving.services.registry import MethodRegistry
 from scannery.v1 import index_pb2, search_pb2
 
-__all__ = ["Engine", "SearchOffer"]
+__all__ = ["Engine"]
 
 AnswerT = TypeVar("AnswerT", bound=Message)
-SearchOffer = Callable[
-    [str, int, Callable[[], "search_pb2.SearchRequest | search_pb2.SearchManyRequest"]], object
-]
-"""Called with each answered search: its index, its number of queries, and a function that returns it."""
 
 
 class Engine:
@@ -36,7 +34,7 @@ class Engine:
     def __init__(
         self,
         methods: MethodRegistry,
-        offer: SearchOffer = lambda index, queries, request_of: None,
+        observe: Observe = lambda index, queries, request_of: None,
         *,
         checks: bool = True,
     ) -> None:
@@ -44,11 +42,11 @@ class Engine:
 
         Args:
             methods: by path.
-            offer: told about searches, so that their recall is sampled as that of others.
+            observe: called with each answered search, so that its recall is sampled as that of others.
             checks: whether the caller of the current request needs the scope of the method, and must see the index.
 
         """
-        self._methods, self._offer, self._checks = methods, offer, checks
+        self._methods, self._observe, self._checks = methods, observe, checks
 
     def call(self, path: str, request: Message, deadline: Deadline) -> Message:
         """Call any method of this server, such as `/scannery.v1.IndexService/ListIndexes`.
@@ -106,18 +104,14 @@ class Engine:
 
     def search(self, request: search_pb2.SearchRequest, deadline: Deadline) -> search_pb2.SearchResponse:
         """Answer one query."""
-        answer: search_pb2.SearchResponse = self._called(f"/{SEARCH_SERVICE}/Search", request, deadline)
-        self._offer(request.index, 1, lambda: request)
-        return answer
+        return cast(search_pb2.SearchResponse, self._called(f"/{SEARCH_SERVICE}/Search", request, deadline))
 
     def search_many(
         self, request: search_pb2.SearchManyRequest, deadline: Deadline
     ) -> search_pb2.SearchManyResponse:
         """Answer many queries from one snapshot."""
         path = f"/{SEARCH_SERVICE}/SearchMany"
-        answer: search_pb2.SearchManyResponse = self._called(path, request, deadline)
-        self._offer(request.index, len(answer.results), lambda: request)
-        return answer
+        return cast(search_pb2.SearchManyResponse, self._called(path, request, deadline))
 
     def get(self, request: search_pb2.GetRequest, deadline: Deadline) -> search_pb2.GetResponse:
         """Return datapoints by id."""
@@ -137,4 +131,9 @@ class Engine:
         request = self._methods.resolved(request)
         if self._checks:
             check_visible(self._methods.index_of(request))
-        return self._methods.call(path, request, deadline)
+        answer = self._methods.call(path, request, deadline)
+        if isinstance(request, search_pb2.SearchManyRequest):
+            self._observe(request.index, count_queries(request), lambda: request)
+        elif isinstance(request, search_pb2.SearchRequest):
+            self._observe(request.index, 1, lambda: request)
+        return answer

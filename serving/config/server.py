@@ -104,7 +104,7 @@ class ServerConfig(ListenConfig):
         maximum=1,
     )
     """Share of queries whose recall is measured in the background; all queries while the estimate is uncertain. The
-    work is bounded by a share of a core (services/recall_sampler.py).
+    work is bounded by a share of a core (scheduling/spare_time.py).
     """
 
     hold_recall: bool = option(

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from scannery.serving.bridging.bridges import Bridges
 from scannery.serving.config import ListenConfig, WorkerContext
+from scannery.serving.observation.query_observer import Observe
 from scannery.serving.scheduling.admission import with_reserve
 from scannery.serving.scheduling.affinity import on_core
 from scannery.serving.scheduling.coalescer import CallThreads
@@ -24,7 +25,7 @@ from scannery.serving.telemetry.metrics.exposition import Publisher
 from scannery.serving.transport.grpc.grpc_server import GrpcServer
 from scannery.serving.transport.health import Health
 from scannery.serving.transport.http import HttpEndpoint
-from scannery.serving.transport.lifecycle import Offer, RequestLifecycle
+from scannery.serving.transport.lifecycle import RequestLifecycle
 
 __all__ = ["BaseServer"]
 
@@ -47,7 +48,8 @@ class BaseServer:
         *,
         services: Sequence[str],
         context: WorkerContext,
-        offer: Offer = lambda index, queries, request_of: None,
+        metrics: ServerMetrics | None = None,
+        observe: Observe = lambda index, queries, request_of: None,
         private: ListenConfig | None = None,
         bridges: Bridges | None = None,
     ) -> None:
@@ -58,7 +60,8 @@ class BaseServer:
             methods: the RPC methods.
             services: names of the services, for reflection.
             context: of the worker that this process is.
-            offer: called with each answered search: its index, its number of queries, and a function that returns it.
+            metrics: of this process; None: new ones.
+            observe: called with each answered search.
             private: options of another gRPC port; None: there is none.
             bridges: APIs of others; None: there are none. The server closes them.
 
@@ -67,7 +70,7 @@ class BaseServer:
         methods = bridges.added_to(methods)
         self.address = config.listen
         """gRPC address; has the actual port after `start`."""
-        self.metrics = ServerMetrics()
+        self.metrics = metrics or ServerMetrics()
         self.metrics.registry.restore(context.counted)
         self.context = context
         self._drain_s = config.drain_s
@@ -77,7 +80,7 @@ class BaseServer:
         authenticator = Authenticator(config.security)
         self._authorizer = Authorizer(authenticator, self._scope_of, about=config.about)
         self._lifecycle = RequestLifecycle(
-            methods, config, self.metrics, workers=context.workers, offer=offer
+            methods, config, self.metrics, workers=context.workers, observe=observe
         )
         self.admission = admission = self._lifecycle.admission
         self._health = Health()

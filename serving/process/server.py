@@ -22,18 +22,20 @@ from scannery.serving.catalog.version_opener import ColdIndexes
 from scannery.serving.config import ServerConfig, WorkerContext
 from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, LEAF_SERVICE, SEARCH_SERVICE
 from scannery.serving.leaves.groups import LeafGroups
+from scannery.serving.observation.plan_audit import PlanAudit
+from scannery.serving.observation.query_observer import ObserverTask, QueryObserver
+from scannery.serving.observation.query_reservoirs import QueryReservoirs
+from scannery.serving.observation.recall_estimate import RecallEstimate
 from scannery.serving.process.base_server import BaseServer
 from scannery.serving.process.preload import PreloadedState, encoder_pool
 from scannery.serving.recall.controller import Estimate, RecallController
-from scannery.serving.services.kept_queries import KeptQueries
+from scannery.serving.scheduling.spare_time import SpareTime
 from scannery.serving.services.leaf.leaf_service import LeafService
-from scannery.serving.services.plan_keeper import PlanKeeper
-from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.services.root.leaf_shards import LeafShards
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.transport.health import INDEX_PREFIX
-from scannery.v1.search_pb2 import SearchManyRequest, SearchOptions, SearchRequest
 
 __all__ = ["Server", "health_name"]
 
@@ -84,24 +86,21 @@ class Server(BaseServer):
         self._leaves = None if config.leaves is None else LeafGroups(config.leaves)
         self._cold = preloaded.cold
         self._catalog = _catalog(config, preloaded, context, self._recall, self._leaves)
+        self._reservoirs = _reservoirs(config, context, self._catalog)
         service = None if config.role == "leaf" else self._service(context)
+        metrics = ServerMetrics()
+        self._observer = self._query_observer(service, metrics)
         super().__init__(
             config,
             self._leaf_service() if service is None else service,
             services=(LEAF_SERVICE,) if service is None else PUBLIC_SERVICES,
             context=context,
-            offer=self._offer,
+            metrics=metrics,
+            observe=self._observer.observe,
             private=config.private,
             bridges=None if service is None else self._opened_bridges(service, context),
         )
-        # The rows that a root finds are on leaves: repeated exact searches would be their work.
-        whole = service if config.role == "all" else None
-        self._sampler = None if whole is None else self._recall_sampler(whole)
-        self._kept = _kept_queries(config, context, self._catalog)
-        self._keeper = PlanKeeper(
-            self._catalog.snapshots, self.metrics, busy=lambda: self.admission.in_flight > 0
-        )
-        self._catalog.on_gone = self._forget
+        self._catalog.on_gone = self._observer.forget
         self._watcher = Watcher(self._catalog, every_s=config.check_every_s, after=self._report_health)
         self._measure()
 
@@ -116,15 +115,11 @@ class Server(BaseServer):
         if self._leaves is not None:
             self._leaves.start(LEAVES_WITHIN_S)
         self._watcher.start()
-        self._keeper.start()
+        self._observer.start()
         self._check_indexes()
 
     def _close(self) -> None:
-        if self._sampler is not None:
-            self._sampler.stop()
-        if self._kept is not None:
-            self._kept.stop()
-        self._keeper.stop()
+        self._observer.stop()
         self._watcher.stop()
         self._catalog.close()
         self._catalog.encoders.close()
@@ -144,7 +139,7 @@ class Server(BaseServer):
             shards,
             models=models,
             at_once=None if context.core is None else 1,
-            kept=lambda: self._kept,
+            sample_queries=None if self._reservoirs is None else self._reservoirs.sample,
         )
 
     def _leaf_service(self) -> LeafService:
@@ -156,18 +151,22 @@ class Server(BaseServer):
             self._catalog, group, load=lambda: (self.admission.in_flight, int(self.admission.limit))
         )
 
-    def _recall_sampler(self, service: Service) -> RecallSampler:
-        """Return what estimates the recall of the answers of a service."""
-        return RecallSampler(
-            service.search,
-            self.metrics,
-            share=self.config.recall_share,
-            busy=lambda: self.admission.in_flight > 0,
-            distance_of=lambda index: self._catalog.snapshot(index).manifest.spec.distance,
-            search_many=service.search_many,
-            pinned=service.pinned,
+    def _query_observer(self, service: Service | None, metrics: ServerMetrics) -> QueryObserver:
+        """Return the observer of the searches that `service` answers; None: this is a leaf."""
+        tasks: list[ObserverTask] = [PlanAudit(self._catalog.snapshots, metrics)]
+        if self._reservoirs is not None:
+            tasks.append(self._reservoirs)
+        # The rows that a root finds are on leaves: repeated exact searches would be their work.
+        share = 0.0 if service is None or self.config.role != "all" else self.config.recall_share
+        if service is not None and share:
+            tasks.append(RecallEstimate(service, self._catalog.snapshot, metrics, self._recall))
+        return QueryObserver(
+            tasks,
+            SpareTime(lambda: self.admission.in_flight),
+            share=share,
             controller=self._recall,
-            texts_are_dense=self._texts_are_dense,
+            excludes=self._cold.has,  # an exact search of a cold index reads all of its vectors
+            reservoirs=self._reservoirs,
         )
 
     def _opened_bridges(self, service: Service, context: WorkerContext) -> Bridges:
@@ -175,10 +174,10 @@ class Server(BaseServer):
         bridges = open_bridges(
             Host(
                 config=self.config,
-                engine=Engine(service, self._offer),
+                engine=Engine(service, self._observer.observe),
                 address=lambda: self.address,
                 inside=Inside(
-                    engine=Engine(service, self._offer, checks=False),
+                    engine=Engine(service, self._observer.observe, checks=False),
                     catalog=self._catalog,
                     marks=context.documents,
                 ),
@@ -216,26 +215,6 @@ class Server(BaseServer):
         metrics.open_failures.asks(lambda: {(name,): float(n) for name, n in catalog.failures().items()})
         catalog.on_failure = lambda task: metrics.background_failures.inc((task,))
         catalog.encoders.observer.report_to(metrics)
-
-    def _offer(
-        self, index: str, queries: int, request_of: Callable[[], SearchRequest | SearchManyRequest]
-    ) -> None:
-        # An exact search of a cold index reads all of its vectors.
-        if self._sampler is not None and not self._cold.has(index):
-            self._sampler.offer(index, queries, request_of)
-        if self._kept is not None:
-            self._kept.offer(request_of())
-
-    def _forget(self, index: str) -> None:
-        """Forget the queries of an index that is gone, or was replaced by another one of its name."""
-        if self._sampler is not None:
-            self._sampler.forget(index)
-        if self._kept is not None:
-            self._kept.forget(index)
-
-    def _texts_are_dense(self, index: str) -> bool:
-        snapshot = self._catalog.snapshot(index)
-        return snapshot.parsed(SearchOptions()).options.by_text.mode != "lexical"
 
     def _check_indexes(self) -> None:
         states = self._catalog.states()
@@ -280,10 +259,12 @@ def _catalog(
     return ServerCatalog(store, recall=recall, **options)
 
 
-def _kept_queries(config: ServerConfig, context: WorkerContext, catalog: ServerCatalog) -> KeptQueries | None:
+def _reservoirs(
+    config: ServerConfig, context: WorkerContext, catalog: ServerCatalog
+) -> QueryReservoirs | None:
     if not config.keep_queries:
         return None
-    return KeptQueries(
+    return QueryReservoirs(
         config.keep_queries,
         context.kept_queries or blobs_for(1, config.keep_queries),
         context.slot if context.kept_queries else 0,

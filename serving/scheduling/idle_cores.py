@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from scannery.runtime.retry import Backoff
 from scannery.serving.scheduling.coalescer import CallThreads
 
 __all__ = ["IdleCores"]
@@ -45,13 +46,13 @@ class IdleCores:
         """
         self._threads = CallThreads(max(1, helpers), "scannery-helper")
         self._free = threading.BoundedSemaphore(helpers) if helpers else None
-        self._helpers, self._clock = helpers, clock
-        self._busy_s, self._busy_until_s = BUSY_S, 0.0
+        self._helpers = helpers
+        self._pause = Backoff(first_s=BUSY_S, max_s=MOST_BUSY_S, clock=clock)
 
     @property
     def helps(self) -> bool:
         """Whether a request is likely to be helped now: no helper has lost time lately."""
-        return self._helpers > 0 and self._clock() >= self._busy_until_s
+        return self._helpers > 0 and self._pause.due
 
     def run(self, work: Callable[[PartT], ResultT], parts: Sequence[PartT]) -> list[ResultT]:
         """Return the results of `work` for all parts, in their order.
@@ -93,10 +94,9 @@ class IdleCores:
         """Return whether a part that took so long, of which the thread worked so long, had a core for itself."""
         lost_s = took_s - worked_s
         if lost_s <= max(LOST_S, LOST_SHARE * took_s):
-            self._busy_s = max(BUSY_S, self._busy_s / 2)
+            self._pause.ease()
             return True
-        self._busy_until_s = self._clock() + self._busy_s
-        self._busy_s = min(2 * self._busy_s, MOST_BUSY_S)
+        self._pause.back_off()
         return False
 
 

@@ -3,6 +3,8 @@
 The handler that drops indexes.
 
 Handlers of aliases.
+
+The handler that returns a sample of queries.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from google.protobuf.message import Message
 
 from scannery.indexer import (
     Aliases,
     AlreadyExistsError,
     IndexerError,
+    Manifest,
     NotFoundError,
     change_aliases,
     latest_version,
@@ -36,7 +40,14 @@ from scannery.runtime.retry import Deadline
 from scannery.serving import limits
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.description import index_info
-from scannery.serving.contract import DELETE_ALIAS, DROP_INDEX, INDEX_SERVICE, LIST_ALIASES, SET_ALIAS
+from scannery.serving.contract import (
+    DELETE_ALIAS,
+    DROP_INDEX,
+    INDEX_SERVICE,
+    KEPT_QUERIES,
+    LIST_ALIASES,
+    SET_ALIAS,
+)
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.registry import MessageT, UnaryMethod
 from scannery.serving.services.shards import Shards
@@ -44,13 +55,17 @@ from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 from scannery.v1 import search_pb2
 
-__all__ = ["AliasMethods", "Indexes", "Removal", "with_index"]
+__all__ = ["AliasMethods", "Indexes", "QuerySamples", "Removal", "SampleQueries", "with_index"]
 
 
 _LOG = logging.getLogger(__name__)
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
+MAX_QUERIES = 10_000
+
+SampleQueries: TypeAlias = Callable[[Manifest, int], tuple[np.ndarray, int]]
+"""Returns vectors of queries of an index, float32 (at most as many as the second argument, D), and of how many."""
 
 
 class Indexes:
@@ -288,3 +303,26 @@ class AliasMethods:
         """Return whether the caller can see an index of this name here."""
         principal = CURRENT.get()
         return self._catalog.serves(index) and (principal is None or principal.sees(index))
+
+
+class QuerySamples:
+    """GetKeptQueries over one catalog. Safe to use from several threads."""
+
+    def __init__(self, catalog: BaseCatalog, sample: SampleQueries | None) -> None:
+        """Serve the queries that `sample` returns; None: none are kept."""
+        self._catalog, self._sample = catalog, sample
+        self.methods = {KEPT_QUERIES: UnaryMethod(pb.GetKeptQueriesRequest, self.get, "admin")}
+
+    def get(self, request: pb.GetKeptQueriesRequest, deadline: Deadline) -> pb.GetKeptQueriesResponse:
+        """Return a sample of the vectors of queries of an index."""
+        limit = request.limit if request.HasField("limit") else MAX_QUERIES
+        if not 1 <= limit <= MAX_QUERIES:
+            raise InvalidRequestError.at("limit", f"must be 1 to {MAX_QUERIES}, got {limit}")
+        manifest = self._catalog.snapshot(request.index).manifest
+        if self._sample is None:
+            return pb.GetKeptQueriesResponse()
+        vectors_QD, seen = self._sample(manifest, limit)
+        response = pb.GetKeptQueriesResponse(keeps=True, seen=seen)
+        if len(vectors_QD):
+            response.vectors.packed, response.vectors.dimensions = vectors_QD.tobytes(), manifest.dimensions
+        return response

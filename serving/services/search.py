@@ -46,8 +46,14 @@ from scannery.serving.services.aggregation import Aggregation
 from scannery.serving.services.batches import Batches
 from scannery.serving.services.creation import Alteration, Creation
 from scannery.serving.services.embedding import Embedding, KnownEncoders
-from scannery.serving.services.index import AliasMethods, Indexes, Removal, with_index
-from scannery.serving.services.kept_queries import KeptQueries, KeptQueryMethods
+from scannery.serving.services.index import (
+    AliasMethods,
+    Indexes,
+    QuerySamples,
+    Removal,
+    SampleQueries,
+    with_index,
+)
 from scannery.serving.services.registry import MessageT, MethodRegistry, UnaryMethod
 from scannery.serving.services.scan import Scans
 from scannery.serving.services.shards import LocalShards, Shards, View
@@ -85,7 +91,7 @@ class Service(MethodRegistry):
         *,
         models: Collection[str] | None = (),
         at_once: int | None = None,
-        kept: Callable[[], KeptQueries | None] = lambda: None,
+        sample_queries: SampleQueries | None = None,
     ) -> None:
         """Register the handlers.
 
@@ -94,7 +100,7 @@ class Service(MethodRegistry):
             shards: have the rows; None: the segments that the catalog opens.
             models: that requests may name for new indexes, besides those of served indexes; None: any.
             at_once: limit of concurrent batches of coalesced searches; None: the number of cores.
-            kept: returns the queries that this process keeps; None: none.
+            sample_queries: returns queries that servers keep; None: none are kept.
 
         """
         self._catalog = catalog
@@ -123,7 +129,7 @@ class Service(MethodRegistry):
             **Alteration(catalog, models).methods,
             **Removal(catalog).methods,
             **AliasMethods(catalog).methods,
-            **KeptQueryMethods(catalog, kept).methods,
+            **QuerySamples(catalog, sample_queries).methods,
             **Embedding(KnownEncoders(catalog, models)).methods,
         }
         if not self._shards.are_local:

@@ -19,6 +19,8 @@ from scannery.runtime.errors import InvalidRequestError, OverloadedError
 from scannery.runtime.retry import Deadline
 from scannery.serving.config import ListenConfig
 from scannery.serving.engine.search import PreparedQuery
+from scannery.serving.observation.query_observer import Observe
+from scannery.serving.observation.query_sample import SearchMessage
 from scannery.serving.request import parsing, part_count
 from scannery.serving.request.query import count_queries
 from scannery.serving.scheduling.admission import Admission, Ticket
@@ -34,7 +36,6 @@ __all__ = [
     "CHECK_AGAIN_AFTER_S",
     "CLIENT_KEY",
     "ActiveRequest",
-    "Offer",
     "RequestLifecycle",
     "decoded",
     "least_in_flight",
@@ -55,8 +56,6 @@ MIN_PER_CORE = 4
 AnswerT = TypeVar("AnswerT")
 MessageT = TypeVar("MessageT", bound=Message)
 Decode: TypeAlias = Callable[[type[Message], bytes | bytearray], Message]
-Search: TypeAlias = search_pb2.SearchRequest | search_pb2.SearchManyRequest
-Offer: TypeAlias = Callable[[str, int, Callable[[], Search]], object]
 
 
 class ActiveRequest:
@@ -96,7 +95,7 @@ class RequestLifecycle:
         metrics: ServerMetrics,
         *,
         workers: int,
-        offer: Offer,
+        observe: Observe,
     ) -> None:
         """Prepare admission.
 
@@ -105,10 +104,10 @@ class RequestLifecycle:
             config: limits.
             metrics: of this process.
             workers: number of processes at the same address.
-            offer: called with each answered search: its index, its number of queries, and a function that returns it.
+            observe: called with each answered search.
 
         """
-        self.methods, self._metrics, self._offer = methods, metrics, offer
+        self.methods, self._metrics, self._observe = methods, metrics, observe
         part_count.warm_up()
         parsing.warm_up()
         most = config.threads + config.queue
@@ -163,7 +162,7 @@ class RequestLifecycle:
         active.taken_s, active.size = time.monotonic(), len(data)
         queries = 1
         with permit:
-            request_of: Callable[[], Search] | None = None
+            request_of: Callable[[], SearchMessage] | None = None
             if active.search is not None:
                 request_of = partial(search_of, active, data)
                 response = self.methods.answer(active.search, permit.deadline)
@@ -189,9 +188,9 @@ class RequestLifecycle:
         return self.methods.call_on_wire(path, request, deadline, stats)
 
     def answered(
-        self, active: ActiveRequest, queries: int = 0, request_of: Callable[[], Search] | None = None
+        self, active: ActiveRequest, queries: int = 0, request_of: Callable[[], SearchMessage] | None = None
     ) -> None:
-        """Report an answered request to admission, and a search to `offer`.
+        """Report an answered request to admission, and a search to the observer.
 
         Args:
             active: the request.
@@ -200,7 +199,7 @@ class RequestLifecycle:
 
         """
         if request_of is not None:
-            self._offer(active.index, queries, request_of)
+            self._observe(active.index, queries, request_of)
         took_s = time.monotonic() - active.taken_s
         self.admission.answered(active.ticket, (active.path, active.size.bit_length()), took_s)
 
@@ -232,7 +231,7 @@ def told_client(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return next((str(value)[:64] for key, value in metadata or () if key == CLIENT_KEY), "")
 
 
-def _same(request: Search) -> Search:
+def _same(request: SearchMessage) -> SearchMessage:
     return request
 
 

@@ -32,6 +32,18 @@ def test_waits_double_up_to_a_bound_until_it_works() -> None:
     assert (backoff.failures, backoff.due, backoff.back_off()) == (0, True, 0.1)
 
 
+def test_each_success_halves_the_next_wait() -> None:
+    backoff = Backoff(first_s=1.0, max_s=16.0, clock=Clock())
+    for _ in range(9):
+        backoff.back_off()
+    for _ in range(3):
+        backoff.ease()
+    assert [backoff.back_off() for _ in range(4)] == [2, 4, 8, 16]
+    for _ in range(9):
+        backoff.ease()
+    assert backoff.back_off() == 1
+
+
 def test_a_try_that_failed_is_put_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     clock, failures, tries = Clock(), list[int](), list[float]()
     retry = RetryState(on_failure=lambda: failures.append(1), clock=clock)

@@ -15,9 +15,10 @@ from scannery.indexer import Distance, Segment, Store, measure_recall, open_inde
 from scannery.indexer.tuning.settings_choice import SearchSettings, recall_by_score
 from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.recall.sampled_query import one_query
-from scannery.serving.services.recall_sampler import SampledQuery, TrueHits
+from scannery.serving.observation.query_sample import sampled
+from scannery.serving.observation.recall_estimate import RecallEstimate
 from scannery.serving.services.search import Service
+from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.v1 import search_pb2
 from tests.data import datapoints
 from tests.served import publish_version
@@ -148,19 +149,14 @@ def test_a_bad_setting_is_told_as_what_it_is(odd: Served) -> None:
 
 
 def estimate(served: Served, **options: Any) -> float:
-    """Return the recall of the queries as the sampler of a server measures it."""
-    true_hits = TrueHits(
-        served.service.search,
-        distance_of=lambda _: served.segment.distance,
-        search_many=served.service.search_many,
-    )
+    """Return the recall of the queries as the observer of a server measures it."""
+    measured = RecallEstimate(served.service, served.catalog.snapshot, ServerMetrics())
     requests = [search("odd", query_D, K, **options).request for query_D in served.queries_QD]
-    sampled = [SampledQuery(one_query(each, 0), each.options.mode, None) for each in requests]
-    labelled = true_hits.labelled(sampled)
-    assert len(labelled) == len(sampled)
+    labelled = measured.labelled([sampled(each, each.query, None) for each in requests])
+    assert len(labelled) == len(requests)
     recalls = []
     for query in labelled:
-        found = true_hits.repeated(query)
+        found = measured.repeated(query)
         assert found is not None
         recalls.append(query.recall_of(found))
     return float(np.mean(recalls))

@@ -17,7 +17,7 @@ import pytest
 import scannery
 from scannery.indexer import Store, parse_spec
 from scannery.serving import Server
-from scannery.serving.services import recall_sampler
+from scannery.serving.scheduling import spare_time
 from tests.data import clustered, datapoints
 from tests.served import copied, publish_version, serving
 from tests.serving.process.test_supervisor import Log, children, started, wait_until
@@ -111,15 +111,15 @@ def test_it_reaches_the_target_and_goes_back_down_for_easier_questions(
 
 
 @pytest.fixture(autouse=True)
-def quick_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_observer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Find out more quickly than beside the work of users."""
     # The caller is in the process of the server here, which would be busy.
-    monkeypatch.setattr(recall_sampler, "BUSY_LOAD", 2.0)
+    monkeypatch.setattr(spare_time, "BUSY_LOAD", 2.0)
     # At the lowest priority, its thread waits for all other tests.
-    monkeypatch.setattr(recall_sampler, "LOW_PRIORITY", os.getpriority(os.PRIO_PROCESS, 0))
-    monkeypatch.setattr(recall_sampler, "SHARE_OF_CORE", 0.5)
-    monkeypatch.setattr(recall_sampler, "SHARE_SETTLED_BUSY", 0.5)
-    monkeypatch.setattr(recall_sampler, "MOST_BUSY_S", 0.02)
+    monkeypatch.setattr(spare_time, "LOW_PRIORITY", os.getpriority(os.PRIO_PROCESS, 0))
+    monkeypatch.setattr(spare_time, "SHARE", 0.5)
+    monkeypatch.setattr(spare_time, "SHARE_BUSY", 0.5)
+    monkeypatch.setattr(spare_time, "LEAST_PAUSE_S", 0.02)
 
 
 @contextmanager

@@ -121,7 +121,7 @@ def test_an_error_of_our_own_is_internal_and_the_next_request_is_served(
             assert b"division" not in response.body
             assert http.post(path, body).status == 200
     with Http(server.http_port) as http, monkeypatch.context() as patch:
-        patch.setattr(server._sampler, "offer", lambda *_: 1 / 0)
+        patch.setattr(server._lifecycle, "_observe", lambda *_: 1 / 0)
         http.send(request(SEARCH, BODY, "a"))
         with suppress(ConnectionError):
             http.response()

@@ -26,7 +26,8 @@ from scannery.indexer.planning.plan_book import EVERY, FEWEST_AUDITS
 from scannery.indexer.planning.plan_costs import Costs
 from scannery.indexer.planning.planner import Planner
 from scannery.serving.encoding.encoder_pool import EncoderPool
-from scannery.serving.services.plan_keeper import IdleMachine, PlanKeeper
+from scannery.serving.observation.plan_audit import PlanAudit
+from scannery.serving.scheduling.spare_time import SpareTime
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.metrics import ServerMetrics
 from tests.data import clustered
@@ -78,8 +79,22 @@ def ask(segment: Segment, share: float, count: int) -> list[str]:
     ]
 
 
-def keeper_of(segment: Segment, **options: Any) -> tuple[PlanKeeper, ServerMetrics]:
-    """Return a keeper of a snapshot with this segment, not started."""
+class Audit:
+    """Audits of a snapshot with one segment, by a server with time for them."""
+
+    def __init__(self, segment: Segment, **options: Any) -> None:
+        self.metrics, self.requests = ServerMetrics(), lambda: 0
+        self.audit = PlanAudit(
+            lambda: [snapshot_of(segment)], self.metrics, **{"is_idle": lambda: True, **options}
+        )
+
+    def run(self) -> None:
+        spare = SpareTime(self.requests)
+        spare._saved_s = 100.0
+        self.audit.run({}, spare)
+
+
+def snapshot_of(segment: Segment) -> Snapshot:
     manifest = Manifest(
         index="planned",
         version=1,
@@ -90,10 +105,7 @@ def keeper_of(segment: Segment, **options: Any) -> tuple[PlanKeeper, ServerMetri
         shards=1,
         segments=(segment.entry,),
     )
-    snapshot = Snapshot(OpenIndex(manifest, (segment,), (None,)), EncoderPool())
-    metrics = ServerMetrics()
-    given = {"busy": lambda: False, "idle": lambda: True, **options}
-    return PlanKeeper(lambda: [snapshot], metrics, **given), metrics
+    return Snapshot(OpenIndex(manifest, (segment,), (None,)), EncoderPool())
 
 
 def planner_of(segment: Segment) -> Planner:
@@ -136,10 +148,11 @@ def test_wrong_costs_heal_in_service(segment: Segment, factor: float) -> None:
     assert ask(segment, share, 1) != [right]
     assert distortion(book.costs, true, share) == pytest.approx(max(factor, 1 / factor))
     # Never idle: only what is asked tells.
-    keeper, metrics = keeper_of(segment, idle=lambda: False, waited_s=-1.0)
+    audit = Audit(segment, is_idle=lambda: False)
+    metrics = audit.metrics
     for _ in range(2 * FEWEST_AUDITS):
         ask(segment, share, EVERY)
-        keeper._work()
+        audit.run()
     assert book.drifted
     # Other processes may have disturbed the first timing, too: what is compared is not the plan that is chosen.
     assert distortion(book.costs, true, share) < 5
@@ -147,10 +160,10 @@ def test_wrong_costs_heal_in_service(segment: Segment, factor: float) -> None:
     assert metrics.plan_measured.dump()
     assert metrics.plan_predicted.dump().keys() == metrics.plan_measured.dump().keys()
     # The first idle moment times them anew.
-    keeper, metrics = keeper_of(segment)
-    keeper._work()
+    audit = Audit(segment)
+    audit.run()
     assert set(book.factors.values()) == {1.0}
-    assert metrics.plans_timed.dump() == {"planned": 1}
+    assert audit.metrics.plans_timed.dump() == {"planned": 1}
     assert distortion(book.costs, true, share) < 5
     assert book.file is not None
     assert book.file.read() == book.timed
@@ -161,11 +174,11 @@ def test_costs_that_other_processes_disturbed_are_timed_again_when_idle(segment:
     assert book.timed is not None
     book.replace(dataclasses.replace(book.timed, pressure=1000.0))
     idle = False
-    keeper, _ = keeper_of(segment, idle=lambda: idle)
-    keeper._work()
+    audit = Audit(segment, is_idle=lambda: idle)
+    audit.run()
     assert book.timed.pressure == 1000
     idle = True
-    keeper._work()
+    audit.run()
     assert book.timed.pressure < 1000
 
 
@@ -174,28 +187,18 @@ def test_timing_ends_when_a_request_comes_and_waits_longer_each_time(segment: Se
     assert book.timed is not None
     book.replace(dataclasses.replace(book.timed, pressure=1000.0))
     now, looks = [0.0], itertools.count()
-    keeper, _ = keeper_of(segment, busy=lambda: next(looks) % 3 == 2, clock=lambda: now[0], again_s=10.0)
-    keeper._work()
+    audit = Audit(segment, clock=lambda: now[0], first_wait_s=10.0)
+    audit.requests = lambda: next(looks) > 5
+    audit.run()
     assert book.timed.pressure == 1000
-    keeper._busy = lambda: False
+    assert next(looks) == 8, "it ended at the first request"
+    audit.requests = lambda: 0
     now[0] = 9.0
-    keeper._work()
+    audit.run()
     assert book.timed.pressure == 1000
     now[0] = 11.0
-    keeper._work()
+    audit.run()
     assert book.timed.pressure < 1000
-
-
-def test_an_idle_machine_is_told_by_the_time_of_its_processors(tmp_path: Path) -> None:
-    stat = tmp_path / "stat"
-    stat.write_text("cpu  100 0 100 1000 0 0 0 0 0 0\ncpu0 1 2 3\n")
-    idle = IdleMachine(stat)
-    stat.write_text("cpu  105 0 105 1090 0 0 0 0 0 0\n")
-    assert idle()
-    stat.write_text("cpu  150 0 105 1100 0 0 0 0 0 0\n")
-    assert not idle()
-    stat.unlink()
-    assert idle() in (True, False)
 
 
 @pytest.mark.system
@@ -203,20 +206,20 @@ def test_a_server_heals_the_costs_in_its_cache_and_tells_times(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCANNERY_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(IdleMachine, "__call__", lambda self: True)
     opened = open_index(Store.open(store), "planned").segments[0]
     true = spoil(opened, "leaves", 10.0)
     file = planner_of(opened).book.file
     assert file is not None
     with serving(store) as server, scannery.connect(server.address) as client:
         index, query = client.index("planned"), clustered(ROWS, DIMENSIONS)[3]
-        keeper = server._keeper
-        keeper._every_s = keeper._again_s = 0.02
+        [audit] = [each._task for each in server._observer._schedule if isinstance(each._task, PlanAudit)]
+        audit._is_idle = lambda: True
+        audit._every_s = audit._first_wait_s = 0.02
 
         def corrected() -> bool:
             for _ in range(EVERY):
                 index.search(query, where={"part": {"$lt": 0.2}})
-            return keeper._corrections().get(("planned", "leaves"), 1.0) != 1
+            return server.metrics.plan_correction.dump().get("planned\x1fleaves", 1.0) != 1
 
         def healed() -> bool:
             costs = file.read()

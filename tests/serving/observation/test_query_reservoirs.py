@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import scannery
-from scannery.client.request.calls import search_many
+from scannery.client.request.calls import search, search_many
 from scannery.indexer import Manifest, Store, read_manifest
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.sharing import SharedBlobs
 from scannery.serving import SecurityConfig, ServerConfig
+from scannery.serving.observation.query_observer import QueryObserver
+from scannery.serving.observation.query_reservoirs import QueryReservoirs
+from scannery.serving.scheduling.spare_time import SpareTime
 from scannery.serving.security import KeyFile
 from scannery.serving.security.principal import Scope
-from scannery.serving.services.kept_queries import KeptQueries
+from scannery.v1 import search_pb2
 from tests.served import DIMENSIONS, WIRES, connected, copied, make_library_store, serving
 
 QUERIES_QD = np.eye(DIMENSIONS, dtype=np.float32)
@@ -27,11 +29,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_library_store(tmp_path_factory.mktemp("kept"))
 
 
-def kept(store: Path, most: int, blobs: SharedBlobs, slot: int) -> KeptQueries:
-    manifest = read_manifest(Store.open(store), "library")
-    return KeptQueries(
-        most, blobs, slot, manifest_of=lambda name: manifest, known_vector=lambda index, text: None
+def reservoirs_of(*manifests: Manifest, size: int, blobs: SharedBlobs, slot: int = 0) -> QueryReservoirs:
+    by_name = {each.index: each for each in manifests}
+    return QueryReservoirs(
+        size, blobs, slot, manifest_of=by_name.__getitem__, known_vector=lambda index, text: None
     )
+
+
+def observe(reservoirs: QueryReservoirs, index: str, queries_QD: np.ndarray) -> None:
+    """Have an observer see a batch of queries that was answered."""
+    observer = QueryObserver([], SpareTime(lambda: 0), reservoirs=reservoirs)
+    observer.observe(index, len(queries_QD), lambda: search_many(index, queries_QD, 3).request)
 
 
 @pytest.mark.system
@@ -64,27 +72,39 @@ def test_kept_queries_come_back_as_they_were_asked(store: Path, wire: str) -> No
 
 
 def test_the_sample_is_uniform_and_of_all_workers(store: Path) -> None:
-    blobs = SharedBlobs(2, 1 << 20)
-    one, other = (kept(store, 200, blobs, slot) for slot in range(2))
-    try:
-        marked_QD = np.zeros((4000, DIMENSIONS), np.float32)
-        marked_QD[:, 0], marked_QD[:, 1] = np.arange(4000), 1
-        for start in range(0, 4000, 1000):
-            one.offer(search_many("library", marked_QD[start : start + 1000], 3).request)
-        other.offer(search_many("library", -marked_QD[1:201], 3).request)
-        other._publish_changed()
-        manifest = read_manifest(Store.open(store), "library")
-        found_QD, seen = one.of(manifest, 10_000)
-        assert (len(found_QD), seen) == (400, 4200)
-        mine = found_QD[found_QD[:, 1] > 0]
-        assert len(mine) == 200
-        assert abs(mine[:, 0].mean() - 2000) < 350, "four standard errors"
-        few = [one.of(manifest, 100)[0] for _ in range(20)]
-        share = np.mean([(sample[:, 1] > 0).mean() for sample in few])
-        assert share > 0.75, "a worker that was asked twenty times as much has most of the sample"
-    finally:
-        one.stop()
-        other.stop()
+    blobs, manifest = SharedBlobs(2, 1 << 20), read_manifest(Store.open(store), "library")
+    one, other = (reservoirs_of(manifest, size=200, blobs=blobs, slot=slot) for slot in range(2))
+    marked_QD = np.zeros((4000, DIMENSIONS), np.float32)
+    marked_QD[:, 0], marked_QD[:, 1] = np.arange(4000), 1
+    for start in range(0, 4000, 1000):
+        observe(one, "library", marked_QD[start : start + 1000])
+    observe(other, "library", -marked_QD[1:201])
+    other.publish()
+    sample_QD, seen = one.sample(manifest, 10_000)
+    assert (len(sample_QD), seen) == (400, 4200)
+    mine = sample_QD[sample_QD[:, 1] > 0]
+    assert len(mine) == 200
+    assert abs(mine[:, 0].mean() - 2000) < 350, "four standard errors"
+    few_QD, _ = one.sample(manifest, 100)
+    assert (few_QD[:, 1] > 0).mean() > 0.75, (
+        "a worker that was asked twenty times as much has most of the sample"
+    )
+
+
+def test_a_request_is_parsed_only_if_one_of_its_queries_is_kept(store: Path) -> None:
+    manifest = read_manifest(Store.open(store), "library")
+    reservoirs = reservoirs_of(manifest, size=10, blobs=SharedBlobs(1, 1 << 20))
+    keys, parsed = iter(np.linspace(0, 0.9, 2000).tolist()), list[int]()
+    observer = QueryObserver([], SpareTime(lambda: 0), reservoirs=reservoirs, random=lambda: next(keys))
+
+    def request() -> search_pb2.SearchRequest:
+        parsed.append(1)
+        return search("library", QUERIES_QD[0], 3).request
+
+    for _ in range(2000):
+        observer.observe("library", 1, request)
+    assert len(parsed) == 10
+    assert reservoirs.sample(manifest, 100)[1] == 2000
 
 
 @pytest.mark.system
@@ -111,56 +131,45 @@ def test_they_are_forgotten_in_memory_with_their_index(tmp_path: Path) -> None:
         index.upsert([{"id": "a", "vector": [1, 0, 0, 0]}])
         index.search(asked_D)
         assert len(index.kept_queries()) == 1
-        kept = server._kept
-        assert kept is not None
-        assert asked_D.tobytes() in kept._blobs._memory[:]
+        reservoirs = server._reservoirs
+        assert reservoirs is not None
+        assert asked_D.tobytes() in reservoirs._blobs._memory[:]
+        assert server._observer.samples
         client.drop_index("i")
-        assert not kept._reservoirs
-        assert kept._bytes == 0
-        assert asked_D.tobytes() not in kept._blobs._memory[:]
-        for _ in range(200):
-            assert server._sampler is not None
-            if not (server._sampler._gone or server._sampler._known or server._sampler._waiting):
-                break
-            time.sleep(0.02)
-        else:
-            raise AssertionError("the sampler still has its queries")
+        assert not reservoirs._reservoirs
+        assert asked_D.tobytes() not in reservoirs._blobs._memory[:]
+        assert not server._observer.samples
 
 
 def test_an_index_that_is_dropped_before_its_query_is_kept_changes_nothing(store: Path) -> None:
     def gone(name: str) -> Manifest:
         raise UnknownIndexError("there is no such index", field="index")
 
-    queries = KeptQueries(5, SharedBlobs(1, 1 << 16), 0, manifest_of=gone, known_vector=lambda *_: None)
-    queries.offer(search_many("library", QUERIES_QD, 3).request)
-    queries.forget("library")
-    queries.stop()
+    reservoirs = QueryReservoirs(
+        5, SharedBlobs(1, 1 << 16), 0, manifest_of=gone, known_vector=lambda *_: None
+    )
+    observe(reservoirs, "library", QUERIES_QD)
+    reservoirs.forget("library")
+    assert not reservoirs._reservoirs
 
 
 def test_their_memory_is_bounded_and_the_samples_stay_uniform(store: Path) -> None:
-    base = read_manifest(Store.open(store), "library")
-    blobs = SharedBlobs(1, 1 << 16)
-    manifests = {name: base.model_copy(update={"index": name}) for name in ("large", "small")}
-    queries = KeptQueries(
-        10_000, blobs, 0, manifest_of=manifests.__getitem__, known_vector=lambda index, text: None
-    )
+    base, blobs = read_manifest(Store.open(store), "library"), SharedBlobs(1, 1 << 16)
+    large, small = (base.model_copy(update={"index": name}) for name in ("large", "small"))
+    reservoirs = reservoirs_of(large, small, size=10_000, blobs=blobs)
     marked_QD = np.zeros((6000, DIMENSIONS), np.float32)
     marked_QD[:, 0] = np.arange(6000)
-    try:
-        for start in range(0, 6000, 500):
-            queries.offer(search_many("large", marked_QD[start : start + 500], 3).request)
-        queries.offer(search_many("small", marked_QD[:50], 3).request)
-        held = sum(4 * DIMENSIONS * len(each.vectors) for each in queries._reservoirs.values())
-        assert held < queries._bytes <= blobs.most_bytes
-        large_QD, seen = queries.of(manifests["large"], 10_000)
-        assert 100 < len(large_QD) < (1 << 16) / DIMENSIONS / 4
-        assert seen == 6000
-        error = 6000 / np.sqrt(12 * len(large_QD))
-        assert abs(large_QD[:, 0].mean() - 3000) < 4 * error
-        assert len({*large_QD[:, 0].tolist()}) == len(large_QD)
-        assert len(queries.of(manifests["small"], 10_000)[0]) == 50, "the largest sample gives way"
-    finally:
-        queries.stop()
+    for start in range(0, 6000, 500):
+        observe(reservoirs, "large", marked_QD[start : start + 500])
+    observe(reservoirs, "small", marked_QD[:50])
+    large_QD, seen = reservoirs.sample(large, 10_000)
+    assert 100 < len(large_QD) < (1 << 16) / DIMENSIONS / 4
+    assert seen == 6000
+    assert len(blobs.read(0)) <= blobs.most_bytes
+    error = 6000 / np.sqrt(12 * len(large_QD))
+    assert abs(large_QD[:, 0].mean() - 3000) < 4 * error
+    assert len({*large_QD[:, 0].tolist()}) == len(large_QD)
+    assert len(reservoirs.sample(small, 10_000)[0]) == 50, "the largest sample gives way"
 
 
 @pytest.mark.system
