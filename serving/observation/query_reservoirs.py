@@ -141,7 +141,7 @@ class QueryReservoirs:
         record, seen = _record(manifest.dimensions), 0
         samples = [np.empty(0, record)]
         for slot in range(self._blobs.count):
-            data = self._blobs.read(slot)
+            data = self._blobs.read(slot)  # by `marshal`: of a process of this server, and never at rest
             there = marshal.loads(data).get(_identity(manifest)) if data else None
             if there is not None:
                 seen += there[0]
