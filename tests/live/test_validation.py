@@ -24,6 +24,7 @@ from scannery.indexer import (
     parse_spec,
     read_manifest,
 )
+from scannery.indexer.datapoints.validation import ValidatedBatch
 from scannery.live.log.records import decode
 from scannery.live.memtable import apply, begin
 from scannery.live.prepare import prepare
@@ -103,98 +104,45 @@ def test_a_record_of_the_log_holds_the_rows(manifest: Manifest) -> None:
     np.testing.assert_array_equal(back.hashes, id_hashes(prepared.mutation.ids))
 
 
-def _same_id(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.id = request.upserts[1].datapoint.id
+NAN, ZERO = (np.full(DIMENSIONS, value, "<f4").tobytes() for value in (np.nan, 0))
+SPOILT: dict[str, tuple[str, Callable[[pb.UpsertRequest, Datapoint], object]]] = {
+    "an id twice": ("upserts[3].datapoint.id", lambda _, point: point.MergeFrom(Datapoint(id="id1"))),
+    "no id": ("upserts[3].datapoint.id", lambda _, point: point.ClearField("id")),
+    "a long id": ("upserts[3].datapoint.id", lambda _, point: point.MergeFrom(Datapoint(id="é" * 257))),
+    "a control character": (
+        "upserts[3].datapoint.document_id", lambda _, point: point.MergeFrom(Datapoint(document_id="a\nb"))),
+    "a long title": (
+        "upserts[3].datapoint.title", lambda _, point: point.MergeFrom(Datapoint(title="x" * (1 << 16) + "y"))),
+    "a short vector": ("upserts[3].datapoint.vector", lambda _, point: packed(point, b"1234" * (DIMENSIONS - 1))),
+    "NaN": ("upserts[3].datapoint.vector", lambda _, point: packed(point, NAN)),
+    "zeros": ("upserts[3].datapoint.vector", lambda _, point: packed(point, ZERO)),
+    "a vector twice": ("upserts[3].datapoint.vector", lambda _, point: point.vector.values.append(1.0)),
+    "no vector": ("upserts[3].datapoint.vector", lambda _, point: point.ClearField("vector")),
+    "an unknown attribute": ("upserts[3].datapoint.attributes.colour", lambda _, point: text(point, "colour")),
+    "an attribute of another type": ("upserts[3].datapoint.attributes.year", lambda _, point: text(point, "year")),
+    "a payload": ("upserts[3].datapoint.payload_json", lambda _, point: point.MergeFrom(Datapoint(payload_json="{"))),
+    "a sparse vector": (
+        "upserts[3].datapoint.sparse_vector", lambda _, point: point.sparse_vector.indices.append(1)),
+    "nothing": ("upserts", lambda request, _: request.ClearField("upserts")),
+    "a long request_id": ("request_id", lambda request, _: request.MergeFrom(pb.UpsertRequest(request_id="x" * 65))),
+}  # fmt: skip
+"""What is wrong: the field that is named, and what makes it wrong."""
 
 
-def _no_id(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.id = ""
+def packed(point: Datapoint, data: bytes) -> None:
+    point.vector.packed = data
 
 
-def _control(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.document_id = "a\nb"
+def text(point: Datapoint, name: str) -> None:
+    point.attributes[name].string_value = "text"
 
 
-def _long_id(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.id = "é" * 257
-
-
-def _long_title(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.title = "x" * (1 << 16) + "y"
-
-
-def _short_vector(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.vector.packed = b"1234" * (DIMENSIONS - 1)
-
-
-def _nan(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.vector.packed = np.full(DIMENSIONS, np.nan, "<f4").tobytes()
-
-
-def _zero(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.vector.packed = np.zeros(DIMENSIONS, "<f4").tobytes()
-
-
-def _twice(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.vector.values.append(1.0)
-
-
-def _unknown_attribute(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.attributes["colour"].string_value = "red"
-
-
-def _wrong_type(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.attributes["year"].string_value = "soon"
-
-
-def _payload(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.payload_json = "{"
-
-
-def _sparse(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.sparse_vector.indices.append(1)
-
-
-def _no_vector(request: pb.UpsertRequest) -> None:
-    request.upserts[3].datapoint.ClearField("vector")
-
-
-def _none(request: pb.UpsertRequest) -> None:
-    del request.upserts[:]
-
-
-def _request_id(request: pb.UpsertRequest) -> None:
-    request.request_id = "x" * 65
-
-
-@pytest.mark.parametrize(
-    ("spoil", "field"),
-    [
-        (_same_id, "upserts[3].datapoint.id"),
-        (_no_id, "upserts[3].datapoint.id"),
-        (_control, "upserts[3].datapoint.document_id"),
-        (_long_id, "upserts[3].datapoint.id"),
-        (_long_title, "upserts[3].datapoint.title"),
-        (_short_vector, "upserts[3].datapoint.vector"),
-        (_nan, "upserts[3].datapoint.vector"),
-        (_zero, "upserts[3].datapoint.vector"),
-        (_twice, "upserts[3].datapoint.vector"),
-        (_unknown_attribute, "upserts[3].datapoint.attributes.colour"),
-        (_wrong_type, "upserts[3].datapoint.attributes.year"),
-        (_payload, "upserts[3].datapoint.payload_json"),
-        (_sparse, "upserts[3].datapoint.sparse_vector"),
-        (_no_vector, "upserts[3].datapoint.vector"),
-        (_none, "upserts"),
-        (_request_id, "request_id"),
-    ],
-)
-def test_what_is_wrong_is_named(
-    manifest: Manifest, spoil: Callable[[pb.UpsertRequest], None], field: str
-) -> None:
-    rng = random.Random(1)
+@pytest.mark.parametrize("wrong", SPOILT)
+def test_what_is_wrong_is_named(manifest: Manifest, wrong: str) -> None:
+    rng, (field, spoil) = random.Random(1), SPOILT[wrong]
     request = request_of([random_row(rng, f"id{i}") for i in range(5)])
     assert rows_of(request, manifest).num_rows == 5
-    spoil(request)
+    spoil(request, request.upserts[3].datapoint)
     with pytest.raises(InvalidRequestError, match=re.escape(field)) as caught:
         parse_upsert(request, manifest, Deadline.after(None))
     assert caught.value.field == field
@@ -315,18 +263,16 @@ Verdict = tuple[str | None, str] | dict[str, Any]
 
 def built(records: list[Record], number: int) -> Verdict:
     """Return the row that a build makes of a record, or the field and message of its dead letter."""
-    valid = validate_records(records, SAME, DIMENSIONS)
-    for rejected in valid.rejected:
-        if rejected.row == number:
-            return rejected.error.field, InvalidRecordError.merged([rejected.error, *rejected.others]).message
-    row: dict[str, Any] = valid.table.to_pylist()[valid.rows_N.tolist().index(number)]
-    return row
+    return verdict_of(validate_records(records, SAME, DIMENSIONS), number)
 
 
 def by_columns(records: list[Record], number: int) -> Verdict:
     """Return what a build makes of a record that comes as one of a Parquet file."""
     columns = pa.Table.from_pylist([dict(record.fields) for record in records]).to_batches()[0]
-    valid = validate_batch(Batch(columns, "vector", "f", 1), SAME, DIMENSIONS)
+    return verdict_of(validate_batch(Batch(columns, "vector", "f", 1), SAME, DIMENSIONS), number)
+
+
+def verdict_of(valid: ValidatedBatch, number: int) -> Verdict:
     for rejected in valid.rejected:
         if rejected.row == number:
             return rejected.error.field, InvalidRecordError.merged([rejected.error, *rejected.others]).message
