@@ -39,7 +39,7 @@ from scannery.indexer import Store, parse_spec
 from scannery.pipelines.job_planning import new_job
 from scannery.pipelines.planning.build_plan import cut_input
 from scannery.pipelines.records import passages, unit_rows
-from scannery.pipelines.records.cutting_processes import PROCESSES_ENVIRONMENT, close_cutting_processes
+from scannery.pipelines.records.passages import PROCESSES_ENVIRONMENT, close_cutting_processes
 from scannery.pipelines.sources import find_files
 from scannery.pipelines.stages import embed as embed_stage
 from scannery.pipelines.stages.segment import build_shard

@@ -93,11 +93,11 @@ class _Commands(LazyGroup):
             f"{_COMMANDS}.cluster:cluster_app", "Show the leaves of a cluster; start and end clusters on Ray."
         ),
         "maintain": LazyCommand(
-            f"{_COMMANDS}.maintain:maintain",
+            f"{_COMMANDS}.serve:maintain",
             "Seal, merge and collect garbage as it becomes due, until SIGTERM or Ctrl-C; several processes may run.",
         ),
         "encoder": LazyCommand(
-            f"{_COMMANDS}.encoder:encoder",
+            f"{_COMMANDS}.serve:encoder",
             "Encode texts until SIGTERM or Ctrl-C, for `serve --encoder` and for callers of EmbeddingService.",
         ),
         "top": LazyCommand(

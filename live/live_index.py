@@ -30,9 +30,8 @@ from scannery.live.log.mutation_log import (
     MutationLog,
     Request,
 )
-from scannery.live.memtable import LiveState, begin
+from scannery.live.memtable import LiveState, begin, state_after
 from scannery.live.prepare import Deletion, PreparedUpsert
-from scannery.live.replay import state_after
 from scannery.live.writing.filtered_write import (
     FilteredWrite,
     blind_upsert,

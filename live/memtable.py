@@ -7,6 +7,9 @@ The newest rows are in segments in memory, called runs. Each batch makes a small
 have vectors; a run is merged with the one before it of its kind while that is not much larger (a log-structured merge),
 so there are few runs, and each row is copied seldom.
 
+A state is made again from the records of the log (`state_after`), and the updates that the current version lacks are
+one change to its rows (`unsealed_change`).
+
 Shapes: N rows of a segment, R rows that die.
 """
 
@@ -27,13 +30,31 @@ from scannery.indexer import (
     OpenIndex,
     Segment,
     Shards,
+    Store,
     has_vector,
     id_hashes,
     shards_of_ids,
 )
-from scannery.live.log.records import Mutation
+from scannery.live.log.homes import checked_log, log_home
+from scannery.live.log.location import LogRoot
+from scannery.live.log.mutation_log import LogEntry, MutationLog, WrongLogError
+from scannery.live.log.records import Mutation, decode, rows_fit
+from scannery.live.log.registry import registered
 
-__all__ = ["LiveState", "NetEffect", "Run", "apply", "begin", "net_effect"]
+__all__ = [
+    "LiveState",
+    "NetEffect",
+    "Run",
+    "UnsealedChange",
+    "apply",
+    "begin",
+    "change_of",
+    "mutations_of",
+    "net_effect",
+    "state_after",
+    "unsealed_change",
+]
+
 
 SMALL_ROWS = 1024
 """A run of up to this many rows is merged with every new one: one more run in every search would cost more."""
@@ -312,4 +333,92 @@ def _worth_merging(before: Run, last: Run) -> bool:
         before.segment.rows < LARGE_ROWS
         and before.rows <= max(SMALL_ROWS, GROWTH * last.rows)
         and sizes[0] <= max(SMALL_BYTES, GROWTH * sizes[1])
+    )
+
+
+def state_after(state: LiveState, entries: Sequence[LogEntry]) -> LiveState:
+    """Return the state after further entries of the log.
+
+    Raises:
+        CorruptError, FormatError: an entry cannot be read, or does not fit the version.
+
+    """
+    size_bytes = sum(len(entry.data) for entry in entries)
+    return apply(state, mutations_of(entries, state.manifest)).logged(size_bytes)
+
+
+def mutations_of(entries: Sequence[LogEntry], manifest: Manifest) -> list[tuple[int, Mutation]]:
+    """Return the mutations of entries with their sequences, as rows of a version; raises as `state_after`."""
+    return [
+        (
+            entry.sequence,
+            rows_fit(decode(entry.data, sequence=entry.sequence), manifest, sequence=entry.sequence),
+        )
+        for entry in entries
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnsealedChange:
+    """What the mutations after a version change in it: rows of the version die, then new rows are added."""
+
+    ids: list[str]
+    """Rows of the version with these ids die."""
+    documents: list[str]
+    """Rows of the version of these documents die."""
+    rows: pa.Table
+    """New rows, with at least the columns of `written_schema`."""
+    mutations: int
+    """Batches of the log."""
+    sequence: int
+    """Sequence of the last one."""
+
+
+def unsealed_change(
+    store: Store, manifest: Manifest, *, log_root: LogRoot | None = None
+) -> UnsealedChange | None:
+    """Return what the log of an index changes in its current version; None if it changes nothing.
+
+    Reads the log only, not the segments. Holds all unsealed rows in memory, as every server does.
+
+    Args:
+        store: of the index.
+        manifest: of its current version.
+        log_root: parent folder of all logs, or their database; None: the folder of the store.
+
+    Raises:
+        WrongLogError: the log of the index is not in that place, so that its live updates would be missing.
+        CorruptError, FormatError: the log cannot be read, or does not fit the version.
+        LogGapError: there is a later version.
+
+    """
+    home = log_home(store, manifest.index, log_root)
+    if not home.writable and (registration := registered(store, manifest.index)) is not None:
+        raise WrongLogError(
+            f"the log of index {manifest.index!r} is {registration.where}; pass its place with --log, or the live "
+            "updates that are not sealed would be missing"
+        )
+    log = checked_log(home, manifest)
+    if log is None:
+        return None
+    try:
+        return change_of(log, manifest)
+    finally:
+        log.close()
+
+
+def change_of(log: MutationLog, manifest: Manifest) -> UnsealedChange | None:
+    """Return what an open log changes in a version; None if it changes nothing. Raises as `MutationLog.read`."""
+    mutations: list[tuple[int, Mutation]] = []
+    while entries := log.read(mutations[-1][0] if mutations else manifest.log_sequence):
+        mutations += mutations_of(entries, manifest)
+    if not mutations:
+        return None
+    net = net_effect(mutations)
+    return UnsealedChange(
+        ids=net.ids,
+        documents=net.documents,
+        rows=net.rows,
+        mutations=len(mutations),
+        sequence=mutations[-1][0],
     )

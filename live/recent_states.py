@@ -13,8 +13,7 @@ from itertools import pairwise
 from typing import Generic, TypeVar
 
 from scannery.live.log.mutation_log import LogEntry
-from scannery.live.memtable import LiveState
-from scannery.live.replay import state_after
+from scannery.live.memtable import LiveState, state_after
 
 __all__ = ["RecentStates"]
 

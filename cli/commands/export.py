@@ -49,7 +49,7 @@ def export(
     """
     # Imported late: PyArrow takes time, which `scannery --help` should not wait for.
     from scannery.indexer import Store, read_aliases
-    from scannery.live.replay import unsealed_change
+    from scannery.live.memtable import unsealed_change
     from scannery.pipelines.exports.exporting import export as run_export
 
     name, root = read_aliases(Store.open(store)).get(name, name), given_log_root(log)

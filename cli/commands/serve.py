@@ -1,9 +1,11 @@
-"""`scannery serve`: serve the indexes of a store."""
+"""`scannery serve | encoder | maintain`: processes that serve, encode texts, or seal, merge and collect garbage."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+import signal
+import sys
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -12,10 +14,18 @@ from scannery.cli.declared_options import configured, option_values, with_option
 from scannery.cli.lazy_commands import uncollected
 from scannery.cli.options import LogOption
 from scannery.live.log.location import LOG_VARIABLE
-from scannery.serving.config import LeavesConfig, RemoteConfig, ServerConfig, VertexConfig
+from scannery.serving.config import (
+    EncoderConfig,
+    LeavesConfig,
+    MaintainConfig,
+    RemoteConfig,
+    ServerConfig,
+    VertexConfig,
+)
 from scannery.serving.security.config import SecurityConfig
 
-__all__ = ["serve"]
+__all__ = ["encoder", "maintain", "serve"]
+
 
 _CLUSTER = "Cluster"
 _ENCODER = "Encoder process"
@@ -84,3 +94,63 @@ def serve(
         vertex=options.vertex_config(vertex_model, settings, vertex=vertex),
     )
     run(config, workers=options.worker_count(workers), ready=options.announce)
+
+
+@with_options(
+    "store index model listen workers device drain http metrics_listen cached_queries memory_budget bridges log_json "
+    "keys jwks jwt_issuer jwt_audience tls_cert tls_key behind_tls client_ca public_health reflection insecure",
+    EncoderConfig,
+    SecurityConfig,
+)
+def encoder(
+    workers: options.WorkersOption = "1", log_json: options.LogJsonOption = False, **settings: Any
+) -> None:
+    """Encode texts until SIGTERM or Ctrl-C, for `serve --encoder` and for callers of EmbeddingService."""
+    with uncollected():
+        from scannery.indexer.local.needless_imports import leave_needless_imports_out
+
+        leave_needless_imports_out()
+        from scannery.serving import serve_encoders
+
+    options.become_server(log_json)
+    config = configured(EncoderConfig, settings, security=configured(SecurityConfig, settings))
+    serve_encoders(config, workers=options.worker_count(workers), ready=options.announce)
+
+
+@with_options("store index log once fill_cache metrics_listen log_json", MaintainConfig)
+def maintain(
+    store: options.ServedStoreOption,
+    log: LogOption = "",
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Seal all mutations, merge what is due, collect garbage, and end."),
+    ] = False,
+    log_json: options.LogJsonOption = False,
+    **settings: Any,
+) -> None:
+    """Seal, merge and collect garbage as it becomes due, until SIGTERM or Ctrl-C; several processes may run."""
+    with uncollected():
+        from scannery.indexer.local.needless_imports import leave_needless_imports_out
+
+        leave_needless_imports_out()
+        from scannery.serving import maintain as run
+        from scannery.serving.process.maintain import maintain_once
+
+    options.become_server(log_json)
+    config = configured(MaintainConfig, settings, store=store, log=log or os.environ.get(LOG_VARIABLE, ""))
+    if once:
+        before = signal.signal(signal.SIGTERM, _exit)
+        try:
+            maintain_once(config)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    else:
+        run(config, ready=_announce)
+
+
+def _announce(metrics: str) -> None:
+    typer.echo(f"Maintaining{f', metrics on {metrics}' if metrics else ''}; Ctrl-C stops.")
+
+
+def _exit(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)  # an exception, which removes temporary folders

@@ -31,8 +31,8 @@ from scannery.client.response.results import (
     Snippet,
     new_point,
     put_message,
+    undecoded,
 )
-from scannery.client.response.undecoded_hits import undecoded
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 
 __all__ = [

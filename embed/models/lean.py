@@ -3,7 +3,7 @@
 Importing sentence-transformers takes five seconds, and most of its models consist of the same few layers. This module
 loads them with torch alone, from their own files and from notes: tokenizer settings and layer sizes. `lean_notes` makes
 the notes when the library loads a model, and only if both ways give the same vectors. They are cached under a key of
-all that they depend on, library versions included (known_models.py).
+all that they depend on, library versions included (loading.py).
 
 Legend: B texts, T tokens, D dimensions, H heads.
 """

@@ -28,17 +28,19 @@ from scannery.live.log.files import (
     DRAFT_FILE,
     LOG_FILE,
     Mode,
+    check_not_inherited,
     exclusive,
     make_folders,
     mode_of,
+    no_forks,
     open_private,
     read_mark,
     restrict_permissions,
     sync_files,
     wal_of,
+    watch_forks,
     write_mark,
 )
-from scannery.live.log.forks import check_not_inherited, no_forks, watch_forks
 from scannery.live.log.mutation_log import LogEntry, LogIdentity, LogReplacedError, WrongLogError
 from scannery.live.log.transaction import (
     SqliteTransaction,
@@ -68,7 +70,7 @@ CLOSE_S = 5.0
 
 
 class SqliteLog:
-    """A `MutationLog` in a local folder; it stays usable after a fork, in parent and child (forks.py)."""
+    """A `MutationLog` in a local folder; it stays usable after a fork, in parent and child (files.py)."""
 
     def __init__(self, folder: Path, *, create: bool = False, clock: Callable[[], float] = time.time) -> None:
         """Open the log in a folder.
@@ -302,7 +304,7 @@ class SqliteLog:
             self._write_lock.release()
 
     def before_fork(self, timeout_s: float) -> bool:
-        """Close the connections and hold the locks; see forks.py."""
+        """Close the connections and hold the locks; see files.py."""
         if not self._write_lock.acquire(timeout=timeout_s):
             return False
         if not self._read_lock.acquire(timeout=timeout_s):

@@ -9,8 +9,7 @@ from pathlib import Path
 from scannery.indexer import Store
 from scannery.indexer.errors import CorruptError, StoreError
 from scannery.indexer.versions.dropping import DropReport, drop_index
-from scannery.live.log.home import remove_files
-from scannery.live.log.homes import log_home
+from scannery.live.log.homes import log_home, remove_files
 from scannery.live.log.location import DatabaseUrl, LogRoot, log_folder
 from scannery.live.log.mutation_log import LogHome
 from scannery.live.log.registry import registered

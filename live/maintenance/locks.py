@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from scannery.indexer import Store, default_cache_folder
-from scannery.live.log.files import make_folders, open_private
-from scannery.live.log.forks import held_by_this_process
+from scannery.live.log.files import held_by_this_process, make_folders, open_private
 from scannery.live.log.location import DatabaseUrl, LogRoot, log_folder
 from scannery.live.log.registry import registered
 from scannery.runtime.errors import OverloadedError

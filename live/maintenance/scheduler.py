@@ -34,8 +34,7 @@ from scannery.indexer import (
     python_command,
     python_environment,
 )
-from scannery.live.log.files import LOG_FILE
-from scannery.live.log.forks import held_by_this_process
+from scannery.live.log.files import LOG_FILE, held_by_this_process
 from scannery.live.log.location import LOG_VARIABLE, DatabaseUrl, LogRoot
 from scannery.live.maintenance.locks import SharedLock, Task, TaskLock, TaskLocks
 from scannery.live.maintenance.merge_policy import due

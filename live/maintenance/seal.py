@@ -46,7 +46,7 @@ from scannery.live.log.homes import checked_log, log_home
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError, LogHome, MutationLog
 from scannery.live.maintenance.merge_policy import largest_tried, seal_effort
-from scannery.live.replay import UnsealedChange, change_of
+from scannery.live.memtable import UnsealedChange, change_of
 from scannery.live.row_tables import stored_schema
 
 __all__ = ["dead_rows", "seal"]

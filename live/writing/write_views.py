@@ -32,8 +32,7 @@ from scannery.indexer import (
 from scannery.indexer.datapoints.named_vectors import parts_by_vector
 from scannery.live.log.mutation_log import LogEntry
 from scannery.live.log.records import Mutation
-from scannery.live.memtable import LiveState, apply, begin
-from scannery.live.replay import mutations_of
+from scannery.live.memtable import LiveState, apply, begin, mutations_of
 from scannery.runtime.retry import Deadline
 
 __all__ = [

@@ -28,12 +28,11 @@ from scannery.pipelines.execution.chain import (
     Until,
     first_elements,
     one_encoder,
+    restored,
     run_in_process,
 )
-from scannery.pipelines.execution.failures import restored
 from scannery.pipelines.execution.runners import new_pipeline, stage_pools
-from scannery.pipelines.planning.agreed_dtype import with_widths
-from scannery.pipelines.planning.planned_encoder import PlannedEncoder, recipe_of
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder, recipe_of, with_widths
 from scannery.pipelines.stages.embed import find_finished, finished_units, read_outcomes
 from scannery.pipelines.stages.publish import BuildRecord, embedded_record, publish, read_record
 from scannery.pipelines.stages.resolve import (

@@ -39,8 +39,8 @@ from scannery.pipelines.stages.old_rows import read_live_rows, removals
 from scannery.pipelines.state.job import Counts, Job, ShardOutcome, dead_letters_key, read_parent, stage_key
 from scannery.pipelines.state.work_units import UnitSums
 from scannery.pipelines.tuning.fusion_weight import with_fusion_weight
+from scannery.pipelines.tuning.index_tuning import with_fresh_recall, with_whole_recall
 from scannery.pipelines.tuning.tuning_queries import EncoderSource, queries_of
-from scannery.pipelines.tuning.whole_recall import with_fresh_recall, with_whole_recall
 
 __all__ = ["BuildRecord", "embedded_record", "publish", "read_record", "rebase"]
 

@@ -234,7 +234,7 @@ def _write_segment(
             threads=threads,
             queries=queries,
             named_queries=_named_queries(table, job, encoders),
-            # The measurement of tuning/whole_recall.py, made here while a core is idle.
+            # The measurement of tuning/index_tuning.py, made here while a core is idle.
             measured=job.shards == 1 and queries is None,
         )
         store_segment(store, job.index, built)

@@ -5,7 +5,7 @@
     INDEX/stage/units/<unit>.json        counts and pieces; written last, so it marks the unit as done
     INDEX/stage/units/<unit>.dead.jsonl  its dead letters, if any
     INDEX/stage/units/<unit>.ids         ids and places of its rows, if there are several shards (records/id_blocks.py)
-    INDEX/stage/units/<build>.dtype.json number type that the first worker of a build chose (planning/agreed_dtype.py)
+    INDEX/stage/units/<build>.dtype.json number type that the first worker of a build chose (planned_encoder.py)
     INDEX/stage/segments/<input>.json    manifest entry of the segment made from these row groups
     INDEX/stage/segments/<input>.dead.jsonl   the duplicates found while it was built, if any
     INDEX/stage/deletes/<ids>.json       ids of documents that a build removes from one shard

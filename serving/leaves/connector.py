@@ -25,7 +25,7 @@ from scannery.runtime.errors import ConfigError
 from scannery.serving.config import DNS, FILE, LeavesConfig, joined_address, split_address
 from scannery.serving.contract import LEAF_STATUS
 from scannery.serving.leaves.http_calls import Headers, HttpCalls
-from scannery.serving.security.tls import read_authorities, read_pair
+from scannery.serving.security.authentication import read_authorities, read_pair
 
 __all__ = ["Connector", "Headers", "hint", "resolved"]
 

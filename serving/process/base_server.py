@@ -15,9 +15,8 @@ from scannery.serving.observation.query_observer import Observe
 from scannery.serving.scheduling.admission import with_reserve
 from scannery.serving.scheduling.affinity import on_core
 from scannery.serving.scheduling.coalescer import CallThreads
-from scannery.serving.security.authentication import Authenticator, Authorizer
+from scannery.serving.security.authentication import Authenticator, Authorizer, Certificates
 from scannery.serving.security.principal import Scope
-from scannery.serving.security.tls import Certificates
 from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics

@@ -19,8 +19,8 @@ from scannery.live.log.homes import check_log_root
 from scannery.live.log.location import LogRoot, log_root_of
 from scannery.live.log.mutation_log import LogUnavailableError
 from scannery.live.log_follower import LogFollower
+from scannery.live.maintenance.main import run_due
 from scannery.live.maintenance.scheduler import TaskResult, task_threads
-from scannery.live.maintenance.tasks import run_due
 from scannery.live.memtable import LiveState
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.retry import RetryState

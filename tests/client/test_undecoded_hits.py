@@ -13,9 +13,9 @@ import pytest
 
 import scannery
 from scannery.client import Hit, Hits
-from scannery.client.response import undecoded_hits
+from scannery.client.response import results
 from scannery.client.response.decoding import parse_hits, parse_many
-from scannery.client.response.undecoded_hits import LIST_METHODS, UndecodedHits
+from scannery.client.response.results import LIST_METHODS, UndecodedHits
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, Value
 
@@ -216,7 +216,7 @@ def test_a_thread_that_asks_for_the_length_while_another_one_makes_the_hits_gets
 
 
 def test_an_interruption_while_hits_are_made_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    hits, make = found(), undecoded_hits._hit
+    hits, make = found(), results._hit
 
     def interrupted(message: pb.Hit) -> Hit:
         if message.datapoint.id == "a3":
@@ -224,14 +224,14 @@ def test_an_interruption_while_hits_are_made_leaves_none_of_them(monkeypatch: py
         return make(message)
 
     with monkeypatch.context() as context:
-        context.setattr(undecoded_hits, "_hit", interrupted)
+        context.setattr(results, "_hit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(hits)
     assert hits == expected()
 
 
 def test_a_finalizer_may_look_at_hits_while_its_thread_makes_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    hits, others, make = found(), found(), undecoded_hits._hit
+    hits, others, make = found(), found(), results._hit
     looked: list[list[Hit]] = []
 
     def collected(message: pb.Hit) -> Hit:
@@ -240,7 +240,7 @@ def test_a_finalizer_may_look_at_hits_while_its_thread_makes_some(monkeypatch: p
             looked.extend([list(others), list(hits)])
         return make(message)
 
-    monkeypatch.setattr(undecoded_hits, "_hit", collected)
+    monkeypatch.setattr(results, "_hit", collected)
     thread = threading.Thread(target=lambda: looked.append(list(hits)), daemon=True)
     thread.start()
     thread.join(20)

@@ -25,7 +25,6 @@ def share_encoders(patch: pytest.MonkeyPatch) -> None:
     """Let `Encoder.load` return the same encoder for the same arguments, and hash the files of the model once."""
     from scannery.embed.encoder import Encoder
     from scannery.embed.fingerprint import hash_model_folder
-    from scannery.embed.models import known_models
     from scannery.embed.models.model_files import find_model
 
     load, hash_files = Encoder.load, hash_model_folder
@@ -53,7 +52,9 @@ def share_encoders(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(Encoder, "load", shared)
-    patch.setattr(known_models, "hash_model_folder", hashed)
+    from scannery.embed.models import loading
+
+    patch.setattr(loading, "hash_model_folder", hashed)
 
 
 def _is_shared(folder: Path) -> bool:

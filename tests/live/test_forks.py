@@ -12,7 +12,7 @@ import apsw
 import pytest
 
 from scannery.indexer import Store
-from scannery.live.log import forks as log_forks
+from scannery.live.log import files as log_forks
 from scannery.live.log import sqlite_log
 from scannery.live.log.database import connected
 from scannery.live.log.sqlite_log import SqliteLog

@@ -29,7 +29,7 @@ from scannery.indexer import (
     rollback,
 )
 from scannery.indexer.store.bucket_backend import BucketBackend
-from scannery.live.log import home as log_place
+from scannery.live.log import homes as log_place
 from scannery.live.log import sqlite_log
 from scannery.live.log.database import LOG_FORMAT, create_database
 from scannery.live.log.homes import forget_log

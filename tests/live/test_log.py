@@ -18,7 +18,7 @@ import apsw
 import pytest
 
 from scannery.indexer import CorruptError, FormatError, Store, StoreError
-from scannery.live.log import forks as log_forks
+from scannery.live.log import files as log_forks
 from scannery.live.log import sqlite_log
 from scannery.live.log.database import LOG_FORMAT, check_sqlite, connected
 from scannery.live.log.files import exclusive, wal_of

@@ -17,9 +17,8 @@ from scannery.live import recent_states
 from scannery.live.leaf_index import LeafIndex
 from scannery.live.log.homes import log_home
 from scannery.live.log.mutation_log import LogEntry
-from scannery.live.memtable import SMALL_BYTES, LiveState, begin
+from scannery.live.memtable import SMALL_BYTES, LiveState, begin, state_after
 from scannery.live.recent_states import RecentStates
-from scannery.live.replay import state_after
 from scannery.runtime.retry import Deadline
 from tests.served import DIMENSIONS, copied
 

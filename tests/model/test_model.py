@@ -52,11 +52,11 @@ def test_random_operations_on_segments_of_scann(distance: str, ops: int) -> None
 def test_random_operations_with_a_log_in_postgres(
     ops: int, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scannery.live.log.postgres import home, positions
+    from scannery.live.log.postgres import database, home
 
     # Each operation must see what others did a moment ago.
-    monkeypatch.setattr(positions, "POLL_S", 0.0)
-    monkeypatch.setattr(positions, "IDLE_POLL_S", 0.0)
+    monkeypatch.setattr(database, "POLL_S", 0.0)
+    monkeypatch.setattr(database, "IDLE_POLL_S", 0.0)
     monkeypatch.setattr(home, "ABSENT_S", 0.0)
     config = config_of(8) | {"log": postgres.new_database(), "scann": False}
     _succeed(replay(config, random_ops("postgres", ops, {})))

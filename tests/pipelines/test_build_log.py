@@ -10,8 +10,7 @@ import pytest
 import scannery
 from scannery.indexer import Manifest, StoreError, latest_version, rollback
 from scannery.indexer.versions import leases
-from scannery.live.log.home import LogPlace
-from scannery.live.log.homes import forget_log
+from scannery.live.log.homes import LogPlace, forget_log
 from scannery.live.maintenance import seal as sealing
 from scannery.live.maintenance.seal import seal
 from scannery.pipelines.errors import SpecConflictError

@@ -173,7 +173,7 @@ def test_a_document_whose_passages_would_repeat_too_much_is_refused(store, write
 
 def test_a_text_that_the_encoder_refuses_costs_only_itself(store, write, monkeypatch):
     monkeypatch.setattr(
-        "scannery.embed.token_windows.text_problem",
+        "scannery.embed.encoder.text_problem",
         lambda text: "has no finite vector" if "pöison" in text else text_problem(text),
     )
     texts = [{"id": f"t{i}", "text": "pöison" if i in (3, 4) else f"text number {i}"} for i in range(9)]

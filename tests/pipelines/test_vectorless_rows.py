@@ -164,7 +164,7 @@ def test_an_export_is_built_to_the_same_rows(store: Store, write: Write, tmp_pat
     with scannery.connect(store.uri) as client:
         client.index("vectors").upsert([{"id": "live", "attributes": {"n": 99}}])
         client.index("vectors").upsert([{"id": "d0", "attributes": {"n": 0}}])
-    from scannery.live.replay import unsealed_change
+    from scannery.live.memtable import unsealed_change
 
     output = tmp_path / f"out.{format}"
     report = export("vectors", store.uri, output, live=unsealed_change)

@@ -11,8 +11,7 @@ import grpc
 from scannery.runtime.errors import BindError
 from scannery.serving.config import ListenConfig, joined_address, split_address
 from scannery.serving.scheduling.coalescer import CallThreads
-from scannery.serving.security.authentication import Authorizer
-from scannery.serving.security.tls import Certificates
+from scannery.serving.security.authentication import Authorizer, Certificates
 from scannery.serving.transport.grpc.call_limits import CallTimeouts
 from scannery.serving.transport.grpc.dispatcher import Dispatcher, Metadata
 from scannery.serving.transport.grpc.standard_services import AuthInterceptor, StandardServices

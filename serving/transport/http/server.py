@@ -22,8 +22,7 @@ from scannery.serving.bridging.bridges import Bridges
 from scannery.serving.config import ListenConfig, WorkerContext, joined_address, split_address
 from scannery.serving.contract import HTTP_KEY, SERVER_KEY
 from scannery.serving.scheduling.coalescer import CallThreads
-from scannery.serving.security.authentication import Authorizer
-from scannery.serving.security.tls import TlsSockets
+from scannery.serving.security.authentication import Authorizer, TlsSockets
 from scannery.serving.transport.health import Health
 from scannery.serving.transport.http.connection import Connection
 from scannery.serving.transport.http.handler import Handler, Pages

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scannery.client import InvalidArgumentError
-from scannery.client.request import repeated_searches
+from scannery.client.request import calls
 from scannery.client.request.calls import search
 from scannery.client.request.queries import build_options, build_query
 from scannery.v1.search_pb2 import SearchRequest
@@ -105,9 +105,9 @@ def test_errors_stay() -> None:
 
 def test_it_keeps_no_more_than_its_bound() -> None:
     vector = np.ones(4, np.float32)
-    for number in range(3 * repeated_searches.MAX_KEPT):
+    for number in range(3 * calls.MAX_KEPT):
         search("i", vector, 3, where={"n": number})
-    assert len(repeated_searches._kept) <= repeated_searches.MAX_KEPT
-    before = len(repeated_searches._kept)
+    assert len(calls._kept) <= calls.MAX_KEPT
+    before = len(calls._kept)
     search("i", vector, 3, where={"n": {"$in": list(range(5000))}})
-    assert len(repeated_searches._kept) == before
+    assert len(calls._kept) == before

@@ -31,7 +31,7 @@ from scannery.live.log.location import DatabaseUrl
 from scannery.live.log.postgres.task_lock import try_task_lock
 from scannery.live.log.registry import registered
 from scannery.live.maintenance.locks import TaskLocks
-from scannery.live.maintenance.tasks import run_due
+from scannery.live.maintenance.main import run_due
 from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.services.write import Writes

@@ -18,8 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scannery.embed import DeviceError, Encoder
 from scannery.embed.batching import Bucket, pack, packed_batches, packed_halves, packed_like
-from scannery.embed.devices.cuda import ALONE_TOKENS, BUDGET_TOKENS, padded_shapes
-from scannery.embed.devices.out_of_memory import TokenBudget, halving, is_out_of_memory
+from scannery.embed.devices.cuda import (
+    ALONE_TOKENS,
+    BUDGET_TOKENS,
+    TokenBudget,
+    halving,
+    is_out_of_memory,
+    padded_shapes,
+)
 from scannery.embed.devices.protocol import cosines
 from scannery.embed.devices.static_masks import use_static_masks
 from scannery.embed.models.loading import ModelOptions, load_model

@@ -21,8 +21,8 @@ from scannery.embed.batching import Bucket, bucket_batches, choose_buckets, even
 from scannery.embed.devices import precision as precision_module
 from scannery.embed.devices.cores import on_cores
 from scannery.embed.devices.cpu import CpuDevice
+from scannery.embed.devices.cuda import halving
 from scannery.embed.devices.factory import open_device
-from scannery.embed.devices.out_of_memory import halving
 from scannery.embed.devices.protocol import cosines
 from tests.embed.tiny_models import make_model
 

@@ -22,7 +22,7 @@ from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.lag import log_status
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
-from scannery.live.replay import unsealed_change
+from scannery.live.memtable import unsealed_change
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from tests.live.log.postgres_server import PostgresServer

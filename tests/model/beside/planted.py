@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scannery.indexer import Manifest
-from scannery.live import replay
+from scannery.live import memtable
 from scannery.live.log.records import Mutation, rows_fit
 from scannery.live.writing import group_commit
 from scannery.serving.catalog import embedded_catalog
@@ -33,7 +33,7 @@ def new_columns_dropped() -> Iterator[None]:
         return rows_fit(replace(mutation, columns_version=known), manifest, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (replay, group_commit):
+        for module in (memtable, group_commit):
             patch.setattr(module, "rows_fit", any_version)
         patch.setattr(embedded_catalog, "CHECK_EVERY_S", LOOK_EVERY_S)
         yield

@@ -15,8 +15,7 @@ from scannery.embed.devices import cpu, precision
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines import PipelineError
 from scannery.pipelines.job_planning import new_job
-from scannery.pipelines.planning.agreed_dtype import agreed_dtype, agreed_encoder
-from scannery.pipelines.planning.planned_encoder import load_encoder
+from scannery.pipelines.planning.planned_encoder import agreed_dtype, agreed_encoder, load_encoder
 from scannery.pipelines.state.job import Job, sealed
 from tests.pipelines.conftest import run
 

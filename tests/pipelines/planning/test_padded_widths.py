@@ -14,9 +14,13 @@ from scannery.indexer.spec.spec import EncoderSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines import RunnerError, build
 from scannery.pipelines.job_planning import new_job
-from scannery.pipelines.planning.agreed_dtype import sampled_passages, with_widths
 from scannery.pipelines.planning.build_plan import cut_input
-from scannery.pipelines.planning.planned_encoder import PlannedEncoder, load_encoder
+from scannery.pipelines.planning.planned_encoder import (
+    PlannedEncoder,
+    load_encoder,
+    sampled_passages,
+    with_widths,
+)
 from scannery.pipelines.sources import find_files
 from tests.embed.tiny_models import make_model
 

@@ -11,7 +11,7 @@ import pytest
 
 from scannery.embed import Chunker, Encoder, InvalidTextError
 from scannery.embed.text.documents import cut, cut_ahead, cut_and_encode
-from scannery.pipelines.records.cutting_processes import (
+from scannery.pipelines.records.passages import (
     ENOUGH_CHARS,
     PROCESSES_ENVIRONMENT,
     CuttingProcesses,

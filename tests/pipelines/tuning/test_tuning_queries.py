@@ -14,7 +14,7 @@ import pytest
 from scannery.indexer import open_index
 from scannery.indexer.maintenance import measure_recall
 from scannery.pipelines.errors import CollectionError
-from scannery.pipelines.tuning import whole_recall
+from scannery.pipelines.tuning import index_tuning
 from scannery.pipelines.tuning.tuning_queries import (
     _values,
     load_queries,
@@ -128,7 +128,7 @@ def test_what_is_too_large_or_exact_is_not_measured(store, write, monkeypatch):
     recall = manifest_of(store).recall
     assert recall is not None
     assert (recall.whole, recall.whole_queries) == (1.0, 0)
-    monkeypatch.setattr(whole_recall, "MOST_BYTES", 1000)
+    monkeypatch.setattr(index_tuning, "MOST_BYTES", 1000)
     run(store, write("b.jsonl", vector_records(0, 2400)), spec=SPEC, mode="full")
     recall = manifest_of(store).recall
     assert recall is not None
@@ -137,7 +137,7 @@ def test_what_is_too_large_or_exact_is_not_measured(store, write, monkeypatch):
 
 @pytest.mark.system
 def test_one_new_segment_was_measured_by_its_tuner(store, write, monkeypatch):
-    monkeypatch.setattr(whole_recall, "open_manifest", None)  # opening the index fails
+    monkeypatch.setattr(index_tuning, "open_manifest", None)  # opening the index fails
     spec = SPEC | {"shards": 1}
     report = run(store, write("a.jsonl", vector_records(0, 1200)), spec=spec)
     manifest = manifest_of(store)

@@ -23,9 +23,8 @@ import pytest
 from scannery.client.request.calls import search
 from scannery.serving import ConfigError, SecurityConfig
 from scannery.serving.security import KeyFile, private_files
-from scannery.serving.security.authentication import Authenticator
+from scannery.serving.security.authentication import Authenticator, Certificates
 from scannery.serving.security.private_files import WatchedValue
-from scannery.serving.security.tls import Certificates
 from scannery.v1 import index_pb2, index_pb2_grpc, search_pb2, search_pb2_grpc
 from tests.served import DIMENSIONS, serving
 from tests.serving.security.test_tls import Authority, secure

@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 import scannery
 from scannery.serving import ConfigError, SecurityConfig, Server
 from scannery.serving.security import KeyFile
-from scannery.serving.security.tls import Certificates
+from scannery.serving.security.authentication import Certificates
 from tests.served import DIMENSIONS, serving
 
 VECTOR = np.random.default_rng(0).normal(size=DIMENSIONS).astype(np.float32)
