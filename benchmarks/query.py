@@ -26,7 +26,9 @@ from scannery.client.request.calls import search, search_many
 from scannery.indexer import SearchSettings, Segment, Store, exact_search, parse_spec, unit_length
 from scannery.indexer.tuning.settings_choice import recall_by_score
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.roles import server_catalog
+from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.services.search import Service
 
@@ -52,9 +54,9 @@ class Opened:
 
 
 @contextmanager
-def handlers(store: Store) -> Iterator[tuple[ServerCatalog, Service]]:
+def handlers(store: Store) -> Iterator[tuple[Catalog, Service]]:
     """Yield what answers the calls of a server of a store."""
-    catalog = ServerCatalog(store)
+    catalog = server_catalog(store)
     service, watcher = Service(catalog), Watcher(catalog)
     watcher.start()
     try:

@@ -37,6 +37,13 @@ class OpenIndex:
     """Open segments in the order of the manifest. Open versions share them; `alive` has the deleted rows of each."""
     alive: tuple[AllowedRows | None, ...]
     """Rows: for each segment the rows that are not deleted; None: all rows."""
+    whole: Manifest | None = None
+    """The published manifest, if `manifest` has the segments of some shards alone."""
+
+    @property
+    def whole_manifest(self) -> Manifest:
+        """The manifest with the segments of all shards."""
+        return self.whole or self.manifest
 
     @property
     def spec(self) -> IndexSpec:
@@ -122,7 +129,7 @@ def open_index(
         version: None: the current one.
         cache: where segments are unpacked; None: the default folder.
         reuse: an open version; segments that both have are shared, and so are equal objects of `alive`.
-        shards: whose segments are opened; its manifest then lists no others. None: all.
+        shards: whose segments are opened; its `manifest` then lists no others. None: all.
         cold: by which vectors are read when a search needs them; None: they are in the cache.
 
     Raises:
@@ -144,8 +151,9 @@ def open_manifest(
     cold: ColdReads | None = None,
 ) -> OpenIndex:
     """Return the index of a manifest, published or not, with its segments open; otherwise as `open_index`."""
+    whole = None
     if shards is not None:
-        manifest = manifest.of_shards(shards)
+        whole, manifest = manifest, manifest.of_shards(shards)
     index, cache = manifest.index, cache or SegmentCache()
     opened = {segment.entry.content: segment for segment in reuse.segments} if reuse else {}
     missing = [entry for entry in manifest.segments if entry.content not in opened]
@@ -161,7 +169,7 @@ def open_manifest(
         known.get(entry.keys) or live_rows_of(store, index, entry, segment)
         for entry, segment in zip(manifest.segments, segments, strict=True)
     )
-    return OpenIndex(manifest, segments, alive)
+    return OpenIndex(manifest, segments, alive, whole)
 
 
 def _known_alive(index: OpenIndex) -> dict[tuple[str, ...], AllowedRows | None]:

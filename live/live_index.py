@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from scannery.indexer import (
+    NO_SHARDS,
     CorruptError,
     IndexerError,
     Manifest,
@@ -262,12 +263,16 @@ class LiveIndex(Generic[SnapshotT]):
     def past(self, index: OpenIndex, sequence: int, deadline: Deadline) -> SnapshotT:
         """Return the snapshot of any version of this index with the mutations up to a sequence.
 
+        A process that keeps no rows needs no log for it.
+
         Raises:
             LogGapError: the log does not have all of them.
             CorruptError, FormatError, StoreError: the log cannot be read.
             DeadlineError: the deadline passed.
 
         """
+        if self._shards is NO_SHARDS:
+            return self.without_rows(index, sequence)
         with self._lock:
             log = self._open_log()
         state = begin(index, self._shards)

@@ -140,7 +140,8 @@ class LiveState:
     def opened(self) -> OpenIndex:
         """Return version and runs as one index, for search."""
         segments = (*self.index.segments, *(run.segment for run in self.runs))
-        return OpenIndex(self.manifest, segments, (*self.alive, *(run.alive for run in self.runs)))
+        alive = (*self.alive, *(run.alive for run in self.runs))
+        return OpenIndex(self.manifest, segments, alive, self.index.whole)
 
 
 def begin(index: OpenIndex, shards: Shards | None = None) -> LiveState:

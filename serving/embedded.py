@@ -7,8 +7,8 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.base_catalog import BaseCatalog
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.services.search import Service
 from scannery.serving.status import status_of
 
@@ -18,9 +18,9 @@ __all__ = ["EmbeddedEngine", "open_embedded", "status_of"]
 class EmbeddedEngine:
     """What a server would answer. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         """`catalog`: the indexes; closed with the engine."""
-        self.store = catalog.uri
+        self.store = catalog.store.uri
         """Absolute: opens the same store again, from any working folder."""
         self._service = Service(catalog, models=None)
 
@@ -49,4 +49,4 @@ def open_embedded(store: str | Path, *, device: str = "auto", create: bool = Fal
         ConfigError: the SQLite of the logs may lose commits.
 
     """
-    return EmbeddedEngine(EmbeddedCatalog.open(store, device=device, create=create))
+    return EmbeddedEngine(open_embedded_catalog(store, device=device, create=create))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scannery.runtime.sharing import SharedMarks
 from scannery.serving.bridging.engine import Engine
-from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.config import ListenConfig
 
 __all__ = ["Host", "Inside"]
@@ -19,7 +19,7 @@ class Inside:
 
     engine: Engine
     """Engine as `Host.engine`, without checks: for a bridge that checks callers itself, or works when they are gone."""
-    catalog: BaseCatalog
+    catalog: Catalog
     marks: SharedMarks
     """Shared by the workers of the server: what one of them has changed, the others know at once."""
 

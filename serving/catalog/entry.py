@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from scannery.indexer import LeaseHolder, Manifest
+from scannery.indexer import LeaseHolder
 from scannery.live.live_index import LiveIndex
 from scannery.live.maintenance.scheduler import Maintenance
 from scannery.live.memtable import LiveState
@@ -19,9 +19,6 @@ from scannery.serving.snapshot.snapshot import Snapshot
 __all__ = ["CatalogEntry"]
 
 _LOG = logging.getLogger(__name__)
-
-LEASED_S = 10.0
-"""Seconds until a lease is looked at again that is as it should be; leases last for minutes."""
 
 
 @dataclass(slots=True)
@@ -43,7 +40,7 @@ class CatalogEntry:
     maintained: tuple[int, int] = (0, 0)
     """Version and sequence when it was last called."""
     drop_mark: int = 0
-    """The mark of its name (`ServerCatalog`) when its latest version was last checked."""
+    """The mark of its name (`Catalog`) when its latest version was last checked."""
     alter_mark: int = 0
     """Likewise the mark of changes of its spec."""
     mark_slot: int = field(init=False)
@@ -54,9 +51,6 @@ class CatalogEntry:
     """Loading of its encoder."""
     _maintaining: RetryState = field(init=False)
     _lease: RetryState = field(init=False)
-    _leased: tuple[Manifest, Holds] | None = None
-    """What the lease was for when it was last looked at."""
-    _leased_at_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.mark_slot = SharedMarks.slot_of(self.name)
@@ -69,6 +63,11 @@ class CatalogEntry:
     def snapshot(self) -> Snapshot | None:
         """The current snapshot; None: not open."""
         return None if self.live is None else self.live.snapshot
+
+    @property
+    def version(self) -> int | None:
+        """The version that is open; None: none is."""
+        return None if self.live is None else self.live.state.manifest.version
 
     @property
     def problem(self) -> str:
@@ -118,25 +117,16 @@ class CatalogEntry:
 
             self._maintaining.run(f"index {self.name}: maintenance cannot be started", look)
 
-    def hold(self, leases: LeaseHolder, scans: Holds) -> None:
-        """Renew the lease on the open version and what scans read, which protects them from removal."""
-        if (snapshot := self.snapshot) is None:
-            return
-        manifest, now_s = snapshot.manifest, self.clock()
-        # Once a second for each index: nearly always, nothing has changed.
-        if (
-            self._leased is not None
-            and self._leased[0] is manifest
-            and self._leased[1] == scans
-            and now_s - self._leased_at_s < LEASED_S
-        ):
-            return
-        self._leased, self._leased_at_s = (manifest, scans), now_s
-        versions: Collection[int] = {manifest.version, *scans.versions}
-        self._lease.run(
-            f"index {self.name}: version {manifest.version} cannot be announced as open",
-            partial(leases.hold, self.name, versions, manifest.index_id, log_after=scans.log_after),
-        )
+    def hold(self, leases: LeaseHolder, held: Holds) -> None:
+        """Renew the lease on the open version and what requests hold, which protects them from removal."""
+        if (snapshot := self.snapshot) is not None:
+            manifest = snapshot.manifest
+            self._lease.run(
+                f"index {self.name}: version {manifest.version} cannot be announced as open",
+                lambda: leases.hold(
+                    self.name, held.versions | {manifest.version}, manifest.index_id, log_after=held.log_after
+                ),
+            )
 
     def close(self, *, finish: bool = False) -> None:
         """Close the index; with `finish`, after maintenance that is due."""

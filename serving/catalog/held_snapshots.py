@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar, cast
 
-from scannery.indexer import Manifest, MemorySegment
-from scannery.serving.scheduling.permits import heaviest
+from scannery.indexer import MemorySegment
+from scannery.runtime.errors import DeadlineError
+from scannery.runtime.retry import Deadline
+from scannery.serving.scheduling.permits import heaviest, waiting
 from scannery.serving.security.principal import current_account
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["HeldSnapshot", "HeldSnapshots", "Holds"]
+__all__ = ["NOTHING", "HeldSnapshot", "HeldSnapshots", "Holds"]
 
 KEPT_S = 300.0
 """Seconds that a snapshot is kept for scans after its last page."""
@@ -72,7 +74,7 @@ class HeldSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """What the running scans of an index need of its store."""
+    """What the requests to an index need of its store, besides the version that is open."""
 
     versions: frozenset[int]
     log_after: int | None
@@ -80,6 +82,8 @@ class Holds:
 
     def joined(self, other: Holds) -> Holds:
         """Return what both need."""
+        if other is NOTHING:
+            return self
         known = [each for each in (self.log_after, other.log_after) if each is not None]
         return Holds(self.versions | other.versions, min(known, default=None))
 
@@ -96,6 +100,8 @@ class HeldSnapshots:
         self._held: OrderedDict[Key, HeldSnapshot] = OrderedDict()
         """The one that was read last is last."""
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        """Held while a snapshot of the past is opened: several pages of a scan may need the same one."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -103,7 +109,8 @@ class HeldSnapshots:
     def hold(self, snapshot: Snapshot) -> HeldSnapshot:
         """Keep a snapshot, or the equal one that is kept already."""
         now_s = self._clock()
-        key = _key(snapshot.manifest, snapshot.manifest.version, snapshot.sequence)
+        manifest = snapshot.manifest
+        key = manifest.index, manifest.index_id, manifest.version, snapshot.sequence
         with self._lock:
             held = self._held.setdefault(key, HeldSnapshot(snapshot, now_s, now_s))
             self._touch(key, held)
@@ -118,20 +125,38 @@ class HeldSnapshots:
                     break
             return held
 
-    def find(self, manifest: Manifest, version: int, sequence: int) -> HeldSnapshot | None:
-        """Return the kept snapshot of an index with this version and sequence; `manifest` is of any version of it."""
-        return self.find_by_id(manifest.index, manifest.index_id, version, sequence)
+    def find(self, index: str, index_id: str | None, version: int, sequence: int) -> HeldSnapshot | None:
+        """Return the kept snapshot of an index with this version and sequence.
 
-    def find_by_id(
-        self, index: str, index_id: str | None, version: int, sequence: int
-    ) -> HeldSnapshot | None:
-        """Return what `find` does; the index may have been replaced by another one of its name."""
+        The index may have been replaced by another one of its name.
+        """
         key = index, index_id, version, sequence
         with self._lock:
             held = self._held.get(key)
             if held is not None:
                 self._touch(key, held)
             return held
+
+    def opened(
+        self,
+        index: str,
+        index_id: str | None,
+        version: int,
+        sequence: int,
+        past: Callable[[], Snapshot],
+        deadline: Deadline,
+    ) -> HeldSnapshot:
+        """Return what `find` does, or else keep what `past` opens; raises as that, and DeadlineError."""
+        held = self.find(index, index_id, version, sequence)
+        if held is not None:
+            return held
+        with waiting():
+            if not self._opening.acquire(timeout=min(deadline.remaining_s, threading.TIMEOUT_MAX)):
+                raise DeadlineError("the deadline passed while another scan's snapshot was opened")
+        try:
+            return self.find(index, index_id, version, sequence) or self.hold(past())
+        finally:
+            self._opening.release()
 
     def result(self, held: HeldSnapshot, digest: bytes, make: Callable[[], ResultT]) -> ResultT:
         """Return the result of a request, computed by `make` unless it is kept; all results are of one type."""
@@ -227,7 +252,3 @@ class HeldSnapshots:
                 if alive is not None:
                     parts[id(alive)] = alive.size_bytes
         return sum(parts.values())
-
-
-def _key(manifest: Manifest, version: int, sequence: int) -> Key:
-    return manifest.index, manifest.index_id, version, sequence

@@ -1,18 +1,11 @@
-"""Opens a version of an index, and switches queries and writes to it.
-
-Which indexes are served cold: their vectors stay in the store, and are read when a search needs them.
-"""
+"""Opens a version of an index, and switches queries and writes to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from scannery.indexer import (
-    ColdReads,
     IndexerError,
     OpenIndex,
     SegmentCache,
@@ -21,61 +14,25 @@ from scannery.indexer import (
     latest_version,
     manifest_key,
     open_index,
+    read_manifest,
 )
+from scannery.live.leaf_index import LeafIndex
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.homes import log_home
 from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.scheduler import Maintenance
-from scannery.runtime.errors import DeadlineError
+from scannery.serving.catalog.cold_indexes import ColdIndexes
 from scannery.serving.catalog.entry import CatalogEntry
-from scannery.serving.config import ALL_COLD
+from scannery.serving.catalog.former_versions import FormerVersions
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.engine import hydrator
 from scannery.serving.recall.controller import RecallController, no_step
-from scannery.serving.scheduling.permits import current_permit, waiting
+from scannery.serving.scheduling.permits import waiting
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["ColdIndexes", "VersionOpener", "is_stored"]
-
-
-PATIENCE_S = 60.0
-"""Most seconds of a wait outside of requests, as when an index is opened."""
-
-
-class ColdIndexes:
-    """The names of the indexes that are cold, and the reads of their vectors in this process."""
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        """Keep the names; ALL_COLD stand for all indexes."""
-        self._names = frozenset(names)
-        self._all = not self._names.isdisjoint(ALL_COLD)
-
-    def has(self, name: str) -> bool:
-        """Return whether an index is cold."""
-        return self._all or name in self._names
-
-    def reads_of(self, name: str) -> ColdReads | None:
-        """Return by what the vectors of an index are read; None if it is not cold."""
-        return self._reads if self.has(name) else None
-
-    @cached_property
-    def _reads(self) -> ColdReads:
-        return ColdReads(patience=_patience)
-
-
-@contextmanager
-def _patience() -> Iterator[float]:
-    """Wait until the deadline of the request, without its permit: other requests run meanwhile."""
-    permit = current_permit()
-    seconds = PATIENCE_S if permit is None else permit.deadline.remaining_s
-    try:
-        with waiting():
-            yield seconds
-    except FutureTimeoutError as error:
-        raise DeadlineError("the deadline passed while vectors were read from the store") from error
-
+__all__ = ["VersionOpener"]
 
 MAX_GAPS = 5
 """Limit of retries when versions are replaced while they are opened."""
@@ -86,26 +43,29 @@ class VersionOpener:
     """Opens the indexes of a catalog."""
 
     store: Store
-    encoders: EncoderPool
-    cache: SegmentCache
-    preloaded: Callable[[str], OpenIndex | None]
-    """Returns an already open index, in any version."""
     log_root: LogRoot | None
     """Folder of the mutation logs, or their database; None: no live updates."""
+    encoders: EncoderPool = field(default_factory=EncoderPool)
+    """Shared by all indexes."""
+    encodes: bool = False
+    """Whether encoders are loaded with a version; otherwise by the first text."""
+    cache: SegmentCache = field(default_factory=SegmentCache)
+    """Where segments are unpacked."""
+    preloaded: Callable[[str], OpenIndex | None] = lambda name: None
+    """Returns an already open index, in any version."""
     recall: RecallController | None = None
-    """Holds the recall of the indexes; None: the curves do."""
+    """Holds the recall of the indexes by live queries; None: the curves do."""
     shards: Shards | None = None
     """Whose segments are opened; None: all."""
-    live: Callable[..., LiveIndex[Snapshot]] = LiveIndex
-    """Makes an open index. A `LeafIndex` stays at its version: the next version is another one, beside it."""
-    maintains: bool = True
-    """Whether this process starts the maintenance of the indexes."""
     cold: ColdIndexes = field(default_factory=ColdIndexes)
     """Those whose vectors stay in the store."""
-    maintenance: Callable[[Store, str, LogRoot], Maintenance] = Maintenance
-    """Makes what starts the maintenance of an index."""
-    replacing: Callable[[LiveIndex[Snapshot], LiveIndex[Snapshot]], object] = lambda before, now: None
-    """Called with the open index of a name and the one that is about to take its place."""
+    live: Callable[..., LiveIndex[Snapshot]] = LiveIndex
+    """Makes an open index; arguments as of `LiveIndex`. A `LeafIndex` stays at its version: the next version is another
+    one, beside it."""
+    former: FormerVersions = field(default_factory=FormerVersions)
+    """Keeps those that stay at their version, when the next one takes their place."""
+    maintenance: Callable[[Store, str, LogRoot], Maintenance] | None = Maintenance
+    """Makes what seals, merges, and collects garbage of an index; None: other processes do that."""
 
     def is_open(self, entry: CatalogEntry, version: int) -> bool:
         """Return whether an entry has this version open, and not that of a deleted index with the same name."""
@@ -122,7 +82,14 @@ class VersionOpener:
         except IndexerError:
             return True  # removed, or the store is unavailable; checked again at the next refresh
 
-    def move(self, entry: CatalogEntry, version: int, prepare: Callable[[Snapshot], object]) -> OpenIndex:
+    def new_bytes(self, name: str, version: int, entry: CatalogEntry | None) -> int:
+        """Return the size of the files of a version that an entry does not have open; raises as `read_manifest`."""
+        snapshot = None if entry is None else entry.snapshot
+        known = set() if snapshot is None else {file.key for file in snapshot.manifest.files}
+        files = read_manifest(self.store, name, version).files
+        return sum(file.size_bytes for file in files if file.key not in known)
+
+    def move(self, entry: CatalogEntry, version: int) -> OpenIndex:
         """Open a version and switch to it, or to a later one if the log has been truncated beyond this one.
 
         Raises as `open_index` and `LiveIndex`; the entry is then unchanged.
@@ -132,7 +99,8 @@ class VersionOpener:
             reuse = entry.live.state.index if entry.live else self.preloaded(entry.name)
             index = self._open(entry.name, version, reuse)
             hydrator.warm_up(index.segments, index.spec)
-            prepare(Snapshot(index, self.encoders))
+            if self.encodes:
+                entry.load_encoder(Snapshot(index, self.encoders))
             if self.recall is not None:
                 self.recall.opened(index)
             try:
@@ -178,12 +146,13 @@ class VersionOpener:
         live = self.live(
             index, self._snapshots(), home=home, shards=self.shards, waiting=waiting, on_gap=entry.look_again
         )
-        if before is not None:
-            self.replacing(before, live)
+        if isinstance(before, LeafIndex) and _version_of(before) != _version_of(live):
+            # Before the next version takes its place: no moment is without one of the two.
+            self.former.keep(before)
         entry.live = live
         if before is not None and stale:
             before.close()
-        if self.maintains and self.log_root is not None and entry.maintenance is None:
+        if self.maintenance is not None and self.log_root is not None and entry.maintenance is None:
             entry.maintenance = self.maintenance(self.store, entry.name, self.log_root)
 
     def _snapshots(self) -> Callable[[OpenIndex, int], Snapshot]:
@@ -197,9 +166,7 @@ class VersionOpener:
         return make
 
 
-def is_stored(store: Store, name: str) -> bool:
-    """Return whether a store has an index, readable or not."""
-    try:
-        return latest_version(store, name) is not None
-    except IndexerError:
-        return True
+def _version_of(index: LiveIndex[Snapshot]) -> tuple[str | None, int]:
+    """Return identity and version; they are the same after a log was replaced, whose states are not kept."""
+    manifest = index.state.manifest
+    return manifest.index_id, manifest.version

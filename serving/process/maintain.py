@@ -25,7 +25,7 @@ from scannery.live.memtable import LiveState
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.retry import RetryState
 from scannery.runtime.tasks import PeriodicTask
-from scannery.serving.catalog.maintenance_catalog import MaintenanceCatalog
+from scannery.serving.catalog.roles import maintenance_catalog
 from scannery.serving.config import MaintainConfig
 from scannery.serving.process.os_calls import Signals
 from scannery.serving.process.worker import STOP_SIGNALS
@@ -100,7 +100,7 @@ class _Maintainer:
         self._failures = Counter(
             "scannery_background_failures_total", "Failures of background tasks, by task.", ("task",)
         )
-        self._catalog = MaintenanceCatalog(
+        self._catalog = maintenance_catalog(
             store,
             only=config.indexes or None,
             log=log_root,

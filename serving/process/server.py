@@ -15,10 +15,11 @@ from scannery.serving.bridging.bridges import Bridges
 from scannery.serving.bridging.discovery import open_bridges
 from scannery.serving.bridging.engine import Engine
 from scannery.serving.bridging.host import Host, Inside
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.cold_indexes import ColdIndexes
 from scannery.serving.catalog.description import memory_rows
-from scannery.serving.catalog.root_catalog import LeafCatalog, RootCatalog
-from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
-from scannery.serving.catalog.version_opener import ColdIndexes
+from scannery.serving.catalog.roles import leaf_catalog, root_catalog, server_catalog
+from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.config import ServerConfig, WorkerContext
 from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, LEAF_SERVICE, SEARCH_SERVICE
 from scannery.serving.leaves.groups import LeafGroups
@@ -130,10 +131,7 @@ class Server(BaseServer):
         """Return the public handlers: over this server's segments, or those of the leaves of a cluster."""
         config = self.config
         models = (*config.models, *(config.vertex.models.values() if config.vertex else ()))
-        shards = None
-        if self._leaves is not None:
-            assert isinstance(self._catalog, RootCatalog)
-            shards = LeafShards(self._catalog, self._leaves)
+        shards = None if self._leaves is None else LeafShards(self._catalog, self._leaves)
         return Service(
             self._catalog,
             shards,
@@ -146,7 +144,6 @@ class Server(BaseServer):
         """Return the handlers of a leaf."""
         group = self.config.shard_group
         assert group is not None
-        assert isinstance(self._catalog, LeafCatalog)
         return LeafService(
             self._catalog, group, load=lambda: (self.admission.in_flight, int(self.admission.limit))
         )
@@ -240,7 +237,7 @@ def _catalog(
     context: WorkerContext,
     recall: RecallController | None,
     leaves: LeafGroups | None,
-) -> ServerCatalog:
+) -> Catalog:
     """Return the catalog of a server, not yet open: of whole indexes, of the shards of a leaf, or of a root."""
     store, group = Store.open(config.store), config.shard_group
     options: dict[str, Any] = {
@@ -253,14 +250,14 @@ def _catalog(
         "cold": preloaded.cold,
     }
     if group is not None:
-        return LeafCatalog(store, shards=group, **options)
+        return leaf_catalog(store, group, **options)
     if leaves is not None:
-        return RootCatalog(store, leaves, **options)
-    return ServerCatalog(store, recall=recall, **options)
+        return root_catalog(store, leaves, **options)
+    return server_catalog(store, recall=recall, **options)
 
 
 def _reservoirs(
-    config: ServerConfig, context: WorkerContext, catalog: ServerCatalog
+    config: ServerConfig, context: WorkerContext, catalog: Catalog
 ) -> QueryReservoirs | None:
     if not config.keep_queries:
         return None
@@ -280,5 +277,5 @@ def _by_estimate(
     return {labels: each for labels, each in found.items() if each is not None}
 
 
-def _by_index(catalog: ServerCatalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:
+def _by_index(catalog: Catalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:
     return {(snapshot.manifest.index,): value(snapshot) for snapshot in catalog.snapshots()}

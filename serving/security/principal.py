@@ -22,6 +22,7 @@ __all__ = [
     "check_visible",
     "current_account",
     "current_principal",
+    "is_visible",
 ]
 
 Scope = Literal["read", "write", "admin"]
@@ -112,6 +113,12 @@ def current_principal() -> Principal:
         # Never serve a call that bypassed authentication.
         raise RuntimeError("no principal: the call did not pass authentication")
     return principal
+
+
+def is_visible(index: str) -> bool:
+    """Return whether the caller of the current request can see an index; inside this process, all are seen."""
+    principal = CURRENT.get()
+    return principal is None or principal.sees(index)
 
 
 def check_visible(index: str) -> None:

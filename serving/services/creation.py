@@ -43,10 +43,10 @@ from scannery.runtime.errors import (
 )
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
-from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.description import index_info
 from scannery.serving.contract import ALTER_INDEX, CREATE_INDEX
-from scannery.serving.security.principal import CURRENT
+from scannery.serving.security.principal import is_visible
 from scannery.serving.services.embedding import AllowedModels
 from scannery.serving.services.registry import UnaryMethod
 from scannery.v1 import index_pb2 as pb
@@ -57,7 +57,7 @@ __all__ = ["Alteration", "Creation"]
 class VectorSpaces:
     """Finds the vectors of encoders for one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog, models: Collection[str] | None) -> None:
+    def __init__(self, catalog: Catalog, models: Collection[str] | None) -> None:
         """Look in a catalog.
 
         Args:
@@ -114,7 +114,7 @@ def encoder_options(spec: EncoderSpec | None) -> dict[str, Any] | None:
 class Creation:
     """CreateIndex over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog, models: Collection[str] | None) -> None:
+    def __init__(self, catalog: Catalog, models: Collection[str] | None) -> None:
         """Create indexes in the store of a catalog.
 
         Args:
@@ -143,7 +143,7 @@ class Creation:
         dimensions, fingerprint = self._unnamed(spec, request.dimensions)
         named = self._spaces.of_names(spec, spec.named_vectors.keys(), "spec")
         deadline.check()
-        if self._catalog.stored_count() >= limits.MAX_INDEXES:
+        if len(self._catalog.store.folders()) >= limits.MAX_INDEXES:
             raise OverloadedError(f"the store has {limits.MAX_INDEXES} indexes, which is the limit")
         try:
             manifest = create_index(
@@ -178,12 +178,11 @@ class Creation:
                     field=field,
                 )
         self._catalog.open_created(spec.index)
-        aliases = self._catalog.aliases_of(spec.index)
+        aliases = self._catalog.aliases.of(spec.index)
         return pb.CreateIndexResponse(index=index_info(manifest, details=True, aliases=aliases))
 
     def _check_name(self, name: str) -> None:
-        principal = CURRENT.get()
-        if (principal is not None and not principal.sees(name)) or not self._catalog.serves(name):
+        if not (is_visible(name) and self._catalog.serves(name)):
             what = f"index {name!r} is not among those that these credentials and this server are for"
             raise PermissionDeniedError(f"spec.index: {what}", field="spec.index")
 
@@ -263,7 +262,7 @@ _LOG = logging.getLogger(__name__)
 class Alteration:
     """AlterIndex over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog, models: Collection[str] | None) -> None:
+    def __init__(self, catalog: Catalog, models: Collection[str] | None) -> None:
         """Change indexes in the store of a catalog.
 
         Args:
@@ -309,7 +308,7 @@ class Alteration:
         self._catalog.altered(request.index)
         if before < manifest.version == manifest.columns_version:
             self._mark_columns(manifest, deadline)
-        aliases = self._catalog.aliases_of(request.index)
+        aliases = self._catalog.aliases.of(request.index)
         return pb.AlterIndexResponse(index=index_info(manifest, details=True, aliases=aliases))
 
     def _mark_columns(self, manifest: Manifest, deadline: Deadline) -> None:

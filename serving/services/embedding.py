@@ -27,7 +27,7 @@ from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.runtime.paths import current_folder, placed_model
 from scannery.runtime.retry import Deadline, RetryState
 from scannery.serving import limits
-from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.config import EncoderConfig
 from scannery.serving.contract import EMBED, LIST_ENCODERS
 from scannery.serving.encoding.encoder_pool import EncoderPool
@@ -69,7 +69,7 @@ class ServedEncoder:
         return str((self.fingerprint or {}).get("digest", ""))
 
 
-def index_encoders(catalog: BaseCatalog, index: str) -> list[ServedEncoder]:
+def index_encoders(catalog: Catalog, index: str) -> list[ServedEncoder]:
     """Return the encoders of an index; for an empty name, those of all indexes that the caller can see."""
     found: dict[str, ServedEncoder] = {}
     for name in [index] if index else catalog.names():
@@ -101,7 +101,7 @@ class KnownEncoders:
     Safe to use from several threads.
     """
 
-    def __init__(self, catalog: BaseCatalog, models: Collection[str] | None) -> None:
+    def __init__(self, catalog: Catalog, models: Collection[str] | None) -> None:
         """Keep both.
 
         Args:
@@ -394,7 +394,7 @@ class EncoderRegistry:
 class AllowedModels:
     """The models of the operator, and those of the indexes that the caller can see."""
 
-    def __init__(self, catalog: BaseCatalog, models: Collection[str] | None) -> None:
+    def __init__(self, catalog: Catalog, models: Collection[str] | None) -> None:
         """Keep both.
 
         Args:

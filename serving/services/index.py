@@ -38,7 +38,7 @@ from scannery.runtime.errors import (
 )
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
-from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.description import index_info
 from scannery.serving.contract import (
     DELETE_ALIAS,
@@ -48,7 +48,7 @@ from scannery.serving.contract import (
     LIST_ALIASES,
     SET_ALIAS,
 )
-from scannery.serving.security.principal import CURRENT
+from scannery.serving.security.principal import is_visible
 from scannery.serving.services.registry import MessageT, UnaryMethod
 from scannery.serving.services.shards import Shards
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -71,7 +71,7 @@ SampleQueries: TypeAlias = Callable[[Manifest, int], tuple[np.ndarray, int]]
 class Indexes:
     """ListIndexes and GetIndex over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog, shards: Shards) -> None:
+    def __init__(self, catalog: Catalog, shards: Shards) -> None:
         """Serve the indexes of `catalog`, whose rows `shards` have."""
         self._catalog, self._shards = catalog, shards
         self.methods = {
@@ -85,7 +85,7 @@ class Indexes:
         if not 1 <= size <= MAX_PAGE:
             raise InvalidRequestError.at("page_size", f"must be 1 to {MAX_PAGE}, got {size}")
         with suppress(IndexerError):  # those that are known are listed
-            self._catalog.refresh_aliases()
+            self._catalog.aliases.refresh()
         names = [name for name in self._catalog.names() if name > request.page_token]
         page = names[:size]
         infos = [info for info in map(self._listed, page) if info]
@@ -106,7 +106,7 @@ class Indexes:
             details=details,
             counts=counts,
             problem=self._catalog.problem(name),
-            aliases=self._catalog.aliases_of(name),
+            aliases=self._catalog.aliases.of(name),
         )
 
     def _listed(self, name: str) -> pb.IndexInfo | None:
@@ -128,14 +128,14 @@ class Indexes:
             # An index that is broken, or was just removed, must not hide the others.
             _LOG.warning("index %s is left out of the list: %s", name, error)
             return None
-        problem, aliases = self._catalog.problem(name), self._catalog.aliases_of(name)
+        problem, aliases = self._catalog.problem(name), self._catalog.aliases.of(name)
         return index_info(manifest, details=False, problem=problem, aliases=aliases)
 
 
 class Removal:
     """DropIndex over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         """Drop indexes in the store of `catalog`."""
         self._catalog = catalog
         self.methods = {DROP_INDEX: UnaryMethod(pb.DropIndexRequest, self.drop, "admin")}
@@ -145,7 +145,8 @@ class Removal:
         name = request.index
         if not name:
             raise InvalidRequestError.at("index", "must not be empty")
-        aliases = self._catalog.aliases()
+        self._catalog.aliases.refresh()
+        aliases = self._catalog.aliases.visible()
         if name in aliases:
             raise InvalidRequestError.at(
                 "index",
@@ -174,8 +175,7 @@ class Removal:
         return pb.DropIndexResponse(dropped=had_versions)
 
     def _may(self, name: str) -> bool:
-        principal = CURRENT.get()
-        return self._catalog.serves(name) and (principal is None or principal.sees(name))
+        return self._catalog.serves(name) and is_visible(name)
 
 
 _OWN_NAMES = (pb.DropIndexRequest, pb.SetAliasRequest)
@@ -206,7 +206,7 @@ def _addressed(request: Message) -> Any:
 class AliasMethods:
     """SetAlias, DeleteAlias and ListAliases over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         """Serve the aliases of the store of `catalog`."""
         self._catalog = catalog
         self.methods = {
@@ -227,7 +227,7 @@ class AliasMethods:
 
         previous = change_aliases(self._catalog.store, with_alias).get(alias, "")
         self._check_still_free(alias, index, previous)
-        self._catalog.refresh_aliases()
+        self._catalog.aliases.refresh()
         _LOG.info("alias %s stands for index %s, before for %s", alias, index, previous or "none")
         return pb.SetAliasResponse(previous=previous)
 
@@ -246,7 +246,7 @@ class AliasMethods:
             raise UnknownIndexError(f"alias: there is no alias {alias!r:.100}", field="alias")
 
         before = change_aliases(self._catalog.store, without_alias)
-        self._catalog.refresh_aliases()
+        self._catalog.aliases.refresh()
         is_deleted = alias in before and self._may(before[alias])
         if is_deleted:
             _LOG.info("alias %s is deleted", alias)
@@ -254,7 +254,8 @@ class AliasMethods:
 
     def list(self, request: pb.ListAliasesRequest, deadline: Deadline) -> pb.ListAliasesResponse:
         """Return the aliases of the indexes that the caller can see."""
-        return pb.ListAliasesResponse(aliases=self._catalog.aliases())
+        self._catalog.aliases.refresh()
+        return pb.ListAliasesResponse(aliases=self._catalog.aliases.visible())
 
     def _check_names(self, alias: str, index: str) -> None:
         if not INDEX_NAME.fullmatch(alias):
@@ -294,21 +295,20 @@ class AliasMethods:
             return known if known.get(alias) != index else {**rest, alias: previous} if previous else rest
 
         change_aliases(store, taken_back)
-        self._catalog.refresh_aliases()
+        self._catalog.aliases.refresh()
         if is_gone:
             raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
         raise AlreadyExistsError(f"alias: there is an index {alias!r}", field="alias")
 
     def _may(self, index: str) -> bool:
         """Return whether the caller can see an index of this name here."""
-        principal = CURRENT.get()
-        return self._catalog.serves(index) and (principal is None or principal.sees(index))
+        return self._catalog.serves(index) and is_visible(index)
 
 
 class QuerySamples:
     """GetKeptQueries over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog, sample: SampleQueries | None) -> None:
+    def __init__(self, catalog: Catalog, sample: SampleQueries | None) -> None:
         """Serve the queries that `sample` returns; None: none are kept."""
         self._catalog, self._sample = catalog, sample
         self.methods = {KEPT_QUERIES: UnaryMethod(pb.GetKeptQueriesRequest, self.get, "admin")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scannery.runtime.errors import InvalidRequestError, SnapshotGoneError, StateGoneError
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.held_snapshots import HeldSnapshot
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.request.scan import (
@@ -26,7 +26,7 @@ __all__ = ["Scans"]
 class Scans:
     """The handler of Scan. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog, shards: Shards) -> None:
+    def __init__(self, catalog: Catalog, shards: Shards) -> None:
         """Prepare.
 
         Args:

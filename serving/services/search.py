@@ -19,7 +19,7 @@ from scannery.runtime.errors import InvalidRequestError, UnsupportedError
 from scannery.runtime.pieces import joined
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
-from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.engine.row_source import RowSource
@@ -86,7 +86,7 @@ class Service(MethodRegistry):
 
     def __init__(
         self,
-        catalog: BaseCatalog,
+        catalog: Catalog,
         shards: Shards | None = None,
         *,
         models: Collection[str] | None = (),
@@ -138,7 +138,7 @@ class Service(MethodRegistry):
 
     def resolved(self, request: MessageT, *, look: bool = True) -> MessageT:
         """Return a request with the name of the index in place of its alias."""
-        return with_index(request, partial(self._catalog.resolve, look=look))
+        return with_index(request, partial(self._catalog.aliases.resolve, look=look))
 
     def close(self) -> None:
         """Close the catalog, and end the threads."""
@@ -184,7 +184,7 @@ class Service(MethodRegistry):
         """As `MethodRegistry.prepare`."""
         if not self._shards.are_local:
             return None
-        snapshot = self._catalog.open_snapshot(self._catalog.resolve(request.index, look=False))
+        snapshot = self._catalog.open_snapshot(self._catalog.aliases.resolve(request.index, look=False))
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
         # Parsing a large filter takes longer than the search. Whoever sends one sends little else.
@@ -196,7 +196,7 @@ class Service(MethodRegistry):
         self, template: SearchTemplate, vector_1D: np.ndarray, stats: QueryStats
     ) -> PreparedQuery | None:
         """As `MethodRegistry.prepare_again`."""
-        snapshot = self._catalog.open_snapshot(self._catalog.resolve(template.index, look=False))
+        snapshot = self._catalog.open_snapshot(self._catalog.aliases.resolve(template.index, look=False))
         if snapshot is None or snapshot.sequence < template.min_sequence:
             return None
         parsed = snapshot.known(template.options)

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from scannery.indexer import Manifest
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.description import IndexCounts
 from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.engine.row_source import RowSource
@@ -86,7 +86,7 @@ class Shards(Protocol):
             answer: reads a view, perhaps several times: each of another state.
             allow_partial: shards may be missing in the answer.
 
-        Raises what `BaseCatalog.snapshot` and `answer` do.
+        Raises what `Catalog.snapshot` and `answer` do.
         """
 
     def pages(self, snapshot: Snapshot, request: pb.ScanRequest, deadline: Deadline) -> ScanPages:
@@ -137,7 +137,7 @@ class LocalShards:
 
     are_local = True
 
-    def __init__(self, catalog: BaseCatalog) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._pinned = _PinnedSnapshot()
 

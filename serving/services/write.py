@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from scannery.indexer import AllowedRows, Manifest, Segment
 from scannery.live.live_index import LiveIndex
@@ -24,8 +24,8 @@ from scannery.runtime.errors import (
 )
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.contract import INDEX_SERVICE
-from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.request.filter import Node, has_condition, parse_filter
 from scannery.serving.request.write import (
     check_request_id,
@@ -40,7 +40,7 @@ from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Filter
 
-__all__ = ["FilteredWrites", "Indexes", "Writes", "writable"]
+__all__ = ["FilteredWrites", "Writes", "writable"]
 
 
 WrittenT = TypeVar("WrittenT")
@@ -48,29 +48,12 @@ WrittenT = TypeVar("WrittenT")
 NO_REQUEST = Request("")
 
 
-class Indexes(Protocol):
-    """What the handlers need of a catalog."""
-
-    @property
-    def encoders(self) -> EncoderPool:
-        """The encoders of texts."""
-
-    def live(self, name: str) -> LiveIndex[Snapshot]:
-        """Return the live index with a name."""
-
-    def open_later(self, name: str) -> None:
-        """Open a later version of an index than the open one, if that takes milliseconds."""
-
-    def written(self) -> None:
-        """Record a write: maintenance may be due."""
-
-
 class Writes:
     """Upsert and Delete over the indexes of a process. Safe to use from several threads."""
 
-    def __init__(self, indexes: Indexes) -> None:
-        """Serve writes to `indexes`."""
-        self._indexes = indexes
+    def __init__(self, catalog: Catalog) -> None:
+        """Serve writes to the indexes of a catalog."""
+        self._catalog = catalog
 
     def upsert(self, request: pb.UpsertRequest, deadline: Deadline) -> pb.UpsertResponse:
         """Write a batch atomically."""
@@ -78,11 +61,11 @@ class Writes:
         def write(index: LiveIndex[Snapshot]) -> Answer:
             manifest = index.state.manifest
             upserts = parse_upsert(request, manifest, deadline)
-            prepared = prepare(upserts, manifest, self._indexes.encoders, deadline)
+            prepared = prepare(upserts, manifest, self._catalog.encoders, deadline)
             return index.upsert(prepared, identified(request), deadline)
 
-        answer = in_newest(self._indexes, request.index, write)
-        self._indexes.written()
+        answer = in_newest(self._catalog, request.index, write)
+        self._catalog.written()
         return pb.UpsertResponse(
             sequence=answer.sequence, written=answer.count, request_id=request.request_id
         )
@@ -91,43 +74,43 @@ class Writes:
         """Delete datapoints and documents; unknown ids are no error."""
         deletion = parse_delete(request)
         answer = in_newest(
-            self._indexes,
+            self._catalog,
             request.index,
             lambda index: index.delete(deletion, identified(request), deadline),
         )
-        self._indexes.written()
+        self._catalog.written()
         return pb.DeleteResponse(
             sequence=answer.sequence, deleted=answer.count, request_id=request.request_id
         )
 
 
-def writable(indexes: Indexes, name: str) -> LiveIndex[Snapshot]:
+def writable(catalog: Catalog, name: str) -> LiveIndex[Snapshot]:
     """Return the live index with a name; raises what `LiveIndex.check_writable` does, before any work."""
-    index = indexes.live(name)
+    index = catalog.live(name)
     try:
         index.check_writable()
     except OverloadedError:
         # The memtable is full. Embedded, only writes start maintenance, and all would be refused.
-        indexes.written()
+        catalog.written()
         raise
     return index
 
 
-def in_newest(indexes: Indexes, name: str, write: Callable[[LiveIndex[Snapshot]], WrittenT]) -> WrittenT:
+def in_newest(catalog: Catalog, name: str, write: Callable[[LiveIndex[Snapshot]], WrittenT]) -> WrittenT:
     """Return what a write answers; where the index has just got another version, open that, and prepare it again.
 
     Args:
-        indexes: of this process.
+        catalog: of this process.
         name: of the index.
         write: prepares a write for the version that is open, and does it.
 
     Raises what `writable` and `write` do; OtherVersionError if the other version cannot be opened now.
     """
     try:
-        return write(writable(indexes, name))
+        return write(writable(catalog, name))
     except OtherVersionError:
-        indexes.open_later(name)
-        return write(writable(indexes, name))
+        catalog.open_later(name)
+        return write(writable(catalog, name))
 
 
 def identified(
@@ -168,9 +151,9 @@ class _Done(NamedTuple):
 class FilteredWrites:
     """DeleteWhere and UpdateWhere over the indexes of a process. Safe to use from several threads."""
 
-    def __init__(self, indexes: Indexes) -> None:
-        """Serve writes to `indexes`."""
-        self._indexes = indexes
+    def __init__(self, catalog: Catalog) -> None:
+        """Serve writes to the indexes of a catalog."""
+        self._catalog = catalog
         self.methods: Mapping[str, UnaryMethod] = {
             f"/{INDEX_SERVICE}/DeleteWhere": UnaryMethod(pb.DeleteWhereRequest, self.delete, "write"),
             f"/{INDEX_SERVICE}/UpdateWhere": UnaryMethod(pb.UpdateWhereRequest, self.update, "write"),
@@ -196,7 +179,7 @@ class FilteredWrites:
         if request.dry_run:
             _check_may_count()
         return in_newest(
-            self._indexes, request.index, lambda index: self._batch(index, request, parse, deadline)
+            self._catalog, request.index, lambda index: self._batch(index, request, parse, deadline)
         )
 
     def _batch(
@@ -209,7 +192,7 @@ class FilteredWrites:
         manifest = index.state.manifest
         where, change = parse(request, manifest, deadline)
         if change is not None and not request.dry_run:
-            vectors = TextVectors(manifest, self._indexes.encoders, deadline)
+            vectors = TextVectors(manifest, self._catalog.encoders, deadline)
             [change] = encode_changes([change], manifest, vectors)
         write = FilteredWrite(
             None if where is None else _row_filter(index.snapshot.masks, where, request.where, deadline),
@@ -221,7 +204,7 @@ class FilteredWrites:
         if request.dry_run:
             return _counted(index, write, deadline)
         answer = index.write_filtered(write, identified(request), deadline)
-        self._indexes.written()
+        self._catalog.written()
         until_sequence = answer.sequence if write.until_sequence is None else write.until_sequence
         remaining, _ = index.count_filtered(write, deadline)
         return _Done(answer.count, remaining, answer.sequence, until_sequence)

@@ -124,7 +124,7 @@ def _catalog(
         parse_spec,
         segment_key,
     )
-    from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+    from scannery.serving.catalog.roles import embedded_catalog
 
     texts = any("vector" not in document for document in documents)
     source = {"id": "id", "text": "text"} if texts else {"id": "id", "vector": "vector"}
@@ -157,7 +157,7 @@ def _catalog(
             segments=(built.entry,),
         ),
     )
-    return EmbeddedCatalog(store, encoders=_pool(encoder), cache=SegmentCache(folder / "cache"))
+    return embedded_catalog(store, encoders=_pool(encoder), cache=SegmentCache(folder / "cache"))
 
 
 def _table(spec: Any, documents: Sequence[Mapping[str, Any]], encoder: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from scannery.cli.main import main
 from scannery.indexer import Store, list_versions, read_manifest
 from scannery.live.maintenance.locks import locked
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.roles import server_catalog
 from tests.live.model import make_store, random_row
 from tests.live.test_identity import write
 
@@ -31,7 +31,7 @@ def _as_before() -> Iterator[None]:
 def path(tmp_path: Path) -> Path:
     rng = random.Random(0)
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(10)])
-    catalog = ServerCatalog(Store.open(path))
+    catalog = server_catalog(Store.open(path))
     catalog.refresh()
     write(catalog, "new")
     catalog.close()

@@ -12,7 +12,7 @@ import pytest
 from scannery.runtime.errors import ServingError
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.leaves.groups import LeafGroups
 from scannery.serving.services.search import Service
 from scannery.serving.status import status_for_callers
@@ -36,7 +36,7 @@ class Both:
     """One server of the whole index, in this process, and a cluster over the same store."""
 
     def __init__(self, store: Path, address: str) -> None:
-        self.alone = Service(EmbeddedCatalog.open(store))
+        self.alone = Service(open_embedded_catalog(store))
         self.channel = grpc.insecure_channel(address)
         self.cluster = SearchServiceStub(self.channel)
 

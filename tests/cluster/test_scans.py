@@ -25,7 +25,7 @@ from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.engine.remote.leaf_scan import group_shares
 from scannery.serving.services.scan import Scans
 from scannery.serving.services.shards import LocalShards
@@ -66,7 +66,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(store: Path) -> Iterator[Scans]:
-    catalog = EmbeddedCatalog.open(store)
+    catalog = open_embedded_catalog(store)
     yield Scans(catalog, LocalShards(catalog))
     catalog.close()
 

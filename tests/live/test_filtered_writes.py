@@ -21,7 +21,7 @@ from scannery.live.writing import resolve
 from scannery.pipelines import build
 from scannery.runtime.retry import Deadline
 from scannery.serving import SecurityConfig
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.security.api_keys import KeyFile
 from scannery.serving.services.write import FilteredWrites, Writes
 from scannery.v1 import index_pb2 as pb
@@ -200,7 +200,7 @@ class Handlers:
     """The handlers of one process over a store."""
 
     def __init__(self, store: Path) -> None:
-        self.catalog = EmbeddedCatalog.open(str(store), device="cpu")
+        self.catalog = open_embedded_catalog(str(store), device="cpu")
         self._filtered, self._writes = FilteredWrites(self.catalog), Writes(self.catalog)
 
     def delete(self, **parts: Any) -> pb.DeleteWhereResponse:

@@ -42,9 +42,8 @@ from scannery.live.maintenance.lag import log_status
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.retry import Deadline
 from scannery.serving import ReadOnlyError
-from scannery.serving.catalog.base_catalog import BaseCatalog
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.roles import embedded_catalog, server_catalog
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests import served
@@ -71,22 +70,22 @@ def fast(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def watched(store: Path, log: LogRoot | None = None) -> Iterator[ServerCatalog]:
-    with closing(ServerCatalog(Store.open(store), log=log)) as catalog:
+def watched(store: Path, log: LogRoot | None = None) -> Iterator[Catalog]:
+    with closing(server_catalog(Store.open(store), log=log)) as catalog:
         catalog.refresh()
         yield catalog
 
 
 @contextmanager
-def opened(store: Path, log: LogRoot | None = None) -> Iterator[EmbeddedCatalog]:
-    catalog = EmbeddedCatalog(Store.open(store), log=log)
+def opened(store: Path, log: LogRoot | None = None) -> Iterator[Catalog]:
+    catalog = embedded_catalog(Store.open(store), log=log)
     try:
         yield catalog
     finally:
         catalog.close()
 
 
-def write(catalog: BaseCatalog, name: str, request_id: str = "") -> int:
+def write(catalog: Catalog, name: str, request_id: str = "") -> int:
     point = types_pb2.Datapoint(id=name, vector=types_pb2.Vector(values=VECTOR))
     request = index_pb2.UpsertRequest(
         index="live", upserts=[index_pb2.Upsert(datapoint=point)], request_id=request_id
@@ -94,7 +93,7 @@ def write(catalog: BaseCatalog, name: str, request_id: str = "") -> int:
     return int(Writes(catalog).upsert(request, Deadline.after(20)).sequence)
 
 
-def ids(catalog: BaseCatalog, *names: str) -> list[bool]:
+def ids(catalog: Catalog, *names: str) -> list[bool]:
     index = catalog.snapshot("live").index
     found = {name for segment, rows_R in index.live_rows() for name in segment.ids.take(rows_R).to_pylist()}
     return [name in found for name in names]
@@ -426,7 +425,7 @@ def test_an_index_that_is_made_anew_is_noticed_though_its_version_has_the_same_n
         other = make_store(tmp_path, rows(1)[:5], name="other")
         (path / "live").rename(tmp_path / "former")
         (other / "live").rename(path / "live")
-        if isinstance(catalog, ServerCatalog):
+        if server:
             catalog._entries["live"].look_again()  # a folder that is moved leaves no note: after SWEEP_S
             catalog.refresh()
         else:
@@ -562,8 +561,8 @@ def test_an_index_in_a_bucket_has_one_log(path: Path, fast: Path, tmp_path: Path
     store = bucket(path)
 
     @contextmanager
-    def at(log: Path | None) -> Iterator[EmbeddedCatalog]:
-        with closing(EmbeddedCatalog(store, log=log, cache=SegmentCache(tmp_path / "cache"))) as catalog:
+    def at(log: Path | None) -> Iterator[Catalog]:
+        with closing(embedded_catalog(store, log=log, cache=SegmentCache(tmp_path / "cache"))) as catalog:
             yield catalog
 
     with at(fast) as catalog:
@@ -590,7 +589,7 @@ def test_a_snapshot_in_a_bucket_is_restored_with_its_log(path: Path, fast: Path,
     copy = Store("gs://copies", BucketBackend(MemoryStore()))
     snapshot(Store.open(path), "live", copy)
     # Served as it is, it lacks the log: what a new one would get is refused.
-    catalog = EmbeddedCatalog(copy, log=fast, cache=SegmentCache(tmp_path / "cache"))
+    catalog = embedded_catalog(copy, log=fast, cache=SegmentCache(tmp_path / "cache"))
     with closing(catalog), pytest.raises(WrongLogError, match="a log in the store"):
         catalog.snapshot("live")
     restore(copy, "live", Store.open(tmp_path / "back", create=True))

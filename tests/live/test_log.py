@@ -26,7 +26,7 @@ from scannery.live.log.mutation_log import KEEP_ANSWERS_S, Answer, LogEntry, Req
 from scannery.live.log.sqlite_log import SqliteLog
 from scannery.live.log.transaction import entries_after
 from scannery.serving import ConfigError
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import embedded_catalog
 from tests.data import ROOT
 from tests.tools.prepared_process import PreparedProcess
 
@@ -233,7 +233,7 @@ def test_nothing_starts_with_a_sqlite_that_may_lose_commits(
 ) -> None:
     monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.40.1")
     with pytest.raises(ConfigError, match="3.40.1"):
-        EmbeddedCatalog(Store.open(tmp_path))
+        embedded_catalog(Store.open(tmp_path))
 
 
 def test_a_checkpoint_waits_for_the_turn(log: SqliteLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import scannery
 from scannery.indexer import Store, list_versions
 from scannery.live.maintenance import scheduler
 from scannery.live.maintenance.scheduler import PROGRAM, TaskSlots
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.roles import server_catalog
 from tests.data import ROOT
 from tests.live.model import make_store, random_row
 
@@ -105,7 +105,7 @@ def test_many_indexes_that_are_due_at_once_are_sealed_a_few_at_a_time(
             client.create_index(name, dimensions=2).upsert([{"id": "a", "vector": [1, 0]}])
     monkeypatch.setitem(scheduler._SLOTS, "seal", TaskSlots(1))
     monkeypatch.setattr(scheduler, "seal_due", lambda state, age_s, *, filling: state.mutations > 0)
-    catalog = ServerCatalog(Store.open(tmp_path / "store"))
+    catalog = server_catalog(Store.open(tmp_path / "store"))
     most = 0
 
     def all_sealed() -> bool:

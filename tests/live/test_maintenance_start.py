@@ -16,8 +16,7 @@ from scannery.indexer import Store, list_versions, parse_spec
 from scannery.live.maintenance.locks import locked
 from scannery.live.maintenance.scheduler import QUIET_S, Maintenance
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.roles import embedded_catalog, server_catalog
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests.indexer.local.test_child_processes import hostile
@@ -80,7 +79,7 @@ def open_files() -> int:
 
 
 def test_a_process_that_cannot_be_started_keeps_no_lock(store: Path, full: None) -> None:
-    catalog = EmbeddedCatalog(Store.open(store))
+    catalog = embedded_catalog(Store.open(store))
     state = catalog.live("live").state
     maintenance = Maintenance(Store.open(store), "live", store)
     (store / "live" / "log").mkdir()
@@ -94,7 +93,7 @@ def test_a_process_that_cannot_be_started_keeps_no_lock(store: Path, full: None)
 
 
 def test_rows_that_wait_for_the_end_of_a_fill_are_looked_at_soon_after_it(store: Path) -> None:
-    with closing(ServerCatalog(Store.open(store))) as catalog:
+    with closing(server_catalog(Store.open(store))) as catalog:
         catalog.refresh()
         vector = types_pb2.Vector(values=[1.0] * DIMENSIONS)
         upserts = [

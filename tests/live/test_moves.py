@@ -41,7 +41,7 @@ from scannery.live.maintenance.scheduler import seal_due
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.retry import Deadline
 from scannery.serving import OverloadedError
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import embedded_catalog
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests.live.model import DIMENSIONS, LIVE, Model, make_store, random_row
@@ -467,7 +467,7 @@ def test_a_rollback_from_a_damaged_version_keeps_what_the_log_has(
 
 
 def test_a_rollback_from_a_damaged_version_needs_the_log(path: Path, store: Store, tmp_path: Path) -> None:
-    catalog = EmbeddedCatalog(store, log=tmp_path / "logs")
+    catalog = embedded_catalog(store, log=tmp_path / "logs")
     point = types_pb2.Datapoint(id="new", vector=types_pb2.Vector(values=VECTOR))
     request = index_pb2.UpsertRequest(index="live", upserts=[index_pb2.Upsert(datapoint=point)])
     Writes(catalog).upsert(request, Deadline.after(20))

@@ -13,7 +13,8 @@ import pytest
 import scannery
 from scannery.runtime.retry import Deadline
 from scannery.serving import InvalidRequestError
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.security.principal import ANONYMOUS, CURRENT, SCOPES, Principal
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
@@ -29,13 +30,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def catalog(path: Path) -> Iterator[EmbeddedCatalog]:
-    catalog = EmbeddedCatalog.open(path)
+def catalog(path: Path) -> Iterator[Catalog]:
+    catalog = open_embedded_catalog(path)
     yield catalog
     catalog.close()
 
 
-def upsert(catalog: EmbeddedCatalog, name: str, request_id: str) -> index_pb2.UpsertResponse:
+def upsert(catalog: Catalog, name: str, request_id: str) -> index_pb2.UpsertResponse:
     point = types_pb2.Datapoint(id=name, vector=types_pb2.Vector(values=VECTOR))
     request = index_pb2.UpsertRequest(
         index="live", upserts=[index_pb2.Upsert(datapoint=point)], request_id=request_id
@@ -43,7 +44,7 @@ def upsert(catalog: EmbeddedCatalog, name: str, request_id: str) -> index_pb2.Up
     return Writes(catalog).upsert(request, Deadline.after(20))
 
 
-def delete(catalog: EmbeddedCatalog, name: str, request_id: str) -> index_pb2.DeleteResponse:
+def delete(catalog: Catalog, name: str, request_id: str) -> index_pb2.DeleteResponse:
     request = index_pb2.DeleteRequest(index="live", ids=[name], request_id=request_id)
     return Writes(catalog).delete(request, Deadline.after(20))
 
@@ -74,14 +75,14 @@ def test_another_request_with_a_known_id_is_refused_and_not_written(path: Path) 
         assert index.stats().sequence == 1
 
 
-def test_a_refused_repetition_leaves_the_others_of_its_group_alone(catalog: EmbeddedCatalog) -> None:
+def test_a_refused_repetition_leaves_the_others_of_its_group_alone(catalog: Catalog) -> None:
     assert upsert(catalog, "a", "r").sequence == 1
     with pytest.raises(InvalidRequestError):
         upsert(catalog, "b", "r")
     assert upsert(catalog, "c", "r2").sequence == 2
 
 
-def test_callers_do_not_share_request_ids(catalog: EmbeddedCatalog) -> None:
+def test_callers_do_not_share_request_ids(catalog: Catalog) -> None:
     one, two = (Principal(name, frozenset(SCOPES)) for name in ("one", "two"))
     assert caller(one, upsert, catalog, "a", "r").sequence == 1
     # Neither gets the answer of the other, nor is refused because of it.
@@ -92,6 +93,6 @@ def test_callers_do_not_share_request_ids(catalog: EmbeddedCatalog) -> None:
     assert caller(None, upsert, catalog, "a", "one\0r").sequence == 4
 
 
-def test_callers_without_credentials_are_one(catalog: EmbeddedCatalog) -> None:
+def test_callers_without_credentials_are_one(catalog: Catalog) -> None:
     assert caller(ANONYMOUS, upsert, catalog, "a", "r").sequence == 1
     assert caller(None, upsert, catalog, "a", "r").sequence == 1

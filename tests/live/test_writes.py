@@ -28,8 +28,7 @@ from scannery.live.maintenance.seal import seal
 from scannery.pipelines import export
 from scannery.runtime.retry import Deadline
 from scannery.serving import ConditionError, InvalidRequestError
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.roles import embedded_catalog, open_embedded_catalog, server_catalog
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests import served
@@ -131,7 +130,7 @@ def test_partial_updates_change_what_they_name(index: Index) -> None:
 
 
 def test_what_a_mask_does_not_name_is_refused(store: Path) -> None:
-    catalog = EmbeddedCatalog.open(store)
+    catalog = open_embedded_catalog(store)
     writes = Writes(catalog)
     request = index_pb2.UpsertRequest(index="live")
     item = request.upserts.add(datapoint=types_pb2.Datapoint(id="id1", title="a"))
@@ -233,7 +232,7 @@ def test_full_memory_refuses_writes_and_keeps_answering(tmp_path: Path) -> None:
     )
     store = Store.open(tmp_path / "store", create=True)
     publish(store, spec, datapoints(spec, np.eye(DIMENSIONS, dtype=np.float32)), tmp_path)
-    catalog = ServerCatalog(store)  # without a watcher, nothing is sealed
+    catalog = server_catalog(store)  # without a watcher, nothing is sealed
     catalog.refresh()
     writes = Writes(catalog)
 
@@ -324,7 +323,7 @@ def test_a_log_that_cannot_be_written_refuses_writes(store: Path) -> None:
 
 def test_a_store_without_a_local_folder_takes_no_writes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "local_root", None)
-    catalog = EmbeddedCatalog(Store.open(store))
+    catalog = embedded_catalog(Store.open(store))
     with pytest.raises(serving.ReadOnlyError, match="--log"):
         Writes(catalog).delete(index_pb2.DeleteRequest(index="live", ids=["a"]), Deadline.after(5))
     catalog.close()
@@ -518,7 +517,7 @@ def test_passages_without_marks_have_the_times_of_their_document(texts: Path, tm
 
 
 def test_the_log_of_an_index_that_is_behind_its_version_goes_on(store: Path) -> None:
-    catalog = EmbeddedCatalog.open(store)
+    catalog = open_embedded_catalog(store)
     live = catalog.live("live")
     deletion = index_pb2.DeleteRequest(index="live", ids=["id1"])
     assert Writes(catalog).delete(deletion, Deadline.after(5)).sequence == 1
@@ -536,7 +535,7 @@ def test_the_log_of_an_index_that_is_behind_its_version_goes_on(store: Path) -> 
 
 @pytest.mark.system
 def test_each_deletion_of_a_batch_has_its_own_condition(store: Path) -> None:
-    catalog = EmbeddedCatalog.open(store)
+    catalog = open_embedded_catalog(store)
 
     def delete(ids: list[str], revisions: list[int], **fields: Any) -> int:
         conditions = [index_pb2.WriteCondition(if_revision=revision) for revision in revisions]
@@ -577,7 +576,7 @@ def test_vectors_are_kept_as_they_are_given(index: Index, store: Path, tmp_path:
         "values": types_pb2.Vector(values=given.tolist()),
         "packed": types_pb2.Vector(packed=given.tobytes()),
     }
-    with closing(EmbeddedCatalog.open(store)) as catalog:
+    with closing(open_embedded_catalog(store)) as catalog:
         writes = Writes(catalog)
         for names in (["values"], ["packed"], ["values", "packed"]):
             upserts = [
@@ -618,7 +617,7 @@ def test_payloads_that_are_no_json_are_named_and_refuse_their_batch(
     odd = types_pb2.Datapoint(id="odd", vector=types_pb2.Vector(values=VECTOR), payload_json=value)
     change = types_pb2.Datapoint(id="id1", payload_json=value)
     mask = field_mask_pb2.FieldMask(paths=["payload_json"])
-    with closing(EmbeddedCatalog.open(store)) as catalog:
+    with closing(open_embedded_catalog(store)) as catalog:
         for second in (index_pb2.Upsert(datapoint=odd), index_pb2.Upsert(datapoint=change, update_mask=mask)):
             request = index_pb2.UpsertRequest(
                 index="live", upserts=[index_pb2.Upsert(datapoint=first), second]

@@ -13,8 +13,8 @@ from typing import Any
 from scannery.client import Client, Index
 from scannery.client.transport.embedded import EmbeddedTransport
 from scannery.indexer import SegmentCache, Store
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.roles import embedded_catalog, server_catalog
 from scannery.serving.embedded import EmbeddedEngine
 
 __all__ = ["ACTORS", "Actor", "Clock", "LocalActor"]
@@ -32,19 +32,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-class _Quiet:
-    """A catalog that starts no process by itself: sealing and merging are operations here."""
-
-    def maintain(self) -> None:
-        pass
-
-
-class _QuietEmbedded(_Quiet, EmbeddedCatalog): ...
-
-
-class _QuietServer(_Quiet, ServerCatalog): ...
 
 
 @dataclass
@@ -86,7 +73,7 @@ class Actor:
 class LocalActor(Actor):
     """An actor of this process."""
 
-    catalog: _QuietEmbedded | _QuietServer = field(kw_only=True)
+    catalog: Catalog = field(kw_only=True)
     clock: Clock = field(kw_only=True)
     server: bool = field(kw_only=True)
 
@@ -95,17 +82,19 @@ class LocalActor(Actor):
         """Open the store anew."""
         clock = Clock()
         server = ACTORS[name]
-        kind = _QuietServer if server else _QuietEmbedded
+        kind = server_catalog if server else embedded_catalog
         catalog = kind(Store.open(store), cache=cache, clock=clock, **options)
+        # It starts no process by itself: sealing and merging are operations here.
+        catalog.maintain = lambda: None  # type: ignore[method-assign]
         client = Client(EmbeddedTransport(EmbeddedEngine(catalog)), timeout_s=TIMEOUT_S)
-        if isinstance(catalog, ServerCatalog):
+        if server:
             catalog.refresh()
         return cls(name, client, index, catalog=catalog, clock=clock, server=server)
 
     def look(self) -> None:
         """Look for new versions, as a server does each second, and an embedded client if it is asked."""
         self.clock.now_s += 3600.0
-        if isinstance(self.catalog, ServerCatalog):
+        if self.server:
             self.catalog.refresh()
 
     def open_version(self) -> int:

@@ -12,7 +12,7 @@ from scannery.client.transport.credentials import Credentials
 from scannery.indexer import Store
 from scannery.live.log.location import log_folder
 from scannery.runtime.paths import placed_model
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import embedded_catalog
 from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig
 from scannery.serving.security import SecurityConfig
 from tests.served import copied
@@ -40,7 +40,7 @@ def test_a_store_is_opened_again_from_any_folder(here: Path, monkeypatch: pytest
 
 
 def test_the_log_stays_where_it_was(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog = EmbeddedCatalog(Store.open("library"), log=Path("logs"))
+    catalog = embedded_catalog(Store.open("library"), log=Path("logs"))
     monkeypatch.chdir("elsewhere")
     root = catalog._opener.log_root
     assert isinstance(root, Path)

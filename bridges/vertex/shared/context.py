@@ -15,7 +15,7 @@ from scannery.bridges.vertex.shared.state import JsonDocument
 from scannery.runtime.errors import OverloadedError
 from scannery.runtime.retry import Backoff
 from scannery.serving.bridging import Deadline, Engine
-from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.config import VertexConfig
 
 __all__ = ["Facade", "patiently"]
@@ -27,7 +27,7 @@ class Facade:
 
     engine: Engine
     """The services of this server."""
-    catalog: BaseCatalog
+    catalog: Catalog
     """The indexes, by their own names."""
     state: JsonDocument
     """All other resources."""

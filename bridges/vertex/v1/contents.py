@@ -29,7 +29,7 @@ from scannery.live.maintenance.replacement import Replacement
 from scannery.live.prepare import prepare
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.bridging import Deadline, Engine
-from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.request.write import parse_upsert
 from scannery.v1 import index_pb2
 from scannery.vertex.v1 import index_pb2 as pb
@@ -85,7 +85,7 @@ class Live:
 class Aside:
     """The future content of an index: nothing is visible before the end, and then all of it is."""
 
-    def __init__(self, catalog: BaseCatalog, index: str) -> None:
+    def __init__(self, catalog: Catalog, index: str) -> None:
         """Begin; raises as `Replacement`, and UnknownIndexError."""
         self._catalog, self._index = catalog, index
         self._replacement: Replacement = catalog.replacement(index)

@@ -62,7 +62,7 @@ INDEX_KIND = "indexes"
 """Word for an index in names of resources."""
 BATCH, STREAM = pb.BATCH_UPDATE, pb.STREAM_UPDATE
 WAIT_S = 5.0
-"""Seconds that a request waits for other indexes to be opened (`BaseCatalog.open_created`)."""
+"""Seconds that a request waits for other indexes to be opened (`Catalog.open_created`)."""
 LOOK_EVERY_S = 0.05
 
 

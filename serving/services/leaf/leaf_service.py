@@ -15,8 +15,8 @@ from scannery.live.leaf_index import LeafIndex
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.description import IndexCounts
-from scannery.serving.catalog.root_catalog import LeafCatalog
 from scannery.serving.contract import (
     LEAF_COUNT,
     LEAF_FETCH,
@@ -32,6 +32,7 @@ from scannery.serving.request.filter import parse_filter
 from scannery.serving.services.counting import count_rows, count_values
 from scannery.serving.services.leaf.fetching import fetched, needed_rows, scanned
 from scannery.serving.services.leaf.searching import found
+from scannery.serving.services.leaf.states import LeafStates
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -43,9 +44,7 @@ __all__ = ["LeafService"]
 class LeafService(MethodRegistry):
     """Answers the calls of roots over one catalog. Safe to use from several threads."""
 
-    def __init__(
-        self, catalog: LeafCatalog, group: ShardGroup, *, load: Callable[[], tuple[int, int]]
-    ) -> None:
+    def __init__(self, catalog: Catalog, group: ShardGroup, *, load: Callable[[], tuple[int, int]]) -> None:
         """Register the handlers.
 
         Args:
@@ -54,7 +53,7 @@ class LeafService(MethodRegistry):
             load: returns the requests that run or wait, and the limit on them.
 
         """
-        self._catalog, self._group, self._load = catalog, group, load
+        self._catalog, self._states, self._group, self._load = catalog, LeafStates(catalog), group, load
         super().__init__(
             {
                 # A root takes a leaf that does not answer it for one that hangs.
@@ -81,7 +80,7 @@ class LeafService(MethodRegistry):
         return pb.LeafStatus(
             group=self._group.number,
             groups=self._group.groups,
-            indexes=[self._index(index, former=former) for index, former in self._catalog.open_indexes()],
+            indexes=[self._index(index, former=former) for index, former in self._states.open_indexes()],
             in_flight=in_flight,
             in_flight_limit=limit,
         )
@@ -90,11 +89,11 @@ class LeafService(MethodRegistry):
         self, request: pb.LeafSearchRequest, deadline: Deadline, stats: QueryStats
     ) -> pb.LeafSearchResponse:
         """Return the best datapoints of the group by each vector and by words."""
-        return found(self._snapshot(request.at, deadline), request, deadline, stats)
+        return found(self._states.snapshot(request.at, deadline), request, deadline, stats)
 
     def statistics(self, request: pb.LeafStatisticsRequest, deadline: Deadline) -> pb.LeafStatistics:
         """Return the integers that BM25 weights are made of."""
-        snapshot = self._snapshot(request.at, deadline)
+        snapshot = self._states.snapshot(request.at, deadline)
         if len(request.terms) > limits.MAX_LEAF_TERMS:
             raise InvalidRequestError.at(
                 "terms", f"must have at most {limits.MAX_LEAF_TERMS} items, got {len(request.terms)}"
@@ -109,11 +108,11 @@ class LeafService(MethodRegistry):
 
     def fetch(self, request: pb.LeafFetchRequest, deadline: Deadline) -> pb.LeafFetchResponse:
         """Return datapoints by id."""
-        return fetched(self._snapshot(request.at, deadline), request, deadline)
+        return fetched(self._states.snapshot(request.at, deadline), request, deadline)
 
     def count(self, request: pb.LeafCountRequest, deadline: Deadline) -> pb.LeafCounts:
         """Count the datapoints that a filter allows, and the values of an attribute among them."""
-        snapshot = self._snapshot(request.at, deadline)
+        snapshot = self._states.snapshot(request.at, deadline)
         where = parse_filter(request.where, snapshot.manifest.spec)
         if not request.attribute and where is None:
             counts = IndexCounts.of(snapshot)
@@ -124,19 +123,11 @@ class LeafService(MethodRegistry):
 
     def scan(self, request: pb.LeafScanRequest, deadline: Deadline) -> pb.LeafScanResponse:
         """Return a part of the datapoints that a filter allows."""
-        at = request.at
-        _check_named(at)
-        held = self._catalog.held_at(at.index, at.index_id or None, at.version, at.sequence, deadline)
-        return scanned(self._catalog.held, held, request, deadline)
+        return scanned(self._catalog.held, self._states.held(request.at, deadline), request, deadline)
 
     def read_rows(self, request: pb.LeafRowsRequest, deadline: Deadline) -> pb.LeafRows:
         """Return the rows that a write at the root needs."""
-        return needed_rows(self._snapshot(request.at, deadline), request, deadline)
-
-    def _snapshot(self, at: pb.At, deadline: Deadline) -> Snapshot:
-        """Return the state that a call names; StateUnavailableError if this leaf does not have it."""
-        _check_named(at)
-        return self._catalog.snapshot_at(at.index, at.index_id or None, at.version, at.sequence, deadline)
+        return needed_rows(self._states.snapshot(request.at, deadline), request, deadline)
 
     def _index(self, index: LeafIndex[Snapshot], *, former: bool) -> pb.LeafIndex:
         manifest = index.state.manifest
@@ -152,8 +143,3 @@ class LeafService(MethodRegistry):
             problem=index.problem,
             former=former,
         )
-
-
-def _check_named(at: pb.At) -> None:
-    if not at.index:
-        raise InvalidRequestError.at("at.index", "must not be empty")

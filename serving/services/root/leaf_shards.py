@@ -10,8 +10,9 @@ from typing import TypeVar
 from scannery.indexer import Manifest
 from scannery.runtime.errors import ServingError
 from scannery.runtime.retry import Deadline
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.description import IndexCounts
-from scannery.serving.catalog.root_catalog import RootCatalog, WatchedLeaves
+from scannery.serving.catalog.published_versions import WatchedLeaves
 from scannery.serving.contract import LEAF_COUNT, LEAF_FETCH
 from scannery.serving.engine.remote.leaf_candidates import KeptCounts
 from scannery.serving.engine.remote.leaf_rows import LeafRows
@@ -101,8 +102,8 @@ class LeafShards:
 
     are_local = False
 
-    def __init__(self, catalog: RootCatalog, leaves: WatchedLeaves) -> None:
-        self._catalog, self._states, self._kept = catalog, States(catalog, leaves), KeptCounts()
+    def __init__(self, catalog: Catalog, leaves: WatchedLeaves) -> None:
+        self._states, self._kept = States(catalog, leaves), KeptCounts()
 
     def read(
         self,
@@ -135,7 +136,7 @@ class LeafShards:
 
     def description(self, snapshot: Snapshot) -> tuple[Manifest, IndexCounts | None]:
         """As `Shards.description`."""
-        manifest = self._catalog.whole_manifest(snapshot)
+        manifest = snapshot.index.whole_manifest
         counts = None
         if snapshot.sequence > manifest.log_sequence:
             with suppress(ServingError):  # an index is described while leaves are away

@@ -9,7 +9,8 @@ from typing import TypeVar
 from scannery.indexer import Manifest, ShardGroup
 from scannery.runtime.errors import StateGoneError
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.root_catalog import RootCatalog, WatchedLeaves
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.published_versions import WatchedLeaves
 from scannery.serving.engine.remote.state_reader import StateReader
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1.leaf_pb2 import At
@@ -58,7 +59,7 @@ class State:
 class States:
     """Makes the readers of requests. Safe to use from several threads."""
 
-    def __init__(self, catalog: RootCatalog, leaves: WatchedLeaves) -> None:
+    def __init__(self, catalog: Catalog, leaves: WatchedLeaves) -> None:
         self._catalog, self._leaves = catalog, leaves
         self._older: dict[str, tuple[Snapshot, Snapshot]] = {}
         """The current snapshot of an index, and the older one that is read until there is a newer one."""
@@ -146,7 +147,7 @@ class States:
         ]
 
     def snapshot(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
-        """Return the snapshot of an index to be read, without segments; raises as `BaseCatalog.snapshot`."""
+        """Return the snapshot of an index to be read, without segments; raises as `Catalog.snapshot`."""
         current = self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
         replaced, older = self._older.get(index, (None, current))
         if replaced is not current:
@@ -164,7 +165,7 @@ class States:
     ) -> State:
         """Return the state of a snapshot, to be read from the leaves; options as of `StateReader`."""
         reader = self.reader(snapshot, deadline, allow_partial=allow_partial, allow_gone=allow_gone)
-        return State(reader, self._catalog.whole_manifest(snapshot), allow_partial)
+        return State(reader, snapshot.index.whole_manifest, allow_partial)
 
     def reader(self, snapshot: Snapshot, deadline: Deadline, **options: bool) -> StateReader:
         """Return what reads the state of a snapshot from the leaves."""

@@ -15,7 +15,8 @@ import grpc
 import pytest
 
 from scannery.indexer import Store
-from scannery.serving.catalog.server_catalog import LOOK_WAIT_S, ServerCatalog
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.upkeep import WATCHED
 from scannery.vertex.v1 import endpoint_pb2, index_pb2, operations_pb2, private_pb2
 from scannery.vertex.v2 import collections_pb2
 from tests.bridges.vertex.collection_client import CollectionCaller, dense, dimensions
@@ -118,9 +119,9 @@ def test_an_index_that_another_has_made_is_waited_for_while_others_are_looked_fo
     ):
         get = index_pb2.GetIndexRequest(name=creator.create_index().name)
         catalog = server._bridges["vertex"].facade.catalog
-        assert isinstance(catalog, ServerCatalog)
+        assert isinstance(catalog, Catalog)
         assert catalog._looks.acquire(timeout=60)
-        threading.Timer(3 * LOOK_WAIT_S, catalog._looks.release).start()
+        threading.Timer(3 * WATCHED.wait_s, catalog._looks.release).start()
         assert caller.send(get).name == get.name
 
 

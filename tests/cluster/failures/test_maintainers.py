@@ -33,7 +33,8 @@ from scannery.live.log.registry import registered
 from scannery.live.maintenance.locks import TaskLocks
 from scannery.live.maintenance.main import run_due
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.roles import server_catalog
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests.cluster.processes import wait_until
@@ -69,7 +70,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
 class Writer:
     """Writes to the index as a server does that starts no maintenance, and knows the revision of each row."""
 
-    def __init__(self, catalog: ServerCatalog, rows: int) -> None:
+    def __init__(self, catalog: Catalog, rows: int) -> None:
         self.catalog = catalog
         self.revisions: dict[str, int | None] = {f"id{n}": None for n in range(rows)}
         self.sequence = 0
@@ -183,7 +184,7 @@ def url(postgres: PostgresServer) -> DatabaseUrl:
 
 @pytest.fixture
 def writer(store: Store, url: DatabaseUrl) -> Iterator[Writer]:
-    with closing(ServerCatalog(store, log=url)) as catalog:
+    with closing(server_catalog(store, log=url)) as catalog:
         yield Writer(catalog, 150)
 
 
@@ -275,7 +276,7 @@ def test_it_waits_for_a_bucket_and_a_database_that_are_away(
     server = postgres_or_skip()
     machine = Maintainer(tmp_path, "a", url := DatabaseUrl(server.new_database()))
     try:
-        with closing(ServerCatalog(store, log=url)) as catalog:
+        with closing(server_catalog(store, log=url)) as catalog:
             writer = Writer(catalog, 150)
             for _ in range(3):
                 writer.write()

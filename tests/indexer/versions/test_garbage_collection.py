@@ -27,7 +27,8 @@ from scannery.indexer.errors import MissingFileError
 from scannery.indexer.versions import leases
 from scannery.indexer.versions.leases import LIFETIME, read_leases, removing, wait_for_removals, working
 from scannery.pipelines.state.job import sealed
-from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
+from scannery.serving.catalog.roles import server_catalog
+from scannery.serving.catalog.watcher import Watcher
 from tests.data import without_ids
 from tests.hooks import before_call, make_old
 from tests.indexer.test_maintenance import NOW, store
@@ -110,7 +111,7 @@ def test_a_damaged_lease_holds_nothing_and_goes_when_it_is_old(store: Store):
 
 @pytest.mark.system
 def test_a_version_that_a_server_has_open_stays(store: Store):
-    catalog = ServerCatalog(store)
+    catalog = server_catalog(store)
     watcher = Watcher(catalog, every_s=3600)
     watcher.start()
     for row in range(3):

@@ -26,6 +26,7 @@ from scannery.indexer import (
     verify,
     written_schema,
 )
+from scannery.live.leaf_index import LeafIndex
 from scannery.live.log.mutation_log import Answer
 from scannery.live.log.records import Mutation, columns_version_of, decode, encode, rows_fit
 from scannery.live.log.sqlite_log import SqliteLog
@@ -34,7 +35,9 @@ from scannery.live.maintenance.seal import seal
 from scannery.live.writing.group_commit import Write, Writer
 from scannery.pipelines import build
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.root_catalog import LeafCatalog
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.roles import leaf_catalog
+from scannery.serving.snapshot.snapshot import Snapshot
 from tests.model.actors import LocalActor
 
 pytestmark = pytest.mark.system
@@ -271,13 +274,19 @@ def test_a_build_with_a_further_attribute_loses_none_of_its_values(
     assert [row.attributes for row in rows if row] == [{"added": 7, "stamp": 2}, {"added": 1, "stamp": 0}]
 
 
+def leaf_index(leaf: Catalog) -> LeafIndex[Snapshot]:
+    index = leaf.live("altered")
+    assert isinstance(index, LeafIndex)
+    return index
+
+
 def test_a_leaf_stops_at_the_first_record_of_later_columns(
     actor: Callable[[str], LocalActor], path: Path
 ) -> None:
-    first, leaf = actor("s1"), LeafCatalog(Store.open(path), shards=ShardGroup(0, 1))
+    first, leaf = actor("s1"), leaf_catalog(Store.open(path), ShardGroup(0, 1))
     leaf.refresh()
     try:
-        before = leaf.leaf_index("altered")
+        before = leaf_index(leaf)
         known = first.index.upsert([{"id": "w", "vector": VECTOR}]).sequence
         first.index.alter(**ADDED["attribute"])
         done = first.index.upsert([new_x("attribute")]).sequence
@@ -286,7 +295,7 @@ def test_a_leaf_stops_at_the_first_record_of_later_columns(
         assert before.at(known, Deadline.after(10)) is not None
         assert before.at(done, Deadline.after(10)) is None
         leaf.refresh()
-        assert leaf.leaf_index("altered").at(done, Deadline.after(10)) is not None
+        assert leaf_index(leaf).at(done, Deadline.after(10)) is not None
         assert before.at(known, Deadline.after(10)) is not None
     finally:
         leaf.close()

@@ -13,7 +13,7 @@ from scannery.indexer.store.changes import CHANGES_FILE
 from scannery.live import log_follower
 from scannery.live.live_index import LiveIndex
 from scannery.live.log_follower import LogFollower
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.roles import server_catalog
 
 pytestmark = pytest.mark.system
 
@@ -40,7 +40,7 @@ def test_a_write_of_another_process_is_followed_and_idle_logs_are_left_alone(
     indexes = [writer.create_index(f"tenant-{number}", dimensions=2) for number in range(3)]
     for index in indexes:
         index.upsert([{"id": "a", "vector": [1, 0]}])
-    catalog = ServerCatalog(Store.open(tmp_path / "store"))
+    catalog = server_catalog(Store.open(tmp_path / "store"))
     catalog.refresh()
     follower = LogFollower(catalog.live_indexes, catalog.log_changes())
     follower.look()  # all, for the first time

@@ -26,7 +26,7 @@ from scannery.indexer import (
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.roles import server_catalog
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests.data import datapoints, publish
@@ -41,7 +41,7 @@ SHARDS = 2
 
 def stored(path: Path) -> dict[str, tuple[str, int | None]]:
     """Return the document and the revision of each id, as an index of its versions and its log has them."""
-    catalog = ServerCatalog(Store.open(path))
+    catalog = server_catalog(Store.open(path))
     catalog.refresh()
     found: dict[str, tuple[str, int | None]] = {}
     for segment, rows_R in catalog.snapshot("live").index.live_rows():
@@ -100,7 +100,7 @@ def test_it_reads_ids_and_leaves_the_cache_alone(tmp_path: Path, monkeypatch: py
         store = Store.open("s3://bucket/store")
         publish(store, spec, table, tmp_path, shards=SHARDS)
         size = sum(entry.size_bytes for entry in read_manifest(store, "live").segments)
-        catalog = ServerCatalog(store, log=tmp_path / "log", cache=SegmentCache(tmp_path / "own"))
+        catalog = server_catalog(store, log=tmp_path / "log", cache=SegmentCache(tmp_path / "own"))
         catalog.refresh()
         vector = types_pb2.Vector(values=[1.0] * 1024)
         points = [types_pb2.Datapoint(id=name, vector=vector) for name in names[:5]]
@@ -127,7 +127,7 @@ def test_of_two_seals_at_once_one_counts(tmp_path: Path, monkeypatch: pytest.Mon
     """Without any lock, the conditional put of the manifest decides; the other one finds nothing left to seal."""
     rng = random.Random(0)
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(20)])
-    catalog = ServerCatalog(Store.open(path))
+    catalog = server_catalog(Store.open(path))
     catalog.refresh()
     for name in ("id1", "new"):
         write(catalog, name)
@@ -150,7 +150,7 @@ def test_of_two_seals_at_once_one_counts(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
     rng = random.Random(0)
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(20)])
-    catalog = ServerCatalog(Store.open(path))
+    catalog = server_catalog(Store.open(path))
     catalog.refresh()
     write(catalog, "id1")
     catalog.close()

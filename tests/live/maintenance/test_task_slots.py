@@ -13,7 +13,7 @@ import scannery
 from scannery.indexer import Store
 from scannery.live.maintenance import scheduler
 from scannery.live.maintenance.scheduler import PATIENCE_S, Maintenance, TaskResult, TaskSlots
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.roles import server_catalog
 
 
 def test_slots_are_given_in_the_order_in_which_they_were_asked_for() -> None:
@@ -70,7 +70,7 @@ def test_indexes_that_are_always_due_leave_seals_of_others_their_turn(
         ends[end.index] += 1
 
     store = Store.open(tmp_path / "store")
-    catalog = ServerCatalog(store)
+    catalog = server_catalog(store)
     catalog.refresh()
     each = [
         (Maintenance(store, name, tmp_path / "store", on_end=ended), catalog.live(name)) for name in names

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.services.creation import Alteration, Creation
 from scannery.serving.services.write import FilteredWrites, Writes
 from scannery.v1 import index_pb2 as pb
@@ -55,7 +56,7 @@ def texts_spec(**keys: Any) -> dict[str, Any]:
 class Named:
     """One index of a catalog, through the handlers of writes."""
 
-    def __init__(self, catalog: EmbeddedCatalog) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self.catalog, self._writes = catalog, Writes(catalog)
         self._creation, self._alteration = Creation(catalog, None), Alteration(catalog, None)
 
@@ -132,7 +133,7 @@ def datapoint(
 @contextmanager
 def opened(store: Path) -> Iterator[Named]:
     """Open a store in this process."""
-    catalog = EmbeddedCatalog.open(store, create=True, device="cpu")
+    catalog = open_embedded_catalog(store, create=True, device="cpu")
     try:
         yield Named(catalog)
     finally:

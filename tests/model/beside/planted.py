@@ -13,7 +13,7 @@ from scannery.indexer import Manifest
 from scannery.live import memtable
 from scannery.live.log.records import Mutation, rows_fit
 from scannery.live.writing import group_commit
-from scannery.serving.catalog import embedded_catalog
+from scannery.serving.catalog.upkeep import ON_ACCESS
 
 __all__ = ["new_columns_dropped"]
 
@@ -35,5 +35,5 @@ def new_columns_dropped() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (memtable, group_commit):
             patch.setattr(module, "rows_fit", any_version)
-        patch.setattr(embedded_catalog, "CHECK_EVERY_S", LOOK_EVERY_S)
+        patch.setattr("scannery.serving.catalog.roles.ON_ACCESS", replace(ON_ACCESS, every_s=LOOK_EVERY_S))
         yield

@@ -37,8 +37,9 @@ from scannery.indexer.store.changes import NoChanges
 from scannery.live.log_follower import LogFollower
 from scannery.live.maintenance.scheduler import SWEEP_S
 from scannery.runtime.errors import EncoderUnavailableError
-from scannery.serving.catalog.embedded_catalog import CHECK_EVERY_S, EmbeddedCatalog
-from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
+from scannery.serving.catalog.roles import embedded_catalog, server_catalog
+from scannery.serving.catalog.upkeep import ON_ACCESS
+from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.process.server import health_name
 from tests.data import datapoints
@@ -74,12 +75,12 @@ def publish_junk(store: Store, name: str, like: str = "moving") -> Manifest:
 @pytest.mark.system
 def test_a_cache_that_cannot_be_written_leaves_the_open_version(store: Store, tmp_path: Path) -> None:
     clock, folder = Clock(), tmp_path / "cache"
-    catalog = EmbeddedCatalog(store, clock=clock, cache=SegmentCache(folder))
+    catalog = embedded_catalog(store, clock=clock, cache=SegmentCache(folder))
     old = catalog.snapshot("moving")
     shutil.rmtree(folder)
     folder.touch()
     publish(store, tmp_path, 2)
-    clock.now += CHECK_EVERY_S
+    clock.now += ON_ACCESS.every_s
     assert catalog.snapshot("moving") is old
     assert "version 2 cannot be opened" in catalog.problem("moving")
     assert catalog.failures() == {"moving": 1}
@@ -91,7 +92,7 @@ def test_a_cache_that_cannot_be_written_leaves_the_open_version(store: Store, tm
 
 def test_an_index_that_cannot_be_opened_for_want_of_a_cache_says_so(store: Store, tmp_path: Path) -> None:
     (tmp_path / "cache").touch()
-    catalog = EmbeddedCatalog(store, cache=SegmentCache(tmp_path / "cache"))
+    catalog = embedded_catalog(store, cache=SegmentCache(tmp_path / "cache"))
     for _ in range(2):
         with pytest.raises(StoreError, match="cache of segments") as caught:
             catalog.snapshot("moving")
@@ -147,7 +148,7 @@ def test_any_error_of_one_index_leaves_the_others(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
-    catalog = ServerCatalog(store, clock=clock)
+    catalog = server_catalog(store, clock=clock)
     catalog.refresh()
     spec = parse_spec({"index": "another", "source": {"id": "id", "vector": "v"}})
     publish_version(store, spec, datapoints(spec, np.eye(3, dtype=np.float32)), tmp_path)
@@ -179,7 +180,7 @@ def test_versions_that_cannot_be_listed_take_no_index_away(
         raise StoreError("too many open files")
 
     clock = Clock()
-    watched, embedded = ServerCatalog(store, clock=clock), EmbeddedCatalog(store, clock=clock)
+    watched, embedded = server_catalog(store, clock=clock), embedded_catalog(store, clock=clock)
     watched.refresh()
     before = embedded.snapshot("moving")
     monkeypatch.setattr(store, "list", failing)
@@ -190,7 +191,7 @@ def test_versions_that_cannot_be_listed_take_no_index_away(
     assert embedded.snapshot("moving") is before
     assert embedded.names() == ["moving"]
     # One that was never open is there all the same.
-    late = ServerCatalog(store)
+    late = server_catalog(store)
     late.refresh()
     assert late.states() == {"moving": False}
 
@@ -202,7 +203,7 @@ def test_leases_are_renewed_while_the_store_cannot_be_listed(
         raise StoreError("too many open files")
 
     now = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    catalog = ServerCatalog(store)
+    catalog = server_catalog(store)
     catalog._leases = LeaseHolder(store, clock=lambda: now)
     catalog.refresh()
     monkeypatch.setattr(store, "folders", failing)
@@ -222,7 +223,7 @@ def test_a_watcher_goes_on_whatever_one_of_its_tasks_does(store: Store, tmp_path
         if threading.current_thread().name == "scannery-watcher":
             raise RuntimeError("nobody listens")
 
-    catalog, failed = ServerCatalog(store), list[str]()
+    catalog, failed = server_catalog(store), list[str]()
     catalog.on_failure = failed.append
     watcher = Watcher(catalog, every_s=0.02, after=report)
     watcher.start()
@@ -238,8 +239,8 @@ def test_a_watcher_goes_on_whatever_one_of_its_tasks_does(store: Store, tmp_path
 def test_a_log_that_cannot_be_followed_keeps_no_other_from_it(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    catalog = EmbeddedCatalog(store)
-    broken, healthy = (EmbeddedCatalog(store).live("moving") for _ in range(2))
+    catalog = embedded_catalog(store)
+    broken, healthy = (embedded_catalog(store).live("moving") for _ in range(2))
     followed = threading.Event()
 
     def failing(**_: Any) -> bool:
@@ -278,7 +279,7 @@ def test_an_encoder_that_could_not_be_loaded_is_tried_again_and_told(
     vectors = encoder.encode_documents(["one", "two"])
     publish_version(store, spec, datapoints(spec, vectors), tmp_path, encoder=encoder.fingerprint.to_dict())
     folder.rename(tmp_path / "away")
-    catalog = ServerCatalog(store, clock=clock, encoders=EncoderPool(device="cpu", clock=clock))
+    catalog = server_catalog(store, clock=clock, encoders=EncoderPool(device="cpu", clock=clock))
     # A relative path starts from where the catalog was opened.
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -297,7 +298,7 @@ def test_an_encoder_that_could_not_be_loaded_is_tried_again_and_told(
 
 def test_an_index_that_is_damaged_is_not_told_as_gone(store: Store, tmp_path: Path) -> None:
     publish_junk(store, "broken")
-    catalog = EmbeddedCatalog(store, cache=SegmentCache(tmp_path / "cache"))
+    catalog = embedded_catalog(store, cache=SegmentCache(tmp_path / "cache"))
     for _ in range(3):
         with pytest.raises(CorruptError, match="is not a segment"):
             catalog.snapshot("broken")

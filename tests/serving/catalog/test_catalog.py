@@ -12,10 +12,11 @@ import pytest
 from scannery.indexer import SegmentCache, Store, latest_version, parse_spec
 from scannery.indexer.errors import CorruptError, NotFoundError, StoreError
 from scannery.indexer.versions.dropping import drop_index
-from scannery.indexer.versions.leases import LeaseHolder, read_leases
+from scannery.indexer.versions.leases import read_leases
 from scannery.serving import ClosedError, UnknownIndexError
-from scannery.serving.catalog.embedded_catalog import CHECK_EVERY_S, EmbeddedCatalog
-from scannery.serving.catalog.server_catalog import ServerCatalog, Watcher
+from scannery.serving.catalog.roles import embedded_catalog, open_embedded_catalog, server_catalog
+from scannery.serving.catalog.upkeep import ON_ACCESS
+from scannery.serving.catalog.watcher import Watcher
 from tests.data import datapoints
 from tests.served import publish_version
 
@@ -49,11 +50,11 @@ def test_a_new_version_is_seen_and_the_old_one_stays_whole_for_its_readers(
     store: Store, tmp_path: Path
 ) -> None:
     clock = Clock()
-    catalog = EmbeddedCatalog(store, clock=clock)
+    catalog = embedded_catalog(store, clock=clock)
     old = catalog.snapshot("moving")
     publish(store, tmp_path, 2)
     assert catalog.snapshot("moving") is old
-    clock.now += CHECK_EVERY_S
+    clock.now += ON_ACCESS.every_s
     new = catalog.snapshot("moving")
     assert (old.manifest.version, new.manifest.version) == (1, 2)
     assert old.segments[0].ids.to_pylist() == [f"v1-{row}" for row in range(5)]
@@ -64,11 +65,11 @@ def test_a_new_version_is_seen_and_the_old_one_stays_whole_for_its_readers(
 
 def test_segments_that_both_versions_have_are_opened_once(store: Store, tmp_path: Path) -> None:
     clock = Clock()
-    catalog = EmbeddedCatalog(store, clock=clock)
+    catalog = embedded_catalog(store, clock=clock)
     old = catalog.snapshot("moving")
     vectors = np.full((5, 4), 1, np.float32)
     publish_version(store, SPEC, datapoints(SPEC, vectors, ids=[f"v1-{row}" for row in range(5)]), tmp_path)
-    clock.now += CHECK_EVERY_S
+    clock.now += ON_ACCESS.every_s
     assert catalog.snapshot("moving").segments[0] is old.segments[0]
 
 
@@ -77,7 +78,7 @@ def test_a_version_that_cannot_be_opened_leaves_the_one_before(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
-    catalog = EmbeddedCatalog(store, clock=clock, cache=SegmentCache(tmp_path / "cache"))
+    catalog = embedded_catalog(store, clock=clock, cache=SegmentCache(tmp_path / "cache"))
     old = catalog.snapshot("moving")
     publish(store, tmp_path, 2)
     damaged = {item.key for item in store.list("moving/segments")} - {
@@ -85,12 +86,12 @@ def test_a_version_that_cannot_be_opened_leaves_the_one_before(
     }
     for key in damaged:
         store.write(key, b"x" * store.size(key))
-    clock.now += CHECK_EVERY_S
+    clock.now += ON_ACCESS.every_s
     assert catalog.snapshot("moving") is old
     assert "version 2 cannot be opened" in caplog.text
     # Not tried again at once, but later; and a good version ends the trouble.
     caplog.clear()
-    clock.now += CHECK_EVERY_S
+    clock.now += ON_ACCESS.every_s
     assert catalog.snapshot("moving") is old
     assert caplog.text == ""
     publish(store, tmp_path, 3)
@@ -101,7 +102,7 @@ def test_a_version_that_cannot_be_opened_leaves_the_one_before(
 def test_an_index_that_never_opened_says_why(store: Store, tmp_path: Path) -> None:
     for item in store.list("moving/segments"):
         store.write(item.key, b"x" * item.size_bytes)
-    catalog = EmbeddedCatalog(store, cache=SegmentCache(tmp_path / "cache"))
+    catalog = embedded_catalog(store, cache=SegmentCache(tmp_path / "cache"))
     with pytest.raises(CorruptError, match="SHA-256"):
         catalog.snapshot("moving")
     assert catalog.states() == {"moving": False}
@@ -109,7 +110,7 @@ def test_an_index_that_never_opened_says_why(store: Store, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["nobody", "../moving", "moving/versions", "MOVING", "a" * 300])
 def test_an_unknown_index_is_named_with_those_that_there_are(store: Store, name: str) -> None:
-    catalog = EmbeddedCatalog(store)
+    catalog = embedded_catalog(store)
     with pytest.raises(UnknownIndexError, match="there are: moving") as caught:
         catalog.snapshot(name)
     assert caught.value.field == "index"
@@ -118,16 +119,16 @@ def test_an_unknown_index_is_named_with_those_that_there_are(store: Store, name:
 
 def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        EmbeddedCatalog.open(tmp_path / "nothing")
+        open_embedded_catalog(tmp_path / "nothing")
     (tmp_path / "file").touch()
     with pytest.raises(StoreError):
-        EmbeddedCatalog.open(tmp_path / "file")
-    assert EmbeddedCatalog.open(tmp_path).names() == []
+        open_embedded_catalog(tmp_path / "file")
+    assert open_embedded_catalog(tmp_path).names() == []
 
 
 @pytest.mark.system
 def test_only_the_chosen_indexes_are_there(store: Store, library: Path) -> None:
-    catalog = EmbeddedCatalog(Store.open(library), only=["flat"])
+    catalog = embedded_catalog(Store.open(library), only=["flat"])
     assert catalog.names() == ["flat"]
     with pytest.raises(UnknownIndexError):
         catalog.snapshot("library")
@@ -135,7 +136,7 @@ def test_only_the_chosen_indexes_are_there(store: Store, library: Path) -> None:
 
 @pytest.mark.system
 def test_a_closed_catalog_refuses(store: Store) -> None:
-    catalog = EmbeddedCatalog(store)
+    catalog = embedded_catalog(store)
     catalog.snapshot("moving")
     catalog.close()
     with pytest.raises(ClosedError):
@@ -146,7 +147,7 @@ def test_a_closed_catalog_refuses(store: Store) -> None:
 def test_the_watcher_finds_new_indexes_and_versions_and_drops_what_is_gone(
     store: Store, tmp_path: Path
 ) -> None:
-    catalog = ServerCatalog(store)
+    catalog = server_catalog(store)
     looked = threading.Event()
     watcher = Watcher(catalog, every_s=0.02, after=looked.set)
     watcher.start()
@@ -174,27 +175,20 @@ def wait_for(condition: object, looked: threading.Event) -> None:
 
 
 @pytest.mark.system
-def test_a_lease_that_is_as_it_should_be_is_looked_at_every_ten_seconds_and_a_new_version_is_leased_at_once(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_lease_that_is_as_it_should_be_is_not_written_again_and_a_new_version_is_leased_at_once(
+    store: Store, tmp_path: Path
 ) -> None:
-    leased: list[set[int]] = []
-    hold = LeaseHolder.hold
-
-    def noted(self: LeaseHolder, index: str, versions: set[int], *rest: str, log_after: int | None) -> None:
-        leased.append(set(versions))
-        hold(self, index, versions, *rest, log_after=log_after)
-
-    monkeypatch.setattr(LeaseHolder, "hold", noted)
-    clock = Clock()
-    catalog = ServerCatalog(store, clock=clock)
-    for _ in range(11):
+    catalog = server_catalog(store)
+    catalog.refresh()
+    [lease] = store.list("moving/leases")
+    written = store.stamp(lease.key)
+    for _ in range(3):
         catalog.refresh()
-        clock.now += 1.0
-    assert leased == [{1}, {1}]
+    assert store.stamp(lease.key) == written
     publish(store, tmp_path, 2)
     catalog.refresh()
-    assert leased[2:] == [{2}]
-    assert 2 in read_leases(store, "moving").versions
+    assert store.stamp(lease.key) != written
+    assert read_leases(store, "moving").versions == {2}
     catalog.close()
 
 
@@ -203,7 +197,7 @@ def test_a_lease_that_is_as_it_should_be_is_looked_at_every_ten_seconds_and_a_ne
 def test_an_index_that_was_dropped_and_made_again_is_leased_again(
     store: Store, tmp_path: Path, noticed: bool
 ) -> None:
-    catalog = ServerCatalog(store)
+    catalog = server_catalog(store)
     catalog.refresh()
     catalog.refresh()
     assert read_leases(store, "moving").versions == {1}

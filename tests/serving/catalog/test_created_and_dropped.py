@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,13 @@ from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import OverloadedError, UnknownIndexError
 from scannery.runtime.retry import Deadline
 from scannery.runtime.sharing import SharedMarks
-from scannery.serving.catalog import base_catalog, server_catalog
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.roles import server_catalog
+from scannery.serving.catalog.upkeep import WATCHED
 
 
 def test_an_index_that_was_created_and_altered_at_once_is_known_to_other_workers(tmp_path: Path) -> None:
     store = Store.open(tmp_path, create=True)
-    worker = ServerCatalog(store)
+    worker = server_catalog(store)
     worker.refresh()
     try:
         with scannery.connect(tmp_path) as client:
@@ -35,8 +36,8 @@ def test_an_altered_index_is_known_to_the_other_workers_of_a_server_at_once(tmp_
     with scannery.connect(tmp_path, create=True) as client:
         client.create_index("notes", dimensions=2)
     marks = SharedMarks()
-    one, other = (ServerCatalog(Store.open(tmp_path), alters=marks) for _ in range(2))
-    stranger = ServerCatalog(Store.open(tmp_path))
+    one, other = (server_catalog(Store.open(tmp_path), alters=marks) for _ in range(2))
+    stranger = server_catalog(Store.open(tmp_path))
     try:
         for worker in (one, other, stranger):
             worker.refresh()
@@ -55,7 +56,7 @@ def test_an_altered_index_is_known_to_the_other_workers_of_a_server_at_once(tmp_
 def test_a_write_to_an_index_that_is_dropped_meanwhile_fails_as_to_any_unknown_one(tmp_path: Path) -> None:
     with scannery.connect(tmp_path) as client:
         client.create_index("notes", dimensions=2).upsert([{"id": "a", "vector": [1, 0]}])
-    one, other = (ServerCatalog(Store.open(tmp_path)) for _ in range(2))
+    one, other = (server_catalog(Store.open(tmp_path)) for _ in range(2))
     try:
         for worker in (one, other):
             worker.refresh()
@@ -72,11 +73,9 @@ def test_a_write_to_an_index_that_is_dropped_meanwhile_fails_as_to_any_unknown_o
 
 @pytest.mark.system
 def test_an_index_that_could_not_be_looked_for_in_time_is_not_said_to_be_absent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(server_catalog, "LOOK_WAIT_S", 0.01)
-    monkeypatch.setattr(base_catalog, "OPEN_S", 0.01)
-    worker = ServerCatalog(Store.open(tmp_path, create=True))
+    worker = server_catalog(Store.open(tmp_path, create=True), upkeep=replace(WATCHED, wait_s=0.01))
     worker.refresh()
     try:
         with scannery.connect(tmp_path) as client:

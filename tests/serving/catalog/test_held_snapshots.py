@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
+from scannery.indexer import Manifest
 from scannery.runtime.retry import Deadline
 from scannery.serving.catalog import held_snapshots
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-from scannery.serving.catalog.held_snapshots import KEPT_S, LEASED_S, MAX_SNAPSHOTS, HeldSnapshots
+from scannery.serving.catalog.held_snapshots import (
+    KEPT_S,
+    LEASED_S,
+    MAX_SNAPSHOTS,
+    HeldSnapshot,
+    HeldSnapshots,
+)
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.engine.scanning.scan_result import ScanResult
 from scannery.serving.request.scan import parse_scan
 from scannery.serving.security.principal import CURRENT, Principal
@@ -23,7 +30,7 @@ from scannery.v1.search_pb2 import ScanRequest
 
 @pytest.fixture(scope="module")
 def snapshot(library: Path) -> Iterator[Snapshot]:
-    catalog = EmbeddedCatalog.open(library)
+    catalog = open_embedded_catalog(library)
     yield catalog.snapshot("library")
     catalog.close()
 
@@ -48,6 +55,10 @@ def later(snapshot: Snapshot, sequence: int) -> Snapshot:
     return replace(snapshot, sequence=sequence)
 
 
+def find(kept: HeldSnapshots, manifest: Manifest, version: int, sequence: int) -> HeldSnapshot | None:
+    return kept.find(manifest.index, manifest.index_id, version, sequence)
+
+
 def test_a_snapshot_is_kept_five_minutes_after_its_last_page(snapshot: Snapshot) -> None:
     clock = Clock()
     kept = HeldSnapshots(clock)
@@ -56,10 +67,10 @@ def test_a_snapshot_is_kept_five_minutes_after_its_last_page(snapshot: Snapshot)
     manifest = snapshot.manifest
     for _ in range(3):
         clock.now_s += KEPT_S - 1
-        assert kept.find(manifest, manifest.version, snapshot.sequence) is held
-    assert kept.find(manifest, manifest.version, 99) is None
+        assert find(kept, manifest, manifest.version, snapshot.sequence) is held
+    assert find(kept, manifest, manifest.version, 99) is None
     assert (
-        kept.find(manifest.model_copy(update={"index_id": "x"}), manifest.version, snapshot.sequence) is None
+        find(kept, manifest.model_copy(update={"index_id": "x"}), manifest.version, snapshot.sequence) is None
     )
     clock.now_s += KEPT_S + 1
     kept.expire()
@@ -78,7 +89,7 @@ def test_the_version_and_the_log_are_leased_while_a_scan_runs(snapshot: Snapshot
     assert kept.holds("flat") == held_snapshots.Holds(frozenset(), None)
     while clock.now_s < LEASED_S:
         clock.now_s += KEPT_S - 1
-        assert kept.find(snapshot.manifest, version, 7) is not None
+        assert find(kept, snapshot.manifest, version, 7) is not None
     assert kept.holds("library") == held_snapshots.Holds(frozenset(), None)  # no scan keeps them for ever
     kept.forget("library")
     assert len(kept) == 0
@@ -89,11 +100,11 @@ def test_the_snapshot_that_was_read_longest_ago_is_dropped_first(snapshot: Snaps
     for sequence in range(MAX_SNAPSHOTS):
         kept.hold(later(snapshot, sequence))
     manifest = snapshot.manifest
-    assert kept.find(manifest, manifest.version, 0) is not None
+    assert find(kept, manifest, manifest.version, 0) is not None
     kept.hold(later(snapshot, 1000))
     assert len(kept) == MAX_SNAPSHOTS
-    assert kept.find(manifest, manifest.version, 0) is not None
-    assert kept.find(manifest, manifest.version, 1) is None
+    assert find(kept, manifest, manifest.version, 0) is not None
+    assert find(kept, manifest, manifest.version, 1) is None
 
 
 def test_the_caller_that_holds_most_loses_its_own_snapshots(snapshot: Snapshot) -> None:
@@ -101,7 +112,7 @@ def test_the_caller_that_holds_most_loses_its_own_snapshots(snapshot: Snapshot) 
 
     def read(name: str, sequence: int) -> bool:
         with called_by(name):
-            return kept.find(manifest, manifest.version, sequence) is not None
+            return find(kept, manifest, manifest.version, sequence) is not None
 
     with called_by("modest"):
         kept.hold(later(snapshot, 0))
@@ -119,7 +130,7 @@ def test_the_caller_that_holds_most_loses_its_own_snapshots(snapshot: Snapshot) 
     assert read("modest", 20)
     assert not read("modest", 21)
     with called_by("greedy"):
-        assert kept.find(manifest, manifest.version, 199) is not None
+        assert find(kept, manifest, manifest.version, 199) is not None
 
 
 @pytest.mark.parametrize("limit", ["bytes", "number"])

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import scannery
-from scannery.indexer import NO_SHARDS, Manifest, ShardGroup, Store, open_index
+from scannery.indexer import NO_SHARDS, ShardGroup, Store, open_index
 from scannery.indexer.versions.leases import leased_versions
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import StateUnavailableError, UnknownIndexError
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog import server_catalog
-from scannery.serving.catalog.root_catalog import LeafCatalog
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.roles import leaf_catalog, server_catalog
+from scannery.serving.catalog.upkeep import WATCHED
 from scannery.serving.request.query import ById, parse_query
+from scannery.serving.services.leaf.states import LeafStates
 from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.v1.leaf_pb2 import At
 from scannery.v1.search_pb2 import Query, SearchOptions
 from tests.data import without_ids
 from tests.served import LIBRARY, copied, library_table, publish_version
@@ -37,26 +41,33 @@ def clock() -> list[float]:
 
 
 @pytest.fixture
-def catalog(store: Store, clock: list[float]) -> Iterator[LeafCatalog]:
-    catalog = LeafCatalog(store, shards=ShardGroup(1, 2), clock=lambda: clock[0])
+def catalog(store: Store, clock: list[float]) -> Iterator[Catalog]:
+    catalog = leaf_catalog(store, ShardGroup(1, 2), clock=lambda: clock[0])
     catalog.refresh()
     yield catalog
     catalog.close()
 
 
-def at(catalog: LeafCatalog, version: int, *, sequence: int = 0, seconds: float = 60.0) -> Snapshot:
+def at(catalog: Catalog, version: int, *, sequence: int = 0, seconds: float = 60.0) -> Snapshot:
     index_id = catalog.snapshot("library").manifest.index_id
-    return catalog.snapshot_at("library", index_id, version, sequence, Deadline.after(seconds))
+    return snapshot_at(catalog, index_id, version, sequence=sequence, seconds=seconds)
 
 
-def versions_told(catalog: LeafCatalog) -> list[tuple[int, bool]]:
+def snapshot_at(
+    catalog: Catalog, index_id: str | None, version: int, *, sequence: int = 0, seconds: float = 60.0
+) -> Snapshot:
+    state = At(index="library", index_id=index_id or "", version=version, sequence=sequence)
+    return LeafStates(catalog).snapshot(state, Deadline.after(seconds))
+
+
+def versions_told(catalog: Catalog) -> list[tuple[int, bool]]:
     """Return the versions that a status tells, and whether each is a former one."""
-    found = [(index.state.manifest, former) for index, former in catalog.open_indexes()]
+    found = [(index.state.manifest, former) for index, former in LeafStates(catalog).open_indexes()]
     return [(manifest.version, former) for manifest, former in found if manifest.index == "library"]
 
 
 @pytest.mark.system
-def test_a_former_version_gets_the_mutations_of_the_next(catalog: LeafCatalog, store: Store) -> None:
+def test_a_former_version_gets_the_mutations_of_the_next(catalog: Catalog, store: Store) -> None:
     with scannery.connect(store.uri) as client:
         index = client.index("library")
         index.delete(ids=["d1"])
@@ -76,34 +87,41 @@ def test_a_former_version_gets_the_mutations_of_the_next(catalog: LeafCatalog, s
             at(catalog, 2)
 
 
-class AskedWhileItMoves(LeafCatalog):
-    """A leaf that is asked for the former version at the moment at which the next one takes its place."""
+class AsksWhenTold(logging.Handler):
+    """Asks a leaf for the former version as soon as the log tells that the next one has taken its place."""
 
-    found: Snapshot | None = None
+    def __init__(self, catalog: Catalog) -> None:
+        super().__init__()
+        self.catalog, self.answers = catalog, list[Snapshot]()
 
-    def _tell_move(self, manifest: Manifest) -> None:
-        super()._tell_move(manifest)
-        if manifest.version > 1:
-            self.found = at(self, manifest.version - 1)
-
-
-def test_the_former_version_is_there_while_the_next_takes_its_place(store: Store) -> None:
-    with closing(AskedWhileItMoves(store, shards=ShardGroup(1, 2))) as catalog:
-        catalog.refresh()
-        before = at(catalog, 1)
-        without_ids(store, "library", ["d1"])
-        catalog.refresh()
-        assert catalog.found is before
+    def emit(self, record: logging.LogRecord) -> None:
+        self.answers.append(at(self.catalog, 1))
 
 
-def test_only_the_segments_of_the_group_are_open(catalog: LeafCatalog, store: Store) -> None:
+def test_the_former_version_is_there_while_the_next_takes_its_place(
+    catalog: Catalog, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = at(catalog, 1)
+    without_ids(store, "library", ["d1"])
+    logger = logging.getLogger("scannery.serving.catalog.catalog")
+    handler = AsksWhenTold(catalog)
+    logger.addHandler(handler)
+    try:
+        with caplog.at_level(logging.INFO, logger.name):
+            catalog.refresh()
+    finally:
+        logger.removeHandler(handler)
+    assert [each is before for each in handler.answers] == [True]
+
+
+def test_only_the_segments_of_the_group_are_open(catalog: Catalog, store: Store) -> None:
     snapshot = at(catalog, 1)
     assert [segment.entry.shard for segment in snapshot.segments] == [1]
     shards = {entry.shard: entry.rows for entry in open_index(store, "library").manifest.segments}
     assert snapshot.rows == shards[1] < sum(shards.values())
 
 
-def test_the_state_before_is_held_for_a_while(catalog: LeafCatalog, store: Store, clock: list[float]) -> None:
+def test_the_state_before_is_held_for_a_while(catalog: Catalog, store: Store, clock: list[float]) -> None:
     before = at(catalog, 1)
     without_ids(store, "library", [f"d{row}" for row in range(0, 600, 2)])
     catalog.refresh()
@@ -126,7 +144,7 @@ def test_the_state_before_is_held_for_a_while(catalog: LeafCatalog, store: Store
         at(catalog, 1)
 
 
-def test_a_small_version_is_opened_when_it_is_asked_for(catalog: LeafCatalog, store: Store) -> None:
+def test_a_small_version_is_opened_when_it_is_asked_for(catalog: Catalog, store: Store) -> None:
     without_ids(store, "library", ["d1"])
     assert at(catalog, 2) is catalog.snapshot("library")
     assert at(catalog, 1).manifest.version == 1
@@ -135,27 +153,26 @@ def test_a_small_version_is_opened_when_it_is_asked_for(catalog: LeafCatalog, st
 
 
 @pytest.mark.system
-def test_a_large_version_is_waited_for(
-    catalog: LeafCatalog, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_catalog, "SMALL_BYTES", 0)
-    without_ids(store, "library", ["d1"])
-    started_s = time.monotonic()
-    with pytest.raises(StateUnavailableError, match="not at version 2, sequence 0 here, but at version 1"):
-        at(catalog, 2, seconds=0.3)
-    assert 0.25 < time.monotonic() - started_s < 3
-    watcher = threading.Timer(0.2, catalog.refresh)
-    watcher.start()
-    try:
-        assert at(catalog, 2).manifest.version == 2
-    finally:
-        watcher.join()
+def test_a_large_version_is_waited_for(store: Store) -> None:
+    with closing(leaf_catalog(store, ShardGroup(1, 2), upkeep=replace(WATCHED, small_bytes=0))) as catalog:
+        catalog.refresh()
+        without_ids(store, "library", ["d1"])
+        started_s = time.monotonic()
+        with pytest.raises(
+            StateUnavailableError, match="not at version 2, sequence 0 here, but at version 1"
+        ):
+            at(catalog, 2, seconds=0.3)
+        assert 0.25 < time.monotonic() - started_s < 3
+        watcher = threading.Timer(0.2, catalog.refresh)
+        watcher.start()
+        try:
+            assert at(catalog, 2).manifest.version == 2
+        finally:
+            watcher.join()
 
 
 @pytest.mark.system
-def test_another_index_of_the_name_is_another_state(
-    catalog: LeafCatalog, store: Store, tmp_path: Path
-) -> None:
+def test_another_index_of_the_name_is_another_state(catalog: Catalog, store: Store, tmp_path: Path) -> None:
     first = at(catalog, 1)
     first_id = first.manifest.index_id
     for item in list(store.list("library")):
@@ -165,14 +182,13 @@ def test_another_index_of_the_name_is_another_state(
     catalog.refresh()
     assert at(catalog, 1) is not first
     assert [segment.entry.shard for segment in at(catalog, 1).segments] == [1, 3]
-    deadline = Deadline.after(60)
-    assert catalog.snapshot_at("library", first_id, 1, 0, deadline) is first
+    assert snapshot_at(catalog, first_id, 1) is first
     with pytest.raises(StateUnavailableError, match="of another index of this name"):
-        catalog.snapshot_at("library", "f" * 32, 1, 0, deadline)
+        snapshot_at(catalog, "f" * 32, 1)
 
 
 @pytest.mark.system
-def test_a_dropped_index_is_gone(catalog: LeafCatalog, store: Store) -> None:
+def test_a_dropped_index_is_gone(catalog: Catalog, store: Store) -> None:
     index_id = at(catalog, 1).manifest.index_id
     without_ids(store, "library", ["d1"])
     catalog.refresh()
@@ -180,13 +196,13 @@ def test_a_dropped_index_is_gone(catalog: LeafCatalog, store: Store) -> None:
         store.delete(item.key)
     catalog.refresh()
     with pytest.raises(UnknownIndexError):
-        catalog.snapshot_at("library", index_id, 1, 0, Deadline.after(60))
+        snapshot_at(catalog, index_id, 1)
 
 
 def test_an_index_without_any_of_its_shards_knows_its_options(library: Path) -> None:
     store = Store.open(library)
-    whole = ServerCatalog(store)
-    empty = ServerCatalog(store, shards=NO_SHARDS, maintains=False)
+    whole = server_catalog(store)
+    empty = server_catalog(store, shards=NO_SHARDS, maintenance=None)
     try:
         for catalog in (whole, empty):
             catalog.refresh()
@@ -219,7 +235,7 @@ def test_mutations_are_followed_and_nothing_is_written(store: Store) -> None:
     with scannery.connect(store.uri) as client:
         client.index("library").delete(ids=[f"d{row}" for row in range(100)])
     before = files_of(store)
-    catalog = LeafCatalog(store, shards=ShardGroup(0, 1))
+    catalog = leaf_catalog(store, ShardGroup(0, 1))
     try:
         catalog.refresh()
         catalog.maintain()

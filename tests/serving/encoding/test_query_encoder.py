@@ -13,7 +13,7 @@ from scannery.embed import DeviceError, Encoder
 from scannery.indexer import Manifest, Store, read_manifest
 from scannery.runtime.retry import Deadline
 from scannery.serving import EncoderUnavailableError, InvalidRequestError
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import embedded_catalog
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.security.principal import CURRENT, Principal
@@ -33,7 +33,7 @@ def pool() -> EncoderPool:
 
 
 def test_meaning_is_found_without_a_shared_word(texts: Path, pool: EncoderPool) -> None:
-    service = Service(EmbeddedCatalog(Store.open(texts), encoders=pool))
+    service = Service(embedded_catalog(Store.open(texts), encoders=pool))
     queries = {
         "how do eruptions happen": "volcano",
         "vehicles and climate change": "battery",
@@ -49,7 +49,7 @@ def test_meaning_is_found_without_a_shared_word(texts: Path, pool: EncoderPool) 
 def test_texts_vectors_and_ids_may_be_mixed_in_a_batch(texts: Path, pool: EncoderPool) -> None:
     from scannery import Like
 
-    service = Service(EmbeddedCatalog(Store.open(texts), encoders=pool))
+    service = Service(embedded_catalog(Store.open(texts), encoders=pool))
     vector = Encoder.load(MINILM, device="cpu").encode_queries(["music"])[0]
     request = search_many("texts", ["music", vector, Like("orchestra"), "music"], 2).request
     first, second, like, last = service.search_many(request, Deadline.after(60)).results

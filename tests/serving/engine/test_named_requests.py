@@ -14,7 +14,7 @@ import scannery
 from scannery.client.request.calls import search, search_many
 from scannery.runtime.errors import ServingError
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.engine import hydrator
 from scannery.serving.services.search import Service
 from scannery.v1 import index_pb2, search_pb2_grpc
@@ -34,7 +34,7 @@ Call = Callable[[str, Any], Any]
 @pytest.fixture(scope="module", params=["embedded", "gRPC"])
 def call(request: pytest.FixtureRequest, store: Path) -> Iterator[Call]:
     if request.param == "embedded":
-        service = Service(EmbeddedCatalog.open(store))
+        service = Service(open_embedded_catalog(store))
         methods: dict[str, Callable[..., Any]] = {
             "Search": service.search,
             "SearchMany": service.search_many,
@@ -207,7 +207,7 @@ def test_vectors_are_returned_as_they_were_given(call: Call, store: Path) -> Non
 
 
 def test_an_index_is_described_with_its_names(store: Path) -> None:
-    service = Service(EmbeddedCatalog.open(store))
+    service = Service(open_embedded_catalog(store))
     info = service.call(
         "/scannery.v1.IndexService/GetIndex", index_pb2.GetIndexRequest(index="told"), Deadline.after(60)
     )
@@ -227,7 +227,7 @@ def test_an_index_is_described_with_its_names(store: Path) -> None:
 def test_an_answer_with_too_many_bytes_of_vectors_is_refused(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = Service(EmbeddedCatalog.open(store))
+    service = Service(open_embedded_catalog(store))
     monkeypatch.setattr(hydrator, "MAX_ANSWER_BYTES", 4000)
     assert service.search(asked(THREE_D, ["picture"], k=1), Deadline.after(60)).hits
     with pytest.raises(ServingError, match="the answer would have more than"):
@@ -280,7 +280,7 @@ WRONG: list[tuple[str, Any, dict[str, Any], Callable[[pb.SearchRequest], object]
 def test_wrong_requests_are_refused_by_field(
     store: Path, query: Any, options: dict[str, Any], change: Any, field: str, problem: str
 ) -> None:
-    service = Service(EmbeddedCatalog.open(store))
+    service = Service(open_embedded_catalog(store))
     message = asked(query, **options)
     change(message)
     with pytest.raises(ServingError, match=problem) as caught:
@@ -291,7 +291,7 @@ def test_wrong_requests_are_refused_by_field(
 
 @pytest.mark.system
 def test_a_zero_vector_is_refused_for_cosine_only(store: Path) -> None:
-    service = Service(EmbeddedCatalog.open(store))
+    service = Service(open_embedded_catalog(store))
     assert service.search(asked(np.zeros(3), ["picture"]), Deadline.after(60)).hits
     with pytest.raises(ServingError, match="zero"):
         service.search(asked(np.zeros(384), ["title"]), Deadline.after(60))

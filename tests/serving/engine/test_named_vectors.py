@@ -17,7 +17,7 @@ import scannery
 from scannery.client.request.calls import search
 from scannery.indexer import IndexSpec, MemorySegment, OpenIndex, Store, open_index, parse_spec
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.engine.search import PreparedQuery, answers_of
 from scannery.serving.engine.segment_search import PreparedSearch
@@ -173,7 +173,7 @@ def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         snapshot = half_in_memory(tmp_path_factory.mktemp("memory"), rows)
         yield Made(alive, partial(answered, snapshot), exact=True)
         return
-    service = Service(EmbeddedCatalog.open(folder / "store"))
+    service = Service(open_embedded_catalog(folder / "store"))
     yield Made(
         alive, lambda message: service.search(message, Deadline.after(60)), exact=request.param == "exact"
     )

@@ -15,7 +15,7 @@ from scannery.client.request.calls import search, search_many
 from scannery.indexer import Store, parse_spec
 from scannery.runtime.errors import DeadlineError
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.engine import search as engine
 from scannery.serving.engine.segment_search import PreparedSearch, SearchPlan
 from scannery.serving.request.query import parse_query
@@ -61,7 +61,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
     part = np.random.default_rng(0).permutation(ROWS) / ROWS
     table = datapoints(parse_spec(SPEC), vectors_ND, columns={"part": part.tolist()})
     publish_version(Store.open(folder / "store", create=True), parse_spec(SPEC), table, folder, shards=1)
-    return Service(EmbeddedCatalog.open(folder / "store"))
+    return Service(open_embedded_catalog(folder / "store"))
 
 
 def answer(service: Service, query: Any, options: dict[str, Any], **more: Any) -> pb.SearchResponse:

@@ -16,7 +16,7 @@ from scannery.indexer.planning.planner import SegmentHits
 from scannery.indexer.tuning.settings_choice import SearchSettings, recall_by_score
 from scannery.indexer.vectors.exact_search import all_scores
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.services.search import Service
 from tests.data import clustered, datapoints, first_quick
 from tests.served import publish_version
@@ -46,7 +46,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     columns = {"part": part.tolist(), "shelf": (np.arange(ROWS) % 7).tolist()}
     store = Store.open(folder / "store", create=True)
     publish_version(store, spec, datapoints(spec, vectors_ND, columns=columns), folder)
-    return Service(EmbeddedCatalog.open(folder / "store"))
+    return Service(open_embedded_catalog(folder / "store"))
 
 
 @pytest.fixture(scope="module")

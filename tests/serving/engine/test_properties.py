@@ -16,7 +16,7 @@ from scannery import Like
 from scannery.client.request.calls import search
 from scannery.indexer import Store, parse_spec, unit_length
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
 from tests.data import clustered, datapoints, first_quick, repeated, without_ids
@@ -69,7 +69,7 @@ class Library:
         self.live = sorted(rng.choice(rows, rows - int(deleted * rows), replace=False).tolist())
         if len(self.live) < rows:
             without_ids(store, "any", {f"d{row}" for row in range(rows)} - {f"d{row}" for row in self.live})
-        self.service = Service(EmbeddedCatalog.open(folder / f"store{seed}"))
+        self.service = Service(open_embedded_catalog(folder / f"store{seed}"))
         self.records = table.drop_columns(["embedding"]).to_pylist()
 
     def scores(self, query_D: np.ndarray) -> np.ndarray:

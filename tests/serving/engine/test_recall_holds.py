@@ -14,7 +14,7 @@ from scannery.evaluation.recall import Truth, measure_served_recall
 from scannery.indexer import Distance, Segment, Store, measure_recall, open_index, parse_spec, verify
 from scannery.indexer.tuning.settings_choice import SearchSettings, recall_by_score
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.observation.query_sample import sampled
 from scannery.serving.observation.recall_estimate import RecallEstimate
 from scannery.serving.services.search import Service
@@ -73,7 +73,7 @@ class Served:
         part = np.random.default_rng(2).permutation(ROWS) / ROWS
         table = datapoints(spec, sample.vectors_ND, columns={"part": part.tolist()})
         publish_version(self.store, spec, table, folder)
-        self.catalog = EmbeddedCatalog.open(folder / "store")
+        self.catalog = open_embedded_catalog(folder / "store")
         self.service = Service(self.catalog)
 
     @property

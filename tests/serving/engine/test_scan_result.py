@@ -15,7 +15,7 @@ from scannery.indexer import AllowedRows, Store, parse_spec
 from scannery.runtime.errors import InvalidRequestError
 from scannery.runtime.retry import Deadline
 from scannery.serving import limits
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.engine.scanning.row_order import sorted_positions
 from scannery.serving.engine.scanning.scan_result import BLOCK_ROWS, PackedRows, ScanResult
 from scannery.serving.request.scan import RowOrder, parse_scan
@@ -115,7 +115,7 @@ def test_a_sample_is_without_replacement_and_the_same_for_a_seed(index: Any) -> 
 def test_each_datapoint_is_equally_likely_in_a_sample(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Blocks of 64 positions, so that the choice among blocks counts too.
     monkeypatch.setattr("scannery.serving.engine.scanning.scan_result.SAMPLE_BLOCK", 64)
-    catalog = EmbeddedCatalog.open(library)
+    catalog = open_embedded_catalog(library)
     snapshot = catalog.snapshot("library")
     counts = np.zeros(600, int)
     for seed in range(300):
@@ -140,7 +140,7 @@ def test_pages_have_a_bounded_size_and_at_least_one_datapoint(tmp_path: Path) ->
     )
     store = Store.open(tmp_path / "s", create=True)
     publish_version(store, spec, table, tmp_path)
-    catalog = EmbeddedCatalog.open(tmp_path / "s")
+    catalog = open_embedded_catalog(tmp_path / "s")
     snapshot = catalog.snapshot("long")
     result = ScanResult(snapshot, parse_scan(ScanRequest(index="long"), spec), NEVER)
     position, found = 0, []
@@ -164,7 +164,7 @@ def test_more_datapoints_than_can_be_sorted_are_refused(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_SORTED_ROWS", 100)
-    catalog = EmbeddedCatalog.open(library)
+    catalog = open_embedded_catalog(library)
     snapshot = catalog.snapshot("library")
     for request, field in (
         (ScanRequest(order_by={"field": "year"}), "order_by"),  # type: ignore[arg-type]
@@ -178,7 +178,7 @@ def test_more_datapoints_than_can_be_sorted_are_refused(
 
 
 def test_a_segment_older_than_an_attribute_has_no_values_of_it(tmp_path: Path, library: Path) -> None:
-    catalog = EmbeddedCatalog.open(library)
+    catalog = open_embedded_catalog(library)
     segment = catalog.snapshot("library").segments[0]
     rows, by_id = np.arange(9), np.argsort(segment.ids.take(pa.array(range(9))).to_pylist())
     for descending in (False, True):

@@ -14,7 +14,7 @@ from scannery.client.request.calls import search, search_many
 from scannery.indexer import Store, parse_spec, unit_length, vectors_of
 from scannery.runtime.retry import Deadline
 from scannery.serving import DeadlineError, InvalidRequestError, UnknownDatapointError
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
 from tests.data import clustered, datapoints, first_quick, repeated
@@ -28,7 +28,7 @@ ROW_OF = {record["id"]: row for row, record in enumerate(RECORDS)}
 
 @pytest.fixture(scope="module")
 def service(library: Path) -> Service:
-    return Service(EmbeddedCatalog.open(library))
+    return Service(open_embedded_catalog(library))
 
 
 def ask(
@@ -203,7 +203,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Service, np.ndarray
     store = Store.open(folder / "store", create=True)
     manifest = publish_version(store, spec, datapoints(spec, vectors_ND, columns=columns), folder)
     assert manifest.segments[0].kind == "scann"
-    return Service(EmbeddedCatalog.open(folder / "store")), vectors_ND
+    return Service(open_embedded_catalog(folder / "store")), vectors_ND
 
 
 @pytest.mark.system

@@ -16,7 +16,7 @@ from scannery.client.request.filters import build_filter
 from scannery.indexer import Segment, Store, parse_spec
 from scannery.runtime.retry import Deadline
 from scannery.serving import DeadlineError
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.engine import search as engine
 from scannery.serving.engine.segment_search import QueryPaths
 from scannery.serving.scheduling import idle_cores
@@ -38,7 +38,7 @@ def machine_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def served(store: Path, cores: int) -> Iterator[Service]:
-    service = Service(EmbeddedCatalog.open(store))
+    service = Service(open_embedded_catalog(store))
     service._batches.close()
     service._batches = Batches(cores)
     yield service
@@ -156,7 +156,7 @@ def test_parts_are_searched_in_several_threads(spread: Service, monkeypatch: pyt
 def test_texts_are_encoded_together_and_searched_in_parts(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = Service(EmbeddedCatalog.open(texts))
+    service = Service(open_embedded_catalog(texts))
     parts: list[int] = []
     searched = engine.search
 

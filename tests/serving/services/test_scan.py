@@ -21,7 +21,7 @@ from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import DeadlineError
 from scannery.runtime.retry import Deadline
 from scannery.serving import SecurityConfig
-from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.roles import open_embedded_catalog
 from scannery.serving.request.scan import PageToken, request_digest
 from scannery.serving.security.api_keys import KeyFile
 from scannery.serving.services.scan import Scans
@@ -295,7 +295,7 @@ def test_a_wrong_request_names_the_field_and_keeps_no_snapshot(
 
 
 def test_page_sizes_are_bounded(library: Path) -> None:
-    catalog = EmbeddedCatalog.open(library)
+    catalog = open_embedded_catalog(library)
     for size in (0, -1, 10_001):
         with pytest.raises(ValueError, match="page_size: must be 1 to 10000"):
             Scans(catalog, LocalShards(catalog)).scan(
@@ -305,7 +305,7 @@ def test_page_sizes_are_bounded(library: Path) -> None:
 
 
 def test_a_scan_ends_at_its_deadline(library: Path) -> None:
-    catalog = EmbeddedCatalog.open(library)
+    catalog = open_embedded_catalog(library)
     now = [0.0]
     catalog.snapshot("library")
     with pytest.raises(DeadlineError):

@@ -13,8 +13,7 @@ import numpy as np
 
 from scannery.indexer import CorpusCounts, CorpusStatistics, IndexSpec, ShardGroup, Store, parse_spec
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.root_catalog import LeafCatalog
-from scannery.serving.catalog.server_catalog import ServerCatalog
+from scannery.serving.catalog.roles import leaf_catalog, server_catalog
 from scannery.serving.contract import LEAF_SERVICE
 from scannery.serving.engine.dense import ranges_of
 from scannery.serving.engine.hybrid import DenseRankings, fuse, keys_in, keys_of
@@ -78,10 +77,10 @@ class Cluster:
     """A server of the whole index, and the leaves of G groups."""
 
     def __init__(self, store: Store, groups: int) -> None:
-        self.whole = ServerCatalog(store)
+        self.whole = server_catalog(store)
         self.service = Service(self.whole)
         self.groups = [ShardGroup(number, groups) for number in range(groups)]
-        self.catalogs = [LeafCatalog(store, shards=group) for group in self.groups]
+        self.catalogs = [leaf_catalog(store, group) for group in self.groups]
         self.leaves = [
             LeafService(catalog, group, load=lambda: (1, 16))
             for catalog, group in zip(self.catalogs, self.groups, strict=True)

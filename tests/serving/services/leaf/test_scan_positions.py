@@ -15,7 +15,7 @@ import scannery
 from scannery.indexer import ShardGroup, Store
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.retry import Deadline
-from scannery.serving.catalog.root_catalog import LeafCatalog
+from scannery.serving.catalog.roles import leaf_catalog
 from scannery.serving.contract import LEAF_SCAN
 from scannery.serving.engine.scanning.scan_result import decoded_keys
 from scannery.serving.services.leaf.leaf_service import LeafService
@@ -41,7 +41,7 @@ class Replica:
     """A leaf of all shards."""
 
     def __init__(self, store: Path, stack: ExitStack) -> None:
-        self.catalog = LeafCatalog(Store.open(store), shards=GROUP)
+        self.catalog = leaf_catalog(Store.open(store), GROUP)
         stack.callback(self.catalog.close)
         self.catalog.refresh()
         self.service = LeafService(self.catalog, GROUP, load=lambda: (1, 16))
