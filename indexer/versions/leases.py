@@ -51,6 +51,7 @@ __all__ = [
 
 LIFETIME = timedelta(minutes=15)
 """A lease is renewed after a third of this: it is still valid if two renewals fail, or the machine sleeps meanwhile."""
+RENEWED_AFTER = LIFETIME / 3
 WAIT_S = 30.0
 """Seconds that a commit waits for a removal of files that it names."""
 
@@ -72,7 +73,8 @@ class LeaseHolder:
         """
         self._store = store
         self._clock = clock or _now
-        self._held: dict[str, tuple[tuple[str | None, frozenset[int], int | None] | None, datetime]] = {}
+        self._held: dict[str, tuple[tuple[str | None, frozenset[int], int | None], datetime]] = {}
+        """What the lease of each index was last written for, and when it is renewed."""
         self._process = 0
         self._name = ""
         self._failing = False
@@ -97,10 +99,9 @@ class LeaseHolder:
         if self._process != os.getpid():  # after a fork, the leases are those of the parent
             self._process, self._held = os.getpid(), {}
             self._name = _new_name()
-        now, wanted = self._clock(), (index_id, frozenset(versions), log_after)
-        before, written = self._held.get(index, (None, now - LIFETIME))
-        if wanted == before and now - written < LIFETIME / 3:
+        if not self.is_due(index, frozenset(versions), index_id, log_after):
             return
+        now, wanted = self._clock(), (index_id, frozenset(versions), log_after)
         lease: dict[str, Any] = {
             "versions": sorted(versions),
             "expires_at": (now + LIFETIME).isoformat(),
@@ -108,13 +109,25 @@ class LeaseHolder:
         }
         try:
             self._store.write(self._key(index), json.dumps(lease).encode())
-            self._held[index], self._failing = (wanted, now), False
+            self._held[index], self._failing = (wanted, now + RENEWED_AFTER), False
         except IndexerError as error:
             # Retried when the renewal is due: a read-only store should not get a write every second.
-            self._held[index] = wanted, now
+            self._held[index] = wanted, now + RENEWED_AFTER
             if not self._failing:
                 _LOG.warning("cannot lease the open versions, so gc may remove them: %s", error)
             self._failing = True
+
+    def is_due(
+        self, index: str, versions: frozenset[int], index_id: str | None, log_after: int | None
+    ) -> bool:
+        """Return whether `hold` would write. Cheap: servers ask it of each index once a second."""
+        last = self._held.get(index)
+        return (
+            last is None
+            or last[0] != (index_id, versions, log_after)
+            or self._clock() >= last[1]
+            or self._process != os.getpid()
+        )
 
     def release(self) -> None:
         """Remove all leases of this process."""
@@ -194,7 +207,7 @@ class WorkLease:
 
     def renew_until_ended(self) -> None:
         """Renew the lease before it expires, until `end`."""
-        while not self._ended.wait(LIFETIME.total_seconds() / 3):
+        while not self._ended.wait(RENEWED_AFTER.total_seconds()):
             try:
                 self._write()
             except IndexerError as error:  # tried twice more before it expires

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from scannery.indexer import ALIASES_KEY, IndexerError, NotFoundError, Store, read_aliases
-from scannery.serving.catalog.upkeep import Upkeep
+from scannery.serving.catalog.published_versions import Upkeep
 from scannery.serving.security.principal import is_visible
 
 __all__ = ["Aliases"]

@@ -13,12 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from scannery.indexer import (
     IndexerError,
     LeaseHolder,
     Manifest,
     NotFoundError,
+    Store,
     StoreError,
     latest_version,
     read_manifest,
@@ -27,6 +30,7 @@ from scannery.indexer.store.changes import Changes
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.database import check_sqlite
 from scannery.live.log.homes import log_changes
+from scannery.live.log.location import LogRoot
 from scannery.live.log.mutation_log import LogGapError
 from scannery.live.maintenance.drop import drop
 from scannery.live.maintenance.locks import Task
@@ -44,9 +48,15 @@ from scannery.runtime.sharing import SharedMarks
 from scannery.runtime.tasks import SlowProgress
 from scannery.serving.catalog.aliases import Aliases
 from scannery.serving.catalog.entry import CatalogEntry
+from scannery.serving.catalog.former_versions import FormerVersions
 from scannery.serving.catalog.held_snapshots import HeldSnapshot, HeldSnapshots
-from scannery.serving.catalog.published_versions import PublishedVersions, WatchedLeaves, is_stored
-from scannery.serving.catalog.upkeep import WATCHED, Upkeep
+from scannery.serving.catalog.published_versions import (
+    WATCHED,
+    PublishedVersions,
+    Upkeep,
+    WatchedLeaves,
+    is_stored,
+)
 from scannery.serving.catalog.version_opener import VersionOpener
 from scannery.serving.security.principal import CURRENT, is_visible
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -64,46 +74,53 @@ LEASES_EVERY_S = 10.0
 class Catalog:
     """Snapshots by the name of the index. Safe to use from several threads.
 
-    What a process opens of a version, and who keeps it up to date, are given: `roles.py` has the kinds that there are.
+    What a process opens of a version, who keeps it up to date, and who holds leases are given: see `roles.py`.
     """
 
     def __init__(
         self,
-        opener: VersionOpener,
+        store: Store,
         *,
-        leaves: WatchedLeaves | None = None,
         upkeep: Upkeep = WATCHED,
         leases: LeaseHolder | None = None,
+        leaves: WatchedLeaves | None = None,
+        log: LogRoot | None = None,
         only: Iterable[str] | None = None,
         drops: SharedMarks | None = None,
         alters: SharedMarks | None = None,
         clock: Callable[[], float] = time.monotonic,
+        **opening: Any,
     ) -> None:
         """Prepare; indexes are opened later.
 
         Args:
-            opener: opens the versions of the indexes of its store.
-            leaves: of which all groups must have a version before it is opened; None: this process has the rows.
-            upkeep: who looks for new ones.
+            store: with the indexes.
+            upkeep: who looks for new versions.
             leases: protects the open ones from removal; None: nothing does.
+            leaves: of which all groups must have a version before it is opened; None: this process has the rows.
+            log: local folder for the mutation logs, or their database; None: inside the store, if it is a local folder.
             only: names of the indexes to serve; None: all.
             drops: marks of dropped indexes that the workers of this server share; None: it has no others.
             alters: likewise of altered indexes.
             clock: returns seconds.
+            opening: how versions are opened, as of `VersionOpener`.
 
         Raises:
             ConfigError: the SQLite of the logs may lose commits.
 
         """
         check_sqlite()
-        self._opener, self._upkeep, self._leases, self._clock = opener, upkeep, leases, clock
-        self.store = self._store = opener.store
-        self.encoders = opener.encoders
-        self.former = opener.former
+        self._upkeep, self._leases, self._clock = upkeep, leases, clock
+        self.store = store
+        # A relative path is resolved now: the process may change its working folder.
+        log_root = log.absolute() if isinstance(log, Path) else log or store.local_root
+        self._opener = VersionOpener(store, log_root, former=FormerVersions(clock), **opening)
+        self.encoders = self._opener.encoders
+        self.former = self._opener.former
         """Versions that were open before the newest, where these stay open for a while."""
         self.held = HeldSnapshots(clock)
         """Snapshots of running scans."""
-        self._versions = PublishedVersions(self.store, leaves)
+        self._versions = PublishedVersions(store, leaves)
         self._only = None if only is None else frozenset(only)
         self._drops, self._alters = drops or SharedMarks(), alters or SharedMarks()
         self._entries: dict[str, CatalogEntry] = {}
@@ -113,13 +130,11 @@ class Catalog:
         """Held by the one request that looks for an unknown index: requests for such must not load the store."""
         self.moved = threading.Condition()
         """Notified when an index was opened, or moved to another version."""
-        self._changes: Changes | None = self.store.changes() if upkeep.watched else None
+        self._changes: Changes | None = store.changes() if upkeep.watched else None
         self._leased_at_s = float("-inf")
         """When all leases were last looked at."""
         self._closed = False
-        self.aliases = Aliases(
-            self.store, upkeep, clock, serves=self.serves, is_open=self._entries.__contains__
-        )
+        self.aliases = Aliases(store, upkeep, clock, serves=self.serves, is_open=self._entries.__contains__)
         self.on_failure: Callable[[str], object] = lambda task: None
         """Called with the name of each background task that fails."""
         self.on_gone: Callable[[str], object] = lambda name: None
@@ -131,7 +146,7 @@ class Catalog:
         names = (
             list(self._entries)
             if self._upkeep.watched
-            else [name for name in self._chosen() if is_stored(self._store, name)]
+            else [name for name in self._chosen() if is_stored(self.store, name)]
         )
         return sorted(filter(is_visible, names))
 
@@ -160,7 +175,7 @@ class Catalog:
                 )
             self._forget(name, finish=False, dropped=force)
             try:
-                drop(self._store, name, log_root=self._opener.log_root, force=force, hidden=turn.close)
+                drop(self.store, name, log_root=self._opener.log_root, force=force, hidden=turn.close)
             finally:  # also if it fails after the index has become invisible
                 self._drops.change(name)
 
@@ -168,7 +183,7 @@ class Catalog:
         """Begin to replace all datapoints of an index; raises as `snapshot`, and as `Replacement`."""
         self.live(name)  # which the caller must be allowed to see
         opener = self._opener
-        return Replacement(self._store, name, log_root=opener.log_root, cache=opener.cache)
+        return Replacement(self.store, name, log_root=opener.log_root, cache=opener.cache)
 
     def serves(self, name: str) -> bool:
         """Return whether an index of this name would be served: all are, unless some were chosen."""
@@ -185,7 +200,7 @@ class Catalog:
 
         Raises as `snapshot`, or as `read_manifest`.
         """
-        return self.snapshot(name).manifest if self._upkeep.watched else read_manifest(self._store, name)
+        return self.snapshot(name).manifest if self._upkeep.watched else read_manifest(self.store, name)
 
     def open_snapshot(self, name: str) -> Snapshot | None:
         """Return the current snapshot of an index without waiting; None if it needs that, or is not for this caller.
@@ -230,7 +245,7 @@ class Catalog:
         `wait_s` seconds.
         """
         with suppress(IndexerError):
-            version = latest_version(self._store, name)
+            version = latest_version(self.store, name)
             current = self._entries.get(name)
             if version and self._opener.new_bytes(name, version, current) <= self._upkeep.small_bytes:
                 self.open_created(name, wait_s=wait_s)
@@ -480,7 +495,7 @@ class Catalog:
                 _LOG.info("index %s is gone", name)
 
     def _chosen(self) -> set[str]:
-        return set(filter(self.serves, self._store.folders()))
+        return set(filter(self.serves, self.store.folders()))
 
     def _refresh_entry(self, name: str, *, known: bool = False) -> CatalogEntry | None:
         """Open the latest version of an index unless it is open. Errors are kept in the entry.

@@ -119,13 +119,14 @@ class CatalogEntry:
 
     def hold(self, leases: LeaseHolder, held: Holds) -> None:
         """Renew the lease on the open version and what requests hold, which protects them from removal."""
-        if (snapshot := self.snapshot) is not None:
-            manifest = snapshot.manifest
+        if self.live is None:
+            return
+        manifest = self.live.snapshot.manifest
+        index_id, versions, after = manifest.index_id, held.versions | {manifest.version}, held.log_after
+        if leases.is_due(self.name, versions, index_id, after):
             self._lease.run(
                 f"index {self.name}: version {manifest.version} cannot be announced as open",
-                lambda: leases.hold(
-                    self.name, held.versions | {manifest.version}, manifest.index_id, log_after=held.log_after
-                ),
+                lambda: leases.hold(self.name, versions, index_id, log_after=after),
             )
 
     def close(self, *, finish: bool = False) -> None:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from scannery.indexer import NO_SHARDS, LeaseHolder, Shards, Store
 from scannery.live.leaf_index import LeafIndex
 from scannery.live.live_index import LiveIndex
-from scannery.live.log.location import LogRoot
 from scannery.live.maintenance.scheduler import Maintenance, TaskResult
-from scannery.runtime.sharing import SharedMarks
 from scannery.serving.catalog.catalog import Catalog
-from scannery.serving.catalog.former_versions import FormerVersions
-from scannery.serving.catalog.published_versions import WatchedLeaves
-from scannery.serving.catalog.upkeep import ON_ACCESS, WATCHED, Upkeep
-from scannery.serving.catalog.version_opener import VersionOpener
+from scannery.serving.catalog.published_versions import ON_ACCESS, WatchedLeaves
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.engine.remote.leaf_scan import LeafWriteRows
 
@@ -33,13 +27,13 @@ __all__ = [
 
 
 def server_catalog(store: Store, **options: Any) -> Catalog:
-    """Return the catalog of a server of whole indexes; options as of `_catalog`."""
-    return _catalog(store, leases=LeaseHolder(store), encodes=True, **options)
+    """Return the catalog of a server of whole indexes; options as of `Catalog`."""
+    return Catalog(store, leases=LeaseHolder(store), encodes=True, **options)
 
 
 def embedded_catalog(store: Store, **options: Any) -> Catalog:
-    """Return the catalog of a process without threads beside its requests; options as of `_catalog`."""
-    return _catalog(store, upkeep=ON_ACCESS, **options)
+    """Return the catalog of a process without threads beside its requests; options as of `Catalog`."""
+    return Catalog(store, upkeep=ON_ACCESS, **options)
 
 
 def open_embedded_catalog(uri: str | Path, *, device: str = "auto", create: bool = False) -> Catalog:
@@ -53,10 +47,10 @@ def root_catalog(store: Store, leaves: WatchedLeaves, **options: Any) -> Catalog
     Args:
         store: with the indexes.
         leaves: have the rows, and tell their versions.
-        options: as of `_catalog`.
+        options: as of `Catalog`.
 
     """
-    return _catalog(
+    return Catalog(
         store,
         leases=LeaseHolder(store),
         leaves=leaves,
@@ -74,11 +68,11 @@ def leaf_catalog(store: Store, shards: Shards, **options: Any) -> Catalog:
     Args:
         store: with the indexes.
         shards: those of its group.
-        options: as of `_catalog`.
+        options: as of `Catalog`.
 
     """
     leases = LeaseHolder(store)
-    return _catalog(store, leases=leases, shards=shards, live=LeafIndex, maintenance=None, **options)
+    return Catalog(store, leases=leases, shards=shards, live=LeafIndex, maintenance=None, **options)
 
 
 def maintenance_catalog(
@@ -92,40 +86,8 @@ def maintenance_catalog(
         store: with the indexes.
         fill_cache: whether tasks unpack new segments into the cache of this machine, for servers.
         on_end: called with each task that has ended.
-        options: as of `_catalog`.
+        options: as of `Catalog`.
 
     """
     maintenance = partial(Maintenance, fill_cache=fill_cache, on_end=on_end)
-    return _catalog(store, shards=NO_SHARDS, maintenance=maintenance, **options)
-
-
-def _catalog(
-    store: Store,
-    *,
-    log: LogRoot | None = None,
-    clock: Callable[[], float] = monotonic,
-    only: Iterable[str] | None = None,
-    drops: SharedMarks | None = None,
-    alters: SharedMarks | None = None,
-    upkeep: Upkeep = WATCHED,
-    leaves: WatchedLeaves | None = None,
-    leases: LeaseHolder | None = None,
-    **opening: Any,
-) -> Catalog:
-    """Return a catalog; without `log`, the logs are inside the store, if it is a local folder.
-
-    `opening`: of `VersionOpener`; the other options are those of `Catalog`.
-    """
-    # A relative path is resolved now: the process may change its working folder.
-    log_root = log.absolute() if isinstance(log, Path) else log or store.local_root
-    opener = VersionOpener(store, log_root, former=FormerVersions(clock), **opening)
-    return Catalog(
-        opener,
-        leaves=leaves,
-        upkeep=upkeep,
-        leases=leases,
-        only=only,
-        drops=drops,
-        alters=alters,
-        clock=clock,
-    )
+    return Catalog(store, shards=NO_SHARDS, maintenance=maintenance, **options)

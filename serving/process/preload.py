@@ -29,8 +29,8 @@ from scannery.live.log.location import log_root_of
 from scannery.runtime.errors import UnknownIndexError
 from scannery.runtime.tasks import SlowProgress
 from scannery.serving.bridging.discovery import load_bridges
-from scannery.serving.catalog.cold_indexes import ColdIndexes
 from scannery.serving.catalog.published_versions import is_stored
+from scannery.serving.catalog.version_opener import ColdIndexes
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.engine import hydrator

@@ -16,9 +16,9 @@ from scannery.serving.bridging.discovery import open_bridges
 from scannery.serving.bridging.engine import Engine
 from scannery.serving.bridging.host import Host, Inside
 from scannery.serving.catalog.catalog import Catalog
-from scannery.serving.catalog.cold_indexes import ColdIndexes
 from scannery.serving.catalog.description import memory_rows
 from scannery.serving.catalog.roles import leaf_catalog, root_catalog, server_catalog
+from scannery.serving.catalog.version_opener import ColdIndexes
 from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.config import ServerConfig, WorkerContext
 from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, LEAF_SERVICE, SEARCH_SERVICE

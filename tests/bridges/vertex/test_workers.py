@@ -16,7 +16,7 @@ import pytest
 
 from scannery.indexer import Store
 from scannery.serving.catalog.catalog import Catalog
-from scannery.serving.catalog.upkeep import WATCHED
+from scannery.serving.catalog.published_versions import WATCHED
 from scannery.vertex.v1 import endpoint_pb2, index_pb2, operations_pb2, private_pb2
 from scannery.vertex.v2 import collections_pb2
 from tests.bridges.vertex.collection_client import CollectionCaller, dense, dimensions

@@ -13,7 +13,7 @@ from scannery.indexer import Manifest
 from scannery.live import memtable
 from scannery.live.log.records import Mutation, rows_fit
 from scannery.live.writing import group_commit
-from scannery.serving.catalog.upkeep import ON_ACCESS
+from scannery.serving.catalog.published_versions import ON_ACCESS
 
 __all__ = ["new_columns_dropped"]
 

@@ -37,8 +37,8 @@ from scannery.indexer.store.changes import NoChanges
 from scannery.live.log_follower import LogFollower
 from scannery.live.maintenance.scheduler import SWEEP_S
 from scannery.runtime.errors import EncoderUnavailableError
+from scannery.serving.catalog.published_versions import ON_ACCESS
 from scannery.serving.catalog.roles import embedded_catalog, server_catalog
-from scannery.serving.catalog.upkeep import ON_ACCESS
 from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.encoding.encoder_pool import EncoderPool
 from scannery.serving.process.server import health_name

@@ -14,8 +14,8 @@ from scannery.indexer.errors import CorruptError, NotFoundError, StoreError
 from scannery.indexer.versions.dropping import drop_index
 from scannery.indexer.versions.leases import read_leases
 from scannery.serving import ClosedError, UnknownIndexError
+from scannery.serving.catalog.published_versions import ON_ACCESS
 from scannery.serving.catalog.roles import embedded_catalog, open_embedded_catalog, server_catalog
-from scannery.serving.catalog.upkeep import ON_ACCESS
 from scannery.serving.catalog.watcher import Watcher
 from tests.data import datapoints
 from tests.served import publish_version

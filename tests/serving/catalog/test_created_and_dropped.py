@@ -13,8 +13,8 @@ from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import OverloadedError, UnknownIndexError
 from scannery.runtime.retry import Deadline
 from scannery.runtime.sharing import SharedMarks
+from scannery.serving.catalog.published_versions import WATCHED
 from scannery.serving.catalog.roles import server_catalog
-from scannery.serving.catalog.upkeep import WATCHED
 
 
 def test_an_index_that_was_created_and_altered_at_once_is_known_to_other_workers(tmp_path: Path) -> None:

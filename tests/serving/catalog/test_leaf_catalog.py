@@ -19,8 +19,8 @@ from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import StateUnavailableError, UnknownIndexError
 from scannery.runtime.retry import Deadline
 from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.published_versions import WATCHED
 from scannery.serving.catalog.roles import leaf_catalog, server_catalog
-from scannery.serving.catalog.upkeep import WATCHED
 from scannery.serving.request.query import ById, parse_query
 from scannery.serving.services.leaf.states import LeafStates
 from scannery.serving.snapshot.snapshot import Snapshot
