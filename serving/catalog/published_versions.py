@@ -35,10 +35,10 @@ class Upkeep:
 
 
 ON_ACCESS = Upkeep(watched=False, every_s=1.0, wait_s=threading.TIMEOUT_MAX, small_bytes=math.inf)
-"""In the embedded client."""
+"""The upkeep of an embedded client."""
 
 WATCHED = Upkeep(watched=True, every_s=math.inf, wait_s=0.25, small_bytes=1 << 20)
-"""In servers, by a `Watcher`."""
+"""The upkeep of servers, by a `Watcher`."""
 
 
 class WatchedLeaves(Leaves, Protocol):
