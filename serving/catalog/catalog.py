@@ -208,6 +208,8 @@ class Catalog:
         Embedded, an index that is open is looked at as by `snapshot`, whose errors it raises.
         """
         entry = self._entries.get(name)
+        if not self._upkeep.watched:
+            return None if entry is None or entry.live is None else self.snapshot(name)
         # With few function calls: every search comes here.
         if (
             entry is None
@@ -219,7 +221,7 @@ class Catalog:
         # What is wrong is said in one place, so that an index that the caller cannot see is as one that is not there.
         if live is None or self._closed or not (principal is None or principal.sees(name)):
             return None
-        return live.snapshot if self._upkeep.watched else self.snapshot(name)
+        return live.snapshot
 
     def open_created(self, name: str, *, wait_s: float = OPEN_S) -> None:
         """Open the latest version of an index that was just made; an error is kept in its entry.

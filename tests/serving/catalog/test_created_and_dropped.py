@@ -53,6 +53,18 @@ def test_an_altered_index_is_known_to_the_other_workers_of_a_server_at_once(tmp_
             worker.close()
 
 
+def test_an_embedded_client_tells_the_rows_in_memory_after_it_has_dropped_an_index_of_the_same_mark(
+    tmp_path: Path,
+) -> None:
+    names = ["notes", *(f"n{number}" for number in range(10_000))]
+    other = next(name for name in names[1:] if SharedMarks.slot_of(name) == SharedMarks.slot_of("notes"))
+    with scannery.connect(tmp_path) as client:
+        client.create_index("notes", dimensions=2).upsert([{"id": "a", "vector": [1, 0]}])
+        client.create_index(other, dimensions=2)
+        client.drop_index(other)
+        assert [(info.name, info.rows) for info in client.indexes()] == [("notes", 1)]
+
+
 def test_a_write_to_an_index_that_is_dropped_meanwhile_fails_as_to_any_unknown_one(tmp_path: Path) -> None:
     with scannery.connect(tmp_path) as client:
         client.create_index("notes", dimensions=2).upsert([{"id": "a", "vector": [1, 0]}])
