@@ -51,7 +51,6 @@ __all__ = [
 
 LIFETIME = timedelta(minutes=15)
 """A lease is renewed after a third of this: it is still valid if two renewals fail, or the machine sleeps meanwhile."""
-RENEWED_AFTER = LIFETIME / 3
 WAIT_S = 30.0
 """Seconds that a commit waits for a removal of files that it names."""
 
@@ -109,10 +108,10 @@ class LeaseHolder:
         }
         try:
             self._store.write(self._key(index), json.dumps(lease).encode())
-            self._held[index], self._failing = (wanted, now + RENEWED_AFTER), False
+            self._held[index], self._failing = (wanted, now + LIFETIME / 3), False
         except IndexerError as error:
             # Retried when the renewal is due: a read-only store should not get a write every second.
-            self._held[index] = wanted, now + RENEWED_AFTER
+            self._held[index] = wanted, now + LIFETIME / 3
             if not self._failing:
                 _LOG.warning("cannot lease the open versions, so gc may remove them: %s", error)
             self._failing = True
@@ -207,7 +206,7 @@ class WorkLease:
 
     def renew_until_ended(self) -> None:
         """Renew the lease before it expires, until `end`."""
-        while not self._ended.wait(RENEWED_AFTER.total_seconds()):
+        while not self._ended.wait(LIFETIME.total_seconds() / 3):
             try:
                 self._write()
             except IndexerError as error:  # tried twice more before it expires
