@@ -256,9 +256,7 @@ def _catalog(
     return server_catalog(store, recall=recall, **options)
 
 
-def _reservoirs(
-    config: ServerConfig, context: WorkerContext, catalog: Catalog
-) -> QueryReservoirs | None:
+def _reservoirs(config: ServerConfig, context: WorkerContext, catalog: Catalog) -> QueryReservoirs | None:
     if not config.keep_queries:
         return None
     return QueryReservoirs(
